@@ -80,21 +80,12 @@ class Exported(nn.Module):
 def both(pattern: str, buckets: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Encoder, Exported]:
     """Ours and the exported one, with the same weights, none of them 0."""
     torch.manual_seed(1)
-    ours = Encoder(
-        pattern,
-        None,
-        WIDTH,
-        FFN,
-        HEADS,
-        max_positions=TOKENS,
-        relative_position_buckets=buckets,
-        attention_backend="eager",
-    )
+    given = {"max_positions": TOKENS, "relative_position_buckets": buckets, "attention_backend": "eager"}
+    ours = Encoder(pattern, None, WIDTH, FFN, HEADS, **given)
     for weight in ours.parameters():
         torch.nn.init.normal_(weight, std=0.5)
-    weights = {name: weight for name, weight in ours.state_dict().items()}
     exported = Exported(pattern, buckets)
-    exported.load_state_dict(weights)
+    exported.load_state_dict(ours.state_dict())
     return ours.to(dtype).eval(), exported.to(dtype).eval()
 
 
@@ -103,10 +94,11 @@ def embeddings(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def padding(where: str) -> Optional[Tensor]:
-    """(B, T), True at padding: "none", "right", "left" or "both" sides, of other lengths in each row."""
+    """(B, T), True at padding: on "none", "right", "left" or "both" sides, of other lengths in each row; or "a row"."""
     mask = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
     if where == "none":
         return None
+    mask[1] = where == "a row"
     for row in range(1, BATCH):
         if where in ("right", "both"):
             mask[row, TOKENS - 2 * row :] = True

@@ -12,13 +12,7 @@ TRUST = {"trust_remote_code": True}
 def load(folder: Path) -> None:
     """Prints the version of transformers; every class, saving and loading again, against the logits beside."""
     import transformers
-    from transformers import (
-        AutoModel,
-        AutoModelForMaskedLM,
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        pipeline,
-    )
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
     wanted = torch.load(folder / "wanted.pt", weights_only=True)
     tokenizer = AutoTokenizer.from_pretrained(folder, **TRUST)
@@ -32,7 +26,7 @@ def load(folder: Path) -> None:
     model.save_pretrained(again)
     close(AutoModelForMaskedLM.from_pretrained(again, **TRUST)(**inputs).logits[text], wanted["logits"][text])
     close(AutoModel.from_pretrained(folder, **TRUST)(**inputs).last_hidden_state[text], wanted["features"][text])
-    classifier = AutoModelForSequenceClassification.from_pretrained(folder, **TRUST)
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder, **TRUST)
     close(classifier(**inputs).logits, wanted["classes"])
     tokenizer.save_pretrained(again)
     assert len(pipeline("fill-mask", model=str(again), **TRUST)(f"the {tokenizer.mask_token} of anna", top_k=3)) == 3

@@ -5,10 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
-
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_berts import ROWS, save_tiny
@@ -22,8 +18,9 @@ from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.importing import import_to
 
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 EXACT = {"rtol": 0, "atol": 1e-5}
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
+VARIANTS = [
     ("BertForMaskedLM", {}),
     ("BertForMaskedLM", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
     ("BertForMaskedLM", {"hidden_act": "gelu_pytorch_tanh"}),
@@ -33,6 +30,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("RobertaForMaskedLM", {"hidden_act": "gelu_new"}),
     ("DistilBertForMaskedLM", {}),
     ("DistilBertForMaskedLM", {"activation": "relu", "sinusoidal_pos_embds": True}),
+    # Models with RoBERTa's layers are read as one.
+    ("RobertaForMaskedLM", {"model_type": "xlm-roberta"}),
+    ("RobertaForMaskedLM", {"model_type": "camembert"}),
 ]
 
 
@@ -52,9 +52,12 @@ def padded_batch(pad: int, separator: int) -> tuple[Tensor, Tensor]:
     return ids.masked_fill(~is_text, pad), is_text
 
 
-@pytest.mark.parametrize(("kind", "options"), VARIANTS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("kind", "options"), VARIANTS, ids=str)
 def test_hidden_states_and_logits_are_those_of_transformers(tmp_path, kind, options):
-    theirs = save_tiny(tmp_path / "in", kind, **options)
+    named = options.get("model_type", kind.partition("For")[0].lower())
+    theirs = save_tiny(tmp_path / "in", kind, **{name: options[name] for name in options if name != "model_type"})
+    config = json.loads((tmp_path / "in" / "config.json").read_text())
+    (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "model_type": named}))
     hub = imported(tmp_path / "in")
     dictionary = hub.tokenizer.dictionary
     ids, is_text = padded_batch(dictionary.pad(), dictionary.eos())
@@ -90,43 +93,37 @@ def test_pairs_of_bert_are_exact_by_their_token_types_unless_they_are_folded(tmp
         folded.model(ids, token_types=types)
 
 
-@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "RobertaForSequenceClassification"])
-def test_a_fine_tuned_model_keeps_its_classifier_as_a_head(tmp_path, kind):
-    theirs = save_tiny(tmp_path / "in", kind, num_labels=3)
+@pytest.mark.parametrize(
+    ("kind", "head", "output"),
+    [
+        ("BertForSequenceClassification", "mnli", "logits"),
+        ("RobertaForSequenceClassification", "mnli", "logits"),
+        ("BertForPreTraining", "next_sentence", "seq_relationship_logits"),
+        ("BertModel", "pooler", "pooler_output"),
+    ],
+)
+@torch.no_grad()
+def test_a_head_of_theirs_is_one_of_ours(tmp_path, kind, head, output):
+    theirs = save_tiny(tmp_path / "in", kind, **({"num_labels": 3} if head == "mnli" else {}))
     hub = imported(tmp_path / "in", head_name="mnli")
-    dictionary = hub.tokenizer.dictionary
-    ids, is_text = padded_batch(dictionary.pad(), dictionary.eos())
-    with torch.no_grad():
-        expected = theirs(ids, attention_mask=is_text.long()).logits
-        assert_close(hub.model(ids, classification_head_name="mnli")[0], expected, **EXACT)
-    assert hub.predict("mnli", "the cat sat").shape == (1, 3)
+    special = hub.tokenizer.special
+    ids, is_text = padded_batch(special.pad, special.eos)
+    types = token_types_of(ids, special.eos, special.pad) if kind.startswith("Bert") else None
+    expected = theirs(ids, attention_mask=is_text.long(), token_type_ids=types)[output]
+    assert_close(hub.model(ids, classification_head_name=head, token_types=types)[0], expected, **EXACT)
+    assert hub.predict(head, "the cat sat").shape == (1, expected.size(1))
 
 
-def test_berts_pooler_is_a_head_and_what_new_dense_heads_start_from(tmp_path):
-    theirs = save_tiny(tmp_path / "in", "BertForPreTraining")
+def test_new_dense_heads_start_from_berts_pooler(tmp_path):
+    pooler = save_tiny(tmp_path / "in", "BertForPreTraining").bert.pooler.dense
     hub = imported(tmp_path / "in")
-    ids = hub.encode("the cat sat on the mat")
-    with torch.no_grad():
-        assert_close(hub.predict("pooler", "the cat sat on the mat"), theirs.bert(ids).pooler_output, **EXACT)
     fresh = LazyFormerModel(hub.model.cfg, hub.tokenizer.dictionary)
     fresh.register_classification_head("rte", 2, "dense")
     fresh.register_classification_head("cola", 2, "linear")
     fresh.load_state_dict(hub.model.state_dict())
     head = fresh.classification_heads
-    assert torch.equal(head["rte"].dense.weight, theirs.bert.pooler.dense.weight)
-    assert torch.equal(head["rte"].dense.bias, theirs.bert.pooler.dense.bias)
+    assert torch.equal(head["rte"].dense.weight, pooler.weight) and torch.equal(head["rte"].dense.bias, pooler.bias)
     assert "pooler" not in head and head["cola"].out_proj.weight.std() < 0.1
-
-
-def test_berts_head_for_next_sentences_is_one_of_ours(tmp_path):
-    theirs = save_tiny(tmp_path / "in", "BertForPreTraining")
-    hub = imported(tmp_path / "in")
-    ids, is_text = padded_batch(hub.tokenizer.special.pad, hub.tokenizer.special.eos)
-    types = token_types_of(ids, hub.tokenizer.special.eos, hub.tokenizer.special.pad)
-    with torch.no_grad():
-        expected = theirs(ids, attention_mask=is_text.long(), token_type_ids=types)
-        found, _ = hub.model(ids, classification_head_name="next_sentence", token_types=types)
-    assert_close(found, expected.seq_relationship_logits, **EXACT)
 
 
 def test_a_model_without_masked_lm_head_gets_a_fresh_one_and_says_so(tmp_path):
@@ -143,16 +140,6 @@ def test_a_model_without_masked_lm_head_gets_a_fresh_one_and_says_so(tmp_path):
     assert 0.01 < ours["encoder.lm_head.dense.weight"].std() < 0.03
 
 
-@pytest.mark.parametrize("kind", ["xlm-roberta", "camembert"])
-def test_models_with_robertas_layers_are_read_as_one(tmp_path, kind):
-    theirs = save_tiny(tmp_path / "in", "RobertaForMaskedLM")
-    config = tmp_path / "in" / "config.json"
-    config.write_text(config.read_text().replace('"model_type": "roberta"', f'"model_type": "{kind}"'))
-    ids = torch.randint(6, ROWS, (2, 9))
-    with torch.no_grad():
-        assert_close(imported(tmp_path / "in").model(ids)[0], theirs(ids).logits, **EXACT)
-
-
 def test_a_folder_of_links_is_read_as_the_hubs_cache_has_them(tmp_path):
     save_tiny(tmp_path / "blobs")
     (tmp_path / "in").mkdir()
@@ -161,41 +148,33 @@ def test_a_folder_of_links_is_read_as_the_hubs_cache_has_them(tmp_path):
     assert len(imported(tmp_path / "in").fill_mask("the [MASK] sat", topk=2)) == 2
 
 
-@pytest.mark.parametrize("form", ["sharded", "bin", "old bin", "bin in shards", "old names", "half", "without prefix"])
+@pytest.mark.parametrize(
+    "form",
+    [f"{SAFE} in shards", f"{PICKLED} in shards", PICKLED, f"old {PICKLED}", "old names", "half", "without prefix"],
+)
+@torch.no_grad()
 def test_every_form_of_weights_is_read(tmp_path, form):
-    theirs = save_tiny(tmp_path / "in", "BertModel" if form == "without prefix" else "BertForMaskedLM")
-    folder, weights = tmp_path / "in", load_file(tmp_path / "in" / "model.safetensors")
-    atol = 1e-5
-    if form in ("sharded", "bin in shards"):
-        suffix = "safetensors" if form == "sharded" else "bin"
-        name = "model.safetensors" if form == "sharded" else "pytorch_model.bin"
-        halves = [dict(list(weights.items())[start::2]) for start in (0, 1)]
-        files = {f"part-{number}.{suffix}": half for number, half in enumerate(halves)}
-        for file, half in files.items():
-            save_file(half, folder / file) if form == "sharded" else torch.save(half, folder / file)
-        of_weight = {weight: file for file, half in files.items() for weight in half}
-        (folder / "model.safetensors").unlink()
+    folder, is_bare = tmp_path / "in", form == "without prefix"
+    theirs = save_tiny(folder, "BertModel" if is_bare else "BertForMaskedLM")
+    weights = load_file(folder / SAFE)
+    (folder / SAFE).unlink()
+    if "shards" in form:
+        name, save = form.split()[0], save_file if SAFE in form else torch.save
+        of_weight = {weight: f"part-{number % 2}.{name.split('.')[1]}" for number, weight in enumerate(weights)}
+        for file in set(of_weight.values()):
+            save({each: weight for each, weight in weights.items() if of_weight[each] == file}, folder / file)
         (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": of_weight}))
-    elif form in ("bin", "old bin"):
-        (folder / "model.safetensors").unlink()
+    elif PICKLED in form:
         weights["bert.embeddings.position_ids"] = torch.arange(16)[None]
-        torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form == "bin")
-    elif form == "old names":
-        changed = {
-            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): weight
-            for name, weight in weights.items()
-        }
-        save_file(changed, folder / "model.safetensors")
-    elif form == "half":
-        save_file({name: weight.half() for name, weight in weights.items()}, folder / "model.safetensors")
-        atol = 0.1
-    hub = imported(folder)
+        torch.save(weights, folder / PICKLED, _use_new_zipfile_serialization=form == PICKLED)
+    else:
+        for name in [name for name in weights if form == "old names" and "LayerNorm" in name]:
+            weights[name.replace("weight", "gamma").replace("bias", "beta")] = weights.pop(name)
+        dtype = torch.half if form == "half" else torch.float
+        save_file({name: weight.to(dtype) for name, weight in weights.items()}, folder / SAFE)
     ids = torch.randint(6, ROWS, (2, 9))
-    with torch.no_grad():
-        if form == "without prefix":
-            assert_close(hub.model(ids, features_only=True)[0], theirs(ids).last_hidden_state, **EXACT)
-        else:
-            assert_close(hub.model(ids)[0], theirs(ids).logits, rtol=0, atol=atol)
+    found, expected = imported(folder).model(ids, features_only=is_bare)[0], theirs(ids)[0]
+    assert_close(found, expected, rtol=0, atol=0.1 if form == "half" else 1e-5)
 
 
 def test_fill_mask_speaks_its_own_tokenizer(tmp_path):

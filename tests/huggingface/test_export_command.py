@@ -1,28 +1,29 @@
 """``lazyformer export --to huggingface``, from checkpoints to what transformers loads."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 import transformers
 from click.testing import CliRunner
+from exports import export_custom, tiny_model
 from helpers import ROOT
 
-from lazyformer_fairseq import LazyFormerModel
+from lazyformer_fairseq import LazyFormerModel, huggingface
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import export as exporting
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
-from lazyformer_fairseq.huggingface.exported import heads
+from lazyformer_fairseq.huggingface.exported import heads, modelling
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11"
 
 
 def export(*words):
-    result = CliRunner().invoke(main, ["export", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return CliRunner().invoke(main, ["export", *map(str, words)], catch_exceptions=False)
 
 
 def test_a_pre_trained_model(tmp_path):
@@ -62,19 +63,17 @@ def test_a_fine_tuned_model_and_its_card(tmp_path):
         (["fine_tuned", "--to", "huggingface", "--head", "coal"], "did you mean cola"),
         (["language_model", "--to", "huggingface"], "causal language model"),
         (["nowhere", "--to", "huggingface"], "no such file or folder"),
+        (["encoder", "--to", "huggingface"], "exists already"),
     ],
     ids=str,
 )
 def test_what_cannot_be_is_refused_in_words_and_nothing_is_written(words, message, tmp_path):
+    if message == "exists already":
+        (tmp_path / "out" / "mine").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=message):
         export(CHECKPOINTS / words[0], tmp_path / "out", *words[1:])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_is_there_stays(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    with pytest.raises(UserError, match="exists already"):
-        export(CHECKPOINTS / "encoder", tmp_path, "--to", "huggingface")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_model_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
@@ -96,3 +95,36 @@ def test_pipelines_and_auto_classes_run_the_code_in_the_folder(tmp_path, monkeyp
     )
     assert code.__module__.startswith("transformers_modules.")
     assert code.from_pretrained(tmp_path / "out").config.sublayer_pattern == "sflf sf"
+
+
+# Importing lazyformer_fairseq.huggingface makes the auto classes find ours, whichever is imported first.
+
+OURS, THEIRS = "import lazyformer_fairseq.huggingface", "from transformers import AutoConfig, AutoModel"
+
+
+def printed(*code: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    python = [sys.executable, "-c", "; ".join(code)]
+    return subprocess.run(python, capture_output=True, text=True, env=environment, check=True).stdout.strip()
+
+
+def test_all_auto_classes_know_ours():
+    huggingface.register_when_transformers_is_loaded()  # it is
+    for auto, name in modelling.AUTO_CLASSES.items():
+        if auto != "AutoConfig":
+            model = getattr(transformers, auto).from_config(modelling.LazyFormerConfig(vocab_size=9, hidden_size=12))
+            assert type(model) is getattr(heads, name)
+    assert isinstance(transformers.AutoConfig.for_model("lazyformer"), modelling.LazyFormerConfig)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [(OURS, THEIRS), (THEIRS, OURS)], ids=["ours first", "theirs first"])
+def test_auto_classes_find_ours_without_trust(first, tmp_path):
+    folder = export_custom(tiny_model(), tmp_path / "export")
+    found = printed(*first, f"print(type(AutoModel.from_pretrained({str(folder)!r})).__module__)")
+    assert found == "lazyformer_fairseq.huggingface.exported.modelling"
+
+
+def test_the_package_loads_transformers_no_sooner_than_needed():
+    loaded = "[name in sys.modules for name in ('transformers', 'torch')]"
+    assert printed(OURS, "import sys", f"print({loaded})") == "[False, False]"

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHONS, reason="LAZYFORMER_HF_PYTHONS names no interpreters; see the head of this file"),
 ]
-for_each_python = pytest.mark.parametrize("python", PYTHONS or ["none"])
+NEEDS = {"load": "transformers", "sentences": "sentence_transformers", "onnx": "onnxruntime, onnxscript"}
 
 
 @pytest.fixture
@@ -44,21 +44,13 @@ def exported(tmp_path):
     return tmp_path / "exported"
 
 
-def assert_runs(python: str, what: str, folder: Path) -> str:
-    names = {"load": "transformers", "sentences": "sentence_transformers", "onnx": "onnxruntime, onnxscript"}
-    has = subprocess.run([python, "-c", f"import {names[what]}"], capture_output=True, check=False)
-    if has.returncode:
-        pytest.skip(f"{python} has no {names[what]}")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder.parent / "home"), "PYTHONPATH": ""}
-    found = subprocess.run(
-        [python, str(SCRIPT), what, str(folder)],
-        capture_output=True, text=True, env=environment, cwd=folder, check=False
-    )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    return found.stdout
-
-
-@for_each_python
-@pytest.mark.parametrize("what", ["load", "sentences", "onnx"])
+@pytest.mark.parametrize("python", PYTHONS or ["none"])
+@pytest.mark.parametrize("what", NEEDS)
 def test_it_computes_the_same_there(python, what, exported):
-    assert_runs(python, what, exported)
+    has = subprocess.run([python, "-c", f"import {NEEDS[what]}"], capture_output=True, check=False)
+    if has.returncode:
+        pytest.skip(f"{python} has no {NEEDS[what]}")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(exported.parent / "home"), "PYTHONPATH": ""}
+    command = [python, str(SCRIPT), what, str(exported)]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=exported, check=False)
+    assert found.returncode == 0, found.stderr

@@ -4,15 +4,11 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
-
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
@@ -23,6 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.importing import import_to
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+WORDS = "bert.embeddings.word_embeddings.weight"
 
 
 @pytest.fixture
@@ -44,10 +41,10 @@ def change_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in config.items() if value != "DELETE"}))
 
 
-def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    weights = load_file(folder / SAFE)
-    change(weights)
-    save_file(weights, folder / SAFE)
+def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> None:
+    """A weight that is None goes."""
+    weights = {**load_file(folder / SAFE), **changes}
+    save_file({name: weight for name, weight in weights.items() if weight is not None}, folder / SAFE)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +68,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
         ({"hidden_size": True}, "must be a whole number"),
         ({"hidden_size": "DELETE"}, "has no hidden_size"),
         ({"num_hidden_layers": 10**15}, "has the weights of 2 layers, config.json says 1000000000000000"),
-        (
-            {"vocab_size": 10**15},
-            r"is \(80, 32\), by config.json vocab_size and the width are \(10{15}, 32\)",
-        ),
+        ({"vocab_size": 10**15}, r"is \(80, 32\), by config.json vocab_size and the width are \(10{15}, 32\)"),
         ({"max_position_embeddings": 10**15}, "by config.json the positions and the width are"),
         ({"intermediate_size": 10**15}, r"is \(48, 32\), by config.json it must give \(10{15}, 32\)"),
         ({"hidden_size": 10**15}, "the width are"),
@@ -91,89 +85,64 @@ def test_a_config_of_another_model_or_of_wrong_values(folder, changes, match):
     assert_refused(folder, match)
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2]", "{", "\xff" * 9, "[" * 100_000])
-def test_a_config_that_is_none(folder, content):
-    (folder / "config.json").write_text(content, encoding="latin-1")
-    assert_refused(folder, "config.json: (cannot be read as JSON|holds list, not an object)")
-
-
-def test_a_config_too_large_to_be_one(folder):
-    with (folder / "config.json").open("wb") as file:
-        file.truncate(2**40)  # of holes
-    assert_refused(folder, "too many for what describes a model")
-
-
-def drop(name: str) -> Callable:
-    return lambda weights: weights.pop(name)
-
-
-def put(name: str, value: torch.Tensor) -> Callable:
-    return lambda weights: weights.update({name: value})
+LAYER, EMBEDDINGS, HEAD = "bert.encoder.layer.0", "bert.embeddings", "cls.predictions"
+SPARSE = {WORDS: torch.eye(4).to_sparse()}
+BIAS = f"{LAYER}.output.dense.bias"
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("changes", "match"),
     [
-        (drop("bert.encoder.layer.1.output.dense.bias"), "lacks the weight bert.encoder.layer.1.output.dense.bias"),
-        (drop("bert.embeddings.LayerNorm.weight"), "lacks the weight bert.embeddings.LayerNorm.weight"),
-        (
-            drop("cls.predictions.transform.LayerNorm.bias"),
-            "lacks the weight cls.predictions.transform.LayerNorm.bias",
-        ),
-        (put("bert.encoder.layer.0.adapter.weight", torch.ones(3)), "adapter.weight, which no model of ours has"),
-        (put("bert.encoder.layer.0.output.dense.weight", torch.ones(48, 32)), r"is \(48, 32\), by config.json it must"),
-        (put("bert.encoder.layer.0.attention.self.key.weight", torch.ones(32)), "by config.json it must give"),
-        (put("bert.encoder.layer.0.output.dense.bias", torch.tensor(1.0)), "by config.json it must give"),
-        (put("bert.encoder.layer.7.output.dense.bias", torch.ones(32)), "has the weights of 3 layers"),
-        (put("bert.encoder.layer.0.output.dense.bias", torch.full((32,), torch.inf)), "holds NaN or Inf"),
-        (put("bert.encoder.layer.0.output.dense.bias", torch.ones(32, dtype=torch.int8)), "before it was quantised"),
-        (
-            put("bert.encoder.layer.0.output.dense.bias", torch.ones(32).to(torch.float8_e4m3fn)),
-            "holds F8_E4M3; give the model before it was quantised",
-        ),
-        (put("bert.embeddings.token_type_embeddings.weight", torch.tensor(1.0)), "type_vocab_size and the width are"),
-        (put("bert.embeddings.word_embeddings.weight", torch.tensor(1.0)), "vocab_size and the width are"),
-        (drop("cls.predictions.transform.dense.weight"), "lacks the weight cls.predictions.transform.dense.weight"),
-        (put("embeddings.LayerNorm.weight", torch.ones(32)), "are the same weight; keep one"),
-        (put("cls.predictions.decoder.weight", torch.ones(80, 32)), "differs from the word embeddings"),
-        (put("cls.predictions.decoder.bias", torch.ones(80)), "decoder.bias differs from cls.predictions.bias"),
+        ({BIAS: None}, f"lacks the weight {BIAS}"),
+        ({f"{EMBEDDINGS}.LayerNorm.weight": None}, f"lacks the weight {EMBEDDINGS}.LayerNorm.weight"),
+        ({f"{HEAD}.transform.LayerNorm.bias": None}, f"lacks the weight {HEAD}.transform.LayerNorm.bias"),
+        ({f"{HEAD}.transform.dense.weight": None}, f"lacks the weight {HEAD}.transform.dense.weight"),
+        ({f"{LAYER}.adapter.weight": torch.ones(3)}, "adapter.weight, which no model of ours has"),
+        ({f"{LAYER}.output.dense.weight": torch.ones(48, 32)}, r"is \(48, 32\), by config.json it must"),
+        ({f"{LAYER}.attention.self.key.weight": torch.ones(32)}, "by config.json it must give"),
+        ({BIAS: torch.tensor(1.0)}, "by config.json it must give"),
+        ({BIAS.replace("0", "7"): torch.ones(32)}, "has the weights of 3 layers"),
+        ({BIAS: torch.full((32,), torch.inf)}, "holds NaN or Inf"),
+        ({BIAS: torch.ones(32, dtype=torch.int8)}, "before it was quantised"),
+        ({BIAS: torch.ones(32).to(torch.float8_e4m3fn)}, "holds F8_E4M3; give the model before it was quantised"),
+        ({f"{EMBEDDINGS}.token_type_embeddings.weight": torch.tensor(1.0)}, "type_vocab_size and the width are"),
+        ({WORDS: torch.tensor(1.0)}, "vocab_size and the width are"),
+        ({"embeddings.LayerNorm.weight": torch.ones(32)}, "are the same weight; keep one"),
+        ({f"{HEAD}.decoder.weight": torch.ones(80, 32)}, "differs from the word embeddings"),
+        ({f"{HEAD}.decoder.bias": torch.ones(80)}, "decoder.bias differs from cls.predictions.bias"),
     ],
 )
-def test_weights_that_are_not_the_models(folder, change, match):
-    change_weights(folder, change)
+def test_weights_that_are_not_the_models(folder, changes, match):
+    change_weights(folder, changes)
     assert_refused(folder, match)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 7), (0, 32)])
 def test_a_classifier_of_another_shape(tmp_path, shape):
     save_tiny(tmp_path / "in", "BertForSequenceClassification")
-    change_weights(tmp_path / "in", put("classifier.weight", torch.ones(shape)))
+    change_weights(tmp_path / "in", {"classifier.weight": torch.ones(shape)})
     assert_refused(tmp_path / "in", "classifier|which no model of ours has|outputs")
 
 
-def test_a_head_that_is_neither_tied_nor_there(folder):
-    change_config(folder, tie_word_embeddings=False)
-    weights = load_file(folder / SAFE)
-    save_file({name: weight for name, weight in weights.items() if "decoder" not in name}, folder / SAFE)
-    assert_refused(folder, "lacks the weight .*cls.predictions.decoder.weight")
+def save_pickled(folder: Path, **others: Any) -> None:
+    torch.save({**load_file(folder / SAFE), **others}, folder / PICKLED)
+    (folder / SAFE).unlink()
 
 
 @pytest.mark.parametrize("name", [SAFE, PICKLED])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_truncated_weights(folder, name, share):
     if name == PICKLED:
-        torch.save(load_file(folder / SAFE), folder / PICKLED)
-        (folder / SAFE).unlink()
-    path = folder / name
-    os.truncate(path, int(path.stat().st_size * share))
+        save_pickled(folder)
+    os.truncate(folder / name, int((folder / name).stat().st_size * share))
     assert_refused(folder, f"{name}: truncated, damaged or no ")
 
 
+@dataclass
 class _Code:
     """Unpickled, it makes a file."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    path: Path
 
     def __reduce__(self):
         return (Path.touch, (self.path,))
@@ -183,35 +152,11 @@ class _Code:
 def test_code_in_a_pickle_is_not_run(folder, form, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     run = folder / "it_ran"
-    content = {**load_file(folder / SAFE), "bert.pooler.dense.bias": _Code(run)}
-    (folder / SAFE).unlink()
-    if form == "archive":
-        torch.save(content, folder / PICKLED)
-    else:
-        (folder / PICKLED).write_bytes(pickle.dumps(content))
+    save_pickled(folder, **{"bert.pooler.dense.bias": _Code(run)})
+    if form == "plain pickle":
+        (folder / PICKLED).write_bytes(pickle.dumps({"bert.pooler.dense.bias": _Code(run)}))
     assert_refused(folder, "refused, nothing of it was run|truncated, damaged or no checkpoint")
     assert not run.exists()
-
-
-def save_pickled(folder: Path, **others: Any) -> None:
-    torch.save({**load_file(folder / SAFE), **others}, folder / PICKLED)
-    (folder / SAFE).unlink()
-
-
-def test_a_pickle_of_something_else_than_weights(folder):
-    save_pickled(folder, settings={"a": 1})
-    assert_refused(folder, "something else than weights by name")
-
-
-def test_a_tensor_that_claims_to_be_larger_than_its_file(folder):
-    change_config(folder, vocab_size=10**13)
-    save_pickled(folder, **{"bert.embeddings.word_embeddings.weight": torch.ones(1, 32).expand(10**13, 32)})
-    assert_refused(folder, "says it is larger than the file")
-
-
-def test_a_sparse_tensor(folder):
-    save_pickled(folder, **{"bert.embeddings.word_embeddings.weight": torch.eye(4).to_sparse()})
-    assert_refused(folder, "quantised or sparse|refused|damaged")
 
 
 def test_an_archive_that_unpacks_to_more_than_it_is(folder):
@@ -224,41 +169,65 @@ def test_an_archive_that_unpacks_to_more_than_it_is(folder):
     assert_refused(folder, "its records are packed and larger than the file")
 
 
+def index_of(folder: Path, content: Any) -> None:
+    (folder / f"{SAFE}.index.json").write_text(content if isinstance(content, str) else json.dumps(content))
+
+
 @pytest.mark.parametrize(
     "name", ["../other/x.safetensors", "/etc/passwd.safetensors", "a/b.safetensors", "x.bin", 7, "a\0.safetensors"]
 )
 def test_an_index_that_names_files_elsewhere(folder, name):
     (folder / SAFE).unlink()
-    (folder / f"{SAFE}.index.json").write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": name}}))
+    index_of(folder, {"weight_map": {"bert.pooler.dense.bias": name}})
     assert_refused(folder, "refused, nothing was read")
 
 
 def test_an_index_without_its_files(folder):
     of_weight = dict.fromkeys(load_file(folder / SAFE), "one.safetensors")
-    index = folder / f"{SAFE}.index.json"
-    index.write_text(json.dumps({"weight_map": of_weight}))
+    index_of(folder, {"weight_map": of_weight})
     (folder / SAFE).rename(folder / "two.safetensors")
     assert_refused(folder, "one.safetensors: no such file, but the index names it")
     (folder / "two.safetensors").rename(folder / "one.safetensors")
-    index.write_text(json.dumps({"weight_map": {**of_weight, "more": "one.safetensors"}}))
+    index_of(folder, {"weight_map": {**of_weight, "more": "one.safetensors"}})
     assert_refused(folder, "lacks more, which the index says it holds")
     for content in ("{}", '{"weight_map": 3}', "["):
-        index.write_text(content)
+        index_of(folder, content)
         assert_refused(folder, "has no weight_map|cannot be read as JSON")
 
 
-def test_a_folder_without_weights_or_config(folder):
-    (folder / SAFE).rename(folder / "tf_model.h5")
-    assert_refused(folder, "holds no model.safetensors or pytorch_model.bin")
-    (folder / "config.json").unlink()
-    assert_refused(folder, "config.json: cannot be read")
+def claim_more_than_there_is(folder: Path) -> None:
+    change_config(folder, vocab_size=10**13)
+    save_pickled(folder, **{WORDS: torch.ones(1, 32).expand(10**13, 32)})
 
 
-def test_a_tokenizer_with_more_ids_than_rows_or_none(folder):
-    (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text() + "".join(f"x{n}\n" for n in range(99)))
-    assert_refused(folder, "rows|ids")
-    (folder / "vocab.txt").unlink()
-    assert_refused(folder, "no tokenizer there")
+def leave_the_head_untied(folder: Path) -> None:
+    change_config(folder, tie_word_embeddings=False)
+    change_weights(folder, {f"{HEAD}.decoder.weight": None, f"{HEAD}.decoder.bias": None})
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\xff" * 9, b"[" * 100_000])
+def test_a_config_that_is_none(folder, content):
+    (folder / "config.json").write_bytes(content)
+    assert_refused(folder, "config.json: (cannot be read as JSON|holds list, not an object)")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        (lambda folder: os.truncate(folder / "config.json", 2**40), "too many for what describes a model"),
+        (leave_the_head_untied, "lacks the weight .*cls.predictions.decoder.weight"),
+        (lambda folder: save_pickled(folder, settings={"a": 1}), "something else than weights by name"),
+        (claim_more_than_there_is, "says it is larger than the file"),
+        (lambda folder: save_pickled(folder, **SPARSE), "quantised or sparse|refused|damaged"),
+        (lambda folder: (folder / SAFE).rename(folder / "tf_model.h5"), "holds no model.safetensors or pytorch_model"),
+        (lambda folder: [(folder / each).unlink() for each in (SAFE, "config.json")], "config.json: cannot be read"),
+        (lambda folder: (folder / "vocab.txt").open("a").write("\n".join(map(str, range(99)))), "rows|ids"),
+        (lambda folder: (folder / "vocab.txt").unlink(), "no tokenizer there"),
+    ],
+)
+def test_files_that_are_missing_or_something_else(folder, spoil, match):
+    spoil(folder)
+    assert_refused(folder, match)
 
 
 def test_a_roberta_whose_tokenizer_pads_with_another_id(tmp_path):
@@ -274,13 +243,10 @@ def test_a_name_on_the_hub_is_no_folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "pooler", "a/b"])
-def test_a_heads_name_that_cannot_be_one(folder, name):
+def test_a_heads_name_that_cannot_be_one_and_a_filled_folder_is_left_alone(folder, name):
+    (folder.parent / "out").mkdir()
     with pytest.raises(UserError, match="--head-name"):
         import_to(folder, folder.parent / "out", head_name=name)
-
-
-def test_a_filled_folder_is_left_alone(folder):
-    (folder.parent / "out").mkdir()
     (folder.parent / "out" / "mine").write_text("stays")
     with pytest.raises(UserError, match="exists already"):
         import_to(folder, folder.parent / "out")

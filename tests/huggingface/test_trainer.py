@@ -29,18 +29,9 @@ def task(tmp_path):
     return task
 
 
-def batches_of(task) -> list[dict]:
-    """One for each update, as the task makes them."""
-    dataset = task.datasets["train"]
-    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(3)).repeat(10).split(BATCH)
-    return [dataset.collater([dataset[int(index)] for index in indices]) for indices in order[:UPDATES]]
-
-
 def our_losses(task, batches) -> list[float]:
     """By our model and criterion."""
-    model = LazyFormerModel.from_pretrained(CHECKPOINTS).model.train()
-    for weight in model.parameters():
-        weight.requires_grad_(True)
+    model = LazyFormerModel.from_pretrained(CHECKPOINTS).model.train().requires_grad_(True)
     criterion = GlueCriterion(task)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
     losses = []
@@ -56,16 +47,14 @@ def our_losses(task, batches) -> list[float]:
 class RecordingTrainer(Trainer):
     """One of given batches, in order; it keeps the loss of each."""
 
-    def __init__(self, batches, **arguments):
-        super().__init__(**arguments)
-        self.batches, self.losses = batches, []
+    losses = ()
 
     def get_train_dataloader(self):
-        return torch.utils.data.DataLoader(self.batches, batch_size=None, shuffle=False)
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=None, shuffle=False)
 
-    def compute_loss(self, model, inputs, return_outputs=False, **others):
-        found = super().compute_loss(model, inputs, return_outputs, **others)
-        self.losses.append(float((found[0] if return_outputs else found).detach()))
+    def compute_loss(self, *given, **others):
+        found = super().compute_loss(*given, **others)
+        self.losses = (*self.losses, float((found[0] if isinstance(found, tuple) else found).detach()))
         return found
 
 
@@ -73,25 +62,18 @@ def test_losses_of_fifty_updates_are_equal_on_equal_batches(task, tmp_path):
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     export_to_huggingface(CHECKPOINTS, tmp_path / "exported")
     model = heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path / "exported")
-    batches = batches_of(task)
-    given = [
-        {
-            "input_ids": batch["net_input"]["src_tokens"],
-            "attention_mask": batch["net_input"]["src_tokens"].ne(task.dictionary.pad()).long(),
-            "labels": batch["target"],
-        }
-        for batch in batches
-    ]
+    dataset, pad = task.datasets["train"], task.dictionary.pad()
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(3)).repeat(10).split(BATCH)
+    batches = [dataset.collater([dataset[int(index)] for index in indices]) for indices in order[:UPDATES]]
+    given = [(batch["net_input"]["src_tokens"], batch["target"]) for batch in batches]
+    given = [{"input_ids": ids, "attention_mask": ids.ne(pad).long(), "labels": labels} for ids, labels in given]
     arguments = TrainingArguments(
-        str(tmp_path / "trained"), max_steps=UPDATES, learning_rate=ADAM["lr"], adam_beta2=0.98, adam_epsilon=1e-6,
-        weight_decay=ADAM["weight_decay"], max_grad_norm=0, lr_scheduler_type="constant", report_to=[],
-        use_cpu=True, save_strategy="no", disable_tqdm=True, optim="adamw_torch",
+        str(tmp_path / "trained"), max_steps=UPDATES, max_grad_norm=0, report_to=[], use_cpu=True, save_strategy="no",
+        disable_tqdm=True,
     )  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-    trainer = RecordingTrainer(
-        given, model=model, args=arguments, optimizers=(optimizer, schedule), train_dataset=given
-    )
+    optimizers = (optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0))
+    trainer = RecordingTrainer(model, arguments, train_dataset=given, optimizers=optimizers)
     trainer.train()
     wanted = our_losses(task, batches)
     assert len(trainer.losses) == UPDATES

@@ -4,13 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
-
 import torch
 from click.testing import CliRunner
-from helpers import ROOT, toy_texts, write_toy_glue
+from helpers import ROOT, assert_equal_state, toy_texts, write_toy_glue
 from safetensors.torch import load_file
 from tiny_berts import save_tiny
 from torch.testing import assert_close
@@ -21,7 +17,6 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION, PER_WORD
-from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.importing import import_to
@@ -46,24 +41,24 @@ def options_of(folder: Path) -> str:
     return f"--arch lazyformer {' '.join(words)} {start} --max-update 2 --batch-size 8 --disable-validation"
 
 
-def test_pairs_are_fine_tuned_with_their_token_types(bert, tmp_path, fairseq_train):
+def test_pairs_are_fine_tuned_with_their_token_types_and_a_head_that_starts_as_the_pooler(
+    bert, tmp_path, fairseq_train
+):
     data = write_toy_glue(tmp_path / "glue", train=24, valid=4)
     start = load_file(bert / "out" / "model.safetensors")
-    for task, changes in (("RTE", True), ("SST-2", False)):
+    pooler = load_file(bert / "in" / "model.safetensors")["bert.pooler.dense.weight"]
+    for task, rate, changes in (
+        ("RTE", 1e-3, (True, True)),
+        ("SST-2", 1e-3, (True, False)),
+        ("CoLA", 0, (False, False)),
+    ):
         options = f"{options_of(bert / 'out')} --criterion glue --weight-decay 0 --dropout 0 --attention-dropout 0"
-        state = fairseq_train(data / task, options, tmp_path / task, task="glue")["model"]
-        assert not torch.equal(state[TYPES][0], start[TYPES][0])
-        assert torch.equal(state[TYPES][1], start[TYPES][1]) != changes
+        state = fairseq_train(data / task, f"{options} --lr {rate}", tmp_path / task, task="glue")["model"]
+        assert tuple(not torch.equal(*rows) for rows in zip(state[TYPES], start[TYPES], strict=True)) == changes
+        head = state[f"classification_heads.{task.lower()}.dense.weight"]
+        assert torch.equal(head, pooler) == (rate == 0) and not any("pooler" in name for name in state)
     loaded = LazyFormerModel.from_pretrained(tmp_path / "RTE")
     assert loaded.predict("rte", "the cat sat").shape == (1, 2)
-
-
-def test_a_new_head_starts_as_the_pooler(bert, tmp_path, fairseq_train):
-    data = write_toy_glue(tmp_path / "glue", train=24, valid=4) / "CoLA"
-    state = fairseq_train(data, f"{options_of(bert / 'out')} --criterion glue --lr 0", tmp_path / "run", task="glue")
-    pooler = load_file(bert / "in" / "model.safetensors")["bert.pooler.dense.weight"]
-    assert torch.equal(state["model"]["classification_heads.cola.dense.weight"], pooler)
-    assert not any("pooler" in name for name in state["model"])
 
 
 def test_masked_lm_goes_on_with_its_own_tokenizer(bert, tmp_path, fairseq_train):
@@ -82,39 +77,18 @@ def test_masked_lm_goes_on_with_its_own_tokenizer(bert, tmp_path, fairseq_train)
 
 def test_exported_as_bert_it_has_the_same_tensors(bert, tmp_path):
     assert export_to_huggingface(bert / "out", tmp_path / "back") == "bert"
-    before, after = (load_file(folder / "model.safetensors") for folder in (bert / "in", tmp_path / "back"))
-    for name, weight in after.items():
-        assert torch.equal(weight, before[name]), name
-    assert before.keys() == after.keys()  # with what tells whether a text follows another one
-    options = [json.loads((folder / "config.json").read_text()) for folder in (bert / "in", tmp_path / "back")]
+    folders = (bert / "in", tmp_path / "back")
+    # With what tells whether a text follows another one.
+    assert_equal_state(*(load_file(folder / "model.safetensors") for folder in folders))
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)
     for name in ("hidden_act", "layer_norm_eps", "type_vocab_size", "max_position_embeddings", "vocab_size"):
-        assert options[0][name] == options[1][name]
-
-
-def test_pairs_keep_their_types_on_the_way_back_from_another_pattern(bert, tmp_path):
-    run(bert / "in", tmp_path / "warm", "--sublayer-pattern", "M2")
-    assert export_to_huggingface(tmp_path / "warm", tmp_path / "back") == "custom"
-    hub = LazyFormerModel.from_pretrained(tmp_path / "warm")
-    batch = AutoTokenizer.from_pretrained(tmp_path / "back")([("the cat", "a dog")], return_tensors="pt")
-    assert batch["token_type_ids"].tolist() == [[0] * 4 + [1] * 3]
-    ids = batch["input_ids"]
-    with torch.no_grad():
-        expected, _ = hub.model(ids, token_types=batch["token_type_ids"])
-        assert_close(
-            AutoModelForMaskedLM.from_pretrained(tmp_path / "back")(**batch).logits, expected, rtol=0, atol=1e-5
-        )
-        assert not torch.allclose(hub.model(ids)[0], expected, atol=1e-2)
+        assert before[name] == after[name]
 
 
 def run(*arguments) -> str:
     result = CliRunner().invoke(main, ["import", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def same(one: LazyFormerHub, other: LazyFormerHub) -> bool:
-    ours, theirs = one.model.state_dict(), other.model.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_the_command_says_what_became_of_what(bert, tmp_path):
@@ -128,20 +102,27 @@ def test_the_command_says_what_became_of_what(bert, tmp_path):
     assert torch.equal(folded[PER_POSITION], theirs["bert.embeddings.position_embeddings.weight"] + first)
 
 
-def test_a_bert_starts_a_model_of_another_pattern(bert, tmp_path):
-    run(bert / "in", tmp_path / "out", "--sublayer-pattern", "M2")
-    hub, before = (LazyFormerModel.from_pretrained(folder) for folder in (tmp_path / "out", bert / "out"))
+def test_a_bert_starts_a_model_of_another_pattern_and_pairs_keep_their_types_on_the_way_back(bert, tmp_path):
+    run(bert / "in", tmp_path / "warm", "--sublayer-pattern", "M2")
+    hub, before = (LazyFormerModel.from_pretrained(folder) for folder in (tmp_path / "warm", bert / "out"))
     assert hub.model.cfg.sublayer_pattern == "M2" and hub.model.cfg.token_types == 2
     ours, theirs = hub.model.state_dict(), before.model.state_dict()
     place = "encoder.sentence_encoder.sublayers.2.inner"
     assert torch.equal(ours[f"{place}.v_proj.weight"], theirs[f"{place}.qkv_proj.weight"].chunk(3)[2])
     assert torch.equal(ours["classification_heads.pooler.dense.bias"], theirs["classification_heads.pooler.dense.bias"])
-    assert (tmp_path / "out" / "warm_start.json").is_file()
+    assert export_to_huggingface(tmp_path / "warm", tmp_path / "back") == "custom"
+    batch = AutoTokenizer.from_pretrained(tmp_path / "back")([("the cat", "a dog")], return_tensors="pt")
+    assert batch["token_type_ids"].tolist() == [[0] * 4 + [1] * 3]
+    with torch.no_grad():
+        expected, _ = hub.model(batch["input_ids"], token_types=batch["token_type_ids"])
+        found = AutoModelForMaskedLM.from_pretrained(tmp_path / "back")(**batch).logits
+        assert_close(found, expected, rtol=0, atol=1e-5)
+        assert not torch.allclose(hub.model(batch["input_ids"])[0], expected, atol=1e-2)
 
 
 def test_checkpoints_of_this_package_are_read_too(bert, tmp_path):
     fixture = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
-    run(fixture, tmp_path / "out")
-    assert same(LazyFormerModel.from_pretrained(tmp_path / "out"), LazyFormerModel.from_pretrained(fixture))
-    run(bert / "out" / "model.safetensors", tmp_path / "again")
-    assert same(LazyFormerModel.from_pretrained(tmp_path / "again"), LazyFormerModel.from_pretrained(bert / "out"))
+    for source, folder in ((fixture, fixture), (bert / "out" / "model.safetensors", bert / "out")):
+        run(source, tmp_path / folder.name)
+        models = (LazyFormerModel.from_pretrained(each).model for each in (tmp_path / folder.name, folder))
+        assert_equal_state(*(model.state_dict() for model in models))

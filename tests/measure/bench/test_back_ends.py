@@ -36,6 +36,24 @@ def blocks(*layers: int, precision: str = "fp32", **more: object) -> list[Block]
     return back_ends.blocks_to_measure(BackEndSettings(layers=layers, precision=precision, **sizes))
 
 
+@pytest.fixture
+def interrupt(monkeypatch):
+    """``interrupt(when)``: Ctrl-C at a measurement, by how many went before it and its description."""
+
+    def when(is_now):
+        right, begun = latency.measure, []
+
+        def measure(*arguments, **more):
+            if is_now(len(begun), more["description"]):
+                raise KeyboardInterrupt
+            begun.append(more)
+            return right(*arguments, **more)
+
+        monkeypatch.setattr(latency, "measure", measure)
+
+    return when
+
+
 def test_too_little_time_for_a_median_is_said(caplog):
     back_ends.measure_back_ends(blocks(1), "cpu", rounds=10, budget=1e-9)
     (said,) = (record.message for record in caplog.records if "--budget" in record.message)
@@ -92,20 +110,11 @@ def test_masks_are_measured_on_back_ends_that_have_them(own_file):
 
 
 @pytest.mark.parametrize("done", [3, 0])
-def test_stopped_it_writes_what_it_has(own_file, monkeypatch, done):
-    right, begun = latency.measure, []
-
-    def measure(*arguments, **more):
-        begun.append(more["description"])
-        if len(begun) > done:
-            raise KeyboardInterrupt
-        return right(*arguments, **more)
-
-    monkeypatch.setattr(latency, "measure", measure)
+def test_stopped_it_writes_what_it_has(own_file, interrupt, done):
+    interrupt(lambda begun, _: begun == done)
     stopped = run()
-    assert stopped.exit_code == 130 and ("stopped after 3 of 20 blocks" if done else "nothing was written") in (
-        stopped.output
-    )
+    assert stopped.exit_code == 130
+    assert ("stopped after 3 of 20 blocks" if done else "nothing was written") in stopped.output
     assert len(read_table(own_file, device_kind("cpu")).rows) == 3 if done else not own_file.exists()
 
 
@@ -114,39 +123,28 @@ def raising(error: Exception):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "precision", "said"),
     [
-        ({"eager": lambda output: raising(torch.OutOfMemoryError())}, ""),
-        ({"fused": lambda output: raising(ValueError("no kernel"))}, "fused fails, left out (ValueError: no kernel)"),
-        ({"fused": lambda output: output * 1.01}, "fused is off by 0.01 of its size: left out"),
-        ({"recompute": lambda output: output * math.nan}, "recompute is off by inf of its size: left out"),
+        ({"eager": lambda output: raising(torch.OutOfMemoryError())}, "fp32", ""),
+        ({"fused": lambda output: raising(ValueError("no"))}, "fp32", "fused fails, left out (ValueError: no)"),
+        ({"fused": lambda output: output * 1.01}, "fp32", "fused is off by 0.01 of its size: left out"),
+        ({"recompute": lambda output: output * math.nan}, "fp32", "recompute is off by inf of its size: left out"),
+        # Half precision is compared with single.
+        ({}, "bf16", ""),
+        ({"eager": lambda output: output * (1.5 if output.dtype == torch.bfloat16 else 1)}, "bf16", "eager is off by"),
     ],
 )
-def test_what_does_not_fit_fails_or_computes_something_else_is_left_out(monkeypatch, caplog, changed, said):
+def test_what_does_not_fit_fails_or_computes_something_else_is_left_out(monkeypatch, caplog, changed, precision, said):
     right = back_ends.attend
 
-    def attend(q, k, v, bias, dropout, consumers, name):
-        output, reusable = right(q, k, v, bias, dropout, consumers, name)
-        return changed.get(name, lambda output: output)(output), reusable
+    def attend(*arguments):
+        output, reusable = right(*arguments)
+        return changed.get(arguments[-1], lambda output: output)(output), reusable
 
     monkeypatch.setattr(back_ends, "attend", attend)
-    rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
+    rows = back_ends.measure_back_ends(blocks(1, precision=precision), "cpu", rounds=1)
     assert all(set(row) == set(back_ends_of("cpu")) - set(changed) for row in rows.values())
-    assert back_ends.table(rows, "cpu").count("left out") == 10 and said in caplog.text
-
-
-def test_half_precision_is_compared_with_single(monkeypatch):
-    right = back_ends.attend
-
-    def attend(q, k, v, bias, dropout, consumers, name):
-        output, reusable = right(q, k, v, bias, dropout, consumers, name)
-        return output * (1.5 if q.dtype == torch.bfloat16 and name == "eager" else 1.0), reusable
-
-    rows = back_ends.measure_back_ends(blocks(2, precision="bf16"), "cpu", rounds=1)
-    assert all(set(row) == set(back_ends_of("cpu")) for row in rows.values())
-    monkeypatch.setattr(back_ends, "attend", attend)
-    rows = back_ends.measure_back_ends(blocks(2, precision="bf16"), "cpu", rounds=1)
-    assert all(set(row) == set(back_ends_of("cpu")) - {"eager"} for row in rows.values())
+    assert back_ends.table(rows, "cpu").count("left out") == 10 * len(changed) and said in caplog.text
 
 
 def test_a_damaged_file_is_named_before_anything_is_measured(own_file, monkeypatch):
@@ -157,19 +155,11 @@ def test_a_damaged_file_is_named_before_anything_is_measured(own_file, monkeypat
         run()
 
 
-KINDS = "--lengths 16,24 --heads 2x4 --rounds 2 --device cpu --kinds s[window=2],s[linformer=4,share=kv] --kinds sl"
-
-
-def test_each_kind_and_length_has_a_line_and_ctrl_c_keeps_what_was_measured(monkeypatch):
-    right = latency.measure
-
-    def measure(*args, **options):
-        if "48" in options["description"]:
-            raise KeyboardInterrupt
-        return right(*args, **options)
-
-    monkeypatch.setattr(latency, "measure", measure)
-    result = CliRunner().invoke(main, ["bench", "backends", *KINDS.split(), "--lengths", "48"], catch_exceptions=False)
+def test_each_kind_and_length_has_a_line_and_ctrl_c_keeps_what_was_measured(interrupt):
+    interrupt(lambda _, description: "48" in description)
+    options = "--heads 2x4 --rounds 2 --device cpu --kinds s[window=2],s[linformer=4,share=kv] --kinds sl"
+    command = f"bench backends {options} --lengths 16,24 --lengths 48"
+    result = CliRunner().invoke(main, command.split(), catch_exceptions=False)
     assert result.exit_code == 130 and "stopped early" in result.output
     cells = [[cell.strip() for cell in line.split("|")[1:]] for line in result.output.splitlines() if line[:1] == "|"]
     kinds = [back_ends.FULL, "s[window=2]", "s[linformer=4,share=kv]", "sl"]
@@ -178,16 +168,8 @@ def test_each_kind_and_length_has_a_line_and_ctrl_c_keeps_what_was_measured(monk
 
 
 def test_what_does_not_fit_into_memory_has_no_speed_up(monkeypatch):
-    def sublayers(pattern, *arguments):
-        def call():
-            if pattern == "s":
-                raise torch.OutOfMemoryError
-
-        return call
-
-    monkeypatch.setattr(back_ends, "_sublayers", sublayers)
-    settings = BackEndSettings(
-        kinds=("s[window=2]",), lengths=(8,), rounds=2, device="cpu", precision="fp32", budget=None
-    )
-    table, is_whole = back_ends.measure_kinds(settings, (2, 4))
+    of_all = {"s": lambda: raising(torch.OutOfMemoryError())}
+    monkeypatch.setattr(back_ends, "_sublayers", lambda pattern, *_: of_all.get(pattern, lambda: None))
+    sizes = {"kinds": ("s[window=2]",), "lengths": (8,), "rounds": 2, "device": "cpu", "precision": "fp32"}
+    table, is_whole = back_ends.measure_kinds(BackEndSettings(**sizes, budget=None), (2, 4))
     assert is_whole and [cell.strip() for cell in table.splitlines()[-1].split("|")[4:6]] == ["", "0.0"]

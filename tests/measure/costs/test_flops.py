@@ -6,18 +6,34 @@ import sys
 
 import pytest
 import torch
+from attention_with_bias import as_plain_functions
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
+from lazyformer_fairseq.measure.bench.models import (
+    FAIRSEQ,
+    HUGGING_FACE,
+    PIECES,
+    FairseqRoberta,
+    HuggingFaceBert,
+    OnBackEnd,
+)
+from lazyformer_fairseq.measure.bench.run import encoder_training, inference
 from lazyformer_fairseq.measure.costs.flops import (
+    Flops,
+    block_flops,
     count_encoder_flops,
     count_flops,
     count_parameters,
     count_sublayer_flops,
     count_sublayer_parameters,
+    layers_of_block,
+    makers_of_blocks,
 )
+from lazyformer_fairseq.modules.attention.back_ends import KERNELS
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -40,10 +56,19 @@ SYNTHESIZERS = ["factorised_dense", "factorised_random", "factorised_random+dot,
 OF_ENCODERS = [*OF_BOTH, "s[linformer=3] k f l", "s[linformer=3,share=none] l", "s[linformer=3,share=layers] l s l"]
 
 
-def seen_by_torch(forward) -> int:
-    """The plain kernel of attention, since torch's counter passes over the CPU's fused one."""
-    with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        forward()
+aten = torch.ops.aten
+# torch's counter knows the fused attention of a GPU, but not the processor's.
+OF_A_PROCESSOR = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda gradient, q, k, v, *_, **__: (
+        sdpa_backward_flop_count(gradient, q, k, v)
+    ),
+}
+
+
+def seen_by_torch(call) -> int:
+    with FlopCounterMode(display=False, custom_mapping=OF_A_PROCESSOR) as counter:
+        call()
     return counter.get_total_flops()
 
 
@@ -91,6 +116,42 @@ def test_a_causal_synthesizer(terms):
         assert count_sublayer_parameters(planned, decoder.sizes) == parameters_of(sublayer)
 
 
+@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
+@pytest.mark.parametrize("buckets", [0, 8])
+@pytest.mark.parametrize("pattern", ["M1x2", "M2x2", "M3 M1 ff"])
+def test_a_back_end_forward_and_backward(back_end, buckets, pattern, monkeypatch):
+    for name, kernels in KERNELS.items():  # plain functions, of which the counter sees each product
+        monkeypatch.setitem(KERNELS, name, as_plain_functions(kernels.implementation))
+    encoder = Encoder(pattern, 17, 12, 20, 3, 16, relative_position_buckets=buckets, attention_backend=back_end)
+    head = MaskedLMHead(12, encoder.embed_tokens)
+    tokens, positions = torch.randint(2, 17, (2, 16)), torch.tensor([1, 5, 30])
+
+    def forward():
+        return head(encoder(tokens)[0], positions)
+
+    arguments = (pattern, EncoderSizes(17, 12, 20, 3, 16, buckets), 16, 2, len(positions), lambda layers: back_end)
+    assert seen_by_torch(lambda: forward().sum().backward()) == count_encoder_flops(*arguments, training=True)
+    with torch.no_grad():
+        assert seen_by_torch(forward) == count_encoder_flops(*arguments)
+
+
+@pytest.mark.parametrize(("name", "build"), [(FAIRSEQ, FairseqRoberta), (HUGGING_FACE, HuggingFaceBert)])
+def test_a_baseline_of_others(name, build):
+    if name == HUGGING_FACE and not has_transformers():
+        pytest.skip("transformers cannot be imported")
+    model = OnBackEnd(name, build(EncoderSizes(PIECES, 8, 12, 2, 32, 0), layers=2), "its own", 0, name)
+    assert seen_by_torch(encoder_training(model.model, 2, 16)) == model.count_flops(2, 16, training=True)
+    assert seen_by_torch(inference(model.model, 2, 16)) == model.count_flops(2, 16, training=False)
+
+
+def test_products_of_fused_blocks():
+    """m = 2 costs 4 + 8 against 4 + 10 of two fused layers, m = 3 costs 6 + 11 against 6 + 15."""
+    one = Flops(0, 1, 1)
+    counts = [[block_flops("fused", one, m, training) for training in (False, True)] for m in (1, 2, 3)]
+    assert counts == [[2, 2 + 5], [4, 4 + 8], [6, 6 + 11]]
+    assert list(map(layers_of_block, makers_of_blocks("M1 M3 (sflflf)x2 ss"))) == [1, 3, 3, 3, 1, 1]
+
+
 C, W, T, K, P = 8, 20, 6, 9, 3
 BY_HAND = {  # by direction and sublayer: parameters without LayerNorm, FLOPs
     ("encoder", "s"): (4 * C * C + 4 * C, 8 * T * C * C + 4 * T * T * C),
@@ -101,10 +162,7 @@ BY_HAND = {  # by direction and sublayer: parameters without LayerNorm, FLOPs
     ("causal", "s"): (5 * C * C, (4 * (K + T) + 2 * (K + 1)) * C * C + 2 * T * (K + 1) * C + 4 * T * K * C),
     ("causal", "l"): (2 * C * C, 2 * (K + T) * C * C + 2 * T * K * C),
     # A query sees itself and two before it: what is out of sight costs nothing, and so what no query reaches.
-    ("causal", "s[window=2]"): (
-        5 * C * C,
-        (4 * (2 + T + T) + 2 * (2 + T + 1)) * C * C + 6 * T * 3 * C,
-    ),
+    ("causal", "s[window=2]"): (5 * C * C, (4 * (2 + T + T) + 2 * (2 + T + 1)) * C * C + 6 * T * 3 * C),
     # Its factors are compared where the mask shows the pair: 3 T - 2 of them for each of two heads.
     ("encoder", "s[window=1,synthesizer=factorised_random,rank=5]"): (
         2 * C * C + 2 * C + 2 * 2 * 16 * 5,
@@ -117,11 +175,8 @@ BY_HAND = {  # by direction and sublayer: parameters without LayerNorm, FLOPs
 def test_sums_by_hand(direction, sublayer):
     sizes = EncoderSizes(17, C, W, 2, 16, 0) if direction == "encoder" else CausalSizes(17, C, W, 2)
     planned = read_sublayer(sublayer)
-    found = (
-        count_sublayer_parameters(planned, sizes) - 2 * C,
-        count_sublayer_flops(planned, sizes, T, 0 if direction == "encoder" else K - T),
-    )
-    assert found == BY_HAND[direction, sublayer]
+    flops = count_sublayer_flops(planned, sizes, T, 0 if direction == "encoder" else K - T)
+    assert (count_sublayer_parameters(planned, sizes) - 2 * C, flops) == BY_HAND[direction, sublayer]
 
 
 def test_what_a_sublayer_reads_decides():
@@ -152,11 +207,7 @@ BASE = CausalSizes(267_735, 512, 2048, 8, (19_997, 39_997, 199_997))
 
 @pytest.mark.parametrize(
     ("pattern", "parameters", "billions"),
-    [
-        ("(sf)x16", 191_950_298, 27),
-        ("(s)x6 (sf)x10 (f)x6", 191_950_298, 27),
-        ("(sfff)x6 (f)x8", 199_840_218, 17),
-    ],
+    [("(sf)x16", 191_950_298, 27), ("(s)x6 (sf)x10 (f)x6", 191_950_298, 27), ("(sfff)x6 (f)x8", 199_840_218, 17)],
 )
 def test_table_6_of_the_par_paper(pattern, parameters, billions):
     assert count_parameters(pattern, BASE) == parameters
@@ -180,3 +231,12 @@ def test_words_in_further_bands_make_pars_table_6_of_our_count(of_third, of_seco
 def test_a_pattern_that_cannot_be_read_is_named():
     with pytest.raises(UserError, match=r"'\(sz\)x2', character 3"):
         count_parameters("(sz)x2", CausalSizes(17, 4, 4, 1))
+
+
+@pytest.mark.parametrize(("time", "limit"), [(512, 1.02), (4096, 1.08), (8192, 1.11)])
+def test_what_flops_allow_lazyformer_against_bert(time, limit):
+    """Of M2x6-S in training beside BERT, both fused: what the speed-ups of docs/performance.md are to be read with."""
+    bert, lazy = (EncoderSizes(32_768, 768, width, 12, time) for width in (3072, 3456))
+    fused = {"back_end": lambda maker: "fused", "training": True}
+    flops = [count_encoder_flops(*model, time, **fused) for model in (("M1x12", bert), ("M2x6", lazy))]
+    assert flops[0] / flops[1] == pytest.approx(limit, abs=0.006)

@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment
+from lazyformer_fairseq.measure.costs import latency
+from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment, peak_memory
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.patterns.grammar import plan
@@ -14,16 +15,13 @@ from lazyformer_fairseq.report.numbers import with_spread
 
 def test_things_take_turns_and_warm_up_is_not_kept():
     calls = []
-    timings = measure({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=5, warm_up=2)
+    things = {name: lambda name=name: (calls.append(name), time.sleep(0.02 * (name == "c"))) for name in "abc"}
+    timings = measure(things, rounds=5, warm_up=2)
     rounds = [calls[start : start + 3] for start in range(0, len(calls), 3)]
     assert len(rounds) == 7 and all(sorted(one) == ["a", "b", "c"] for one in rounds)
     assert len({tuple(one) for one in rounds}) > 1, "the order changes, so that nobody always follows the same one"
     assert [len(timing.samples) for timing in timings.values()] == [5, 5, 5]
-
-
-def test_a_slower_thing_takes_longer():
-    timings = measure({"slow": lambda: time.sleep(0.02), "fast": lambda: None}, rounds=3, warm_up=0)
-    assert timings["slow"].median >= 0.02 > timings["fast"].median
+    assert timings["c"].median >= 0.02 > timings["a"].median
 
 
 def test_median_and_quartiles():
@@ -48,8 +46,7 @@ def test_sublayers_of_a_network(network, memory):
 
 
 def test_next_segment_meets_a_full_memory():
-    decoder = CausalDecoder("sflf", **SIZES, mem_len=6)
-    lengths = []
+    decoder, lengths = CausalDecoder("sflf", **SIZES, mem_len=6), []
 
     def model(tokens_BT, memory, target):
         lengths.append(memory.length)
@@ -57,6 +54,31 @@ def test_next_segment_meets_a_full_memory():
 
     tokens = torch.zeros(1, 4, dtype=torch.long)
     score = next_segment(model, tokens, tokens, mem_len=6)
-    score()
-    score()
+    score(), score()
     assert lengths == [0, 4, 6, 6]
+
+
+def test_peak_memory_counts_what_was_held_at_once():
+    def two_then_one():
+        kept = torch.ones(1000)  # 4,000 bytes
+        gone = torch.ones(3000)
+        del gone
+        return kept, torch.ones(500)
+
+    assert [peak_memory(two_then_one, "cpu") for _ in range(2)] == [16_000] * 2, "the same on every run"
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_peak_is_measured_by_every_library_that_models_use(monkeypatch, onednn):
+    monkeypatch.setattr(latency, "MATRIX_SIZES", {"cpu": (8, 16)})
+    monkeypatch.setattr(latency, "has_onednn", lambda: onednn)
+    names = {"matrix product 8", "matrix product 16"}
+    assert set(latency.matrix_products("cpu", torch.bfloat16)) == names
+    names |= {"matrix product by oneDNN 8", "matrix product by oneDNN 16"} if onednn else set()
+    assert set(latency.matrix_products("cpu", torch.float32)) == names
+
+
+def test_the_peak_is_of_the_fastest_product():
+    timings = {"matrix product 8": Timing((2.0,)), "matrix product 16": Timing((4.0,)), "a model": Timing((1e-9,))}
+    assert latency.matrix_peak(timings) == 2 * 16**3 / 4
+    assert latency.matrix_peak({**timings, "matrix product by oneDNN 16": Timing((3.0,))}) == 2 * 16**3 / 3

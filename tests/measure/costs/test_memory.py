@@ -1,11 +1,13 @@
-"""Memory by formula is what torch's allocator counts, within a tenth."""
+"""Memory by formula is what torch's allocator counts, and what an update of fairseq's trainer takes, within a tenth."""
 
+import gc
 from itertools import product
 from typing import Any, NamedTuple, Optional
 
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
+from helpers import ROOT, dictionary_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,11 +16,14 @@ from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, Lazy
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_optimizer_bytes, count_update_memory
+from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.sublayers.interface import Sublayer
+from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import EncoderSizes
-from tests.helpers import dictionary_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ON_A_PROCESSOR = [name for name in BACKENDS if name != "flex"]  # it does not train there
@@ -40,23 +45,14 @@ class Case(NamedTuple):
         return count_update_memory(pattern, self.network.sizes, self.run, Update(self.predicted, **more))
 
 
-def _pass(
-    cfg: Any, network: Stack, batch: int, time: int, precision: str, back_end: str, memory: int = 0, device="cpu"
-):
-    return Pass(
-        batch,
-        time,
-        memory,
-        precision,
-        device,
-        network.features,
-        cfg.dropout > 0,
-        cfg.attention_dropout > 0,
-        cfg.activation_dropout > 0,
-        str(cfg.activation_fn),
-        network.normalize_before,
-        lambda maker: back_end,
-    )
+def _case(
+    model, network, batch: int, time: int, precision: str, back_end: str, memory=0, device="cpu", predicted=None
+) -> Case:
+    cfg, features = model.cfg, network.features
+    drops = (cfg.dropout > 0, cfg.attention_dropout > 0, cfg.activation_dropout > 0)
+    rest = (str(cfg.activation_fn), network.normalize_before, lambda maker: back_end)
+    run = Pass(batch, time, memory, precision, device, features, *drops, *rest)
+    return Case(model, network, run, predicted)
 
 
 def _encoder(
@@ -66,9 +62,8 @@ def _encoder(
     given = {"attention_dropout": 0.0, "max_positions": time, **sizes, **options}
     cfg = LazyFormerConfig(sublayer_pattern=pattern, attention_backend=back_end, **given)
     model = LazyFormerModel(cfg, dictionary_of(vocab_size)).to(device, DTYPES[precision]).train()
-    network = model.encoder.sentence_encoder
-    run = _pass(cfg, network, batch, time, precision, back_end, device=device)
-    return Case(model, network, run, round(0.15 * batch * time))
+    rest = {"device": device, "predicted": round(0.15 * batch * time)}
+    return _case(model, model.encoder.sentence_encoder, batch, time, precision, back_end, **rest)
 
 
 def _causal(
@@ -78,7 +73,7 @@ def _causal(
     given = {"attention_dropout": 0.0, "adaptive_softmax_cutoff": "", **sizes, **options}
     cfg = CausalLMConfig(sublayer_pattern=pattern, attention_backend=back_end, mem_len=memory, **given)
     model = CausalLanguageModel(cfg, dictionary_of(vocab_size)).to(DTYPES[precision]).train()
-    return Case(model, model.decoder, _pass(cfg, model.decoder, batch, time, precision, back_end, memory), None)
+    return _case(model, model.decoder, batch, time, precision, back_end, memory=memory)
 
 
 def _loss_of(case: Case) -> Any:
@@ -102,13 +97,9 @@ def _loss_of(case: Case) -> Any:
 
 def assert_within_a_tenth(case: Case) -> None:
     loss = _loss_of(case)
-
-    def update() -> None:
-        loss().backward()
-
-    update()  # plans and operators are made once
+    loss().backward()  # plans and operators are made once
     case.model.zero_grad(set_to_none=True)
-    measured = peak_memory(update, case.run.device)
+    measured = peak_memory(lambda: loss().backward(), case.run.device)
     counted = case.count()
     held = counted.weights + counted.optimizer + counted.carried
     assert counted.peak - held == pytest.approx(measured, rel=0.1)
@@ -166,45 +157,32 @@ def test_memory_by_formula_is_what_is_measured(build, pattern, back_end, precisi
 
 
 def test_a_kind_that_does_not_count_is_named():
-    from lazyformer_fairseq.modules.sublayers.interface import Sublayer
-    from lazyformer_fairseq.patterns.grammar import plan
-
     with pytest.raises(UserError, match="nobody counts the memory of feed-forward"):
         Sublayer.count_memory(EncoderSizes(10, 8, 16, 2), plan("f")[0], Pass(1, 2))
 
 
-class TestOptimizer:
-    def test_half_precision_keeps_weights_and_gradients_in_single_as_fairseq_does(self):
-        model = nn.Linear(30, 20).to(torch.bfloat16)
-        masters = FP16Optimizer.build_fp32_params(None, list(model.parameters()), flatten=False)
-        numbers = sum(weight.numel() for weight in model.parameters())
-        kept = sum(4 * (master.numel() + master.grad.numel()) for master in masters) + 2 * 4 * numbers
-        assert count_optimizer_bytes(numbers, 2) == kept
-
-    def test_single_precision_keeps_two_moments(self):
-        model = nn.Linear(30, 20)
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        model(torch.ones(30)).sum().backward()
-        optimizer.step()
-        moments = [
-            value for state in optimizer.state.values() for name, value in state.items() if name.startswith("exp")
-        ]
-        assert count_optimizer_bytes(620, 4) == sum(4 * moment.numel() for moment in moments)
+def test_half_precision_keeps_weights_and_gradients_in_single_as_fairseq_does_and_single_two_moments():
+    model = nn.Linear(30, 20)
+    numbers = sum(weight.numel() for weight in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(30)).sum().backward()
+    optimizer.step()
+    states = [state.items() for state in optimizer.state.values()]
+    moments = sum(4 * value.numel() for state in states for name, value in state if name.startswith("exp"))
+    assert count_optimizer_bytes(numbers, 4) == moments
+    masters = FP16Optimizer.build_fp32_params(None, list(model.bfloat16().parameters()), flatten=False)
+    kept = sum(4 * (master.numel() + master.grad.numel()) for master in masters)
+    assert count_optimizer_bytes(numbers, 2) == kept + moments
 
 
-class TestUpdate:
-    def test_gradients_of_an_earlier_batch_are_there_at_the_peak(self):
-        case = _encoder("sfsf", "eager", **{**TINY, "vocab_size": 8192})  # the peak is at the logits
-        assert case.count(accumulates=True).peak == case.count().peak + case.count().gradients
-
-    def test_several_processes_hold_what_they_send(self):
-        case = _encoder("sfsf", "eager", **TINY)
-        one, two = case.count(), case.count(processes=2)
-        assert two.peak - one.peak == two.gradients - one.gradients == one.weights
-
-    def test_parts_of_the_peak_add_up(self):
-        counted = _causal("sfsf", "eager", **CAUSAL_TINY).count(accumulates=True)
-        assert counted.peak == sum(counted[:-1])
+def test_parts_of_the_peak_add_up_with_what_is_accumulated_and_what_several_processes_send():
+    case = _encoder("sfsf", "eager", **TINY)
+    one, two = case.count(), case.count(processes=2)
+    assert two.peak - one.peak == two.gradients - one.gradients == one.weights
+    case = _encoder("sfsf", "eager", **{**TINY, "vocab_size": 8192})  # the peak is at the logits
+    assert case.count(accumulates=True).peak == case.count().peak + case.count().gradients
+    counted = _causal("sfsf", "eager", **CAUSAL_TINY).count(accumulates=True)
+    assert counted.peak == sum(counted[:-1])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -215,3 +193,33 @@ def test_on_a_gpu(pattern, back_end, precision):
     if precision == "bf16" and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("bf16 came with compute capability 8.0")
     assert_within_a_tenth(_encoder(pattern, back_end, precision, device="cuda", **{**LARGER, "batch": 8}))
+
+
+WIDE = {"encoder_embed_dim": 128, "encoder_ffn_embed_dim": 512, "encoder_attention_heads": 4, "max_positions": 64}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_update_of_fairseq(data_folder, tmp_path, precision):
+    sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in WIDE.items())
+    command = (
+        f"--user-dir {ROOT / 'lazyformer_fairseq'} --task full_sentences_masked_lm --tokens-per-sample 64 "
+        f"--criterion masked_lm_accuracy --arch bert_tiny {sizes} --attention-backend eager --batch-size 8 --cpu "
+        f"--optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
+    )
+    command += " --bf16" if precision == "bf16" else ""
+    training = StepwiseTraining([str(data_folder), *command.split()], tmp_path / "run")
+    for _ in range(2):
+        training.update()  # the optimizer's moments are there from the first on
+    training.trainer.zero_grad()
+    gc.collect()
+    optimizer = training.trainer.optimizer
+    masters = list(getattr(optimizer, "fp32_params", ()))  # fairseq keeps their gradients too
+    states = [value for state in optimizer.optimizer.state.values() for value in state.values()]
+    kept = [*training.trainer.model.parameters(), *masters, *(master.grad for master in masters), *states]
+    held = sum(each.numel() * each.element_size() for each in kept if isinstance(each, torch.Tensor))
+    peak = peak_memory(training.update, "cpu")
+    job = with_options(job_of_arch("bert_tiny", len(training.task.dictionary)), {**WIDE, "tokens_per_sample": 64})
+    counted = job.count_memory(8, precision, "cpu", "eager")
+    assert counted.weights + counted.optimizer == pytest.approx(held, rel=0.01)
+    assert counted.peak == pytest.approx(held + peak, rel=0.1)

@@ -1,15 +1,18 @@
 """``lazyformer pattern show``: the plan, its costs, and what sublayers look at against masks by brute force."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import count_causal_parameters, count_parameters
+from helpers import count_causal_parameters, count_parameters, dictionary_of
 from torch import nn
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.measure.pattern.look import FAINT, SEEN, UNSEEN, Seen, build_network, look, text_picture
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
+from lazyformer_fairseq.measure.pattern.look import SEEN, Seen, build_network, look, text_picture
 from lazyformer_fairseq.modules.sublayers.interface import Sublayer
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, registered
@@ -26,11 +29,14 @@ def seen_of(pattern: str, direction: str, tokens: int, memory: int = 0, heads: i
 
 
 def test_an_encoders_window_is_what_brute_force_sees():
+    """With scores that are nearly equal, every key that a query sees weighs as much."""
     plain, window = seen_of("s f l s[window=2]", ENCODER, 7)
     (heads, weights), *others = window.by_heads
     assert (plain.title, window.title, heads, others) == ("s", "s[window=2]", range(2), [])
     places = torch.arange(7)
-    assert torch.equal(weights > 0, (places[:, None] - places).abs() <= 2)
+    shown = (places[:, None] - places).abs() <= 2
+    assert torch.equal(weights > 0, shown)
+    torch.testing.assert_close(weights, shown.double(), atol=0.01, rtol=0)
     assert (plain.by_heads[0][1] > 0).all()
 
 
@@ -39,13 +45,6 @@ def test_a_causal_window_looks_into_memory_and_not_ahead():
     [(_, weights)] = window.by_heads
     ahead = torch.arange(7) - (3 + torch.arange(4))[:, None]
     assert torch.equal(weights > 0, (ahead <= 0) & (ahead >= -2))
-
-
-def test_weights_are_the_distributions():
-    """With scores that are nearly equal, every key that a query sees weighs as much."""
-    (seen,) = seen_of("s[window=1]", ENCODER, 5)
-    weights = seen.by_heads[0][1]
-    torch.testing.assert_close(weights[weights > 0], torch.ones(13, dtype=torch.float64), atol=0.01, rtol=0)
 
 
 class Halving(Sublayer):
@@ -69,15 +68,8 @@ class Halving(Sublayer):
 def test_a_kind_without_heads_is_asked_like_any_other():
     with registered(Kind("h", "halving", "", "", {ENCODER: Halving})):
         (seen,) = seen_of("h", ENCODER, 3)
-    assert text_picture(seen).splitlines() == [
-        "h",
-        f"{SEEN} {UNSEEN} {UNSEEN}",
-        f"{FAINT} {SEEN} {UNSEEN}",
-        f"{UNSEEN} {FAINT} {SEEN}",
-    ]
-
-
-def test_heads_that_differ_have_pictures_of_their_own():
+    assert text_picture(seen).splitlines() == ["h", "■ · ·", "□ ■ ·", "· □ ■"]
+    # Heads that differ have pictures of their own.
     seen = Seen("s", ((range(2), torch.ones(1, 2)), (range(2, 3), torch.tensor([[1.0, 0.0]]))))
     assert text_picture(seen).splitlines() == ["s, heads 1 to 2", "■ ■", "", "s, head 3", "■ ·"]
 
@@ -112,19 +104,14 @@ def test_the_bias_of_an_arch_is_left_out_where_it_is_refused_or_unwanted():
     assert around("s") - around("s[linformer=2]") == table
     assert around("s") - around("s[linformer=2]", "--arch", "bert_base", "--relative-position-buckets", "0") == table
 
-
-def test_a_causal_model_has_no_bias_to_leave_out():
-    chosen = ("--arch", "transformer_xl_tiny", "--tokens", "8", "--heads", "1")
-    assert "s[buckets=2,chunk=4]" in show("s[buckets=2,chunk=4]", *chosen)
+    # A causal model has none.
+    assert around("s[buckets=2,chunk=4]", "--arch", "transformer_xl_tiny") > 0
 
 
-def test_several_patterns_make_one_picture(tmp_path):
+def test_several_patterns_make_one_picture_and_one_looks_at_nothing(tmp_path):
     output = show("s[window=1]f", "s", "--tokens", "4", "--heads", "1", "--output", str(tmp_path / "seen.png"))
     assert (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG") and "written" in output
     assert SEEN not in output and len(re.findall("shared, embeddings, head", output)) == 2
-
-
-def test_a_pattern_that_looks_at_nothing():
     assert "no sublayer looks at other tokens" in show("f", "--tokens", "2")
 
 
@@ -144,3 +131,38 @@ def test_a_pattern_that_looks_at_nothing():
 def test_what_is_wrong_is_refused_in_words(arguments, why):
     done = CliRunner().invoke(main, ["pattern", "show", *arguments])
     assert done.exit_code and why in f"{done.output} {done.exception}"
+
+
+# lazyformer pattern spans: what is in a checkpoint
+
+
+def save(pattern: str, path: Path) -> None:
+    sizes = dict(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_attention_heads=2, adaptive_softmax_cutoff="")
+    cfg = CausalLMConfig(sublayer_pattern=pattern, **sizes)
+    model = CausalLanguageModel(cfg, dictionary_of(9))
+    for number, name in enumerate(name for name, _ in model.named_parameters() if name.endswith("shares")):
+        model.get_parameter(name).data.copy_(torch.tensor([0.5, 0.25 * number]))
+    history = [{"num_updates": 1, "best_loss": None, "optimizer_name": "", "criterion_name": ""}]
+    rest = {"args": None, "extra_state": {"train_iterator": {"epoch": 1}}, "optimizer_history": history}
+    cfg = {"model": vars(cfg), "task": {"_name": None}, "common": {}, "checkpoint": {}}
+    torch.save({"model": model.state_dict(), "cfg": cfg, **rest}, path)
+
+
+def spans(*arguments: object):
+    return CliRunner().invoke(main, ["pattern", "spans", *map(str, arguments)])
+
+
+def test_each_sublayers_spans_are_printed_and_drawn(tmp_path):
+    save("s[span=100] f s s[span=40,ramp=5]", tmp_path / "model.pt")
+    done = spans(tmp_path / "model.pt", tmp_path / "spans.png")
+    assert done.exit_code == 0, done.output
+    _, first, second, _ = done.output.splitlines()
+    assert (first.split(), second.split()) == (["1", "32", "25.0", "0", "50"], ["4", "5", "15.0", "10", "20"])
+    assert (tmp_path / "spans.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_without_spans_and_a_missing_file_are_named(tmp_path):
+    save("sf", tmp_path / "model.pt")
+    for name, why in (("model.pt", "learn no spans"), ("none.pt", "none.pt")):
+        done = spans(tmp_path / name)
+        assert done.exit_code and why in str(done.exception)

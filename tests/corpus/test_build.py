@@ -1,4 +1,4 @@
-"""A whole corpus from raw files: its accounts, its bytes, and what stops it."""
+"""A whole corpus from raw files: its accounts, its bytes, what stops it, what `lazyformer corpus` says."""
 
 import bz2
 import hashlib
@@ -12,13 +12,17 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Optional
+from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 from corpus_tasks import build_in_process
 from fairseq.data import data_utils
 from helpers import toy_texts
 
+from lazyformer_fairseq.corpus import build
 from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -28,16 +32,7 @@ SETTINGS = CorpusSettings(
     vocab_size=200, valid_share=0.1, word_coverage=1.0, near_duplicates=True, shards=2, unit_megabytes=0.01
 )
 SMALL = CorpusSettings(vocab_size=200, valid_share=0.1)
-PAGE = """  <page>
-    <title>Page {number}</title>
-    <ns>{namespace}</ns>
-    <id>{number}</id>
-    <revision>
-      <id>{number}</id>
-      <text bytes="1" xml:space="preserve">{text}</text>
-    </revision>
-  </page>
-"""
+PAGE = "  <page>\n    <title>{0}</title>\n    <ns>{1}</ns>\n    <revision><text>{2}</text></revision>\n  </page>\n"
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +40,9 @@ def raw(tmp_path_factory) -> Path:
     """A dump, JSON lines, plain text and a book; some documents come twice, some are not for reading."""
     folder = tmp_path_factory.mktemp("raw")
     texts = toy_texts(300)
-    pages = [
-        PAGE.format(number=n, namespace=0, text=f"'''Page''' of [[toys]].\n\n{t}") for n, t in enumerate(texts[:80])
-    ]
-    pages.append(PAGE.format(number=900, namespace=0, text="#REDIRECT [[Page 1]]"))
-    pages.append(PAGE.format(number=901, namespace=1, text="Talk is no article, however long it may be."))
+    pages = [PAGE.format(n, 0, f"'''Page''' of [[toys]].\n\n{text}") for n, text in enumerate(texts[:80])]
+    pages.append(PAGE.format(900, 0, "#REDIRECT [[Page 1]]"))
+    pages.append(PAGE.format(901, 1, "Talk is no article, however long it may be."))
     (folder / "dump.xml.bz2").write_bytes(bz2.compress(f"<mediawiki>\n{''.join(pages)}</mediawiki>\n".encode()))
     lines = [json.dumps({"text": text}) for text in [*texts[80:180], texts[80], texts[81].upper(), "Short."]]
     (folder / "some.jsonl").write_text("\n".join(lines) + "\n")
@@ -89,9 +82,8 @@ def manifest_of(folder: Path) -> dict:
 
 
 def test_what_is_written(built):
-    assert {path.name for path in built.iterdir()} == {
-        *("shard0", "shard1", "dict.txt", "tokenizer", "manifest.json", "report.html")
-    }
+    names = {"shard0", "shard1", "dict.txt", "tokenizer", "manifest.json", "report.html"}
+    assert {path.name for path in built.iterdir()} == names
     dictionary = Tokenizer.load(built / "tokenizer").dictionary
     assert len(dictionary) == SETTINGS.vocab_size
     tokens = {"train": 0, "valid": 0}
@@ -119,9 +111,8 @@ def test_no_document_is_lost_without_a_reason(built):
     assert clean["lines in"] == clean["lines out"] + lines_dropped
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_same_input_same_bytes(raw, built, tmp_path, workers):
-    build_corpus(inputs(raw), tmp_path / "out", SETTINGS, workers)
+def test_same_input_same_bytes_with_more_workers(raw, built, tmp_path):
+    build_corpus(inputs(raw), tmp_path / "out", SETTINGS, workers=2)
     assert content(tmp_path / "out") == content(built)
 
 
@@ -196,14 +187,11 @@ def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
         build_corpus([str(text)], out, SMALL)
 
 
-def test_a_folder_of_something_else(raw, tmp_path):
+def test_a_folder_of_something_else_and_two_runs_at_once(raw, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="exists already"):
         build_corpus([str(raw / "plain.txt")], tmp_path, SETTINGS)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_two_runs_at_once(raw, tmp_path):
     work = tmp_path / ".out.unfinished"
     work.mkdir()
     with run_lock(work), pytest.raises(UserError, match="another run is at work"):
@@ -220,10 +208,8 @@ def test_a_truncated_dump(raw, tmp_path):
     manifest = build_corpus(given, tmp_path / "skipped", replace(SMALL, bad_files="skip", unit_megabytes=1))
     assert any("dump.xml.bz2" in name for name in manifest["dropped_names"]["bad file"])
     assert manifest["documents"]["in"] >= 80
-    cut = CorpusSettings(
-        vocab_size=200, valid_share=0.1, bad_files="skip", unit_megabytes=0.002
-    )  # smaller than the dump, which is cut
-    assert build_corpus(given, tmp_path / "cut", cut)["dropped_names"] == manifest["dropped_names"]
+    smaller = replace(SMALL, bad_files="skip", unit_megabytes=0.002)  # than the dump, which is cut
+    assert build_corpus(given, tmp_path / "cut", smaller)["dropped_names"] == manifest["dropped_names"]
 
 
 def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_path):
@@ -238,15 +224,90 @@ def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_
     assert content(tmp_path / "out") == content(built)
 
 
-def test_too_few_documents(tmp_path):
-    (tmp_path / "text.txt").write_text(toy_texts(1)[0])
-    with pytest.raises(UserError, match="none of the 1 documents fell into the valid split"):
-        build_corpus([str(tmp_path / "text.txt")], tmp_path / "out", replace(SETTINGS, shards=1))
-
-
 def test_stopped_while_it_tidies_up(raw, built, tmp_path):
     """The result stands, the work folder is half removed: the next corpus of that name starts from the beginning."""
     (tmp_path / ".out.unfinished" / "tasks" / "words" / "completions").mkdir(parents=True)
     (tmp_path / ".out.unfinished" / "published").touch()
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
     assert content(tmp_path / "out") == content(built)
+
+
+# The command
+
+
+def run(text: Path, out: Path, options: str = "--vocab-size 110"):
+    command = [str(text), str(out), "--workers", "1", *options.split()]
+    return CliRunner().invoke(corpus, command, catch_exceptions=False)
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(toy_texts(60, 1)))
+    return path
+
+
+def test_ctrl_c_loses_nothing(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "plan_units", Mock(side_effect=KeyboardInterrupt))
+    result = run(text, tmp_path / "out")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1].endswith("out: stopped; rerun to resume")
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (toy_texts(60), "--spacy-model xx_no_such", "'xx_no_such': not installed"),
+        (toy_texts(60), "--shards 2", "--shards 2: the input is 1 units of work"),
+        (toy_texts(1), "", "none of the 1 documents fell into the valid split"),
+        (
+            ["A.", "B.", "no sentence"],
+            "",
+            r"none of the 3 documents is left: dropped 3 too short \(--min-document-char",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(text, tmp_path, content, options, message):
+    text.write_text("\n\n".join(content))
+    with pytest.raises(UserError, match=message):
+        run(text, tmp_path / "out", options)
+    assert "--spacy" not in options or [path.name for path in tmp_path.iterdir()] == ["text.txt"]  # no work has begun
+
+
+def test_it_says_how_the_input_was_understood_and_short_documents_of_other_scripts_stay(text, tmp_path):
+    chinese = "北京是中华人民共和国的首都，也是全国的政治和文化中心，人口超过两千万。"
+    japanese = "東京は日本の首都であり、世界でも最大級の都市の一つとして知られている場所です。"
+    russian = "Москва является столицей России и самым большим городом этой страны, в котором живут многие миллионы."
+    text.write_text("\n\n".join([chinese, japanese, russian, "你好。", "Привет!"]))
+    result = run(text, tmp_path / "out")
+    assert result.exit_code == 0
+    assert "read as text: 1 file, 0.0 MB; a document is what stands between blank lines" in result.stderr
+    assert "dropped of 5 documents: 2 too short (--min-document-characters)" in result.stderr
+    assert "valid 1 sentences" in result.output
+    result = run(text, tmp_path / "all", "--vocab-size 110 --min-document-characters 0 --valid-share 0")
+    assert "5 documents, 0 of them dropped" in result.output and "valid empty" in result.output
+    assert "valid: empty" in (tmp_path / "all" / "report.html").read_text()
+    text.write_bytes("\n\n".join(["Un café à Paris. " * 9, *toy_texts(20)]).encode("cp1252"))
+    result = run(text, tmp_path / "latin")
+    assert "1 lines are not UTF-8 and were read as Windows-1252" in result.stderr
+    assert f"the first are in {text}" in result.stderr
+
+
+def test_the_advice_for_a_small_vocabulary_can_be_followed(text, tmp_path):
+    with pytest.raises(UserError, match=r"vocabulary of 10: too small .*; give at least (\d+)$") as caught:
+        run(text, tmp_path / "out", "--vocab-size 10")
+    assert run(text, tmp_path / "out", f"--vocab-size {str(caught.value).split()[-1]}").exit_code == 0
+
+
+def test_a_tokenizer_of_ones_own(text, tmp_path):
+    run(text, tmp_path / "first", "--valid-share 0.1 --vocab-size 160")
+    mine = f"--valid-share 0.1 --tokenizer {tmp_path / 'first' / 'tokenizer'}"
+    assert run(text, tmp_path / "second", mine).exit_code == 0
+    for name in ("tokenizer/tokenizer.json", "dict.txt", "shard0/train.bin", "shard0/valid.bin"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    for options, message in {
+        f"{mine} --cased": "--cased: the settings of --tokenizer decide",
+        f"--tokenizer {tmp_path / 'no'}": "is .* a tokenizer folder",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            run(text, tmp_path / "third", options)

@@ -1,3 +1,5 @@
+"""Cleaning: what becomes of a line, which lines and documents go, and that no text takes long."""
+
 import time
 from collections import Counter
 
@@ -84,6 +86,10 @@ def test_documents_are_dropped_for_a_reason():
     assert clean(PROSE, min_document_characters=200)[2] == "too short"
     assert clean(f"{PROSE}\n" + "1 2 3 4 5 6 7 8 9 10 11\n" * 20)[2] == "few letters"
     assert clean(PROSE)[2] is None
+    step = CleanText()
+    assert [*step.run([Document(text="x" * 200_000, id="book.txt:1")])] == []  # without a space
+    assert step.notes.dropped == {"too short": ["book.txt:1"]}
+    assert step.counts["lines dropped: too long"] == 1
 
 
 def test_a_book_of_one_line_stays_whole():
@@ -92,13 +98,6 @@ def test_a_book_of_one_line_stays_whole():
     assert reason is None and text.replace("\n", " ") == book
     assert counts["lines in"] == counts["lines out"] > 1 and max(map(len, text.split("\n"))) <= 100_000
     assert all(line.endswith("others.") for line in text.split("\n"))
-
-
-def test_a_long_text_without_a_space_is_dropped_and_named():
-    step = CleanText()
-    assert [*step.run([Document(text="x" * 200_000, id="book.txt:1")])] == []
-    assert step.notes.dropped == {"too short": ["book.txt:1"]}
-    assert step.counts["lines dropped: too long"] == 1
 
 
 @given(st.text(alphabet="ab. ", max_size=60), st.integers(1, 9))

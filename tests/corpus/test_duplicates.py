@@ -1,4 +1,4 @@
-"""Which documents are held out depends on nothing but the fingerprint and the seed."""
+"""What counts as the same text or nearly; which documents are held out: by fingerprint and seed alone."""
 
 import random
 from itertools import pairwise
@@ -8,18 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.duplicates import (
-    BANDS,
-    DUPLICATE,
-    KEEP,
-    NEAR_DUPLICATE,
-    Fingerprint,
-    bands,
-    draw,
-    find_duplicates,
-    fingerprint,
-    threshold,
-)
+from lazyformer_fairseq.corpus import duplicates
+from lazyformer_fairseq.corpus.duplicates import Fingerprint, bands, draw, find_duplicates, fingerprint, threshold
 from lazyformer_fairseq.corpus.steps import Document
 
 
@@ -30,9 +20,6 @@ def test_case_spacing_and_punctuation_make_no_difference():
         assert bands(one.replace("'", " ")) == bands(other.replace("’", " "))
     assert fingerprint(one) != fingerprint(one.replace("late", "later"))
     assert fingerprint("10 men") != fingerprint("11 men")
-
-
-def test_texts_without_letters_differ():
     assert len({fingerprint(text) for text in ("", "?", "!", "— —")}) == 4
 
 
@@ -48,15 +35,12 @@ def test_documents_of_any_text_get_integers_of_64_bits(one, other):
     document = Document(text=one, id="file:1")
     assert Fingerprint(near_duplicates=True).process(document) is None
     numbers = [*document.metadata["fingerprint"], *document.metadata["bands"]]
-    assert len(numbers) == 2 + BANDS and all(0 <= number < 2**64 for number in numbers)
+    assert len(numbers) == 2 + duplicates.BANDS and all(0 <= number < 2**64 for number in numbers)
     if one.split() == other.split():
         assert fingerprint(one) == fingerprint(other)
-
-
-def test_bands_only_where_asked_for():
-    document = Document(text="Some words.", id="file:1")
-    Fingerprint().process(document)
-    assert "bands" not in document.metadata and document.metadata["fingerprint"] == fingerprint("Some words.")
+    document = Document(text=one, id="file:1")
+    Fingerprint().process(document)  # bands only where asked for
+    assert "bands" not in document.metadata and document.metadata["fingerprint"] == fingerprint(one)
 
 
 def similar_pair(generator: random.Random, similarity: float) -> tuple[str, str]:
@@ -76,7 +60,6 @@ def test_similar_texts_share_a_band_as_often_as_computed(similarity, least, most
 
 
 U64 = st.integers(0, 2**64 - 1)
-COUNTING = np.stack([np.zeros(100_000, np.uint64), np.arange(100_000, dtype=np.uint64)], axis=1)
 
 
 def plain(high, low, valid_share, seed):
@@ -102,7 +85,8 @@ def test_is_as_in_plain_integers(fingerprints, valid_share, seed):
 @pytest.mark.parametrize("valid_share", [0.005, 0.5])
 @pytest.mark.parametrize("columns", [(0, 1), (1, 0)])
 def test_share(valid_share, columns):
-    found = draw(COUNTING[:, columns], seed=1) < valid_share
+    counting = np.stack([np.zeros(100_000, np.uint64), np.arange(100_000, dtype=np.uint64)], axis=1)
+    found = draw(counting[:, columns], seed=1) < valid_share
     assert abs(found.sum() - 100_000 * valid_share) < 4 * (100_000 * valid_share * (1 - valid_share)) ** 0.5
 
 
@@ -125,7 +109,9 @@ def naive(documents):
     seen, decisions = set(), []
     for own, of_bands in documents:
         keys = {*enumerate(of_bands)}
-        decisions.append(DUPLICATE if own in seen else NEAR_DUPLICATE if keys & seen else KEEP)
+        is_near = bool(keys & seen)
+        decision = duplicates.DUPLICATE if own in seen else duplicates.NEAR_DUPLICATE if is_near else duplicates.KEEP
+        decisions.append(decision)
         seen |= {own, *keys}
     return decisions
 
@@ -153,12 +139,5 @@ def test_is_what_dicts_find_however_divided(made, documents_at_once):
 def test_reads_memory_mapped_arrays_and_no_unit_at_all(tmp_path):
     np.save(tmp_path / "unit.npy", np.array([[1, 2], [1, 2]], dtype=np.uint64))
     (found,) = find_duplicates([np.load(tmp_path / "unit.npy", mmap_mode="r")])
-    assert found.tolist() == [KEEP, DUPLICATE]
+    assert found.tolist() == [duplicates.KEEP, duplicates.DUPLICATE]
     assert find_duplicates([]) == []
-
-
-def test_the_first_similar_document_stays_though_both_resemble_a_later_one():
-    fingerprints = np.array([[0, 1], [0, 2], [0, 3]], dtype=np.uint64)
-    bands = np.array([[1, 5], [2, 6], [1, 6]], dtype=np.uint64)
-    (found,) = find_duplicates([fingerprints], [bands])
-    assert found.tolist() == [KEEP, KEEP, NEAR_DUPLICATE]

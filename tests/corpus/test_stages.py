@@ -36,8 +36,7 @@ def test_every_task_runs_once(tmp_path, workers, capsys):
     ("fault", "workers", "message"),
     [
         ("user error", 1, r"book\.txt, line 3: is not text"),
-        ("disk full", 1, r"store\.npy: cannot be written \(No space left on device\).*make room"),
-        ("disk full", 2, r"store\.npy: cannot be written \(No space left on device\).*make room"),
+        *(("disk full", n, r"store\.npy: cannot be written \(No space left on device\).*make room") for n in (1, 2)),
         ("killed", 2, r"a worker died.*run the same command again"),
     ],
 )
@@ -58,18 +57,16 @@ def test_a_failed_task_is_named_and_the_rest_stays(tmp_path, fault, workers, mes
 @pytest.mark.slow
 def test_workers_end_with_the_process_that_gave_them_work(tmp_path):
     script = tmp_path / "parent.py"
-    script.write_text(
-        f"""
-import sys
-sys.path.insert(0, {str(ROOT / "tests")!r})
-from functools import partial
-from pathlib import Path
-from corpus_tasks import sleep
-from lazyformer_fairseq.corpus.stages import run_tasks
-if __name__ == "__main__":
-    run_tasks(partial(sleep, Path({str(tmp_path)!r})), [1, 1], Path({str(tmp_path)!r}) / "words", 2)
-"""
-    )
+    lines = [
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})",
+        "from functools import partial",
+        "from pathlib import Path",
+        "from corpus_tasks import sleep",
+        "from lazyformer_fairseq.corpus.stages import run_tasks",
+        "if __name__ == '__main__':",
+        f"    run_tasks(partial(sleep, Path({str(tmp_path)!r})), [1, 1], Path({str(tmp_path / 'words')!r}), 2)",
+    ]
+    script.write_text("\n".join(lines))
     parent = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, str(script)])
     try:
         files = wait_for(lambda: list(tmp_path.glob("worker.*")), lambda found: len(found) == 2, parent)

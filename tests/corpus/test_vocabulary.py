@@ -1,7 +1,4 @@
-"""Counting words, merging the counts of units, and the filter of rare words, against Counter.
-
-Stored words to fairseq's files: what is in them, and that fairseq's own tool writes the same.
-"""
+"""Counting words and the filter of rare ones, against Counter; stored words to fairseq's files, as its own tool."""
 
 import filecmp
 import logging
@@ -39,19 +36,18 @@ TEXT = st.lists(st.sampled_from([*"abcdefgh", "<url>", "straße", "猫"]), min_s
 UNITS = st.lists(st.lists(st.tuples(TEXT, st.booleans()), max_size=4), min_size=1, max_size=4)
 
 
+def stored(folder, texts):
+    documents = [Document(text, str(n), metadata={"fingerprint": (0, n)}) for n, text in enumerate(texts)]
+    list(StoreWords(folder).run(documents))
+    return WordStore(folder)
+
+
 def counted(folder, units):
     """The folders of counts of units, each a list of (text, whether it is kept)."""
     for rank, unit in enumerate(units):
-        documents = [Document(text, str(n), metadata={"fingerprint": (0, n)}) for n, (text, _) in enumerate(unit)]
-        words = folder / "words" / str(rank)
-        list(StoreWords(words).run(documents))
-        keep = np.array([keep for _, keep in unit], dtype=bool)
-        count_words(WordStore(words), keep, folder / "counts" / str(rank))
+        store = stored(folder / "words" / str(rank), [text for text, _ in unit])
+        count_words(store, np.array([keep for _, keep in unit], dtype=bool), folder / "counts" / str(rank))
     return [folder / "counts" / str(rank) for rank in range(len(units))]
-
-
-def counted_words(folder, *counts):
-    return counted(folder, [[(" ".join(Counter(unit).elements()), True)] for unit in counts])
 
 
 @settings(max_examples=15)
@@ -69,9 +65,7 @@ def test_merging_is_counting_all(tmp_path_factory, units, coverage, entries_at_o
     min_count = smallest_kept_count(Counter(expected.values()), coverage)
     kept = {word: count for word, count in expected.items() if count >= min_count or word == "<url>"}
     assert summary == {
-        "words": len(expected),
-        "kept_words": len(kept),
-        "min_count": min_count,
+        **{"words": len(expected), "kept_words": len(kept), "min_count": min_count},
         "dropped_types_share": 1 - len(kept) / len(expected),
         "dropped_tokens_share": 1 - sum(kept.values()) / expected.total(),
     }
@@ -95,15 +89,11 @@ def test_coverage_takes_the_largest_threshold(types_with_count, coverage):
 
 def test_default_coverage_keeps_equally_frequent_words_together(tmp_path):
     often = {f"word{n}": 500 for n in range(10)}  # 5000 running words, of which 0.1% may go
-    folders = counted_words(tmp_path, {**often, "once": 1, "also": 1, "rarely": 3}, {"rarely": 1})
+    counts = {**often, "once": 1, "also": 1, "rarely": 3}, {"rarely": 1}
+    folders = counted(tmp_path, [[(" ".join(Counter(unit).elements()), True)] for unit in counts])
     summary, _ = merge_counts(folders, tmp_path / "kept.npy", WORD_COVERAGE)
-    assert summary == {
-        "words": 13,
-        "kept_words": 11,
-        "min_count": 4,
-        "dropped_types_share": pytest.approx(2 / 13),
-        "dropped_tokens_share": pytest.approx(2 / 5006),
-    }
+    assert [summary[name] for name in ("words", "kept_words", "min_count")] == [13, 11, 4]
+    assert [summary[f"dropped_{of}_share"] for of in ("types", "tokens")] == pytest.approx([2 / 13, 2 / 5006])
 
 
 def test_hashes_are_the_same_everywhere():
@@ -139,12 +129,6 @@ def tokenizer(tmp_path_factory):
     return Tokenizer.train_on_counts(counts.items(), folder, 140, TextSettings(character_coverage=0.998))
 
 
-def stored(folder, texts):
-    documents = [Document(text, str(n), metadata={"fingerprint": (0, n)}) for n, text in enumerate(texts)]
-    list(StoreWords(folder).run(documents))
-    return WordStore(folder)
-
-
 def write(folder, texts, tokenizer, kept=None):
     """Writes the ids of ``texts``, every fifth of them in valid; returns the counts."""
     store = stored(folder / "words", texts)
@@ -164,8 +148,7 @@ def ids_of_sentence(sentence, tokenizer):
     """The plain way."""
     ids = []
     for word in sentence.split(" "):
-        word_ids = tokenizer.encode_normalised(word.replace("<mask>", "< mask >"))
-        ids += [UNK] if word == RARE else word_ids
+        ids += [UNK] if word == RARE else ids_in_use(word, tokenizer)
     return ids
 
 
@@ -174,20 +157,8 @@ def ids_in_use(sentence, tokenizer):
     return tokenizer.encode_normalised(sentence.replace("<mask>", "< mask >"))
 
 
-def items_of(texts, tokenizer, ids_of_sentence=ids_of_sentence):
-    return [
-        item
-        for text in texts
-        for item in [*([*ids_of_sentence(sentence, tokenizer), EOS] for sentence in text.split("\n")), [EOS]]
-    ]
-
-
-def test_items_are_encoded_sentences_and_boundaries(tokenizer, tmp_path):
-    write(tmp_path, TEXTS, tokenizer)
-    assert read(tmp_path / "0.valid") == items_of(TEXTS[4::5], tokenizer, ids_in_use)
-    assert read(tmp_path / "0.train") == items_of([t for n, t in enumerate(TEXTS) if n % 5 != 4], tokenizer)
-    assert tokenizer.dictionary.index("<url>") in read(tmp_path / "0.train")[1]
-    assert read(tmp_path / "0.train")[4].count(UNK) == 1  # the document of the rare word
+def items_of(texts, tokenizer, ids_of=ids_of_sentence):
+    return [item for text in texts for item in [*([*ids_of(line, tokenizer), EOS] for line in text.split("\n")), [EOS]]]
 
 
 @settings(max_examples=20)
@@ -197,37 +168,37 @@ def test_every_word_is_as_encode_normalised(tokenizer, tmp_path_factory, documen
     assume(documents and "▁" not in "".join(texts))  # sentencepiece's own sign for a space
     folder = tmp_path_factory.mktemp("ids")
     write(folder, texts, tokenizer)
-    expected = items_of([text for n, text in enumerate(texts) if n % 5 != 4], tokenizer)
-    assert read(folder / "0.train") == expected
-    assert not any(tokenizer.mask_index in item for item in expected)
+    found = read(folder / "0.train")
+    assert found == items_of([text for n, text in enumerate(texts) if n % 5 != 4], tokenizer)
+    assert not any(tokenizer.mask_index in item for item in found)
     for text in texts:
         if RARE not in text and "<mask>" not in text:
             for sentence in text.split("\n"):  # the words of a sentence do not influence each other
                 assert ids_of_sentence(sentence, tokenizer) == tokenizer.encode_normalised(sentence)
 
 
-def test_pieces_spell_the_validation_splits_words_whether_training_has_them_or_not(tokenizer, tmp_path):
+def test_validation_is_spelt_in_pieces_whatever_training_has_special_tokens_are_never_rare(tokenizer, tmp_path):
     counts = write(tmp_path, [*["the house"] * 4, "houses of the old kings"], tokenizer, kept={"the"})
     assert read(tmp_path / "0.valid") == [[*tokenizer.encode("houses of the old kings"), EOS], [EOS]]
     assert (counts["valid"]["unknown"], counts["train"]["unknown"]) == (0, 4)
+    write(tmp_path / "more", ["<url> the ▁"], tokenizer, kept={"▁"})
+    assert read(tmp_path / "more" / "0.train") == [[tokenizer.dictionary.index("<url>"), UNK, UNK, EOS], [EOS]]
 
 
-def test_special_tokens_are_never_rare_and_no_word_vanishes(tokenizer, tmp_path):
-    write(tmp_path, ["<url> the ▁"], tokenizer, kept={"▁"})
-    assert read(tmp_path / "0.train") == [[tokenizer.dictionary.index("<url>"), UNK, UNK, EOS], [EOS]]
-
-
-def test_counts(tokenizer, tmp_path):
+def test_counts_and_items_are_those_of_the_sentences(tokenizer, tmp_path):
     counts = write(tmp_path, TEXTS, tokenizer)
-    for split, texts in (("valid", TEXTS[4::5]), ("train", [t for n, t in enumerate(TEXTS) if n % 5 != 4])):
+    assert read(tmp_path / "0.valid") == items_of(TEXTS[4::5], tokenizer, ids_in_use)
+    train = [text for n, text in enumerate(TEXTS) if n % 5 != 4]
+    assert read(tmp_path / "0.train") == items_of(train, tokenizer)
+    assert read(tmp_path / "0.train")[4].count(UNK) == 1  # the document of the rare word
+    for split, texts in (("valid", TEXTS[4::5]), ("train", train)):
         items = read(tmp_path / f"0.{split}")
         tokens = Counter(index for item in items for index in item[:-1])
         unigrams = load_unigrams([tmp_path / f"0.{split}"], len(tokenizer.dictionary))
         assert unigrams.dtype == np.int64
         assert unigrams.tolist() == [tokens[index] for index in range(len(tokenizer.dictionary))]
         found = counts[split]
-        assert found["documents"] == len(texts)
-        assert found["sentences"] == len(items) - len(texts)
+        assert (found["documents"], found["sentences"]) == (len(texts), len(items) - len(texts))
         assert (found["tokens"], found["unknown"]) == (tokens.total(), tokens[UNK])
         lengths = {
             "words per sentence": [len(line.split()) for text in texts for line in text.split("\n")],
@@ -253,26 +224,19 @@ def test_a_split_without_documents_can_be_joined(tokenizer, tmp_path):
     assert filecmp.cmp(tmp_path / "joined.idx", tmp_path / "0.train.idx", shallow=False)
 
 
-def fairseq_preprocess(folder, pieces, *arguments):
-    """Runs fairseq's own tool on files of pieces; returns the folder that it wrote."""
-    command = ["--only-source", "--workers", "1", "--dataset-impl", "mmap", "--destdir", str(folder), *arguments]
-    for split in ("train", "valid"):
-        command += [f"--{split}pref", str(pieces / f"{split}.pieces")]
-    handlers = list(logging.getLogger("fairseq_cli.preprocess").handlers)
-    preprocess.main(options.get_preprocessing_parser().parse_args(command))
-    logging.getLogger("fairseq_cli.preprocess").handlers[:] = handlers
-    return folder
-
-
-def test_fairseq_preprocess_writes_the_same(tokenizer, tmp_path):
+def test_fairseq_preprocess_writes_the_same(tokenizer, tmp_path, monkeypatch):
     write(tmp_path, TEXTS, tokenizer)
     for split in ("train", "valid"):
         lines = (" ".join(tokenizer.dictionary[index] for index in item[:-1]) for item in read(tmp_path / f"0.{split}"))
         (tmp_path / f"{split}.pieces").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         join_parts([tmp_path / f"0.{split}"], tmp_path / "ours" / split)
-    dictionary = tmp_path / "dict.txt"
-    tokenizer.dictionary.save(str(dictionary))
-    theirs = fairseq_preprocess(tmp_path / "theirs", tmp_path, "--srcdict", str(dictionary))
-    assert filecmp.cmp(theirs / "dict.txt", dictionary, shallow=False)
+    tokenizer.dictionary.save(str(tmp_path / "dict.txt"))
+    monkeypatch.setattr(logging.getLogger("fairseq_cli.preprocess"), "handlers", [])  # it would add one to stay
+    monkeypatch.chdir(tmp_path)
+    command = "--only-source --workers 1 --dataset-impl mmap --destdir theirs --srcdict dict.txt"
+    command += " --trainpref train.pieces --validpref valid.pieces"
+    preprocess.main(options.get_preprocessing_parser().parse_args(command.split()))
+    theirs = tmp_path / "theirs"
+    assert filecmp.cmp(theirs / "dict.txt", tmp_path / "dict.txt", shallow=False)
     names = ["train.bin", "train.idx", "valid.bin", "valid.idx"]
     assert filecmp.cmpfiles(tmp_path / "ours", theirs, names, shallow=False)[0] == names

@@ -1,7 +1,4 @@
-"""Reading the formats of documents, in every compression, whole and in pieces.
-
-The step that reads a unit's documents.
-"""
+"""Reading the formats of documents, in every compression; the step that reads a unit's documents."""
 
 import bz2
 import gzip
@@ -66,6 +63,9 @@ SAMPLES = {
 }
 
 
+COMPRESSED = pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+
+
 def texts(path, format, **piece):
     return [document.text for document in read_piece(Piece(str(path), format, **piece))]
 
@@ -81,45 +81,37 @@ def test_every_format_in_every_compression(tmp_path, format, suffix):
     assert [document.text for document in found] == documents
     assert [document.number for document in found] == list(range(1, len(documents) + 1))
     assert watch == Watch()
+    assert compression(path) == (suffix[1:] or None)
 
 
-def test_pages_bring_what_decides_their_fate(tmp_path):
-    (tmp_path / "dump.xml").write_text(PAGES)
-    metadata = [document.metadata for document in read_piece(Piece(str(tmp_path / "dump.xml"), "mediawiki"))]
-    assert metadata[:2] == [
-        {"title": "A & B", "namespace": "0", "model": "wikitext", "is_redirect": False},
-        {"title": "Old name", "namespace": "4", "model": "wikitext", "is_redirect": True},
-    ]
-
-
-def test_several_pages_in_one_line(tmp_path):
+def test_pages_bring_what_decides_their_fate_also_several_in_one_line(tmp_path):
     path = tmp_path / "dump.xml"
-    path.write_text(PAGES.replace("\n", " "))
-    assert len(texts(path, "mediawiki")) == 3
+    for content in (PAGES, PAGES.replace("\n", " ")):
+        path.write_text(content)
+        metadata = [document.metadata for document in read_piece(Piece(str(path), "mediawiki"))]
+        assert len(metadata) == 3
+        assert metadata[:2] == [
+            {"title": "A & B", "namespace": "0", "model": "wikitext", "is_redirect": False},
+            {"title": "Old name", "namespace": "4", "model": "wikitext", "is_redirect": True},
+        ]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@COMPRESSED
 def test_several_streams_and_zeros_after_them(tmp_path, suffix):
     path = tmp_path / "text"
     path.write_bytes(COMPRESS[suffix](b"One.\n\nTw") + COMPRESS[suffix](b"") + COMPRESS[suffix](b"o.\n") + bytes(5000))
     assert texts(path, "text") == ["One.", "Two."]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
-@pytest.mark.parametrize("left", [0.3, 0.99])
-def test_truncated_compressed_file(tmp_path, suffix, left):
-    content = COMPRESS[suffix]("\n\n".join(f"Document {number}." for number in range(50_000)).encode())
-    path = tmp_path / f"text{suffix}"
-    path.write_bytes(content[: int(len(content) * left)])
-    with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data stop in the middle"):
-        texts(path, "text")
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
-def test_damaged_compressed_file(tmp_path, suffix):
+@COMPRESSED
+def test_truncated_and_damaged_compressed_files(tmp_path, suffix):
     content = bytearray(COMPRESS[suffix]("\n\n".join(str(number**5) for number in range(50_000)).encode()))
-    content[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
     path = tmp_path / f"text{suffix}"
+    for left in (0.3, 0.99):
+        path.write_bytes(content[: int(len(content) * left)])
+        with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data stop in the middle"):
+            texts(path, "text")
+    content[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
     path.write_bytes(content)
     with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data are damaged"):
         texts(path, "text")
@@ -162,18 +154,14 @@ def test_bad_content_is_named_with_its_line(tmp_path, format, content, message):
         texts(tmp_path / "bad", format)
 
 
-def test_the_line_is_that_of_the_file_in_a_later_piece_too(tmp_path):
+def test_the_line_is_that_of_the_file_in_a_later_piece_too_and_documents_before_it_are_given(tmp_path):
     path = tmp_path / "bad"
     path.write_text('{"text": "fine"}\n' * 5 + '{"text": 1}\n')
     for start in (1, 16, 17, 18, 70):
         with pytest.raises(BadInput, match=r"bad, line 6: has no field"):
             texts(path, "jsonl", start=start, end=path.stat().st_size)
-
-
-def test_documents_before_the_damage_are_given(tmp_path):
-    (tmp_path / "bad").write_text('{"text": "fine"}\n{')
-    documents = read_piece(Piece(str(tmp_path / "bad"), "jsonl"))
-    assert next(documents).text == "fine"
+    documents = read_piece(Piece(str(path), "jsonl"))
+    assert [next(documents).text for _ in range(5)] == ["fine"] * 5
     with pytest.raises(BadInput):
         next(documents)
 
@@ -205,54 +193,33 @@ Licence.
 
 
 def test_gutenberg_notices_are_cut_off(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_text(GUTENBERG)
-    assert texts(path, "book") == ["CHAPTER I\nText."]
-    path.write_text(
-        "Terms\n\n*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n\nText.\n\n"
-        "*** END OF THE PROJECT GUTENBERG EBOOK X ***\n"
-    )
-    assert texts(path, "book") == ["Text."]
-    path.write_text("Text without notices.")
-    assert texts(path, "book") == ["Text without notices."]
+    small_print = "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*"
+    for content, text in {
+        GUTENBERG: "CHAPTER I\nText.",
+        f"Terms\n\n{small_print}\n\nText.\n\n*** END OF THE PROJECT GUTENBERG EBOOK X ***\n": "Text.",
+        "Text without notices.": "Text without notices.",
+    }.items():
+        (tmp_path / "book.txt").write_text(content)
+        assert texts(tmp_path / "book.txt", "book") == [text]
 
 
-def test_compression_is_told_by_the_first_bytes(tmp_path):
-    for suffix, compress in COMPRESS.items():
-        (tmp_path / "file").write_bytes(compress(b"BZh is how bz2 files begin"))
-        assert compression(tmp_path / "file") == (suffix[1:] or None)
-
-
-@pytest.fixture
-def units(tmp_path):
+def test_reads_a_unit_stops_at_a_bad_file_or_skips_the_rest_of_it_and_says_so(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"One.\n\ncaf\xe9\n")
     (tmp_path / "bad.jsonl").write_text('{"text": "kept"}\n{"text"\n{"text": "lost"}\n')
     (tmp_path / "c.txt").write_text("Last.")
-    files = [
-        Piece(str(tmp_path / name), format)
-        for name, format in [("a.txt", "text"), ("bad.jsonl", "jsonl"), ("c.txt", "text")]
-    ]
-    return [(files[2],), tuple(files)]
-
-
-def test_reads_a_unit(units, tmp_path):
-    step = ReadDocuments(units[0])
+    formats = {"a.txt": "text", "bad.jsonl": "jsonl", "c.txt": "text"}
+    unit = tuple(Piece(str(tmp_path / name), format) for name, format in formats.items())
+    step = ReadDocuments(unit[2:])
     (document,) = step.run()
     assert (document.id, document.text, document.metadata) == (f"{tmp_path}/c.txt:1", "Last.", {"format": "text"})
     assert step.counts.pop("core seconds") >= 0
     assert step.counts == {"documents out": 1, "characters out": 5, "pieces of files": 1, "bytes": 5}
-
-
-def test_stops_at_a_bad_file(units):
     with pytest.raises(BadInput, match=r"bad.jsonl, line 2: no valid JSON"):
-        list(ReadDocuments(units[1]).run())
-
-
-def test_skips_the_rest_of_a_bad_file_and_says_so(units):
-    step = ReadDocuments(units[1], bad_files="skip")
+        list(ReadDocuments(unit).run())
+    step = ReadDocuments(unit, bad_files="skip")
     assert [document.text for document in step.run()] == ["One.", "café", "kept", "Last."]
     counts = step.counts
     assert (counts["documents out"], counts["pieces of files"], counts["files skipped"]) == (4, 2, 1)
     assert counts["lines not UTF-8"] == 1
     assert "bad.jsonl, line 2" in step.notes.dropped["bad file"][0]
-    assert counts["bytes"] == sum(Path(piece.path).stat().st_size for piece in units[1])
+    assert counts["bytes"] == sum(Path(piece.path).stat().st_size for piece in unit)

@@ -1,45 +1,26 @@
-"""Finding the input files and their formats.
-
-Dividing the input into units: every document once, in order, wherever the cuts fall.
-"""
+"""Finding input files and their formats; dividing them into units: every document once, wherever the cuts fall."""
 
 import bz2
 import errno
 import gzip
-import io
 import itertools
 import os
-import zipfile
 
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lazyformer_fairseq.corpus.readers import inputs
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, bytes_of
 from lazyformer_fairseq.corpus.readers.formats import FORMATS, read_piece
-from lazyformer_fairseq.corpus.readers.inputs import (
-    DAMAGE_FILE,
-    InputFile,
-    cut_file,
-    find_inputs,
-    must_be_cut,
-    plan_units,
-)
+from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.errors import UserError
 
 
 def formats(*specs, **options):
-    return [
-        (file.path.rpartition("/")[2], file.format) for file in find_inputs([str(spec) for spec in specs], **options)
-    ]
-
-
-def zip_of(name, content):
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(name), content)  # of no date: it is in the name of a test
-    return data.getvalue()
+    files = find_inputs([str(spec) for spec in specs], **options)
+    return [(file.path.rpartition("/")[2], file.format) for file in files]
 
 
 FILES = {
@@ -65,25 +46,20 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_formats_are_found_in_the_order_of_names(folder):
-    found = find_inputs([str(folder)])
-    assert [(file.path.removeprefix(f"{folder}/"), file.format) for file in found] == [
-        (name, format) for name, (_, format) in FILES.items()
-    ]
-    assert [file.size for file in found] == [(folder / name).stat().st_size for name in FILES]
-
-
-def test_what_is_no_text_is_left_out_of_a_folder_and_told(folder):
+def test_formats_are_found_in_the_order_of_names_and_what_is_no_text_is_left_out_and_told(folder):
     for name in ["README.txt", "LICENSE", "picture.png", ".hidden.txt", ".git/x.txt"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"\x89PNG")
     left_out = []
-    assert len(formats(folder, left_out=left_out)) == len(FILES)
-    assert [line.removeprefix(f"{folder}/").partition(":")[0] for line in left_out] == [
-        "LICENSE",
-        "README.txt",
-        "picture.png",
-    ]
+    found = find_inputs([str(folder)], left_out=left_out)
+    names = [file.path.removeprefix(f"{folder}/") for file in found]
+    assert dict(zip(names, (file.format for file in found), strict=True)) == {
+        name: format for name, (_, format) in FILES.items()
+    }
+    assert names == list(FILES)
+    assert [file.size for file in found] == [(folder / name).stat().st_size for name in FILES]
+    told = [line.removeprefix(f"{folder}/").partition(":")[0] for line in left_out]
+    assert told == ["LICENSE", "README.txt", "picture.png"]
 
 
 def test_a_folder_that_cannot_be_read_is_named(folder, monkeypatch):
@@ -121,26 +97,18 @@ def test_linked_folders_are_followed_once_and_what_is_no_file_is_named(folder, t
     ]
 
 
-def test_a_file_that_is_named_is_taken_and_the_order_is_that_of_the_command(folder):
+def test_a_file_that_is_named_is_taken_and_the_order_is_that_of_the_command(folder, monkeypatch):
     (folder / "README").write_text("Read me.")
     assert formats(f"{folder}/README", f"wikitext:{folder}/a.txt", folder / "i") == [
-        ("README", "text"),
-        ("a.txt", "wikitext"),
-        ("wiki_00", "wikiextractor"),
-        ("wiki_01", "jsonl"),
-        ("wiki_00.bz2", "wikiextractor"),
+        *(("README", "text"), ("a.txt", "wikitext")),
+        *(("wiki_00", "wikiextractor"), ("wiki_01", "jsonl"), ("wiki_00.bz2", "wikiextractor")),
     ]
-
-
-def test_format_of_a_whole_folder(tmp_path):
-    for name in "ab":
-        (tmp_path / f"{name}.txt").write_text("Words.")
-    assert formats(f"book:{tmp_path}") == [("a.txt", "book"), ("b.txt", "book")]
-
-
-def test_paths_with_a_colon(tmp_path, monkeypatch):
-    (tmp_path / "my:notes.txt").write_text("Words.")
-    monkeypatch.chdir(tmp_path)
+    books = folder / "books"  # a format of a whole folder
+    books.mkdir()
+    for name in ("a.txt", "my:notes.txt"):
+        (books / name).write_text("Words.")
+    assert formats(f"book:{books}") == [("a.txt", "book"), ("my:notes.txt", "book")]
+    monkeypatch.chdir(books)
     assert formats("my:notes.txt") == formats("text:my:notes.txt") == [("my:notes.txt", "text")]
 
 
@@ -153,8 +121,8 @@ def test_paths_with_a_colon(tmp_path, monkeypatch):
         ("a.txt", "words".encode("utf-16"), "looks like UTF-16 text"),
         ("a.txt", "words".encode("utf-16-le"), "holds NUL bytes"),
         ("a.txt", b"%PDF-1.7", "looks like a PDF"),
-        ("a.txt", zip_of("a", "words"), "looks like a zip archive or an epub"),
-        ("a.txt.gz", gzip.compress(zip_of("a", "words"), mtime=0), "looks like a zip archive or an epub"),
+        ("a.txt", b"PK\x03\x04\x14", "looks like a zip archive or an epub"),
+        ("a.txt.gz", gzip.compress(b"PK\x03\x04\x14", mtime=0), "looks like a zip archive or an epub"),
         ("a.txt", b"\x7fELF\x00\x01", "holds NUL bytes"),
         ("a.xml", b"<?xml version='1.0'?><rss/>", "no MediaWiki dump"),
         ("a.txt", b"<!doctype html><p>x", "XML or HTML"),
@@ -163,10 +131,9 @@ def test_paths_with_a_colon(tmp_path, monkeypatch):
 )
 def test_files_that_cannot_be_read_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=rf"/{name}: .*{message}"):
-        formats(tmp_path / name)
-    with pytest.raises(UserError, match=rf"/{name}: .*{message}"):
-        formats(tmp_path)
+    for spec in (tmp_path / name, tmp_path):
+        with pytest.raises(UserError, match=rf"/{name}: .*{message}"):
+            formats(spec)
     (tmp_path / "z.txt").write_text("Words.")
     left_out = []
     assert formats(tmp_path, bad_files="skip", left_out=left_out) == [("z.txt", "text")]
@@ -181,25 +148,20 @@ def test_a_truncated_file_is_left_to_who_reads_it(tmp_path):
     assert [format for _, format in formats(tmp_path)] == ["mediawiki", "jsonl", "text", "wikiextractor"]
 
 
-def test_nothing_there(tmp_path):
-    with pytest.raises(UserError, match="missing: there is no such file or folder"):
-        formats(tmp_path / "missing")
-    with pytest.raises(UserError, match=r"x: cannot be read \(File name too long"):
-        formats(tmp_path / ("x" * 300))
-    with pytest.raises(UserError, match=r"holds no \.txt"):
-        formats(tmp_path)
-    with pytest.raises(UserError, match="no input"):
-        formats()
-    with pytest.raises(UserError, match="unknown format 'docx'; choose from wikiextractor, mediawiki"):
-        formats(f"docx:{tmp_path}")
-
-
-def test_a_file_that_comes_twice(folder):
-    with pytest.raises(UserError, match=rf"{folder}/i/AA/wiki_00: comes twice"):
-        formats(folder, folder / "i" / "AA" / "wiki_00")
+def test_what_is_not_there_or_comes_twice(folder, tmp_path_factory):
+    empty = tmp_path_factory.mktemp("empty")
     (folder / "again.txt").symlink_to(folder / "a.txt")
-    with pytest.raises(UserError, match="again.txt: comes twice|a.txt: comes twice"):
-        formats(folder)
+    for specs, message in {
+        (empty / "missing",): "missing: there is no such file or folder",
+        (empty / ("x" * 300),): r"x: cannot be read \(File name too long",
+        (empty,): r"holds no \.txt",
+        (): "no input",
+        (f"docx:{empty}",): "unknown format 'docx'; choose from wikiextractor, mediawiki",
+        (folder / "i", folder / "i" / "AA" / "wiki_00"): rf"{folder}/i/AA/wiki_00: comes twice",
+        (folder,): "again.txt: comes twice|a.txt: comes twice",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            formats(*specs)
 
 
 PAGE = "  <page>\n    <title>T{0}</title>\n    <ns>0</ns>\n    <revision><text>Text {0}.</text></revision>\n  </page>\n"
@@ -218,17 +180,16 @@ def names(pieces):
 
 
 WORDS = st.text("ab é.\t\r", max_size=12)
+TITLES = st.sampled_from([" = Title = ", "= A =", " = = Part = = ", ""])
 CONTENTS = {
-    "text": st.lists(WORDS).map("\n".join),
-    "wikitext": st.lists(st.one_of(WORDS, st.sampled_from([" = Title = ", "= A =", " = = Part = = ", ""]))).map(
-        "\n".join
-    ),
-    "jsonl": st.lists(st.sampled_from(['{"text": "one"}', '{"text": "a\\nb"}', "", " "])).map("\n".join),
-    "wikiextractor": st.lists(st.sampled_from(['<doc id="1" title="T">\nT\n\nText.\n</doc>', "", " "])).map("\n".join),
+    "text": st.lists(WORDS),
+    "wikitext": st.lists(st.one_of(WORDS, TITLES)),
+    "jsonl": st.lists(st.sampled_from(['{"text": "one"}', '{"text": "a\\nb"}', "", " "])),
+    "wikiextractor": st.lists(st.sampled_from(['<doc id="1" title="T">\nT\n\nText.\n</doc>', "", " "])),
     "mediawiki": st.lists(st.integers(0, 99).map(PAGE.format)).map(
-        lambda pages: f"<mediawiki>\n  <siteinfo/>\n{''.join(pages)}</mediawiki>\n"
+        lambda pages: [f"<mediawiki>\n  <siteinfo/>\n{''.join(pages)}</mediawiki>\n"]
     ),
-}
+}  # lines
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +201,7 @@ def units_folder(tmp_path_factory):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_pieces_give_the_documents_of_the_file_once_and_in_order(units_folder, format, data):
-    content = data.draw(st.sampled_from(["", "\ufeff"])).encode() + data.draw(CONTENTS[format]).encode()
+    content = data.draw(st.sampled_from(["", "\ufeff"])).encode() + "\n".join(data.draw(CONTENTS[format])).encode()
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(content) - 1)))))
     path = units_folder / f"content.{format}"
     path.write_bytes(content)
@@ -249,13 +210,12 @@ def test_pieces_give_the_documents_of_the_file_once_and_in_order(units_folder, f
     assert len(set(names(pieces))) == len(names(pieces))
 
 
-@pytest.mark.parametrize("cut", range(1, 60))
-def test_a_blank_line_of_many_spaces_may_be_cut(units_folder, cut):
+def test_a_blank_line_of_many_spaces_may_be_cut(units_folder):
     path = units_folder / "spaces.txt"
     path.write_bytes(b"One.\n" + b" " * 10_000 + b"\nTwo.\n" + b" " * 40 + b"x\n")
-    ends = [0, cut * 170, path.stat().st_size]
-    pieces = [Piece(str(path), "text", *pair) for pair in itertools.pairwise(ends)]
-    assert texts(pieces) == ["One.", "Two. x"]
+    for cut in range(170, 10_030, 170):
+        pieces = [Piece(str(path), "text", *pair) for pair in itertools.pairwise([0, cut, path.stat().st_size])]
+        assert texts(pieces) == ["One.", "Two. x"]
 
 
 def test_small_files_share_a_unit_and_big_ones_are_divided(tmp_path):
@@ -267,14 +227,10 @@ def test_small_files_share_a_unit_and_big_ones_are_divided(tmp_path):
     assert [(unit[0].start, unit[0].end) for unit in units[2:5]] == [(0, 83), (83, 166), (166, 250)]
     assert sum(map(bytes_of, units)) == sum(sizes.values())
     assert plan_units([], 100) == []
-
-
-def test_a_book_is_one_piece_and_is_never_cut(tmp_path):
-    path = tmp_path / "book.txt.gz"
+    path = tmp_path / "book.txt.gz"  # a book is one piece and is never cut
     path.write_bytes(gzip.compress(bytes(i * i % 251 for i in range(10_000))))
-    file = file_of(path, "book")
-    assert plan_units([file], 10) == [(Piece(str(path), "book"),)]
-    assert not must_be_cut(file, 10)
+    assert plan_units([file_of(path, "book")], 10) == [(Piece(str(path), "book"),)]
+    assert not must_be_cut(file_of(path, "book"), 10)
 
 
 def multistream_dump(path, streams=30, pages=20):
@@ -309,46 +265,43 @@ def test_streams_that_begin_inside_a_page_do_not_divide_a_dump(tmp_path):
     assert texts(Piece(str(part), "mediawiki") for part in parts) == texts([Piece(str(path), "mediawiki")])
 
 
+DOCUMENTS = {
+    "text": "Line\n{0}\n\n",
+    "wikitext": " \n = Title = \n \n Text {0} . \n",
+    "jsonl": '{{"text": "Text {0}"}}\n',
+    "wikiextractor": '<doc id="{0}" title="T">\nT\n\nText {0}.\n</doc>\n\n',
+    "mediawiki": PAGE,
+}
+
+
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "zst"])
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "book"])
+@pytest.mark.parametrize("format", DOCUMENTS)
 def test_parts_of_a_compressed_file_give_its_documents(tmp_path, format, suffix):
-    content = {
-        "text": "".join(f"Line\n{i}\n\n" for i in range(900)),
-        "wikitext": "".join(f" \n = Title = \n \n Text {i} . \n" for i in range(900)),
-        "jsonl": "".join(f'{{"text": "Text {i}"}}\n' for i in range(900)),
-        "wikiextractor": "".join(f'<doc id="{i}" title="T">\nT\n\nText {i}.\n</doc>\n\n' for i in range(900)),
-        "mediawiki": "<mediawiki>\n" + "".join(map(PAGE.format, range(900))) + "</mediawiki>\n",
-    }[format].encode()
+    content = "".join(map(DOCUMENTS[format].format, range(900)))
+    content = (f"<mediawiki>\n{content}</mediawiki>\n" if format == "mediawiki" else content).encode()
     path = tmp_path / f"big.{suffix}"
     compress = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.ZstdCompressor().compress}[suffix]
     path.write_bytes(compress(content))
     file = file_of(path, format)
-    assert must_be_cut(file, file.size - 1)
-    assert not must_be_cut(file, file.size)
+    assert must_be_cut(file, file.size - 1) and not must_be_cut(file, file.size)
     parts = cut_file(file, tmp_path / "work" / "parts", 3000)
-    assert len(parts) >= 3
-    assert parts[0].name.startswith("part-00000.")
+    assert len(parts) >= 3 and parts[0].name.startswith("part-00000.")
     assert texts(Piece(str(part), format) for part in parts) == texts([Piece(str(path), format)])
 
 
-def test_parts_are_there_whole_or_not_at_all(tmp_path):
+def test_parts_are_there_whole_or_not_at_all_or_up_to_the_damage_if_asked_for(tmp_path):
     path = tmp_path / "big.txt.gz"
     content = gzip.compress(b"".join(b"Line %d\n\n" % i for i in range(9000)))
     path.write_bytes(content[:-1000])
     with pytest.raises(BadInput, match="stop in the middle"):
         cut_file(file_of(path, "text"), tmp_path / "parts", 4000)
     assert not (tmp_path / "parts").exists()
+    parts = cut_file(file_of(path, "text"), tmp_path / "some", 4000, bad_files="skip")
+    found = texts([Piece(str(part), "text") for part in parts])
+    assert len(found) > 5000 and found == [f"Line {i}" for i in range(len(found))]
+    assert "big.txt.gz" in (tmp_path / "some" / inputs.DAMAGE_FILE).read_text()
     path.write_bytes(content)
     parts = cut_file(file_of(path, "text"), tmp_path / "parts", 4000)
     assert sum(len(texts([Piece(str(part), "text")])) for part in parts) == 9000
     path.unlink()  # finished parts are not made again
     assert cut_file(InputFile(str(path), "text", 0), tmp_path / "parts", 4000) == parts
-
-
-def test_what_comes_before_the_damage_is_kept_if_asked_for(tmp_path):
-    path = tmp_path / "big.txt.gz"
-    path.write_bytes(gzip.compress(b"".join(b"Line %d\n\n" % i for i in range(9000)))[:-1000])
-    parts = cut_file(file_of(path, "text"), tmp_path / "parts", 4000, bad_files="skip")
-    found = texts([Piece(str(part), "text") for part in parts])
-    assert len(found) > 5000 and found == [f"Line {i}" for i in range(len(found))]
-    assert "big.txt.gz" in (tmp_path / "parts" / DAMAGE_FILE).read_text()

@@ -1,20 +1,26 @@
 """Encoders with random weights, as if trained, in place of ones that take hours."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Optional
 
 import torch
+from fairseq.data import Dictionary
 from helpers import dictionary_of
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.export import write_model
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart
 
 WORDS, WIDTH, HEADS, POSITIONS = 43, 16, 4, 12
 
 
-def trained(pattern: str, seed: int = 1, **options) -> Trained:
+def trained(pattern: str, seed: int = 1, dictionary: Optional[Dictionary] = None, **options) -> Trained:
     """Weights far from those of an initialisation, so that every part of them shows in the output."""
     sizes = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS}
     cfg = OmegaConf.merge(
@@ -22,10 +28,11 @@ def trained(pattern: str, seed: int = 1, **options) -> Trained:
         {"sublayer_pattern": pattern, "max_positions": POSITIONS, "relative_position_buckets": 8, **sizes, **options},
     )
     torch.manual_seed(seed)
-    model = LazyFormerModel(cfg, dictionary_of(WORDS))
+    dictionary = dictionary or dictionary_of(WORDS)
+    model = LazyFormerModel(cfg, dictionary)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
-    return Trained(cfg, model.state_dict(), dictionary_of(WORDS))
+    return Trained(cfg, model.state_dict(), dictionary)
 
 
 def changed(old: Trained, **weights: Tensor) -> Trained:
@@ -47,3 +54,14 @@ def logits(of: Trained | WarmStart, tokens_BT: Tensor) -> Tensor:
 
 def largest_difference(one: Trained | WarmStart, other: Trained | WarmStart, tokens_BT: Tensor) -> float:
     return float((logits(one, tokens_BT) - logits(other, tokens_BT)).abs().max())
+
+
+def write_encoder(folder: Path, data_folder: Path, pattern: str, head: str = "", **options) -> Path:
+    """A folder as `lazyformer export` writes it, with the tokenizer of a corpus. Returns `folder`."""
+    tokenizer = Tokenizer.load(data_folder / "tokenizer")
+    model = trained(pattern, dictionary=tokenizer.dictionary, max_positions=32, **options).build()
+    if head:
+        model.register_classification_head(head, 2)
+    folder.mkdir(exist_ok=True)
+    write_model(LazyFormerHub(model, tokenizer), folder)
+    return folder

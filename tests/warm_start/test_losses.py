@@ -1,6 +1,7 @@
 """What changes cost, against models that are made by hand."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -8,18 +9,14 @@ import torch
 from helpers import toy_texts, train_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trained_encoders import HEADS, WIDTH, changed, trained
+from trained_encoders import WIDTH, changed, trained
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.warm_start.losses import Merged, Scorer, masked_lm_bits, measure_losses, read_text
-from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, start_from
-
-SIZES = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS, "max_positions": 32}
+from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart, start_from
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +31,7 @@ def text(data_folder, tokenizer):
 
 @pytest.fixture(scope="module")
 def old(tokenizer) -> Trained:
-    cfg = LazyFormerConfig(sublayer_pattern="(sf)x3", **SIZES)
-    torch.manual_seed(1)
-    model = LazyFormerModel(cfg, tokenizer.dictionary)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return Trained(cfg, model.state_dict(), tokenizer.dictionary)
+    return trained("(sf)x3", dictionary=tokenizer.dictionary, max_positions=32)
 
 
 def test_the_loss_is_the_mean_of_surprise_at_masked_tokens_in_bits(old, text):
@@ -62,31 +54,29 @@ def test_text_is_the_same_at_each_call_and_blocks_are_passed_over(data_folder, t
     assert len(used) == len(others) == 6 and used != others
 
 
-def test_raw_text_in_place_of_data(tmp_path, tokenizer, old):
-    (tmp_path / "text.txt").write_text("\n\n".join(toy_texts(20)))
-    text = read_text(tmp_path / "text.txt", tokenizer, 32, 128, 64)
+def test_raw_text_in_place_of_data_and_what_is_refused(tmp_path, data_folder, tokenizer, old):
+    raw = tmp_path / "text.txt"
+    raw.write_text("\n\n".join(toy_texts(20)))
+    text = read_text(raw, tokenizer, 32, 128, 64)
     assert masked_lm_bits(old, text) > 0
     words = tokenizer.decode(text[0]["target"][0].tolist())
     assert words and "<unk>" not in words
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [("", "holds no text"), ("A word.", "one block of 32 tokens, too few to measure losses")]
-)
-def test_too_little_text_is_refused(tmp_path, tokenizer, content, message):
-    (tmp_path / "text.txt").write_text(content)
-    with pytest.raises(UserError, match=message):
-        read_text(tmp_path / "text.txt", tokenizer, 32)
-
-
-def test_data_of_another_dictionary_is_refused(tmp_path, data_folder):
     other = train_tokenizer(tmp_path / "tokenizer", toy_texts(30, seed=2), 90, TextSettings())
     with pytest.raises(UserError, match="has another dictionary than the model"):
         read_text(data_folder, other, 32)
+    for content, message in (("", "holds no text"), ("A word.", "one block of 32 tokens, too few to measure losses")):
+        raw.write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_text(raw, tokenizer, 32)
 
 
 sublayers = st.sampled_from(["s", "f", "l", "-", "s[window=2]"])
 patterns = st.lists(sublayers, max_size=6).map(lambda rest: "".join(["s", *rest, "f"]))
+
+
+@cache
+def trained_shape(pattern: str) -> Trained:
+    return trained(pattern, encoder_embed_dim=4, encoder_attention_heads=2, encoder_ffn_embed_dim=4)
 
 
 @settings(max_examples=25)
@@ -106,15 +96,6 @@ def test_no_change_is_the_old_pattern_and_all_changes_are_the_new_one(one, other
     assert [None if o == "-" else int(o) for o, each in zip(origins, kinds, strict=True) if each.text != "-"] == taken
 
 
-SHAPES: dict[str, Trained] = {}
-
-
-def trained_shape(pattern: str) -> Trained:
-    if pattern not in SHAPES:
-        SHAPES[pattern] = trained(pattern, encoder_embed_dim=4, encoder_attention_heads=2, encoder_ffn_embed_dim=4)
-    return SHAPES[pattern]
-
-
 def test_each_change_alone_and_with_those_below(old, text):
     scorer = Scorer(old, text)
     start = scorer.start({"sublayer_pattern": "M3"})
@@ -131,21 +112,19 @@ def test_each_change_alone_and_with_those_below(old, text):
     assert losses["tokens"] == sum(int(batch["target"].ne(old.dictionary.pad()).sum()) for batch in text)
 
 
-def test_sublayers_that_go_and_come(old, text):
-    scorer = Scorer(old, text)
-    start = scorer.start({"sublayer_pattern": "sff sfs"}, ["0", "1", "-", "2", "3", "4"])
-    rows = measure_losses(scorer, start)["changes"]
+def test_sublayers_that_go_and_come_and_a_change_that_cannot_stand_alone(old, text):
+    def changes(of: Trained, pattern: str, origins: str) -> tuple[WarmStart, list[dict]]:
+        scorer = Scorer(of, text)
+        start = scorer.start({"sublayer_pattern": pattern}, list(origins))
+        return start, measure_losses(scorer, start)["changes"]
+
+    start, rows = changes(old, "sff sfs", "01-234")
     assert [(row["old"], row["new"], row["change"]) for row in rows] == [(None, 2, "f comes"), (5, None, "f goes")]
     assert rows[-1]["so_far"] == masked_lm_bits(start.new, text)
-
-
-def test_a_change_that_cannot_stand_alone_has_no_loss(text, tokenizer, old):
     lazy = start_from(old, {"sublayer_pattern": "sflfsf"}).new
-    scorer = Scorer(lazy, text)
-    start = scorer.start({"sublayer_pattern": "fffsf"}, ["1", "3", "-", "4", "5"])
-    rows = {row["change"]: row for row in measure_losses(scorer, start)["changes"]}
-    assert rows["s goes"]["alone"] is None  # the l above would read nothing
-    assert rows["l goes"]["alone"] is not None
+    alone = {row["change"]: row["alone"] for row in changes(lazy, "fffsf", "13-45")[1]}
+    assert alone["s goes"] is None  # the l above would read nothing
+    assert alone["l goes"] is not None
 
 
 def test_a_sublayer_that_does_nothing_costs_nothing_to_change(old, text):

@@ -8,17 +8,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 from helpers import ROOT
-from trained_encoders import HEADS, WIDTH
+from trained_encoders import write_encoder
 
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.compress.budgets import Losses
 from lazyformer_fairseq.experiments.search.latency import latency_of
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
-from lazyformer_fairseq.fairseq_plugin.models.export import write_model
-from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.warm_start.losses import masked_lm_bits, read_text
 from lazyformer_fairseq.warm_start.start import Trained
@@ -29,20 +25,7 @@ SMALL = ("--tokens", 96, "--candidates", "l,identity", "--top", 2)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, data_folder) -> Path:
-    return written(tmp_path_factory.mktemp("model"), data_folder, "(sf)x2")
-
-
-def written(folder: Path, data_folder: Path, pattern: str, **options) -> Path:
-    tokenizer = Tokenizer.load(data_folder / "tokenizer")
-    sizes = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS}
-    torch.manual_seed(1)
-    cfg = LazyFormerConfig(sublayer_pattern=pattern, max_positions=32, **sizes, **options)
-    network = LazyFormerModel(cfg, tokenizer.dictionary)
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    folder.mkdir(exist_ok=True)
-    write_model(LazyFormerHub(network, tokenizer), folder)
-    return folder
+    return write_encoder(tmp_path_factory.mktemp("model"), data_folder, "(sf)x2")
 
 
 @pytest.fixture
@@ -141,7 +124,7 @@ def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latenci
     [("s[window=4]flf", {"encoder_normalize_before": True}), ("s[window=4,global=given]s-f", {})],
 )
 def test_settings_lazy_models_and_pre_norm(data_folder, tmp_path, pattern, options):
-    model = written(tmp_path / "model", data_folder, pattern, **options)
+    model = write_encoder(tmp_path / "model", data_folder, pattern, **options)
     few = ("--tokens", 64, "--top", 1, "--latency-tokens", 8)
     words = ("--budgets", 0.9, "--candidates", "s,l,identity", *few)
     said = search("compress", model, data_folder, tmp_path / "out", *words)

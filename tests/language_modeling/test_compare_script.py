@@ -1,6 +1,7 @@
 """``scripts/compare_language_models.sh``: what it calls, with and without a GPU."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -10,34 +11,24 @@ from helpers import ROOT
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 
 
-@pytest.fixture(autouse=True)
-def prepared_folders(tmp_path, monkeypatch):
-    """The command looks for its data before all else."""
-    for name in ("data", "my data"):
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """``run("arguments", gpu)``: the script in a copy whose Python prints what it is given."""
+    for name in ("data", "my data"):  # the command looks for its data before all else
         (tmp_path / "here" / name).mkdir(parents=True)
         (tmp_path / "here" / name / "manifest.json").touch()
     monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    script, python = tmp_path / "scripts" / "compare_language_models.sh", tmp_path / "bin" / "python3"
+    for path in (script, python):
+        path.parent.mkdir()
+    script.write_bytes((ROOT / "scripts" / script.name).read_bytes())
 
-
-@pytest.fixture
-def run(tmp_path):
-    """``run(arguments, gpu)``: the script in a copy whose Python prints what it is given."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "bin").mkdir()
-    name = "compare_language_models.sh"
-    (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
-
-    def program(name: str, script: str) -> None:
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-
-    def call(*arguments: str, gpu: bool = False) -> subprocess.CompletedProcess:
+    def call(arguments: str, gpu: bool = False) -> subprocess.CompletedProcess:
         count = f"if [ $2 = lazyformer_fairseq.devices.nvidia_smi ]; then echo {int(gpu)}; exit; fi"
-        program("python3", f'{count}\nfor word; do echo "$word"; done')
-        environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-        script = tmp_path / "scripts" / "compare_language_models.sh"
-        return subprocess.run(["bash", script, *arguments], capture_output=True, text=True, env=environment)
+        python.write_text(f'#!/bin/sh\n{count}\nfor word; do echo "$word"; done\n')
+        python.chmod(0o755)
+        return subprocess.run(["bash", script, *shlex.split(arguments)], capture_output=True, text=True)
 
     return call
 
@@ -51,24 +42,15 @@ def options_of(done: subprocess.CompletedProcess) -> dict:
     return options
 
 
-def test_on_a_cpu_it_is_the_command_itself(run):
-    options = options_of(run("my data", "out", "--seeds", "1"))
+def test_on_a_cpu_it_is_the_command_itself_and_on_a_gpu_it_trains_eight_minutes(run):
+    options = options_of(run("'my data' out --seeds 1"))
     assert (options["data"], options["out"]) == ("my data", Path("out"))
     assert options["seeds"] == (1,) and options["device"] is None and options["presets"] is None
-
-
-def test_on_a_gpu_it_trains_eight_minutes(run):
-    options = options_of(run("data", "out", "--embed-dim", "512", gpu=True))
+    options = options_of(run("data out --embed-dim 512", gpu=True))
     assert (options["device"], options["budget"], options["updates"]) == ("cuda", 480, None)
     assert options["presets"] == 32 and options["embed_dim"] == 512, "options that follow win"
-
-
-def test_updates_take_the_place_of_a_budget(run):
-    options = options_of(run("data", "out", "--updates", "7", gpu=True))
-    assert (options["updates"], options["budget"]) == (7, None)
-
-
-def test_it_explains_itself(run):
+    options = options_of(run("data out --updates 7", gpu=True))
+    assert (options["updates"], options["budget"]) == (7, None), "in the place of a budget"
     assert "usage: scripts/compare_language_models.sh DATA OUT" in run("--help").stdout
     done = run("data")
     assert done.returncode == 2 and done.stderr.startswith("error: give DATA and OUT first")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import ROOT, mostly_slow
 from language_model_recipes import assert_recipe
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
 
 from lazyformer_fairseq.measure.planning.job import job_of_yaml
@@ -49,11 +49,7 @@ def test_it_is_the_papers_setting(handed_over, name):  # noqa: F811
     assert_recipe(cfg, arch.recipe)
     assert cfg.optimization.max_update == (140_000 if name.endswith("_140k") else arch.updates)
     assert cfg.checkpoint.save_dir == f"checkpoints/{name}"
-    assert_a_plan_reads_the_same(name, cfg)
-
-
-def assert_a_plan_reads_the_same(name: str, cfg: DictConfig) -> None:
-    job = job_of_yaml(ROOT / "configs" / "language_modeling" / f"{name}.yaml")
+    job = job_of_yaml(ROOT / "configs" / "language_modeling" / f"{name}.yaml")  # a plan reads the same
     assert (job.max_update, job.time) == (cfg.optimization.max_update, cfg.task.tgt_len)
     assert (job.per_update, job.memory_length) == (cfg.task.sequences_per_update, cfg.model.mem_len)
 

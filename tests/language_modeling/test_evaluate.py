@@ -1,48 +1,43 @@
-"""Evaluation: what the number is, and that it does not depend on the batch size."""
+"""Evaluation: what the number is, that it does not depend on the batch size, and what the command says."""
 
+import json
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
+from helpers import ROOT, dictionary_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import invoke, refusal
+from language_model_data import write_toy_wikitext
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
-from lazyformer_fairseq.language_modeling.evaluate import Parts, attending_sublayers, evaluate, token_losses
+from lazyformer_fairseq.language_modeling import evaluate as evaluation
+from lazyformer_fairseq.language_modeling.evaluate import Evaluation, Parts, evaluate, in_words, token_losses
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 WORDS = 24
 
 
-def tiny_model(pattern: str, seed: int = 0) -> CausalLanguageModel:
+def tiny_model(pattern: str) -> CausalLanguageModel:
     """With weights large enough that what is far back matters to the loss."""
-    dictionary = Dictionary()
-    for word in range(WORDS):
-        dictionary.add_symbol(f"word{word}")
-    torch.manual_seed(seed)
-    cfg = CausalLMConfig(
-        sublayer_pattern=pattern,
-        decoder_embed_dim=8,
-        decoder_ffn_embed_dim=8,
-        decoder_attention_heads=2,
-        adaptive_softmax_cutoff="",
-        mem_len=5,
-        dropout=0.3,
-    )
-    model = CausalLanguageModel(cfg, dictionary)
+    torch.manual_seed(0)
+    sizes = dict(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_attention_heads=2, mem_len=5, dropout=0.3)
+    cfg = CausalLMConfig(sublayer_pattern=pattern, adaptive_softmax_cutoff="", **sizes)
+    model = CausalLanguageModel(cfg, dictionary_of(WORDS + 4))
     for name, parameter in model.named_parameters():
         if "layer_norm" not in name:
             torch.nn.init.normal_(parameter, std=0.7)
     return model
 
 
-def text(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(4, WORDS + 4, count)
+def text(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(4, WORDS + 4, count)
 
 
 def reference_losses(model, tokens, tgt_len, mem_len, clamp_len=0, same_length=False) -> list[float]:
@@ -81,20 +76,17 @@ def test_every_batch_size_gives_the_number_of_batch_size_1(drawn, pattern, batch
     np.testing.assert_allclose(alone, reference_losses(model, tokens, **drawn), atol=1e-4)
 
 
-def test_streams_that_are_not_warmed_would_give_another(monkeypatch):
+def test_the_warming_of_streams_is_what_it_takes_and_not_more(monkeypatch):
+    """Without it the number is another; and one attending sublayer fewer shows in some token."""
+    attending = evaluation.attending_sublayers
     model, tokens = tiny_model("sflfsf"), text(200)
     alone = token_losses(model, tokens, 2, tgt_len=4, mem_len=6)
-    monkeypatch.setattr("lazyformer_fairseq.language_modeling.evaluate.attending_sublayers", lambda model: 0)
+    monkeypatch.setattr(evaluation, "attending_sublayers", lambda model: 0)
     cold = token_losses(model, tokens, 2, tgt_len=4, mem_len=6, batch_size=5)
     assert np.abs(cold - alone).max() > 1e-2 and abs(cold.mean() - alone.mean()) > 1e-4
-
-
-def test_less_warming_than_attending_sublayers_times_the_memory_is_too_little(monkeypatch):
-    """The bound is not a generous guess: one attending sublayer fewer shows in some token."""
     model, tokens = tiny_model("sfsfsf"), text(300)
     alone = token_losses(model, tokens, 2, tgt_len=4, mem_len=8)
-    module = "lazyformer_fairseq.language_modeling.evaluate.attending_sublayers"
-    monkeypatch.setattr(module, lambda model: attending_sublayers(model) - 1)
+    monkeypatch.setattr(evaluation, "attending_sublayers", lambda model: attending(model) - 1)
     short = token_losses(model, tokens, 2, tgt_len=4, mem_len=8, batch_size=6)
     assert np.abs(short - alone).max() > 1e-4
 
@@ -156,3 +148,67 @@ def test_training_on_streams_and_evaluation_see_the_same_segments():
     tokens = text(23)
     streams = TokenStreams(tokens, 1, 5, eos=2, pad=1, keeps_rest=True)
     assert torch.cat([streams[segment]["target"][0] for segment in range(len(streams))]).tolist() == tokens.tolist()
+
+
+# The command
+
+FIXTURES = ROOT / "tests" / "fixtures"
+TRAINED = FIXTURES / "checkpoints_of_2026_11" / "language_model"  # on segments of 12 tokens after a memory of 16
+CHECKPOINT = TRAINED / "checkpoint_last.pt"
+
+
+def test_the_command_tells_and_writes_the_number(tmp_path):
+    def result(options: str = "") -> dict:
+        file = ("--json", tmp_path / "result.json", "--device", "cpu")
+        said = invoke("lm", "evaluate", CHECKPOINT, TRAINED / "data", *file, *options.split())
+        found = json.loads((tmp_path / "result.json").read_text())
+        words = rf"{found['split']}: perplexity {found['perplexity']:.2f} per word \(.* bits per word\) over"
+        assert re.search(words, said)
+        return found
+
+    def lengths(found: dict) -> tuple:
+        return tuple(found[name] for name in ("tgt_len", "mem_len", "clamp_len", "split", "same_length"))
+
+    plain = result()
+    assert plain["tokens"] == len(open_tokens(TRAINED / "data" / "test"))
+    assert lengths(plain) == (12, 16, 0, "test", False)
+    other = result("--tgt-len 18 --mem-len 20 --clamp-len 17 --batch-size 4 --split valid")
+    assert lengths(other) == (18, 20, 17, "valid", False)
+    same = result("--same-length")
+    assert lengths(same) == (12, 16, 0, "test", True)
+    assert len({found["bits_per_token"] for found in (plain, other, same)}) == 3
+    told = in_words(Evaluation(tokens=1000, nats=0.693147, seconds=2.0), "character", "test")
+    assert told.startswith("test: 1.0000 bits per character (perplexity 2.00 per character) over 1,000 characters; 500")
+
+
+def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
+    def refused(message: str, *arguments: object) -> None:
+        assert re.search(message, refusal("lm", "evaluate", *arguments))
+
+    data = TRAINED / "data"
+    for option, value in (("--tgt-len", 0), ("--mem-len", -1), ("--clamp-len", -2), ("--batch-size", 0)):
+        refused(f"'{option}': {value} is not in the range x>={value + 1}.", CHECKPOINT, data, option, value)
+    refused(r"manifest\.json: no such file", CHECKPOINT, tmp_path)
+    refused("none.pt: no such checkpoint", tmp_path / "none.pt", data)
+    encoder = FIXTURES / "checkpoint_of_0.1.0" / "checkpoint_last.pt"
+    refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, data)
+    state = torch.load(CHECKPOINT, weights_only=False)
+    for content in ({**state, "cfg": None}, {**state, "cfg": {}}, {**state, "cfg": {"model": {}}}):
+        torch.save(content, tmp_path / "no_task.pt")
+        refused("is no language model of this package; it names no task", tmp_path / "no_task.pt", data)
+    exported = FIXTURES / "checkpoints_of_2026_11" / "exported" / "model.safetensors"
+    refused("is no language model of this package", exported, data)
+    refused("--json .*: its folder is not there", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused("--device cuda: torch finds no GPU here", CHECKPOINT, data, "--device", "cuda")
+    text = write_toy_wikitext(tmp_path / "text")
+    (text / "wiki.train.tokens").write_text(" ".join(f"another{n}" for n in range(30)))
+    said = invoke("lm", "prepare", "wikitext", text, tmp_path / "other")
+    assert "NOT an official text" in said and "vocabulary:" in said
+    refused("dictionary", CHECKPOINT, tmp_path / "other")
+
+
+def test_help_has_defaults_and_the_papers_lengths():
+    told = " ".join(invoke("lm", "evaluate", "--help").split())
+    assert "base on WikiText-103 64 640 400" in told and "[default: (the training's)" in told
+    assert "prepare" in invoke("lm", "--help") and "evaluate" in invoke("lm", "--help")

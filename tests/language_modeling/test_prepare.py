@@ -13,15 +13,14 @@ from language_model_data import write_toy_wikitext
 
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling import prepare as text_sources
-from lazyformer_fairseq.language_modeling import prepare as text_steps
+from lazyformer_fairseq.language_modeling import prepare as steps
 from lazyformer_fairseq.language_modeling.prepare import not_official, overview, prepare, read_manifest
 
 
 @pytest.fixture
 def short(monkeypatch):
     """Files of 100 characters."""
-    monkeypatch.setattr(text_sources, "CHARACTERS", {"train": 60, "valid": 20, "test": 20})
+    monkeypatch.setattr(steps, "CHARACTERS", {"train": 60, "valid": 20, "test": 20})
 
 
 @pytest.fixture
@@ -41,29 +40,20 @@ def symbols(folder, split: str) -> list[str]:
 
 @pytest.mark.parametrize("block", [1, 100, 1 << 22])
 def test_words_stand_as_they_are_and_every_line_ends(wikitext, tmp_path, monkeypatch, block):
-    monkeypatch.setattr(text_sources, "BLOCK", block)
+    monkeypatch.setattr(steps, "BLOCK", block)
     manifest = prepare("wikitext", wikitext, tmp_path / "data")
-    known = set(words_of(wikitext, "train"))
-    for split, counts in manifest["splits"].items():
-        words = [word if word in known else "<unk>" for word in words_of(wikitext, split)]
+    counts = Counter(words_of(wikitext, "train"))
+    for split, found in manifest["splits"].items():
+        words = [word if word in counts else "<unk>" for word in words_of(wikitext, split)]
         assert symbols(tmp_path / "data", split) == words
-        assert counts == {"tokens": len(words), "items": words.count("</s>"), "unknown": words.count("<unk>")}
-    assert manifest["vocabulary"] == len(known) and manifest["unit"] == "word"
+        assert found == {"tokens": len(words), "items": words.count("</s>"), "unknown": words.count("<unk>")}
+    assert manifest["vocabulary"] == len(counts) and manifest["unit"] == "word"
     assert json.loads((tmp_path / "data" / "manifest.json").read_text()) == read_manifest(tmp_path / "data") == manifest
-
-
-def test_fairseq_reads_lines(wikitext, tmp_path):
-    prepare("wikitext", wikitext, tmp_path / "data")
+    # fairseq reads lines, the second of which is empty; its dictionary is sorted by frequency and has no filling.
     dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
     lines = data_utils.load_indexed_dataset(str(tmp_path / "data" / "train"), dictionary)
     assert all(line[-1] == dictionary.eos() and dictionary.eos() not in line[:-1] for line in lines)
-    assert lines[1].tolist() == [dictionary.eos()]  # an empty line
-
-
-def test_the_dictionary_is_sorted_by_frequency_and_has_no_filling(wikitext, tmp_path):
-    prepare("wikitext", wikitext, tmp_path / "data")
-    dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
-    counts = Counter(words_of(wikitext, "train"))
+    assert lines[1].tolist() == [dictionary.eos()]
     own = dictionary.symbols[dictionary.nspecial :]
     assert set(own) == counts.keys() - {"</s>", "<unk>"}
     assert all((-counts[one], one) < (-counts[other], other) for one, other in pairwise(own))
@@ -96,37 +86,31 @@ def test_any_text_keeps_its_words(tmp_path_factory, text):
 @pytest.mark.slow
 def test_wikitext_2_has_the_official_counts(real_data, tmp_path):
     manifest = prepare("wikitext", real_data / "lm" / "wikitext-2", tmp_path / "data", official="wikitext-2")
-    assert {split: counts["tokens"] for split, counts in manifest["splits"].items()} == {
-        **{"train": 2_088_628, "valid": 217_646, "test": 245_569},
-    }
+    counts = {split: found["tokens"] for split, found in manifest["splits"].items()}
+    assert counts == {"train": 2_088_628, "valid": 217_646, "test": 245_569}
     assert manifest["vocabulary"] == 33_278 and manifest["official"] == "wikitext-2"
     assert len(Dictionary.load(str(tmp_path / "data" / "dict.txt"))) == 33_280  # <s> and <pad>
     assert open_tokens(tmp_path / "data" / "train").dtype == np.uint16
     assert "these are wikitext-2's official counts" in overview(manifest)
 
 
-def test_other_counts_are_said_plainly_and_refused_where_asked(wikitext, tmp_path):
-    manifest = prepare("wikitext", wikitext, tmp_path / "data")
-    found = manifest["splits"]["train"]["tokens"]
-    assert manifest["official"] is None
-    assert "NOT an official text" in overview(manifest)
-    assert f"train {found:,}, wikitext-2 has 2,088,628" in not_official(manifest)
-    with pytest.raises(UserError, match="not wikitext-103: train"):
-        prepare("wikitext", wikitext, tmp_path / "other", official="wikitext-103")
-    assert not (tmp_path / "other").exists()
+def test_other_counts_are_said_plainly_and_refused_where_asked(wikitext, tmp_path, monkeypatch):
+    def refused(official: str, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            prepare("wikitext", wikitext, tmp_path / "other", official=official)
+        assert not (tmp_path / "other").exists()
 
-
-def test_the_other_wikitext_is_refused_for_what_it_is(wikitext, tmp_path, monkeypatch):
     manifest = prepare("wikitext", wikitext, tmp_path / "data")
     counts = {split: found["tokens"] for split, found in manifest["splits"].items()}
-    as_2 = {**counts, "vocabulary": manifest["vocabulary"]}
-    official = {**text_steps.OFFICIAL_COUNTS, "wikitext-2": as_2}
-    monkeypatch.setattr(text_steps, "OFFICIAL_COUNTS", official)
-    reason = rf"not wikitext-103: train {as_2['train']:,}, wikitext-103 has 103,227,021; .*; give --official wikitext-2"
-    with pytest.raises(UserError, match=reason):
-        prepare("wikitext", wikitext, tmp_path / "other", official="wikitext-103")
-    with pytest.raises(UserError, match="--official text8: is no wikitext"):
-        prepare("wikitext", wikitext, tmp_path / "other", official="text8")
+    assert manifest["official"] is None
+    assert "NOT an official text" in overview(manifest)
+    assert f"train {counts['train']:,}, wikitext-2 has 2,088,628" in not_official(manifest)
+    refused("wikitext-103", "not wikitext-103: train")
+    refused("text8", "--official text8: is no wikitext")
+    as_2 = {**counts, "vocabulary": manifest["vocabulary"]}  # the other one is refused for what it is
+    monkeypatch.setitem(steps.OFFICIAL_COUNTS, "wikitext-2", as_2)
+    reason = rf"train {counts['train']:,}, wikitext-103 has 103,227,021; .*; give --official wikitext-2"
+    refused("wikitext-103", f"not wikitext-103: {reason}")
 
 
 @pytest.mark.usefixtures("short")
@@ -146,7 +130,7 @@ def test_bytes_of_enwik8(tmp_path):
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("block", [7, 1 << 22])
 def test_characters_of_text8(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(text_sources, "BLOCK", block)
+    monkeypatch.setattr(steps, "BLOCK", block)
     content = ("the quick brown fox jumps over a lazy dog " * 3)[:100]
     (tmp_path / "text8").write_text(content)
     prepare("text8", tmp_path / "text8", tmp_path / "data")
@@ -158,15 +142,11 @@ def test_characters_of_text8(tmp_path, monkeypatch, block):
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("size", [0, 99, 101])
-def test_a_file_that_the_splits_do_not_fit_is_refused(tmp_path, size):
-    (tmp_path / "enwik8").write_bytes(b"x" * size)
-    with pytest.raises(UserError, match=f"has {size} bytes, enwik8 has 100: the splits need 60, 20 and 20"):
-        prepare("enwik8", tmp_path, tmp_path / "data")
-
-
-@pytest.mark.usefixtures("short")
-def test_text8_has_its_own_characters_alone(tmp_path):
+def test_a_file_that_the_splits_do_not_fit_or_of_other_characters_is_refused(tmp_path):
+    for size in (0, 99, 101):
+        (tmp_path / "enwik8").write_bytes(b"x" * size)
+        with pytest.raises(UserError, match=f"has {size} bytes, enwik8 has 100: the splits need 60, 20 and 20"):
+            prepare("enwik8", tmp_path, tmp_path / "data")
     (tmp_path / "text8").write_bytes(b"abc D" + b"x" * 95)
     with pytest.raises(UserError, match="has the byte 68, but text8 is a to z and spaces"):
         prepare("text8", tmp_path, tmp_path / "data")
@@ -180,25 +160,20 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(wikitext, tmp_
         assert not (tmp_path / "data").exists()
 
     valid = wikitext / "wiki.valid.tokens"
-    valid.write_bytes(b" fine \n\n caf\xe9 \n")
-    refused(r"wiki\.valid\.tokens, line 3: not UTF-8")
-    valid.write_text(" fine \n a <pad> b \n")
-    refused(r"wiki\.valid\.tokens, line 2: <pad> means something to fairseq")
-    valid.write_text(" a </s> \n")
-    refused(r"wiki\.valid\.tokens, line 1: </s> means something to fairseq")
-    valid.write_text("")
-    refused(r"wiki\.valid\.tokens: is empty")
+    for content, message in {
+        b" fine \n\n caf\xe9 \n": r"valid\.tokens, line 3: not UTF-8",
+        b" fine \n a <pad> b \n": r"valid\.tokens, line 2: <pad> means something to fairseq",
+        b" a </s> \n": r"valid\.tokens, line 1: </s> means something to fairseq",
+        b"": r"valid\.tokens: is empty",
+    }.items():
+        valid.write_bytes(content)
+        refused(message)
     valid.unlink()
     refused(r"wiki\.valid\.tokens: no such file")
     with pytest.raises(UserError, match=r"nowhere: no such file; give enwik8 itself"):
         prepare("enwik8", tmp_path / "nowhere", tmp_path / "data")
-    with pytest.raises(
-        UserError, match=r"manifest\.json: no such file; give a folder that `lazyformer lm prepare` wrote"
-    ):
+    with pytest.raises(UserError, match=r"manifest\.json: no such file; give a folder that `lazyformer lm prepare` w"):
         read_manifest(tmp_path)
-
-
-def test_a_folder_that_holds_something_stays(wikitext, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").write_text("mine")
     with pytest.raises(UserError, match="data: exists already"):

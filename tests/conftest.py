@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -30,9 +29,7 @@ import signal
 import hypothesis
 import pytest
 import torch
-from fairseq import checkpoint_utils
-from fairseq_cli.train import cli_main
-from helpers import PRETRAINING, ROOT, build_toy_corpus, false_nvidia_smi, train_words
+from helpers import PRETRAINING, ROOT, build_toy_corpus, false_nvidia_smi, train_here, train_words, write_toy_glue
 from language_model_data import prepare_toy_wikitext
 from quick_hydra import make_hydra_quick
 from warm_processes import stand_ins
@@ -93,22 +90,21 @@ def lm_data(tmp_path_factory) -> Path:
     return prepare_toy_wikitext(tmp_path_factory.mktemp("language modelling"))
 
 
-@pytest.fixture
-def fairseq_train(monkeypatch) -> Callable[..., dict]:
-    """``fairseq_train(data, "options ...", save_dir=...)``: fairseq-train in this process, as the command would run it.
+@pytest.fixture(scope="session")
+def glue(tmp_path_factory) -> Path:
+    """Toy files of every task of GLUE."""
+    return write_toy_glue(tmp_path_factory.mktemp("glue"))
 
-    Returns the last checkpoint.
-    """
+
+@pytest.fixture(scope="session")
+def fairseq_train() -> Callable[..., dict]:
+    """``fairseq_train(data, "options ...", save_dir=...)``: trains in this process; returns the last checkpoint."""
 
     def run(data: Path, options: str, save_dir: Path, task: str = PRETRAINING):
-        monkeypatch.setattr("sys.argv", ["fairseq-train", *train_words(data, options, save_dir, task)])
-        if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fairseq keeps the best loss of the process
-            del checkpoint_utils.save_checkpoint.best
-        cli_main()
+        train_here(*train_words(data, options, save_dir, task))
         return torch.load(save_dir / "checkpoint_last.pt")
 
-    with mock.patch("fairseq_cli.train.logger.info"):  # the model and the config, printed whole
-        yield run
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,19 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
+from fairseq.trainer import Trainer
+from fairseq_cli.train import cli_main
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -217,6 +222,29 @@ def train_in_two_processes(
     world = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp".split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     return subprocess.run([*launcher, *program, *words, *world], capture_output=True, text=True, env=environment)
+
+
+def train_here(*words: object, command: Callable[[], None] = cli_main) -> None:
+    """fairseq-train (or fairseq-hydra-train) in this process, as the command would run it."""
+    if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fairseq keeps the best loss of the process
+        del checkpoint_utils.save_checkpoint.best
+    quiet = mock.patch("fairseq_cli.train.logger.info")  # the model and the config, printed whole
+    with mock.patch("sys.argv", ["fairseq-train", *map(str, words)]), quiet:
+        command()
+
+
+@contextmanager
+def stopped_at(update: int) -> Iterator[None]:
+    """Ctrl-C, as soon as a training in this process has made so many updates."""
+    train_step = Trainer.train_step
+
+    def step(trainer, *arguments, **options):
+        if trainer.get_num_updates() == update:
+            raise KeyboardInterrupt
+        return train_step(trainer, *arguments, **options)
+
+    with mock.patch.object(Trainer, "train_step", step), pytest.raises(KeyboardInterrupt):
+        yield
 
 
 def updates_of(checkpoint: Path | dict) -> int:

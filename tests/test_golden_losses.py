@@ -10,12 +10,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
-from fairseq import checkpoint_utils
-from fairseq_cli.train import cli_main
-from helpers import ROOT, write_toy_glue
+from helpers import ROOT, train_here, write_toy_glue
 from toy_squad import write_toy_squad
 
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -86,15 +83,12 @@ def data(tmp_path_factory, data_folder, lm_data) -> Path:
 def losses_of(data: Path, options: str, folder: Path) -> list[float]:
     """Trains in this process; the loss of each update, as the log has it."""
     log = folder / "log.json"
-    command = (
-        f"fairseq-train {data} --user-dir {ROOT / 'lazyformer_fairseq'} --cpu --batch-size 4 --num-workers 0 --seed 1 "
+    words = (
+        f"{data} --user-dir {ROOT / 'lazyformer_fairseq'} --cpu --batch-size 4 --num-workers 0 --seed 1 "
         f"--max-update 3 --no-save --save-dir {folder} --log-format json --log-interval 1 --log-file {log} {options}"
     )
-    if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fairseq keeps the best loss of the process
-        del checkpoint_utils.save_checkpoint.best
     before = list(logging.getLogger().handlers)
-    with mock.patch("sys.argv", shlex.split(command)), mock.patch("fairseq_cli.train.logger.info"):
-        cli_main()
+    train_here(*shlex.split(words))
     for handler in set(logging.getLogger().handlers) - set(before):
         logging.getLogger().removeHandler(handler)
         handler.close()

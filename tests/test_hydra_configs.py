@@ -9,9 +9,8 @@ from unittest import mock
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 from fairseq_cli import hydra_train
-from helpers import ROOT, mostly_slow, write_toy_glue
+from helpers import ROOT, assert_equal_state, mostly_slow, train_here, updates_of
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -44,13 +43,9 @@ def hydra_main(monkeypatch) -> Callable[..., None]:
 
     def run(config: str, *overrides: object) -> None:
         quiet = ("hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null")
-        monkeypatch.setattr("sys.argv", ["fairseq-hydra-train", *arguments(config, *overrides, *quiet)])
-        if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fairseq keeps the best loss of the process
-            del checkpoint_utils.save_checkpoint.best
-        hydra_train.cli_main()
+        train_here(*arguments(config, *overrides, *quiet), command=hydra_train.cli_main)
 
-    with mock.patch("fairseq_cli.train.logger.info"):  # the model and the config, printed whole
-        yield run
+    return run
 
 
 @pytest.fixture
@@ -78,9 +73,10 @@ def assert_table_5(cfg: DictConfig) -> None:
     assert (cfg.common.seed, cfg.task.seed) == (1, 1)
 
 
-def test_pretraining_is_table_5(handed_over):
-    cfg = handed_over("pretraining/bert_base", "task.data=somewhere")
+def test_pretraining_is_table_5_of_a_pattern_with_parentheses(handed_over):
+    cfg = handed_over("pretraining/bert_base", "task.data=somewhere", "model.sublayer_pattern='(sff)x2 (f)x2'")
     assert_table_5(cfg)
+    assert cfg.model.sublayer_pattern == "(sff)x2 (f)x2"
     assert (cfg.task.data, cfg.task.tokens_per_sample, cfg.model.max_positions) == ("somewhere", 512, 512)
     assert (cfg.optimization.max_update, cfg.lr_scheduler.max_update, cfg.optimization.max_epoch) == (10**6, 10**6, 0)
     world_size = cfg.distributed_training.distributed_world_size
@@ -113,23 +109,13 @@ def assert_pretraining_of(name: str, cfg: DictConfig) -> None:
     assert 500_000 % cfg.checkpoint.save_interval_updates == 0 and cfg.checkpoint.keep_interval_updates == -1
 
 
-@pytest.mark.parametrize("name", mostly_slow(PRETRAINING, "par_bert_base"))
-def test_every_pretraining_config_hands_over_its_row(handed_over, name):
-    assert_pretraining_of(name, handed_over(f"pretraining/{name}", "task.data=somewhere"))
-
-
 @pytest.mark.parametrize("name", mostly_slow(PRETRAINING, "bert_base"))
 def test_every_pretraining_config_trains(hydra_main, data_folder, tmp_path, name):
     to = (f"task.data={data_folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=32")
     hydra_main(f"pretraining/{name}", *TINY, *to, "optimization.max_update=1", "dataset.disable_validation=true")
     state = torch.load(tmp_path / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == 1
+    assert updates_of(state) == 1
     assert_pretraining_of(name, OmegaConf.create(state["cfg"]))
-
-
-@pytest.fixture(scope="module")
-def glue(tmp_path_factory) -> Path:
-    return write_toy_glue(tmp_path_factory.mktemp("glue"))
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +143,10 @@ def in_a_process_of_its_own(programs: Path, config: str, *overrides: object) -> 
 def test_every_finetuning_config_trains(hydra_main, glue, checkpoint, tmp_path, name):
     task = find_task(name)
     to = (f"task.data={glue / task.folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=64")
-    hydra_main(
-        f"finetuning/{name}", *TINY, *to, f"checkpoint.finetune_from_model={checkpoint}", "optimization.max_update=1"
-    )
+    start = (f"checkpoint.finetune_from_model={checkpoint}", "optimization.max_update=1")
+    hydra_main(f"finetuning/{name}", *TINY, *to, *start)
     state = torch.load(tmp_path / "checkpoint_best.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == 1
+    assert updates_of(state) == 1
     assert state["model"][f"classification_heads.{task.head_name}.out_proj.weight"].size(0) == task.num_classes
     cfg = OmegaConf.create(state["cfg"])
     assert_table_5(cfg)
@@ -181,19 +166,10 @@ def test_yaml_and_arch_give_the_same_weights(checkpoint, data_folder, tmp_path, 
     )
     by_arch = fairseq_train(data_folder, options, tmp_path)
     by_yaml = torch.load(checkpoint)
-    assert by_arch["model"].keys() == by_yaml["model"].keys()
-    for name, weight in by_arch["model"].items():
-        assert torch.equal(by_yaml["model"][name], weight), name
+    assert_equal_state(by_arch["model"], by_yaml["model"])
     model_options = set(LazyFormerConfig.__dataclass_fields__) - {"_name", "sublayer_pattern"}
-    assert {key: by_arch["cfg"]["model"][key] for key in model_options} == {
-        key: by_yaml["cfg"]["model"][key] for key in model_options
-    }
-
-
-def test_a_pattern_with_parentheses_from_the_command_line(handed_over):
-    assert handed_over("pretraining/bert_base", "model.sublayer_pattern='(sff)x2 (f)x2'").model.sublayer_pattern == (
-        "(sff)x2 (f)x2"
-    )
+    for key in model_options:
+        assert by_arch["cfg"]["model"][key] == by_yaml["cfg"]["model"][key], key
 
 
 @pytest.mark.slow

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
-from helpers import toy_texts, write_toy_glue
+from helpers import toy_texts, updates_of, write_toy_glue
+from launches import parsed
 from other_tokenizers import write_bert_files, write_roberta_files
 
 from lazyformer_fairseq.corpus.build import build_corpus
@@ -24,22 +23,18 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.export import export
 from lazyformer_fairseq.fairseq_plugin.reliability.data import check_dictionaries
-from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
-    FullSentencesMaskedLMConfig,
-    FullSentencesMaskedLMTask,
-)
 from lazyformer_fairseq.finetuning.tasks.glue import Preparation, prepare_tasks
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
-KINDS = ("bert", "roberta")
+WRITERS = {"bert": write_bert_files, "roberta": write_roberta_files}
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=WRITERS)
 def corpus(request, tmp_path_factory) -> Path:
     """A corpus of toy text and of texts that hold symbols, made by the tokenizer of a BERT or a RoBERTa."""
     folder = tmp_path_factory.mktemp(request.param)
-    source = (write_bert_files if request.param == "bert" else write_roberta_files)(folder / "source")
+    source = WRITERS[request.param](folder / "source")
     rows = 160 if request.param == "bert" else 340
     adopt_tokenizer(source, folder / "tokenizer", rows)
     odd = "A [MASK] or <mask> here, [CLS] and <s> there, are words of a text about masked models."
@@ -57,7 +52,7 @@ def pretrained(corpus, fairseq_train) -> Path:
     if not (folder / "checkpoint_last.pt").exists():
         arguments = f"{TINY} --criterion masked_lm_accuracy --batch-size 4 --max-update 2"
         state = fairseq_train(corpus, arguments, folder)
-        assert state["optimizer_history"][-1]["num_updates"] == 2
+        assert updates_of(state) == 2
     return folder
 
 
@@ -83,8 +78,8 @@ def test_ids_of_the_corpus_are_those_of_its_sentences(corpus):
 
 def test_masking_takes_the_special_symbols_from_the_dictionary(corpus):
     tokenizer = load_tokenizer(corpus / "tokenizer")
-    cfg = FullSentencesMaskedLMConfig(data=str(corpus), tokens_per_sample=32, seed=1, save_dir="", no_save=True)
-    task = FullSentencesMaskedLMTask.setup_task(cfg)
+    own = f"{TINY} --task full_sentences_masked_lm --criterion masked_lm_accuracy --tokens-per-sample 32 --no-save"
+    task = setup_task(parsed([str(corpus), *own.split(), "--save-dir", ""]).task)
     task.load_dataset("train")
     dataset = task.dataset("train")
     bos, pad, eos, unk, mask = tokenizer.special
@@ -127,13 +122,11 @@ def test_pretrained_and_used(pretrained, tmp_path):
     assert again.fill_mask("Anna <mask>.", topk=1) == hub.fill_mask("Anna <mask>.", topk=1)
 
 
-def test_glue_is_prepared_and_fine_tuned(corpus, pretrained, fairseq_train, tmp_path):
+def test_glue_is_prepared_as_its_own_files_give_it_and_fine_tuned(corpus, pretrained, fairseq_train, tmp_path):
     tokenizer = load_tokenizer(pretrained / "tokenizer")
     data = write_toy_glue(tmp_path / "glue", train=40, valid=10)
-    wanted = Preparation(
-        data=data, tokenizer=pretrained / "tokenizer", output=tmp_path / "out", max_length=14, tasks=("CoLA", "RTE")
-    )
-    for prepared in prepare_tasks(wanted):
+    places = {"data": data, "tokenizer": pretrained / "tokenizer", "output": tmp_path / "out"}
+    for prepared in prepare_tasks(Preparation(**places, max_length=14, tasks=("CoLA", "RTE"))):
         bos, _, eos, *_ = tokenizer.special
         examples = PreparedTask.load(prepared.folder).read("train", None, eos)
         ends = [int((examples.inputs[index] == eos).sum()) for index in range(len(examples.inputs))]
@@ -141,6 +134,15 @@ def test_glue_is_prepared_and_fine_tuned(corpus, pretrained, fairseq_train, tmp_
         assert set(ends) == {1 + tokenizer.separators if is_pair else 1}
         assert all(examples.inputs[index][0] == bos for index in range(len(ends)))
         assert prepared.manifest["tokenizer"] == tokenizer_hashes(pretrained / "tokenizer")
+        own = [
+            str(data / prepared.task.folder),
+            *f"--task glue --glue-task {prepared.task.name} --arch bert_tiny".split(),
+        ]
+        own += f"--criterion glue --tokens-per-sample 14 --tokenizer-folder {pretrained / 'tokenizer'}".split()
+        read = setup_task(parsed(own).task)
+        read.load_dataset("train")
+        for index in range(8):
+            assert read.dataset("train")[index]["source"].tolist() == examples.inputs[index].tolist()
         if not is_pair:
             assert examples.inputs[0].tolist() == tokenizer.build_input("anna sees the house")
             assert prepared.manifest["splits"]["train"]["words"] >= 4 * 40
@@ -148,27 +150,10 @@ def test_glue_is_prepared_and_fine_tuned(corpus, pretrained, fairseq_train, tmp_
         arguments += f" --finetune-from-model {pretrained / 'checkpoint_last.pt'}"
         save_dir = tmp_path / prepared.task.name
         state = fairseq_train(prepared.folder, arguments, save_dir, task=f"glue --glue-task {prepared.task.name}")
-        assert state["optimizer_history"][-1]["num_updates"] == 2
+        assert updates_of(state) == 2
         head = prepared.task.name.lower()
         hub = LazyFormerModel.from_pretrained(save_dir)
         assert hub.predict(head, "Anna sees the house.").shape == (1, 2)
-
-
-def test_glue_s_own_files_give_what_prepared_ones_give(corpus, tmp_path):
-    data = write_toy_glue(tmp_path / "glue", train=8, valid=4)
-    wanted = Preparation(
-        data=data, tokenizer=corpus / "tokenizer", output=tmp_path / "out", max_length=12, tasks=("RTE",)
-    )
-    (prepared,) = prepare_tasks(wanted)
-    read = []
-    for folder in (data / "RTE", prepared.folder):
-        command = [str(folder), "--task", "glue", "--glue-task", "RTE", "--tokens-per-sample", "12"]
-        command += ["--tokenizer-folder", str(corpus / "tokenizer"), "--criterion", "glue", "--arch", "bert_tiny"]
-        arguments = options.parse_args_and_arch(options.get_training_parser(), command)
-        task = setup_task(convert_namespace_to_omegaconf(arguments).task)
-        task.load_dataset("train")
-        read.append([task.dataset("train")[index]["source"].tolist() for index in range(8)])
-    assert read[0] == read[1]
 
 
 def test_another_dictionary_is_refused(corpus, data_folder, tmp_path):
@@ -183,23 +168,20 @@ def test_another_dictionary_is_refused(corpus, data_folder, tmp_path):
             check_dictionaries([str(corpus / "shard0"), str(tmp_path)], dictionary)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_wikitext_s_unknown_words_stay_unknown(kind, tmp_path):
-    source = (write_bert_files if kind == "bert" else write_roberta_files)(tmp_path / "source")
-    tokenizer = adopt_tokenizer(source, tmp_path / "ours")
+    tokenizer = adopt_tokenizer(WRITERS[kind](tmp_path / "source"), tmp_path / "ours")
     step = NormaliseWords(pickle.loads(pickle.dumps(tokenizer.settings)))
-    for format, unknown in (("wikitext", 1), ("text", 0)):
-        document = Document(text="Anna sees <unk> here.\nThe <mask>.", id="a:1", metadata={"format": format})
+
+    def normalised(text: str, format: str) -> str:
+        document = Document(text=text, id="a:1", metadata={"format": format})
         assert step.process(document) is None
-        sentence, other = document.text.split("\n")
+        return document.text
+
+    for format, unknown in (("wikitext", 1), ("text", 0)):
+        sentence, other = normalised("Anna sees <unk> here.\nThe <mask>.", format).split("\n")
         assert sentence.split(" ").count(tokenizer.symbols[tokenizer.special.unk]) == unknown
         assert tokenizer.mask_index not in tokenizer.encode_normalised(other)
         if unknown:
             assert tokenizer.special.unk in tokenizer.encode_words(sentence.split(" "))[0]
-            assert "" not in step_words(tokenizer, "<unk><unk> <unk>  a <unk>")
-
-
-def step_words(tokenizer, text: str) -> list[str]:
-    document = Document(text=text, id="a:1", metadata={"format": "wikitext"})
-    NormaliseWords(tokenizer.settings).process(document)
-    return document.text.split(" ")
+            assert "" not in normalised("<unk><unk> <unk>  a <unk>", format).split(" ")

@@ -3,54 +3,48 @@
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
 import torch
 from fairseq.trainer import Trainer
-from helpers import ROOT, assert_equal_state
+from helpers import assert_equal_state, train_words, updates_of
 
 from lazyformer_fairseq.experiments.curves.report import read_history
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
 
 
-class Batches:
-    """Records the input ids of every update of a run."""
+@contextmanager
+def recorded_batches() -> Iterator[dict[int, list[torch.Tensor]]]:
+    """The input ids of every update of a run."""
+    of_update, original = {}, Trainer.train_step
 
-    def __init__(self):
-        self.of_update: dict[int, list[torch.Tensor]] = {}
-        original = Trainer.train_step
+    def train_step(trainer, samples, *args, **kwargs):
+        of_update[trainer.get_num_updates()] = [sample["net_input"]["src_tokens"] for sample in samples]
+        return original(trainer, samples, *args, **kwargs)
 
-        def train_step(trainer, samples, *args, **kwargs):
-            self.of_update[trainer.get_num_updates()] = [sample["net_input"]["src_tokens"] for sample in samples]
-            return original(trainer, samples, *args, **kwargs)
-
-        self.patch = mock.patch.object(Trainer, "train_step", train_step)
-
-    def __enter__(self):
-        self.patch.start()
-        return self.of_update
-
-    def __exit__(self, *_):
-        self.patch.stop()
+    with mock.patch.object(Trainer, "train_step", train_step):
+        yield of_update
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train, warm_python):
     # Dropout on, gradients of two batches an update, masks anew in each epoch, killed within the second epoch.
     options = f"{TINY} --max-epoch 3 --save-interval-updates 51 --update-freq 2 --dropout 0.2 --attention-dropout 0.1"
-    with Batches() as uninterrupted:
+    with recorded_batches() as uninterrupted:
         whole = fairseq_train(data_folder, options, tmp_path / "whole")
     updates = len(uninterrupted)
     per_epoch = updates // 3
     assert per_epoch < 51 < 2 * per_epoch, "the test's data should put update 51 into the second epoch"
 
     command = [
-        *(warm_python / "python", "-m", "fairseq_cli.train", data_folder, "--user-dir", ROOT / "lazyformer_fairseq"),
-        *"--task full_sentences_masked_lm --tokens-per-sample 32 --cpu --optimizer fused_adam --lr 1e-3".split(),
-        *"--lr-scheduler linear_warmup --num-workers 0 --log-format simple --no-epoch-checkpoints".split(),
-        *("--save-dir", str(tmp_path / "killed"), *options.split()),
+        warm_python / "python",
+        "-m",
+        "fairseq_cli.train",
+        *train_words(data_folder, options, tmp_path / "killed"),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
         for line in run.stdout:
@@ -61,9 +55,9 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train, 
     assert run.returncode == -signal.SIGKILL
 
     saved = torch.load(tmp_path / "killed" / "checkpoint_last.pt")
-    assert saved["optimizer_history"][-1]["num_updates"] == 51
-    with Batches() as resumed_batches:
-        resumed = fairseq_train(data_folder, options, tmp_path / "killed")
+    assert updates_of(saved) == 51
+    with recorded_batches() as resumed_batches:
+        resumed = fairseq_train(data_folder, f"{options} --num-workers 2", tmp_path / "killed")  # which changes nothing
     assert sorted(resumed_batches) == list(range(51, updates))
     for update, batches in resumed_batches.items():
         assert_equal_state(batches, uninterrupted[update], f"batches of update {update}")
@@ -84,16 +78,6 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train, 
     assert len(masked_blocks(1) & masked_blocks(2)) < len(masked_blocks(1)) / 20
 
 
-@pytest.mark.slow
-def test_data_workers_change_nothing(data_folder, tmp_path, fairseq_train):
-    options = f"{TINY} --max-epoch 2 --batch-size 64 --disable-validation"
-    with Batches() as alone:
-        fairseq_train(data_folder, options, tmp_path / "alone")
-    with Batches() as helped:
-        fairseq_train(data_folder, f"{options} --num-workers 2", tmp_path / "helped")
-    assert_equal_state(helped, alone, "batches of both epochs, masks and all")
-
-
 def test_two_processes_train_as_one_with_twice_the_update_freq(
     data_folder, tmp_path, fairseq_train, free_port, warm_python
 ):
@@ -110,21 +94,19 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(
     assert "2 processes x 4 sequences x update-freq 1" in run.stdout
     assert (tmp_path / "two" / "train.log").read_text().count("| begin training epoch 1") == 1
     two = torch.load(tmp_path / "two" / "checkpoint_last.pt")
-    assert two["optimizer_history"][-1]["num_updates"] == 6
+    assert updates_of(two) == 6
     for name, weight in alone["model"].items():
         torch.testing.assert_close(two["model"][name], weight, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_the_tokenizer_is_kept_with_the_checkpoints(data_folder, tmp_path, fairseq_train):
-    fairseq_train(data_folder, f"{TINY} --max-update 1", tmp_path / "run")
-    for file in (data_folder / "tokenizer").iterdir():
-        assert (tmp_path / "run" / "tokenizer" / file.name).read_bytes() == file.read_bytes()
-
-
-def test_the_log_reports_packing_accuracy_and_the_kernels(data_folder, tmp_path, fairseq_train, caplog, capfd):
+def test_the_log_reports_packing_accuracy_and_the_kernels_and_the_tokenizer_is_kept(
+    data_folder, tmp_path, fairseq_train, caplog
+):
     with caplog.at_level("INFO"):
         fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / "run")
     assert re.search(r"packing efficiency \d\d\.\d%", caplog.text)
     assert re.search(r"valid on 'valid' subset \| loss [\d.]+ \| accuracy [\d.]+ \| ppl [\d.]+", caplog.text)
     assert "optimizer: torch.optim.AdamW(fused=True)" in caplog.text
     assert re.search(r"LayerNorm: (torch|apex)", caplog.text)
+    for file in (data_folder / "tokenizer").iterdir():
+        assert (tmp_path / "run" / "tokenizer" / file.name).read_bytes() == file.read_bytes()

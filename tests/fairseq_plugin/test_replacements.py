@@ -2,8 +2,10 @@
 
 import copy
 import importlib
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -19,23 +21,47 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_our
 from lazyformer_fairseq.fairseq_plugin.replacements import REPLACEMENTS, WRITTEN_FOR, How, Replacement, Stage
 
 
-def test_every_row_fits_the_fairseq_that_is_installed(warm_python):
+def other_parameters(row: Replacement) -> Iterator[str]:
+    """In words, what a row, or methods of it that say ``@override``, take that fairseq's does not, or the reverse."""
+    _, _, standing = replacements._find(row.target)
+    if standing is replacements._ABSENT or row.how is How.MAKES or inspect.isbuiltin(standing):
+        return
+    ours = replacements._ours(row)
+    if inspect.isclass(ours):
+        methods = [getattr(method, "__func__", method) for method in vars(ours).values()]
+        methods = [method for method in methods if getattr(method, "__override__", False)]
+        pairs = [(inspect.getattr_static(standing, method.__name__), method, 0) for method in methods]
+    else:
+        pairs = [(standing, ours, 1 if row.how is How.AROUND else 0)]
+    for theirs, function, skip in pairs:
+        expected, takes_all = parameters_of(getattr(theirs, "__func__", theirs))
+        names, passes_all_on = parameters_of(function)
+        names = names[skip:]
+        if not takes_all and names != (expected[: len(names)] if passes_all_on else expected):
+            yield f"{row.target} takes ({', '.join(expected)}), not ({', '.join(names)})"
+
+
+def parameters_of(function: Callable) -> tuple[list[str], bool]:
+    """Names of a function's parameters, and whether it takes any others too, as one does that passes all on."""
+    parameters = inspect.signature(function).parameters.values()
+    any_others = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    names = [parameter.name for parameter in parameters if parameter.kind not in any_others]
+    return names, any_others <= {parameter.kind for parameter in parameters}
+
+
+def test_every_row_fits_the_fairseq_that_is_installed_and_says_why(warm_python):
     """In a fresh process: here all are in place already."""
     code = (
-        "import fairseq\n"
-        "from lazyformer_fairseq.fairseq_plugin.replacements import REPLACEMENTS\n"
-        "from lazyformer_fairseq.fairseq_plugin.replacements import find_misfit\n"
+        "import sys, fairseq\n"
+        "from lazyformer_fairseq.fairseq_plugin.replacements import REPLACEMENTS, find_misfit\n"
         "print([misfit for row in REPLACEMENTS if (misfit := find_misfit(row))])\n"
-        "import sys; sys.path.insert(0, 'tests')\n"
-        "from fairseq_plugin.parameters_of_replacements import other_parameters\n"
+        "sys.path.insert(0, 'tests')\n"
+        "from fairseq_plugin.test_replacements import other_parameters\n"
         "print([other for row in REPLACEMENTS for other in other_parameters(row)])"
     )
     run = subprocess.run([warm_python / "python", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.stdout.split() == ["[]", "[]"], run.stdout + run.stderr
     assert (ROOT / "setup.py").read_text().count(WRITTEN_FOR.replace(" ", "==")) == 1
-
-
-def test_every_target_stands_once_and_every_row_says_why():
     assert len(REPLACEMENTS) == len({row.target for row in REPLACEMENTS})
     for row in REPLACEMENTS:
         module, _, name = row.ours.partition(":")
@@ -65,6 +91,21 @@ class Fairseq:
         return cls, samples
 
 
+class Careful(Fairseq):
+    """Made for the number 7."""
+
+    def __init__(self, number):
+        self.number = number
+
+    @staticmethod
+    def serves(number=None):
+        return number == 7
+
+    @override
+    def method(self, samples):
+        return super().method(samples), "checked"
+
+
 def doubled(original, *args, **kwargs):
     return original(*args, **kwargs), original(*args, **kwargs)
 
@@ -72,19 +113,12 @@ def doubled(original, *args, **kwargs):
 @pytest.fixture
 def table(monkeypatch):
     """Sets the rows of a table that is nowhere in place; what was put in place is taken away again."""
-    module = SimpleNamespace(Fairseq=Fairseq, doubled=doubled)
     for name in ("stands_for_fairseq", "lazyformer_fairseq.fairseq_plugin.stands_for_ours"):
-        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(Fairseq=Fairseq, Careful=Careful, doubled=doubled))
     monkeypatch.setattr(replacements, "_before", {})
-
-    def use(*rows: Replacement):
-        monkeypatch.setattr(replacements, "REPLACEMENTS", rows)
-        for each in rows:
-            _, name, _ = replacements._find(each.target) if "gone" not in each.target else (None, None, None)
-            if name:
-                monkeypatch.setattr(Fairseq, name, vars(Fairseq)[name])
-
-    return use
+    for name in ("method", "static", "of_class"):
+        monkeypatch.setattr(Fairseq, name, vars(Fairseq)[name])
+    return lambda *rows: monkeypatch.setattr(replacements, "REPLACEMENTS", rows)
 
 
 def row(name: str, stage: Stage = Stage.RUN) -> Replacement:
@@ -121,26 +155,10 @@ def test_loading_safely_puts_all_back(table):
     assert Fairseq.static(1) == (1, 1), "a run that started meanwhile keeps it"
 
 
-class Careful(Fairseq):
-    """Made for the number 7."""
-
-    def __init__(self, number):
-        self.number = number
-
-    @staticmethod
-    def serves(number=None):
-        return number == 7
-
-    @override
-    def method(self, samples):
-        return super().method(samples), "checked"
-
-
 def test_a_subclass_is_made_where_it_serves(table, monkeypatch):
     monkeypatch.setattr(Fairseq, "__init__", Careful.__init__, raising=False)
-    monkeypatch.setattr(sys.modules["stands_for_fairseq"], "Careful", Careful, raising=False)
     subclassed = Replacement(Stage.RUN, "stands_for_fairseq:Fairseq", "stands_for_ours:Careful", "a test", How.SUBCLASS)
-    monkeypatch.setattr(replacements, "REPLACEMENTS", (subclassed,))
+    table(subclassed)
     assert replacements.install(Stage.RUN) == [subclassed]
     try:
         assert Fairseq(7).method(1) == (1, "checked") and Fairseq(8).method(1) == 1
@@ -149,23 +167,12 @@ def test_a_subclass_is_made_where_it_serves(table, monkeypatch):
         del Fairseq.__new__
 
 
-@pytest.mark.parametrize(
-    ("settings", "ours"),
-    [
-        (SimpleNamespace(task="glue"), True),
-        (SimpleNamespace(task="masked_lm"), False),
-        (SimpleNamespace(task=None), False),
-        (SimpleNamespace(), False),
-        (SimpleNamespace(task=SimpleNamespace(_name="stream_language_modeling")), True),
-        (SimpleNamespace(task=SimpleNamespace(_name="language_modeling")), False),
-    ],
-)
-def test_whose_task_a_command_names(settings, ours):
-    assert names_task_of_ours(settings) == ours
-
-
-def test_a_task_that_extends_ours_is_ours():
+def test_whose_task_a_command_names():
     from lazyformer_fairseq.finetuning.texts import GlueTask
 
-    assert is_task_of_ours(type("Mine", (GlueTask,), {"__module__": "mine"}))
+    for task, ours in (("glue", True), ("masked_lm", False), ("stream_language_modeling", True), (None, False)):
+        assert names_task_of_ours(SimpleNamespace(task=task)) == ours
+        assert names_task_of_ours(SimpleNamespace(task=SimpleNamespace(_name=task))) == ours
+    assert not names_task_of_ours(SimpleNamespace())
+    assert is_task_of_ours(type("Mine", (GlueTask,), {"__module__": "mine"})), "a task that extends ours"
     assert not is_task_of_ours(FairseqTask) and not is_task_of_ours(None)

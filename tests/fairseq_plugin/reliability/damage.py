@@ -1,8 +1,13 @@
-"""Numbers that are made to go wrong in a real run, and what is seen of the run while they do."""
+"""Damage that is done to numbers, files and disks of a run, and what is seen of the run meanwhile."""
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import itertools
+import os
+import resource
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from unittest import mock
 
 import torch
@@ -11,7 +16,7 @@ from torch.nn import Linear
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
-WEIGHT = "encoder.sentence_encoder.embed_tokens.weight"
+TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 
 
 @dataclass
@@ -22,72 +27,59 @@ class Update:
     after: dict
     samples: list[int]
     lr: float
+    moved: bool  # the model's first weight
 
 
-@dataclass
-class DamagedRun:
-    """Within the block, damages the calls of train_step that `kinds` names (from 0) and records all of them.
+@contextmanager
+def damaged_run(
+    kind_of: Callable[[int], object], criterion=MaskedLMAccuracyCriterion, damages_loss=True, records=True
+) -> Iterator[list[Update]]:
+    """Within the block, damages calls of train_step and records all of them.
 
     Args:
-        kinds: for the number of a call None or one of
-            "nan gradient", "inf gradient": of one weight, by a hook in the backward pass.
+        kind_of: for the number of a call, from 0, None or one of
+            "nan gradient", "inf gradient": of the model's first weight, by a hook in the backward pass.
             "nan activations": of the first linear layer, in the forward pass.
             "inf loss": the loss gets infinite, its gradient stays.
             a number: the loss is that many times itself.
         criterion: the class whose loss is damaged.
-        weight: whose gradient is damaged; the model's first if not given.
         damages_loss: else the criterion stays as it is.
+        records: else nothing is kept of a call.
     """
+    train_step, forward = SafeTrainer.train_step, criterion.forward
+    updates, calls, kind = [], itertools.count(), None
 
-    kinds: Callable[[int], object]
-    criterion: type = MaskedLMAccuracyCriterion
-    weight: str = ""
-    damages_loss: bool = True
-    updates: list[Update] = field(default_factory=list)
-
-    def __enter__(self):
-        train_step, forward = SafeTrainer.train_step, self.criterion.forward
-        kind = None
-
-        def damaged_train_step(trainer, samples, *args, **kwargs):
-            nonlocal kind
-            kind = self.kinds(len(self.updates))
-            weights = dict(trainer.get_model().named_parameters())
-            self.weight = self.weight or next(iter(weights))
-            weight = weights[self.weight]
-            value = {"nan gradient": torch.nan, "inf gradient": torch.inf}.get(kind)
-            hook = weight.register_hook(lambda gradient: poisoned(gradient, value)) if value else None
-            if kind == "nan activations":
-                layer = next(module for module in trainer.get_model().modules() if isinstance(module, Linear))
-                hook = layer.register_forward_hook(lambda *call: call[-1] * torch.nan)
-            before, lr = state_of(trainer), trainer.get_lr()
-            try:
-                return train_step(trainer, samples, *args, **kwargs)
-            finally:
-                kind = None
-                if hook:
-                    hook.remove()
+    def damaged_train_step(trainer, samples, *args, **kwargs):
+        nonlocal kind
+        kind, hook, model = kind_of(next(calls)), None, trainer.get_model()
+        weight = next(model.parameters())
+        if kind in ("nan gradient", "inf gradient"):
+            hook = weight.register_hook(lambda gradient, value=float(kind[:3]): poisoned(gradient, value))
+        elif kind == "nan activations":
+            layer = next(module for module in model.modules() if isinstance(module, Linear))
+            hook = layer.register_forward_hook(lambda *call: call[-1] * torch.nan)
+        old, before, lr = weight.detach().clone(), records and state_of(trainer), trainer.get_lr()
+        try:
+            return train_step(trainer, samples, *args, **kwargs)
+        finally:
+            kind = None
+            if hook:
+                hook.remove()
+            if records:
                 ids = [index for sample in samples if sample for index in sample["id"].tolist()]
-                self.updates.append(Update(before, state_of(trainer), ids, lr))
+                updates.append(Update(before, state_of(trainer), ids, lr, not torch.equal(weight, old)))
 
-        def damaged_forward(criterion, *args, **kwargs):
-            loss, sample_size, log = forward(criterion, *args, **kwargs)
-            if kind == "inf loss":
-                loss = loss + torch.inf
-            elif isinstance(kind, (int, float)):
-                loss = loss * kind
-            return loss, sample_size, {**log, "loss": loss.detach()}
+    def damaged_forward(criterion, *args, **kwargs):
+        loss, sample_size, log = forward(criterion, *args, **kwargs)
+        if kind == "inf loss":
+            loss = loss + torch.inf
+        elif isinstance(kind, (int, float)):
+            loss = loss * kind
+        return loss, sample_size, {**log, "loss": loss.detach()}
 
-        self.patches = [mock.patch.object(SafeTrainer, "train_step", damaged_train_step)]
-        if self.damages_loss:
-            self.patches.append(mock.patch.object(self.criterion, "forward", damaged_forward))
-        for patch in self.patches:
-            patch.start()
-        return self
-
-    def __exit__(self, *_):
-        for patch in self.patches:
-            patch.stop()
+    loss_patch = mock.patch.object(criterion, "forward", damaged_forward if damages_loss else forward)
+    with mock.patch.object(SafeTrainer, "train_step", damaged_train_step), loss_patch:
+        yield updates
 
 
 def poisoned(gradient: torch.Tensor, value: float) -> torch.Tensor:
@@ -105,3 +97,31 @@ def state_of(trainer) -> dict:
         "updates": trainer.get_num_updates(),
     }
     return copy.deepcopy(state)
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 8
+    path.write_bytes(content)
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def options(folder, **others):
+    """fairseq's options of checkpoints, by default as they are by default."""
+    defaults = {"restore_file": "checkpoint_last.pt", "checkpoint_suffix": ""}
+    defaults |= {"continue_once": None, "finetune_from_model": None, "no_save_optimizer_state": False}
+    return Namespace(save_dir=str(folder), **{**defaults, **others})
+
+
+@contextmanager
+def largest_file(size: int):
+    """The system's limit for this process; a write beyond it fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,24 +1,32 @@
+"""A checkpoint's file: written whole or not at all, on full disks too; damage and junk are noticed and named."""
+
 import errno
 import fcntl
 import hashlib
 import io
+import logging
 import os
 import pickle
 import resource
+import subprocess
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from unittest import mock
 
+import fairseq_cli.train
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq_plugin.reliability.damage import TINY, largest_file
+from helpers import updates_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import DamagedCheckpointError, check, look_into, save
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.storage.atomic import UNFINISHED, remove_leftovers
 
 STATE = {
@@ -43,38 +51,19 @@ def stock(tmp_path_factory) -> bytes:
     return path.read_bytes()
 
 
-@contextmanager
-def largest_file(size: int):
-    """The system's limit for this process; a write beyond it fails as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_what_was_saved_is_what_torch_and_zip_read(tmp_path, saved):
+def test_what_was_saved_is_what_torch_and_zip_read_as_are_files_without_a_checksum(tmp_path, saved):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(saved)
     for mmap in (False, True):
-        state = torch.load(path, mmap=mmap)
-        assert torch.equal(state["model"]["weight"], STATE["model"]["weight"])
+        assert torch.equal(torch.load(path, mmap=mmap)["model"]["weight"], STATE["model"]["weight"])
     assert zipfile.ZipFile(path).testzip() is None
     assert look_into(path) == (7, True)
-
-
-@pytest.mark.parametrize("legacy", [False, True])
-def test_files_without_a_checksum_still_load(tmp_path, legacy):
-    path = tmp_path / "checkpoint.pt"
-    torch.save(STATE, path, _use_new_zipfile_serialization=not legacy)
-    assert look_into(path) == (7, True)
-
-
-def test_the_mode_of_a_file_is_that_of_any_other(tmp_path):
+    for new in (True, False):
+        torch.save(STATE, path, _use_new_zipfile_serialization=new)
+        assert look_into(path) == (7, True)
     (tmp_path / "other").touch()
-    save(STATE, tmp_path / "checkpoint.pt")
-    assert (tmp_path / "checkpoint.pt").stat().st_mode == (tmp_path / "other").stat().st_mode
+    save(STATE, path)
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 @given(st.data())
@@ -141,19 +130,25 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path, stock, fo
             read(path)
 
 
-def test_a_missing_file_a_folder_and_a_foreign_object(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*torch[.]?jit|.*TorchScript")
+def test_a_missing_file_a_folder_and_foreign_objects(tmp_path):
+    path = tmp_path / "content.pt"
     for read in (look_into, lambda path: checkpoint_utils.load_checkpoint_to_cpu(str(path))):
         with pytest.raises(UserError, match="no such checkpoint"):
             read(tmp_path / "missing.pt")
         with pytest.raises(UserError, match="cannot be read .Is a directory"):
             read(tmp_path)
-        save([1, 2], tmp_path / "list.pt")
-        with pytest.raises(UserError, match="list.pt: .*no checkpoint"):
-            read(tmp_path / "list.pt")
+        save([1, 2], path)
+        with pytest.raises(UserError, match="content.pt: .*no checkpoint"):
+            read(path)
+    for content in ([1, 2], 5, {}, torch.jit.script(torch.nn.Linear(1, 1))):
+        (torch.jit.save if isinstance(content, torch.nn.Module) else torch.save)(content, path)
+        with pytest.raises(UserError, match="content.pt: "):
+            checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 
-def test_the_file_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_path):
-    happened = []
+def test_the_file_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_path, monkeypatch):
+    happened, rename = [], os.rename
 
     def sync(descriptor):
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -161,66 +156,149 @@ def test_the_file_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_pat
 
     def replace(source, target):
         happened.append(f"rename to {Path(target).name}")
-        os.rename(source, target)
+        rename(source, target)
 
     (tmp_path / "source").write_bytes(b"12345")
-    with (
-        mock.patch.object(checkpoints.os, "fsync", sync),
-        mock.patch.object(checkpoints.os, "replace", replace),
-    ):
-        save(STATE, tmp_path / "saved.pt")
-        checkpoints.copying_atomically(None, str(tmp_path / "source"), str(tmp_path / "copy.pt"))
-    size = (tmp_path / "saved.pt").stat().st_size
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    save(STATE, tmp_path / "saved.pt")
+    checkpoints.copying_atomically(None, str(tmp_path / "source"), str(tmp_path / "copy.pt"))
     assert happened == [
-        *(f"sync file of {size} bytes", "rename to saved.pt", "sync folder"),
+        *(f"sync file of {(tmp_path / 'saved.pt').stat().st_size} bytes", "rename to saved.pt", "sync folder"),
         *("sync file of 5 bytes", "rename to copy.pt", "sync folder"),
     ]
 
 
-@pytest.mark.parametrize("limit", [0, 100, 2000, "all but one byte"])
-def test_where_there_is_no_room_the_old_file_stays(tmp_path, saved, limit):
-    path = tmp_path / "checkpoint.pt"
+def test_file_systems_that_sync_no_folders_or_know_no_locks(tmp_path, monkeypatch):
+    path, fsync = tmp_path / "checkpoint.pt", os.fsync
+
+    def failing(error: int):
+        def sync(descriptor):
+            if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+                raise OSError(error, os.strerror(error))
+            fsync(descriptor)
+
+        return mock.patch.object(os, "fsync", sync)
+
+    with failing(errno.EINVAL):
+        save(STATE, path)
+    check(path)
+    with failing(errno.EIO), pytest.raises(OSError, match="Input/output error"):
+        save(STATE, path)
+    leftover = tmp_path / f".checkpoint.pt.0011aabb{UNFINISHED}"
+    leftover.touch()
+    path.unlink()
+    with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")):
+        save(STATE, path)
+        remove_leftovers(tmp_path)
+    check(path)
+    assert leftover.exists(), "nobody can know whether it is in use"
+
+
+# --- full disks -------------------------------------------------------------------------------------------------------
+
+
+def test_where_there_is_no_room_the_old_file_stays_and_a_copy_is_another_name(tmp_path, saved):
+    path, larger = tmp_path / "checkpoint.pt", {**STATE, "more": torch.zeros(5000)}
     path.write_bytes(saved)
-    larger = {**STATE, "more": torch.zeros(5000)}
     save(larger, tmp_path / "larger.pt")
-    size = (tmp_path / "larger.pt").stat().st_size
-    with largest_file(size - 1 if limit == "all but one byte" else limit), pytest.raises(OSError, match="too large"):
-        save(larger, path)
-    assert path.read_bytes() == saved
+    for limit in (0, 100, 2000, (tmp_path / "larger.pt").stat().st_size - 1):
+        with largest_file(limit), pytest.raises(OSError, match="too large"):
+            save(larger, path)
+        assert path.read_bytes() == saved
+    with largest_file(1000):
+        checkpoints.copying_atomically(None, str(tmp_path / "larger.pt"), str(path))
+    assert path.samefile(tmp_path / "larger.pt")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint.pt", "larger.pt"]
 
 
-def test_on_a_full_disk_a_copy_is_another_name(tmp_path):
-    (tmp_path / "source.pt").write_bytes(b"new" * 1000)
-    (tmp_path / "checkpoint_last.pt").write_bytes(b"old")
-    with largest_file(1000):
-        checkpoints.copying_atomically(None, str(tmp_path / "source.pt"), str(tmp_path / "checkpoint_last.pt"))
-    assert (tmp_path / "checkpoint_last.pt").samefile(tmp_path / "source.pt") and len(list(tmp_path.iterdir())) == 2
+TINY = f"{TINY} --encoder-embed-dim 16 --save-interval-updates 2 --disable-validation"
 
 
-def test_a_file_system_that_syncs_no_folders(tmp_path):
-    fsync = os.fsync
+@pytest.fixture
+def full_disk(monkeypatch):
+    """``full_disk(from_update, until_update)``: files may not grow beyond 20,000 bytes between these of a run."""
+    train_step, before = SafeTrainer.train_step, resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def sync(descriptor, error):
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
-            raise OSError(error, os.strerror(error))
-        fsync(descriptor)
+    def between(from_update: int, until_update: int) -> None:
+        def limited(trainer, *args, **kwargs):
+            output = train_step(trainer, *args, **kwargs)
+            is_full = from_update <= trainer.get_num_updates() < until_update
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if is_full else before[0], before[1]))
+            return output
 
-    with mock.patch.object(checkpoints.os, "fsync", lambda descriptor: sync(descriptor, errno.EINVAL)):
-        save(STATE, tmp_path / "checkpoint.pt")
-    check(tmp_path / "checkpoint.pt")
-    with (
-        mock.patch.object(checkpoints.os, "fsync", lambda descriptor: sync(descriptor, errno.EIO)),
-        pytest.raises(OSError, match="Input/output error"),
-    ):
-        save(STATE, tmp_path / "checkpoint.pt")
+        monkeypatch.setattr(SafeTrainer, "train_step", limited)
+
+    yield between
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_system_without_locks(tmp_path, saved):
-    leftover = tmp_path / f".checkpoint.pt.0011aabb{UNFINISHED}"
-    leftover.touch()
-    with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")):
-        save(STATE, tmp_path / "checkpoint.pt")
-        remove_leftovers(tmp_path)
-    check(tmp_path / "checkpoint.pt")
-    assert leftover.exists(), "nobody can know whether it is in use"
+def test_a_run_goes_on_without_saving_and_saves_when_there_is_room_again(
+    data_folder, tmp_path, fairseq_train, full_disk, caplog
+):
+    full_disk(3, 8)
+    assert updates_of(fairseq_train(data_folder, f"{TINY} --max-update 9 --keep-updates-list 5", tmp_path)) == 9
+    kept = {path.name for path in tmp_path.glob("checkpoint*")}
+    assert kept == {"checkpoint_1_2.pt", "checkpoint_1_8.pt", "checkpoint_last.pt"}
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    for name in ("checkpoint_1_4.pt", "checkpoint_update_5.pt", "checkpoint_1_6.pt"):
+        (warning,) = [text for text in warnings if f"{tmp_path / name}: not saved: File too large" in text]
+        assert "bytes are free. What was saved before is as it was" in warning and "The run trains on" in warning
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_save_its_end_fails(data_folder, tmp_path, fairseq_train, full_disk):
+    full_disk(3, 100)
+    with pytest.raises(UserError, match="not saved: File too large.*\nThe run is at its end"):
+        fairseq_train(data_folder, f"{TINY} --max-update 6", tmp_path)
+    assert look_into(tmp_path / "checkpoint_last.pt").updates == 2
+    full_disk(100, 100)
+    resumed = fairseq_train(data_folder, f"{TINY} --max-update 6", tmp_path)
+    assert [part["num_updates"] for part in resumed["optimizer_history"]] == [2, 6]
+
+
+@pytest.mark.slow
+def test_a_run_that_patience_ends_and_that_cannot_save_its_end_fails(
+    data_folder, tmp_path, fairseq_train, full_disk, monkeypatch
+):
+    """The loss gets no better with a step of nearly zero, and --patience 1 ends the run at its second validation."""
+    options = f"{TINY} --max-update 30 --patience 1 --adam-eps 1e9 --weight-decay 0".replace("--disable-validation", "")
+    training = fairseq_cli.train.should_stop_early
+    of_its_own = FunctionType(training.__code__, training.__globals__)  # fairseq counts by attributes of the function
+    monkeypatch.setattr(fairseq_cli.train, "should_stop_early", of_its_own)
+    full_disk(3, 100)
+    with pytest.raises(UserError, match="checkpoint_1_4.pt: not saved: File too large.*\nThe run is at its end"):
+        fairseq_train(data_folder, options, tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """``small_disk(size)``: a folder that is a disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(size: int):
+        command = f"mount -t tmpfs -o size={size} tmpfs".split()
+        done = subprocess.run([*command, folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no right to mount a disk here: {done.stderr.strip()}")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", "--lazy", folder], capture_output=True)
+
+
+@pytest.mark.slow
+def test_a_small_disk(data_folder, tmp_path, fairseq_train, small_disk, caplog):
+    """Room for two files and a half: the first save fills it with two, the second has no room for its copy, the third
+    for nothing."""
+    fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / "for its size")
+    disk = small_disk(int(3.6 * (tmp_path / "for its size" / "checkpoint_1_2.pt").stat().st_size))
+    with pytest.raises(UserError, match=r"checkpoint_1_8.pt: not saved: No space left on device.* bytes are free"):
+        fairseq_train(data_folder, f"{TINY} --max-update 8", disk)
+    assert "checkpoint_last.pt: no room for a copy (No space left on device); it is" in caplog.text
+    updates = {path.name: look_into(path).updates for path in disk.glob("checkpoint*.pt")}
+    newest = max(updates.values())
+    assert updates == {"checkpoint_last.pt": newest} | {f"checkpoint_1_{n}.pt": n for n in range(2, newest + 1, 2)}
+    (disk / "checkpoint_1_2.pt").unlink()
+    assert updates_of(disk / "checkpoint_last.pt") == newest

@@ -1,19 +1,21 @@
+"""Which checkpoints are kept, for how long, and whose a folder is."""
+
+import os
+import signal
 import subprocess
+import sys
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from helpers import ROOT
-from test_pretraining import assert_equal_state
+from fairseq_plugin.reliability.damage import TINY
+from helpers import ROOT, assert_equal_state, message_of, train_words, updates_of
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in, look_into, save, suffix_of
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
 
-TINY = (
-    "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --encoder-embed-dim 16 --batch-size 4 --dropout 0 "
-    "--criterion masked_lm_accuracy"
-)
+TINY = f"{TINY} --encoder-embed-dim 16 --dropout 0"
 
 
 def names(folder) -> set[str]:
@@ -39,26 +41,21 @@ def test_listed_updates_are_saved_and_kept(data_folder, tmp_path, fairseq_train)
 def test_a_listed_update_that_ends_an_epoch(data_folder, tmp_path, fairseq_train):
     options = f"{TINY} --batch-size 400 --max-epoch 2 --disable-validation"
     last = fairseq_train(data_folder, options, tmp_path / "first")
-    updates = last["optimizer_history"][-1]["num_updates"]
+    updates = updates_of(last)
     assert updates % 2 == 0
     fairseq_train(data_folder, f"{options} --keep-updates-list {updates // 2}", tmp_path / "run")
     kept = torch.load(tmp_path / "run" / f"checkpoint_update_{updates // 2}.pt")
     assert kept["extra_state"]["train_iterator"]["epoch"] == 2, "a run that goes on from it begins with epoch 2"
 
 
-@pytest.mark.parametrize("text", ["", "1000,", "0", "-5", "1e5", "100 000", "x", "1;2", "²"])
-def test_a_list_that_is_none(data_folder, tmp_path, fairseq_train, text):
-    with pytest.raises(UserError, match="--keep-updates-list .*give whole numbers as 100000,200000"):
-        listed_updates(text)
-    if text == "x":
-        with pytest.raises(UserError, match="--keep-updates-list x: 'x' is no update"):
-            fairseq_train(data_folder, f"{TINY} --keep-updates-list {text}", tmp_path / "run")
-        assert not (tmp_path / "run").exists()
-
-
-def test_a_list_is_read():
-    assert listed_updates("100000, 200000") == {100_000, 200_000}
-    assert listed_updates(None) == frozenset()
+def test_a_list_is_read_or_refused(data_folder, tmp_path, fairseq_train):
+    assert listed_updates("100000, 200000") == {100_000, 200_000} and listed_updates(None) == frozenset()
+    for text in ("", "1000,", "0", "-5", "1e5", "100 000", "x", "1;2", "²"):
+        with pytest.raises(UserError, match="--keep-updates-list .*give whole numbers as 100000,200000"):
+            listed_updates(text)
+    with pytest.raises(UserError, match="--keep-updates-list x: 'x' is no update"):
+        fairseq_train(data_folder, f"{TINY} --keep-updates-list x", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_asynchronous_writing_is_refused(data_folder, tmp_path, fairseq_train):
@@ -78,11 +75,35 @@ def test_asynchronous_writing_is_refused_under_hydra_too(data_folder, tmp_path, 
     assert "error: --write-checkpoints-asynchronously: " in run.stderr
 
 
-@pytest.mark.parametrize("folder", ["file", "file/inside"])
-def test_a_folder_that_cannot_be_written_is_named(data_folder, tmp_path, fairseq_train, folder):
+def test_a_folder_that_cannot_be_written_is_named(data_folder, tmp_path, fairseq_train):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=f"--save-dir {tmp_path / folder}: cannot be written .Not a directory.; choose"):
-        fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / folder)
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        words = f"--save-dir {folder}: cannot be written .Not a directory.; choose"
+        with pytest.raises(UserError, match=words):
+            fairseq_train(data_folder, f"{TINY} --max-update 2", folder)
+
+
+@pytest.mark.slow
+def test_a_folder_belongs_to_one_training(data_folder, tmp_path, fairseq_train):
+    """The second one is refused by name; a run that was killed keeps nobody out."""
+    words = train_words(data_folder, f"{TINY} --max-update 1000000 --disable-validation", tmp_path)
+    options = f"{TINY} --max-update 2 --disable-validation"
+    command = [sys.executable, "-m", "fairseq_cli.train", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
+        try:
+            assert any("begin training epoch 1" in line for line in first.stdout)
+            first.send_signal(signal.SIGSTOP)
+            assert message_of(fairseq_train, data_folder, options, tmp_path) == (
+                f"--save-dir {tmp_path}: another run is at work there (process {first.pid} on {os.uname().nodename}); "
+                "wait for it, or choose another folder"
+            )
+            with pytest.raises(FileNotFoundError, match="checkpoint_last.pt"):  # fairseq_train() reads it, no suffix
+                fairseq_train(data_folder, f"{options} --checkpoint-suffix _other", tmp_path)
+            assert (tmp_path / "checkpoint_last_other.pt").exists()
+            assert first.poll() is None
+        finally:
+            first.kill()
+    assert updates_of(fairseq_train(data_folder, options, tmp_path)) == 2
 
 
 @pytest.fixture
@@ -108,18 +129,16 @@ def test_the_last_intact_checkpoint_is_never_removed(folder, caplog):
     assert names(folder) == {"checkpoint_1_1.pt", "checkpoint_1_3.pt", "checkpoint_1_4.pt"}
 
 
-def test_weights_alone_do_not_stand_in_for_a_checkpoint(folder):
+def test_weights_alone_do_not_stand_in_for_a_checkpoint_unless_a_run_saves_no_more(folder, tmp_path_factory):
     for updates in (2, 3, 4):
         save({"optimizer_history": [{"num_updates": 9}]}, folder / f"checkpoint_1_{updates}.pt")
     remove_as_fairseq_does(folder / "checkpoint_1_1.pt")
     assert (folder / "checkpoint_1_1.pt").exists()
-
-
-def test_a_run_that_saves_no_optimizer_removes_as_ever(tmp_path):
+    other = tmp_path_factory.mktemp("without optimizers")
     for updates in (1, 2):
-        save({"optimizer_history": [{"num_updates": updates}]}, tmp_path / f"checkpoint_1_{updates}.pt")
-    remove_as_fairseq_does(tmp_path / "checkpoint_1_1.pt")
-    assert names(tmp_path) == {"checkpoint_1_2.pt"}
+        save({"optimizer_history": [{"num_updates": updates}]}, other / f"checkpoint_1_{updates}.pt")
+    remove_as_fairseq_does(other / "checkpoint_1_1.pt")
+    assert names(other) == {"checkpoint_1_2.pt"}
 
 
 def test_the_checkpoints_of_another_run_in_the_folder_do_not_count(folder):
@@ -132,17 +151,17 @@ def test_the_checkpoints_of_another_run_in_the_folder_do_not_count(folder):
     assert not (folder / "checkpoint_1_1_b.pt").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "suffix"),
-    [
-        *(("checkpoint3.pt", ""), ("checkpoint3_b.pt", "_b"), ("checkpoint_1_20-x.pt", "-x")),
-        *(("checkpoint_update_5_b.pt", "_b"), ("checkpoint_last.pt", ""), ("checkpoint_best-shard0.pt", "-shard0")),
-        *(("checkpoint.best_loss_7.5181.pt", ""), ("checkpoint.best_my_loss_7.5181_b.pt", "_b")),
-        *(("checkpoint.best_matthews_-0.1230.pt", ""), ("checkpoint.best_loss_nan1.pt", "")),
-        *(("checkpoint.pt", None), ("checkpoint_x.pt", None), ("dummy", None), ("checkpoint_last.pt.tmp", None)),
-    ],
-)
-def test_the_suffix_in_a_name(tmp_path, name, suffix):
-    assert suffix_of(tmp_path / name) == suffix
-    (tmp_path / name).touch()
-    assert checkpoints_in(tmp_path, "_b") == ([tmp_path / name] if suffix == "_b" else [])
+def test_the_suffix_in_a_name(tmp_path):
+    of_suffix = {
+        "": "checkpoint3.pt checkpoint_last.pt checkpoint.best_loss_7.5181.pt checkpoint.best_matthews_-0.1230.pt "
+        "checkpoint.best_loss_nan1.pt",
+        "_b": "checkpoint3_b.pt checkpoint_update_5_b.pt checkpoint.best_my_loss_7.5181_b.pt",
+        "-x": "checkpoint_1_20-x.pt",
+        "-shard0": "checkpoint_best-shard0.pt",
+        None: "checkpoint.pt checkpoint_x.pt dummy checkpoint_last.pt.tmp",
+    }
+    for suffix, found in of_suffix.items():
+        for name in found.split():
+            assert suffix_of(tmp_path / name) == suffix, name
+            (tmp_path / name).touch()
+    assert {path.name for path in checkpoints_in(tmp_path, "_b")} == set(of_suffix["_b"].split())

@@ -21,7 +21,6 @@ from lazyformer_fairseq.corpus.vocabulary import (
     length_histogram,
     load_unigrams,
     merge_counts,
-    place_of,
     smallest_kept_count,
     word_hashes,
     write_ids,
@@ -98,13 +97,6 @@ def test_default_coverage_keeps_equally_frequent_words_together(tmp_path):
 
 def test_hashes_are_the_same_everywhere():
     assert word_hashes(["", "the", "猫"]).tolist() == [0x2D06800538D394C2, 0xCB1283631CF33D7D, 0x80C5670999AA4863]
-
-
-@given(st.lists(st.integers(0, 30)), st.sets(st.integers(0, 30)))
-def test_place_of(hashes, table):
-    table = sorted(table)
-    places = place_of(np.array(hashes, dtype=np.uint64), np.array(table, dtype=np.uint64))
-    assert places.tolist() == [table.index(value) if value in table else -1 for value in hashes]
 
 
 EOS, UNK = 2, 3

@@ -81,7 +81,7 @@ def manifest_of(folder: Path) -> dict:
     return json.loads((folder / "manifest.json").read_text())
 
 
-def test_what_is_written(built):
+def test_what_is_written(raw, built):
     names = {"shard0", "shard1", "dict.txt", "tokenizer", "manifest.json", "report.html"}
     assert {path.name for path in built.iterdir()} == names
     dictionary = Tokenizer.load(built / "tokenizer").dictionary
@@ -94,6 +94,9 @@ def test_what_is_written(built):
     manifest = manifest_of(built)
     assert tokens == {split: manifest[split]["tokens"] for split in tokens}
     assert not list(built.parent.glob(".*"))  # nothing is left of the work
+    before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
+    assert build_corpus(inputs(raw), built, SETTINGS) == manifest  # a finished one is left alone
+    assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
 
 
 def test_no_document_is_lost_without_a_reason(built):
@@ -154,7 +157,10 @@ def started(given: list[str], folder: Path, problem: Path, largest_file: Optiona
     return child
 
 
-def test_a_full_disk(raw, built, tmp_path):
+def test_a_full_disk_after_a_stop(raw, built, tmp_path):
+    # A corpus was stopped as its work folder was half removed: the next of that name starts from the beginning.
+    (tmp_path / ".out.unfinished" / "tasks" / "words" / "completions").mkdir(parents=True)
+    (tmp_path / ".out.unfinished" / "published").touch()
     child = started(inputs(raw), tmp_path / "out", tmp_path / "problem", largest_file=12_000)
     child.join()
     assert child.exitcode == 1
@@ -162,12 +168,6 @@ def test_a_full_disk(raw, built, tmp_path):
     assert not (tmp_path / "out").exists()
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
     assert content(tmp_path / "out") == content(built)
-
-
-def test_a_finished_corpus_is_left_alone(raw, built):
-    before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
-    assert build_corpus(inputs(raw), built, SETTINGS) == manifest_of(built)
-    assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -222,17 +222,6 @@ def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_
     assert (words.stat().st_ino, words.stat().st_mtime_ns) == before
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
     assert content(tmp_path / "out") == content(built)
-
-
-def test_stopped_while_it_tidies_up(raw, built, tmp_path):
-    """The result stands, the work folder is half removed: the next corpus of that name starts from the beginning."""
-    (tmp_path / ".out.unfinished" / "tasks" / "words" / "completions").mkdir(parents=True)
-    (tmp_path / ".out.unfinished" / "published").touch()
-    build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
-    assert content(tmp_path / "out") == content(built)
-
-
-# The command
 
 
 def run(text: Path, out: Path, options: str = "--vocab-size 110"):

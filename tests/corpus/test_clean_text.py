@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.clean_text import CleanText, divided
+from lazyformer_fairseq.corpus.clean_text import CleanText
 from lazyformer_fairseq.corpus.steps import Document
 
 PROSE = "This is a sentence of some words that any cleaning leaves as it is, whatever it does to others."
@@ -98,11 +98,6 @@ def test_a_book_of_one_line_stays_whole():
     assert reason is None and text.replace("\n", " ") == book
     assert counts["lines in"] == counts["lines out"] > 1 and max(map(len, text.split("\n"))) <= 100_000
     assert all(line.endswith("others.") for line in text.split("\n"))
-
-
-@given(st.text(alphabet="ab. ", max_size=60), st.integers(1, 9))
-def test_dividing_loses_nothing(line, most):
-    assert "".join(divided(line, most)) == line
 
 
 PIECES = st.sampled_from(

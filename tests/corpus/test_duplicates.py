@@ -1,7 +1,6 @@
 """What counts as the same text or nearly; which documents are held out: by fingerprint and seed alone."""
 
 import random
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -116,23 +115,18 @@ def naive(documents):
     return decisions
 
 
-@st.composite
-def documents_in_units(draw):
-    width = draw(st.integers(0, 3))
-    documents = draw(st.lists(st.tuples(st.tuples(HASH, HASH, st.just("f")), st.tuples(*[HASH] * width)), max_size=40))
-    cuts = sorted(draw(st.lists(st.integers(0, len(documents)), max_size=4)))
-    places = [0, *cuts, len(documents)]
-    return width, documents, [slice(*ends) for ends in pairwise(places)]
+DOCUMENTS = st.lists(st.lists(st.tuples(*[HASH] * 5), max_size=15), min_size=1, max_size=5)
 
 
 @settings(max_examples=40)
-@given(documents_in_units(), st.integers(1, 50))
-def test_is_what_dicts_find_however_divided(made, documents_at_once):
-    width, documents, units = made
-    fingerprints = np.array([d[0][:2] for d in documents], dtype=np.uint64).reshape(-1, 2)
-    bands = np.array([d[1] for d in documents], dtype=np.uint64).reshape(len(documents), width)
-    found = find_duplicates([fingerprints[u] for u in units], [bands[u] for u in units], documents_at_once)
-    assert [len(unit) for unit in found] == [len(documents[u]) for u in units]
+@given(DOCUMENTS, st.integers(0, 3), st.integers(1, 50))
+def test_is_what_dicts_find_however_divided(units, width, documents_at_once):
+    arrays = [np.array(unit, dtype=np.uint64).reshape(-1, 5) for unit in units]
+    found = find_duplicates(
+        [unit[:, :2] for unit in arrays], [unit[:, 2 : 2 + width] for unit in arrays], documents_at_once
+    )
+    assert list(map(len, found)) == list(map(len, units))
+    documents = [((*numbers[:2], "f"), numbers[2 : 2 + width]) for unit in units for numbers in unit]
     assert np.concatenate(found).tolist() == naive(documents)
 
 

@@ -13,18 +13,9 @@ from fairseq_cli import preprocess
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.settings import WORD_COVERAGE
+from lazyformer_fairseq.corpus import vocabulary
 from lazyformer_fairseq.corpus.steps import Document
-from lazyformer_fairseq.corpus.vocabulary import (
-    LENGTH_EDGES,
-    count_words,
-    length_histogram,
-    load_unigrams,
-    merge_counts,
-    smallest_kept_count,
-    word_hashes,
-    write_ids,
-)
+from lazyformer_fairseq.corpus.vocabulary import length_histogram, smallest_kept_count, word_hashes
 from lazyformer_fairseq.corpus.words import StoreWords, WordStore
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
@@ -45,7 +36,7 @@ def counted(folder, units):
     """The folders of counts of units, each a list of (text, whether it is kept)."""
     for rank, unit in enumerate(units):
         store = stored(folder / "words" / str(rank), [text for text, _ in unit])
-        count_words(store, np.array([keep for _, keep in unit], dtype=bool), folder / "counts" / str(rank))
+        vocabulary.count_words(store, np.array([keep for _, keep in unit], dtype=bool), folder / "counts" / str(rank))
     return [folder / "counts" / str(rank) for rank in range(len(units))]
 
 
@@ -58,9 +49,9 @@ def test_merging_is_counting_all(tmp_path_factory, units, coverage, entries_at_o
     arguments = coverage, ["<url>"], most_frequent, entries_at_once
     if not expected:
         with pytest.raises(UserError, match="no word"):
-            merge_counts(folders, folder / "kept.npy", *arguments)
+            vocabulary.merge_counts(folders, folder / "kept.npy", *arguments)
         return
-    summary, found = merge_counts(folders, folder / "kept.npy", *arguments)
+    summary, found = vocabulary.merge_counts(folders, folder / "kept.npy", *arguments)
     min_count = smallest_kept_count(Counter(expected.values()), coverage)
     kept = {word: count for word, count in expected.items() if count >= min_count or word == "<url>"}
     assert summary == {
@@ -84,15 +75,6 @@ def test_coverage_takes_the_largest_threshold(types_with_count, coverage):
     threshold = smallest_kept_count(types_with_count, coverage)
     assert threshold in types_with_count
     assert share(threshold) >= coverage > share(threshold + 1)
-
-
-def test_default_coverage_keeps_equally_frequent_words_together(tmp_path):
-    often = {f"word{n}": 500 for n in range(10)}  # 5000 running words, of which 0.1% may go
-    counts = {**often, "once": 1, "also": 1, "rarely": 3}, {"rarely": 1}
-    folders = counted(tmp_path, [[(" ".join(Counter(unit).elements()), True)] for unit in counts])
-    summary, _ = merge_counts(folders, tmp_path / "kept.npy", WORD_COVERAGE)
-    assert [summary[name] for name in ("words", "kept_words", "min_count")] == [13, 11, 4]
-    assert [summary[f"dropped_{of}_share"] for of in ("types", "tokens")] == pytest.approx([2 / 13, 2 / 5006])
 
 
 def test_hashes_are_the_same_everywhere():
@@ -128,7 +110,7 @@ def write(folder, texts, tokenizer, kept=None):
     valid = np.arange(len(texts)) % 5 == 4
     hashes = np.sort(word_hashes(sorted(kept)))
     prefixes = {split: folder / f"0.{split}" for split in ("train", "valid")}
-    return write_ids(store, {"train": ~valid, "valid": valid}, tokenizer, hashes, prefixes)
+    return vocabulary.write_ids(store, {"train": ~valid, "valid": valid}, tokenizer, hashes, prefixes)
 
 
 def read(prefix):
@@ -186,7 +168,7 @@ def test_counts_and_items_are_those_of_the_sentences(tokenizer, tmp_path):
     for split, texts in (("valid", TEXTS[4::5]), ("train", train)):
         items = read(tmp_path / f"0.{split}")
         tokens = Counter(index for item in items for index in item[:-1])
-        unigrams = load_unigrams([tmp_path / f"0.{split}"], len(tokenizer.dictionary))
+        unigrams = vocabulary.load_unigrams([tmp_path / f"0.{split}"], len(tokenizer.dictionary))
         assert unigrams.dtype == np.int64
         assert unigrams.tolist() == [tokens[index] for index in range(len(tokenizer.dictionary))]
         found = counts[split]
@@ -204,7 +186,7 @@ def test_counts_and_items_are_those_of_the_sentences(tokenizer, tmp_path):
 def test_histogram_counts_every_length(lengths):
     counts = length_histogram(np.array(lengths, dtype=np.int64))
     assert sum(counts) == len(lengths)
-    for low, high, count in zip(LENGTH_EDGES[:-2], LENGTH_EDGES[1:-1], counts, strict=False):
+    for low, high, count in zip(vocabulary.LENGTH_EDGES[:-2], vocabulary.LENGTH_EDGES[1:-1], counts, strict=False):
         assert count == sum(low <= length < high for length in lengths)
 
 

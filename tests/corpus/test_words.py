@@ -78,15 +78,21 @@ def texts_of(store):
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(TEXT, st.booleans()), max_size=6))
-def test_documents_come_back_all_or_selected(tmp_path_factory, texts):
+@given(st.lists(st.tuples(TEXT, st.booleans()), max_size=6), st.sampled_from([[], [1, 2**64 - 1]]))
+def test_documents_come_back_all_or_selected(tmp_path_factory, texts, bands):
     folder = tmp_path_factory.mktemp("stores")
-    store, _ = write(folder, [document(text, number) for number, (text, _) in enumerate(texts)], rank=3)
+    documents = [
+        document(text, number, **({"bands": bands} if bands else {})) for number, (text, _) in enumerate(texts)
+    ]
+    store, _ = write(folder, documents, rank=3)
     assert texts_of(store) == [text for text, _ in texts]
     assert len(store.document_sentences) == len(texts)
     assert store.vocabulary == sorted({word for text, _ in texts for word in text.split()}, key=str.encode)
     assert store.fingerprints.tolist() == [[number, 2**64 - 1 - number] for number in range(len(texts))]
-    assert store.bands.shape == (len(texts), 0)
+    assert store.bands.tolist() == [bands for _ in texts]
+    arrays = (store.words, store.sentence_lengths, store.document_sentences, store.fingerprints, store.bands)
+    assert [array.dtype.name for array in arrays] == ["uint32"] * 3 + ["uint64"] * 2
+    assert all(isinstance(array, np.memmap) for array in arrays if array.size)
     assert [file.name for file in folder.iterdir()] == ["00003"]
     selected = store.select(np.array([keep for _, keep in texts], dtype=bool))
     kept = [text.split("\n") for text, keep in texts if keep]
@@ -94,15 +100,6 @@ def test_documents_come_back_all_or_selected(tmp_path_factory, texts):
     assert [store.vocabulary[word] for word in selected.words] == words
     assert selected.sentence_lengths.tolist() == [len(line.split()) for sentences in kept for line in sentences]
     assert selected.document_sentences.tolist() == [len(sentences) for sentences in kept]
-
-
-def test_types_and_bands(tmp_path):
-    documents = [document("a b", 0, bands=[1, 2, 3]), document("b", 1, bands=[4, 5, 2**64 - 1])]
-    store, _ = write(tmp_path, documents)
-    assert store.bands.tolist() == [[1, 2, 3], [4, 5, 2**64 - 1]]
-    arrays = (store.words, store.sentence_lengths, store.document_sentences, store.fingerprints, store.bands)
-    assert [array.dtype.name for array in arrays] == ["uint32"] * 3 + ["uint64"] * 2
-    assert all(isinstance(array, np.memmap) for array in arrays)
 
 
 def test_a_document_without_text_is_dropped_for_a_reason(tmp_path):

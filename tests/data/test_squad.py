@@ -9,17 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_squad import article, write_squad
 
-from lazyformer_fairseq.data.squad import (
-    Answer,
-    Paragraph,
-    Question,
-    SquadFile,
-    exact_match,
-    f1,
-    normalise,
-    read_squad,
-    score,
-)
+from lazyformer_fairseq.data import squad
+from lazyformer_fairseq.data.squad import Answer, Paragraph, Question, SquadFile, read_squad
 from lazyformer_fairseq.errors import UserError
 
 
@@ -128,7 +119,7 @@ def test_the_official_part_is_without_mistakes(real_data):
     ],
 )
 def test_normalised(text, expected):
-    assert normalise(text) == expected
+    assert squad.normalise(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -146,8 +137,8 @@ def test_normalised(text, expected):
     ],
 )
 def test_marks(prediction, answers, exact, overlap):
-    assert exact_match(prediction, answers) == exact
-    assert f1(prediction, answers) == pytest.approx(overlap)
+    assert squad.exact_match(prediction, answers) == exact
+    assert squad.f1(prediction, answers) == pytest.approx(overlap)
 
 
 def by_letters(text: str) -> list[str]:
@@ -163,8 +154,8 @@ texts = st.text(st.sampled_from("athen THE.,-'“–é 1\u00a0\n"), max_size=24)
 @given(texts, st.lists(texts, min_size=1, max_size=3))
 def test_all_texts_against_another_reading(prediction, answers):
     found = by_letters(prediction)
-    assert normalise(prediction).split() == found
-    assert exact_match(prediction, answers) == float(any(found == by_letters(answer) for answer in answers))
+    assert squad.normalise(prediction).split() == found
+    assert squad.exact_match(prediction, answers) == float(any(found == by_letters(answer) for answer in answers))
     best = 0.0
     for answer in answers:
         rest = by_letters(answer)
@@ -175,7 +166,7 @@ def test_all_texts_against_another_reading(prediction, answers):
                 rest.remove(word)
                 shared += 1
         best = max(best, 2 * shared / total if shared else 0.0)
-    assert f1(prediction, answers) == pytest.approx(best)
+    assert squad.f1(prediction, answers) == pytest.approx(best)
 
 
 def test_a_file_is_scored_over_all_its_questions(tmp_path):
@@ -183,5 +174,5 @@ def test_a_file_is_scored_over_all_its_questions(tmp_path):
         Question(name, "?", (Answer(text, 0),)) for name, text in (("x", "one two"), ("y", "three"), ("z", "4"))
     )
     file = SquadFile(tmp_path, [Paragraph("", "one two three 4", questions)])
-    marks = score(file, {"x": "two", "y": "Three.", "other": "4"})
+    marks = squad.score(file, {"x": "two", "y": "Three.", "other": "4"})
     assert marks == {"exact_match": pytest.approx(1 / 3), "f1": pytest.approx((2 / 3 + 1) / 3)}

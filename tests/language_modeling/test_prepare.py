@@ -25,7 +25,12 @@ def short(monkeypatch):
 
 @pytest.fixture
 def wikitext(tmp_path):
-    return write_toy_wikitext(tmp_path / "text")
+    """Training and test have unknown words already, which are fairseq's own."""
+    folder = write_toy_wikitext(tmp_path / "text")
+    for split in ("train", "test"):
+        with open(folder / f"wiki.{split}.tokens", "a") as file:
+            file.write(" a new <unk> <unk> \n")
+    return folder
 
 
 def words_of(folder, split: str) -> list[str]:
@@ -58,16 +63,6 @@ def test_words_stand_as_they_are_and_every_line_ends(wikitext, tmp_path, monkeyp
     assert set(own) == counts.keys() - {"</s>", "<unk>"}
     assert all((-counts[one], one) < (-counts[other], other) for one, other in pairwise(own))
     assert [dictionary.count[dictionary.index(word)] for word in own] == [counts[word] for word in own]
-
-
-def test_unk_is_fairseqs_own(tmp_path):
-    folder = write_toy_wikitext(tmp_path / "text")
-    (folder / "wiki.train.tokens").write_text(" a <unk> b <unk> \n")
-    (folder / "wiki.test.tokens").write_text(" a new <unk> \n")
-    manifest = prepare("wikitext", folder, tmp_path / "data")
-    assert open_tokens(tmp_path / "data" / "train").tolist() == [4, 3, 5, 3, 2]
-    assert open_tokens(tmp_path / "data" / "test").tolist() == [4, 3, 3, 2]
-    assert manifest["vocabulary"] == 4 and manifest["splits"]["test"]["unknown"] == 2
 
 
 @settings(max_examples=15)

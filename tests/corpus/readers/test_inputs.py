@@ -52,11 +52,9 @@ def test_formats_are_found_in_the_order_of_names_and_what_is_no_text_is_left_out
         (folder / name).write_bytes(b"\x89PNG")
     left_out = []
     found = find_inputs([str(folder)], left_out=left_out)
-    names = [file.path.removeprefix(f"{folder}/") for file in found]
-    assert dict(zip(names, (file.format for file in found), strict=True)) == {
-        name: format for name, (_, format) in FILES.items()
-    }
-    assert names == list(FILES)
+    assert [(file.path.removeprefix(f"{folder}/"), file.format) for file in found] == [
+        (name, format) for name, (_, format) in FILES.items()
+    ]
     assert [file.size for file in found] == [(folder / name).stat().st_size for name in FILES]
     told = [line.removeprefix(f"{folder}/").partition(":")[0] for line in left_out]
     assert told == ["LICENSE", "README.txt", "picture.png"]
@@ -179,6 +177,7 @@ def names(pieces):
     return [document.number for piece in pieces for document in read_piece(piece)]
 
 
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
 WORDS = st.text("ab é.\t\r", max_size=12)
 TITLES = st.sampled_from([" = Title = ", "= A =", " = = Part = = ", ""])
 CONTENTS = {
@@ -200,7 +199,9 @@ def units_folder(tmp_path_factory):
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "book"])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_pieces_give_the_documents_of_the_file_once_and_in_order(units_folder, format, data):
+def test_pieces_and_parts_give_the_documents_of_the_file_once_and_in_order(
+    tmp_path_factory, units_folder, format, data
+):
     content = data.draw(st.sampled_from(["", "\ufeff"])).encode() + "\n".join(data.draw(CONTENTS[format])).encode()
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(content) - 1)))))
     path = units_folder / f"content.{format}"
@@ -208,6 +209,15 @@ def test_pieces_give_the_documents_of_the_file_once_and_in_order(units_folder, f
     pieces = [Piece(str(path), format, *ends) for ends in itertools.pairwise([0, *cuts, len(content)])]
     assert texts(pieces) == texts([Piece(str(path), format)])
     assert len(set(names(pieces))) == len(names(pieces))
+    suffix = data.draw(st.sampled_from(["", *COMPRESS]))
+    if content.strip() and suffix:  # and so do the parts of a compressed one
+        folder = tmp_path_factory.mktemp("parts")
+        (folder / f"big{suffix}").write_bytes(COMPRESS[suffix](content))
+        file = file_of(folder / f"big{suffix}", format)
+        assert must_be_cut(file, file.size - 1) and not must_be_cut(file, file.size)
+        parts = cut_file(file, folder / "work" / "parts", data.draw(st.integers(1, 1 + len(content))))
+        assert parts[0].name.startswith("part-00000.")
+        assert texts(Piece(str(part), format) for part in parts) == texts([Piece(str(path), format)])
 
 
 def test_a_blank_line_of_many_spaces_may_be_cut(units_folder):
@@ -233,25 +243,17 @@ def test_small_files_share_a_unit_and_big_ones_are_divided(tmp_path):
     assert not must_be_cut(file_of(path, "book"), 10)
 
 
-def multistream_dump(path, streams=30, pages=20):
-    """A dump as Wikipedia's multistream ones: the head, then `pages` pages a stream, then the end."""
-    number = itertools.count()
-    bodies = ["".join(PAGE.format(next(number)) for _ in range(pages)) for _ in range(streams)]
-    path.write_bytes(b"".join(bz2.compress(text.encode()) for text in ["<mediawiki>\n", *bodies, "</mediawiki>\n"]))
-    return [f"Text {i}." for i in range(streams * pages)]
-
-
 @pytest.mark.parametrize("unit_bytes", [300, 1000, 2500, 1 << 20])
 def test_a_multistream_dump_is_divided_at_its_streams(tmp_path, unit_bytes):
+    """As Wikipedia's are: the head, then so many pages a stream, then the end."""
+    bodies = ["".join(map(PAGE.format, range(20 * stream, 20 * stream + 20))) for stream in range(30)]
     path = tmp_path / "dump.xml.bz2"
-    expected = multistream_dump(path)
+    path.write_bytes(b"".join(bz2.compress(text.encode()) for text in ["<mediawiki>\n", *bodies, "</mediawiki>\n"]))
     file = file_of(path, "mediawiki")
-    units = plan_units([file], unit_bytes)
     assert not must_be_cut(file, unit_bytes)
-    pieces = [piece for unit in units for piece in unit]
+    pieces = [piece for unit in plan_units([file], unit_bytes) for piece in unit]
     assert len(pieces) == 1 if unit_bytes > file.size else len(pieces) >= file.size // (unit_bytes + 600)
-    assert texts(pieces) == expected
-    assert len(set(names(pieces))) == len(expected)
+    assert texts(pieces) == [f"Text {i}." for i in range(600)] and len(set(names(pieces))) == 600
 
 
 def test_streams_that_begin_inside_a_page_do_not_divide_a_dump(tmp_path):
@@ -263,30 +265,6 @@ def test_streams_that_begin_inside_a_page_do_not_divide_a_dump(tmp_path):
     assert must_be_cut(file, 1000)
     parts = cut_file(file, tmp_path / "parts", 10_000)
     assert texts(Piece(str(part), "mediawiki") for part in parts) == texts([Piece(str(path), "mediawiki")])
-
-
-DOCUMENTS = {
-    "text": "Line\n{0}\n\n",
-    "wikitext": " \n = Title = \n \n Text {0} . \n",
-    "jsonl": '{{"text": "Text {0}"}}\n',
-    "wikiextractor": '<doc id="{0}" title="T">\nT\n\nText {0}.\n</doc>\n\n',
-    "mediawiki": PAGE,
-}
-
-
-@pytest.mark.parametrize("suffix", ["gz", "bz2", "zst"])
-@pytest.mark.parametrize("format", DOCUMENTS)
-def test_parts_of_a_compressed_file_give_its_documents(tmp_path, format, suffix):
-    content = "".join(map(DOCUMENTS[format].format, range(900)))
-    content = (f"<mediawiki>\n{content}</mediawiki>\n" if format == "mediawiki" else content).encode()
-    path = tmp_path / f"big.{suffix}"
-    compress = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.ZstdCompressor().compress}[suffix]
-    path.write_bytes(compress(content))
-    file = file_of(path, format)
-    assert must_be_cut(file, file.size - 1) and not must_be_cut(file, file.size)
-    parts = cut_file(file, tmp_path / "work" / "parts", 3000)
-    assert len(parts) >= 3 and parts[0].name.startswith("part-00000.")
-    assert texts(Piece(str(part), format) for part in parts) == texts([Piece(str(path), format)])
 
 
 def test_parts_are_there_whole_or_not_at_all_or_up_to_the_damage_if_asked_for(tmp_path):

@@ -13,17 +13,8 @@ from other_tokenizers import byte_level_parts, word_piece_vocabulary
 from squad_oracle import lost_by_heart
 from toy_squad import article, write_squad
 
-from lazyformer_fairseq.data.datasets import question_windows as spans
-from lazyformer_fairseq.data.datasets.question_windows import (
-    SpanCollector,
-    WindowSettings,
-    best_spans,
-    make_windows,
-    own_tokens,
-    starts_of_windows,
-    tokens_of,
-    without_spaces,
-)
+from lazyformer_fairseq.data.datasets import question_windows
+from lazyformer_fairseq.data.datasets.question_windows import SpanCollector, WindowSettings, best_spans, make_windows
 from lazyformer_fairseq.data.squad import read_squad
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.normalisation import TextSettings
@@ -64,7 +55,7 @@ def test_long_contexts_and_questions(tokenizer, file):
         shown = collections.Counter()
         rows = np.flatnonzero(windows.question == number)
         head = [tokenizer.special.bos, *tokenizer.encode(question)[:6], *[tokenizer.special.eos] * 2]
-        wanted = tokens_of(np.array(spans), CONTEXT.index(answer), CONTEXT.index(answer) + len(answer))
+        wanted = question_windows.tokens_of(np.array(spans), CONTEXT.index(answer), CONTEXT.index(answer) + len(answer))
         for row in rows:
             first, count = windows.first[row], windows.count[row]
             assert windows.inputs[row].tolist() == [*head, *ids[first : first + count], tokenizer.special.eos]
@@ -85,10 +76,10 @@ def test_windows_start_and_have_tokens_of_their_own_as_run_squad_lets_them(lengt
         if start + shown == length:
             break
         start += min(shown, stride)
-    firsts = starts_of_windows(length, room, stride)
+    firsts = question_windows.starts_of_windows(length, room, stride)
     assert firsts.tolist() == wanted
     counts = np.minimum(length - firsts, room)
-    own = own_tokens(firsts, counts)
+    own = question_windows.own_tokens(firsts, counts)
     for token in range(length):
         scores = {
             window: min(token - start, start + count - 1 - token) + 0.01 * count
@@ -101,7 +92,7 @@ def test_windows_start_and_have_tokens_of_their_own_as_run_squad_lets_them(lengt
 
 def test_white_space_at_the_ends_of_spans_goes_and_sizes_that_do_not_fit_are_refused():
     spans = [(0, 3), (3, 5), (5, 5), (5, 7), (0, 0)]
-    assert without_spaces(spans, " ab  c ").tolist() == [[1, 3], [5, 5], [5, 5], [5, 6], [0, 0]]
+    assert question_windows.without_spaces(spans, " ab  c ").tolist() == [[1, 3], [5, 5], [5, 5], [5, 6], [0, 0]]
     for sizes in ((0, 1, 1), (384, 0, 64), (384, 128, 0), (20, 5, 16)):
         with pytest.raises(UserError, match="must be 1 token at least|no room for a context"):
             WindowSettings(*sizes)
@@ -128,7 +119,7 @@ def test_all_spans_are_compared_and_memory_is_bounded(at_once, seed, windows, to
     starts, ends = rng.permutation(2 * windows * tokens).reshape(2, windows, tokens).astype(np.float32)
     starts *= 100  # so that no two sums are equal
     is_start, is_end = rng.random((2, windows, tokens)) < share
-    with mock.patch.object(spans, "MOST_AT_ONCE", at_once):
+    with mock.patch.object(question_windows, "MOST_AT_ONCE", at_once):
         found = best_spans(starts, ends, is_start, is_end, longest, n_best)
     for window in range(windows):
         wanted = one_by_one(*(each[window] for each in (starts, ends, is_start, is_end)), longest, n_best)

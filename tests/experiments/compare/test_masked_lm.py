@@ -19,6 +19,7 @@ from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.storage.json_files import sha256_of
 
+TWO = {"bert": "sf", "mine": "f"}
 MODELS = {"bert": "(sf)x2", "mine": "sff", "roberta": "fairseq:roberta_base"}
 TINY = {"embed_dim": 8, "ffn_embed_dim": 16, "heads": 2, "tokens_per_sample": 32, "batch_size": 4}
 
@@ -94,9 +95,11 @@ def test_an_interrupted_comparison_comes_to_the_same_to_the_bit(finished, data_f
     resumed = without_times(results_of(finished[0]))
     assert whole == {key: found for key, found in resumed.items() if key[1] == "2"}
     assert resumed.keys() == {(name, seed) for name in MODELS for seed in "12"}
+    with pytest.raises(UserError, match=r"other settings \(updates is 4 there, 5 here\)"):
+        compare(tiny(data_folder, updates=5), finished[0], [])
 
 
-def test_all_models_see_the_same_batches_and_masks(finished):
+def test_all_models_see_the_same_batches_and_masks_in_turn(finished):
     by_update: dict = {}
     for name, seed, update, sample in finished[1]:
         if name in MODELS:
@@ -109,22 +112,19 @@ def test_all_models_see_the_same_batches_and_masks(finished):
             assert torch.equal(first["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
             assert torch.equal(first["target"], other["target"])
     assert not torch.equal(by_update[1, 0]["bert"]["target"], by_update[2, 0]["bert"]["target"])
-
-
-def test_models_take_turns(finished):
-    names = [name for name, seed, *_ in finished[1] if seed == 1 and name in MODELS]
-    assert names == list(MODELS) * 4
+    assert [name for name, seed, *_ in finished[1] if seed == 1 and name in MODELS] == [*MODELS] * 4
 
 
 def test_results_have_all_that_a_report_reads(finished, data_folder):
     results, example = results_of(finished[0]), an_example()
     (valid,) = data_folder.rglob("valid.bin")
     assert example.keys() == results.keys()
+    bert = example["models"]["bert"]
     for name, model in results["models"].items():
-        assert example["models"]["bert"].keys() <= model.keys(), name
+        assert bert.keys() <= model.keys(), name
         for run in model["runs"].values():
-            assert run.keys() == example["models"]["bert"]["runs"]["1"].keys()
-            assert run["curve"].keys() == example["models"]["bert"]["runs"]["1"]["curve"].keys()
+            assert run.keys() == bert["runs"]["1"].keys()
+            assert run["curve"].keys() == bert["runs"]["1"]["curve"].keys()
             assert run["curve"]["updates"] == [0, 1, 4]
             assert run["curve"]["flops"][-1] == 4 * model["flops_per_update"]
             assert run["final"]["loss"] == run["curve"]["loss"][-1]
@@ -138,10 +138,8 @@ def test_results_have_all_that_a_report_reads(finished, data_folder):
 def test_parameters_are_those_of_the_trained_models(finished):
     folder, _ = finished
     for name, model in results_of(folder)["models"].items():
-        weights = torch.load(folder / "runs" / f"{name}-seed1-rate0.01" / "checkpoint_last.pt", weights_only=False)[
-            "model"
-        ]
-        kept = {key: each for key, each in weights.items() if each.is_floating_point() and "version" not in key}
+        saved = torch.load(folder / "runs" / f"{name}-seed1-rate0.01" / "checkpoint_last.pt", weights_only=False)
+        kept = {key: each for key, each in saved["model"].items() if each.is_floating_point() and "version" not in key}
         tied = {each.data_ptr(): each.numel() for each in kept.values()}
         assert model["parameters"] == sum(tied.values()), name
         tables = {each.data_ptr(): each.numel() for key, each in kept.items() if "embed_" in key}
@@ -172,20 +170,12 @@ def test_validation_is_the_same_for_all_seeds_and_counts_masked_pieces_alone(dat
     assert training.trainer.model.training is False, "as it was before"
 
 
-def test_other_settings_are_refused_by_name(finished, data_folder):
-    with pytest.raises(UserError, match=r"other settings \(updates is 4 there, 5 here\)"):
-        compare(tiny(data_folder, updates=5), finished[0], [])
-
-
 @pytest.mark.slow
 def test_every_model_tries_every_rate_once_and_the_best_counts(data_folder, tmp_path, monkeypatch, without_costs):
     """A rate of 0.5 ruins it, and one of 1e-6 teaches nothing."""
-    made = []
-    original = ComparedTraining.finish
+    made, original = [], ComparedTraining.finish
     monkeypatch.setattr(ComparedTraining, "finish", lambda self: (made.append(self.job), original(self)))
-    models = {"bert": "sf", "mine": "f"}
-    settings = tiny(data_folder, models=models, rates=(1e-6, 1e-2, 0.5), updates=8)
-    results = compare(settings, tmp_path, [])
+    results = compare(tiny(data_folder, models=TWO, rates=(1e-6, 1e-2, 0.5), updates=8), tmp_path, [])
     assert len(made) == 2 * 3 + 2, "the first seed's try in full length is its run"
     for model in results["models"].values():
         losses = {each["rate"]: each["loss"] for each in model["tries"]}
@@ -200,39 +190,36 @@ def test_short_tries_stay_apart_from_the_runs(data_folder, tmp_path, without_cos
     assert len(list((tmp_path / "tries").iterdir())) == 2 and len(list((tmp_path / "runs").iterdir())) == 1
 
 
-def slow_trial(monkeypatch, seconds: dict[str, float]) -> None:
+def slow_trial(monkeypatch, **seconds: float) -> None:
     """A trial in which an update of each model takes so long."""
     monkeypatch.setattr(comparison_run, "_trial", lambda *_: {name: 1000 * each for name, each in seconds.items()})
 
 
 def test_a_budget_becomes_updates_once(data_folder, tmp_path, monkeypatch):
-    settings = tiny(data_folder, models={"bert": "sf", "mine": "f"}, updates=None, budget=3.0)
+    settings = tiny(data_folder, models=TWO, updates=None, budget=3.0)
     compared, path = settings.row.load(settings), tmp_path / "lengths.json"
-    slow_trial(monkeypatch, {"bert": 0.5, "mine": 0.25})
-    expected = {"bert": ["bert", 6], "mine": ["mine", 12]}
-    assert kept(path, lambda: comparison_run.find_lengths(compared, settings.specs))["entries"] == expected
-    slow_trial(monkeypatch, {"bert": 0.1, "mine": 0.1})
-    assert kept(path, lambda: comparison_run.find_lengths(compared, settings.specs))["entries"] == expected
+    for seconds in ({"bert": 0.5, "mine": 0.25}, {"bert": 0.1, "mine": 0.1}):
+        slow_trial(monkeypatch, **seconds)
+        found = kept(path, lambda: comparison_run.find_lengths(compared, settings.specs))["entries"]
+        assert found == {"bert": ["bert", 6], "mine": ["mine", 12]}
 
 
 @pytest.mark.slow
 def test_shares_are_of_the_baselines_seconds(data_folder, tmp_path, monkeypatch, without_costs):
-    models = {"bert": "sf", "mine": "f"}
-    settings = tiny(data_folder, models=models, updates=10, shares=(1.0, 0.5), seeds=(1,))
-    slow_trial(monkeypatch, {"bert": 0.5, "mine": 0.25})
-    results = compare(settings, tmp_path, [])
+    slow_trial(monkeypatch, bert=0.5, mine=0.25)
+    results = compare(tiny(data_folder, models=TWO, updates=10, shares=(1.0, 0.5), seeds=(1,)), tmp_path, [])
     updates = {entry: (model["of"], model["share"], model["updates"]) for entry, model in results["models"].items()}
     assert updates == {"bert": ("bert", 1, 10), "mine": ("mine", 1, 20), "mine@0.5": ("mine", 0.5, 10)}
     schedule = results["models"]["mine@0.5"]["runs"]["1"]["curve"]
     assert schedule["updates"][-1] == 10, "a schedule of its own, over at its end"
 
 
-def test_a_trial_times_all_models_and_leaves_nothing(data_folder, tmp_path, monkeypatch):
+def test_a_trial_times_all_models_and_leaves_nothing(data_folder, monkeypatch):
     monkeypatch.setattr(comparison_run, "TRIAL_WARM_UP", 0)
     monkeypatch.setattr(comparison_run, "TRIAL_UPDATES", 1)
-    settings = tiny(data_folder, models={"bert": "sf", "mine": "f"}, updates=None, budget=1.0)
+    settings = tiny(data_folder, models=TWO, updates=None, budget=1.0)
     found = comparison_run.find_lengths(settings.row.load(settings), settings.specs)["milliseconds"]
-    assert found.keys() == {"bert", "mine"} and min(found.values()) > 0
+    assert found.keys() == TWO.keys() and min(found.values()) > 0
 
 
 @pytest.mark.slow

@@ -6,13 +6,11 @@ import math
 import re
 
 import pytest
-from click.testing import CliRunner
 from comparison_results import a_model, a_run, an_example, results_of
+from in_process import invoke, refusal
 from matplotlib.image import imread
 
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare import report as pictures
-from lazyformer_fairseq.experiments.compare.commands import report
 from lazyformer_fairseq.experiments.compare.report import notes, write_report
 from lazyformer_fairseq.experiments.compare.results import comparison_of, times_to_target
 
@@ -23,12 +21,7 @@ def written(tmp_path_factory):
     return folder, write_report(an_example(), folder)
 
 
-def rows_of(path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_tables_fit_a_screen(written):
+def test_tables_fit_a_screen_and_the_csv_has_every_number_in_full(written):
     folder, markdown = written
     assert (folder / "table.md").read_text() == markdown
     tables = [line for line in markdown.splitlines() if line.startswith("|")]
@@ -36,21 +29,16 @@ def test_tables_fit_a_screen(written):
     assert re.search(r"7.200 \(7.180 to 7.220\) \| +s, ms, MiB \|", markdown)
     assert re.search(r"hf:bert .*not reached \| +not reached \| +- \| +- .* 0 of 3 \|", markdown)
     assert "- lazy_50%: `(sflf)x1`" in markdown and "- hf:bert: Hugging Face's own model" in markdown
-
-
-def test_the_csv_has_every_number_in_full(written):
-    folder, _ = written
-    models = {row["model"]: row for row in rows_of(folder / "table.csv")}
+    with (folder / "table.csv").open(newline="") as file:
+        models = {row["model"]: row for row in csv.DictReader(file)}
     assert float(models["lazy_50%@0.7"]["share"]) == 0.7 and models["lazy_50%@0.7"]["of"] == "lazy_50%"
     assert float(models["bert"]["loss_highest"]) == 7.52 and float(models["bert"]["seconds"]) == 50
     assert [name for name, row in models.items() if row["on_front_of_update"] == "1"] == ["lazy_50%"]
 
 
 def test_latex_is_balanced_and_escaped(written):
-    folder, _ = written
-    text = (folder / "table.tex").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith("%")]
-    body = "\n".join(lines)
+    text = (written[0] / "table.tex").read_text()
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     assert body.count(r"\begin{tabular}") == body.count(r"\end{tabular}") == 2
     assert body.count(r"\toprule") == body.count(r"\bottomrule") == 2
     assert r"lazy\_50\%" in body and not re.search(r"(?<!\\)[_%#$]", body)
@@ -67,9 +55,7 @@ def test_pictures_are_drawn(written):
         assert picture.shape[0] > 300 and picture[..., :3].std() > 0.05
 
 
-def language_models() -> dict:
-    """Two, with what a comparison of language models also has."""
-
+def test_language_models_have_a_test_split(tmp_path):
     def run(*values: float) -> dict:
         found = a_run(list(values))
         found["curve"]["perplexity"] = found["curve"].pop("loss")
@@ -82,15 +68,11 @@ def language_models() -> dict:
         for name, end in (("transformer_xl", 120.0), ("par_transformer", 118.0))
     }
     measure = {"name": "perplexity", "unit": "per word", "lower_is_better": True}
-    return results_of(models, "transformer_xl", measure=measure, task="language-model")
-
-
-def test_language_models_have_a_test_split(tmp_path):
-    markdown = write_report(language_models(), tmp_path)
+    results = results_of(models, "transformer_xl", measure=measure, task="language-model")
+    markdown = write_report(results, tmp_path)
     assert "perplexity, per word | " in re.sub(" +", " ", markdown) and "of test" in markdown
-    assert max(len(line) for line in markdown.splitlines() if line.startswith("|")) <= 140, (
-        "with names as long as these"
-    )
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert max(map(len, rows)) <= 140, "with names as long as these"
 
 
 def test_a_model_that_diverged_is_reported(tmp_path):
@@ -126,55 +108,37 @@ def test_notes_tell_what_is_not_equal():
     assert "Ratios are to the time that bert took to reach it" in said(results, 7.6)
 
 
-def test_notes_tell_that_a_shorter_training_may_do():
-    assert "may take less" not in said(an_example())
-    assert "No shorter training of lazy_50% was tried" in said(an_example(), 7.7)
-
-
-def test_notes_tell_what_models_from_elsewhere_lack():
+def test_notes_tell_what_is_missing_and_what_a_curve_hides():
     results = an_example()
+    assert "may take less" not in said(results)
+    assert "No shorter training of lazy_50% was tried" in said(results, 7.7)
     assert "Initialised by code of their own: hf:bert." in said(results)
     results["settings"] |= {"sizes": {"relative_position_buckets": 32}, "normalize_before": True}
     told = said(results)
     assert "none of the relative positions (32 buckets) that models of ours have: hf:bert." in told
     assert "LayerNorms behind sublayers, where others have them before: hf:bert." in told
-
-
-def test_a_baseline_that_dips_below_its_end_is_told():
     results = results_of({"bert": a_model({"1": a_run([9, 6, 7])}, "bert")}, "bert")
     assert "though its curve first touches the target at 0.556 of it." in said(results)
 
 
-def test_the_command_joins_folders(tmp_path):
-    for name, seed in (("one", "1"), ("two", "2")):
+def test_the_command_joins_folders_and_files_and_writes_where_it_is_told(tmp_path):
+    for name, seeds in (("one", "1"), ("two", "23")):
         results = an_example()
         for model in results["models"].values():
-            model["runs"] = {seed: model["runs"][seed]}
+            model["runs"] = {seed: model["runs"][seed] for seed in seeds}
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.json").write_text(json.dumps(results))
-    folders = [str(tmp_path / name) for name in ("one", "two")]
-    done = CliRunner().invoke(report, [*folders, "--output", str(tmp_path / "both"), "--target", "7.6"])
-    assert done.exit_code == 0, done.exception
-    assert "2 of 2" in done.output and "Target: 7.6" in done.output
+    given = ["compare", "report", tmp_path / "one", (tmp_path / "two" / "results.json").rename(tmp_path / "two.json")]
+    printed = invoke(*given, "--output", tmp_path / "both", "--target", "7.6")
+    assert "3 of 3" in printed and "Target: 7.6" in printed
     assert (tmp_path / "both" / "curves.png").is_file() and not (tmp_path / "one" / "curves.png").exists()
-    assert "say with --output" in str(CliRunner().invoke(report, folders).exception)
-
-
-def test_the_command_reads_a_file_of_any_name_and_writes_where_it_is_told(tmp_path):
-    file = tmp_path / "record.json"
-    file.write_text(json.dumps(an_example()))
-    failed = CliRunner().invoke(report, [str(file)])
-    assert isinstance(failed.exception, UserError) and "say with --output" in str(failed.exception)
-    done = CliRunner().invoke(report, [str(file), "--output", str(tmp_path / "other"), "--target", "7.6"])
-    assert done.exit_code == 0, done.exception
-    assert "3 of 3" in done.output and "Target: 7.6" in done.output
-    assert (tmp_path / "other" / "curves.png").is_file()
+    assert "say with --output" in refusal(*given)
+    assert "say with --output" in refusal("compare", "report", tmp_path / "two.json")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(["{0}", "--target", "low"], "--target low: is neither"), (["{0}/nowhere"], "nowhere"), (["{0}"], "no such file")],
+    [("{0} --target low", "--target low: is neither"), ("{0}/nowhere", "nowhere"), ("{0}", "no such file")],
 )
 def test_mistakes_of_the_command(tmp_path, options, words):
-    failed = CliRunner().invoke(report, [option.format(tmp_path) for option in options])
-    assert isinstance(failed.exception, UserError) and words in str(failed.exception)
+    assert words in refusal("compare", "report", *options.format(tmp_path).split())

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare import results as compared
 from lazyformer_fairseq.experiments.compare.results import (
     NEVER,
     Measure,
@@ -19,17 +20,19 @@ from lazyformer_fairseq.experiments.compare.results import (
     fronts,
     join,
     not_dominated,
-    read_folder,
-    read_folders,
     times_to_target,
-)
+)  # fmt: skip
+
+
+def of_runs(**more):
+    """A comparison to bert: ``of_runs(bert=run, other={"1": run, "2": run})``, and fields to replace."""
+    runs = {name: more.pop(name) for name in list(more) if name in ("bert", "lazy", "other", "par")}
+    runs = {name: run if "curve" not in run else {"1": run} for name, run in runs.items()}
+    return comparison_of(results_of({name: a_model(run, name) for name, run in runs.items()}, "bert", **more))
 
 
 def of_seed(seed: int, end: float = 7.0, **more):
-    models = {
-        name: a_model({str(seed): a_run([9, end], seconds)}, name) for name, seconds in (("bert", 1), ("lazy", 0.5))
-    }
-    return comparison_of(results_of(models, "bert", **more))
+    return of_runs(bert={str(seed): a_run([9, end], 1)}, lazy={str(seed): a_run([9, end], 0.5)}, **more)
 
 
 def test_families_are_the_models_of_one_name_the_shortest_training_first():
@@ -39,18 +42,18 @@ def test_families_are_the_models_of_one_name_the_shortest_training_first():
     assert comparison.baselines == ["bert"]
 
 
-def test_folders_of_other_seeds_are_one_comparison():
+def test_folders_of_other_seeds_are_one_comparison_unless_machines_differ():
     joined = join({"a": of_seed(1), "b": of_seed(2, 7.5), "c": of_seed(3, 7.2)})
     assert list(joined.models) == ["bert", "lazy"]
     assert joined.models["lazy"].finals("loss") == [7.0, 7.5, 7.2]
     assert times_to_target(joined)[0].target == 7.2
+    joined = join({"a": of_seed(1), "b": of_seed(2, machine={"device": "another"})})
+    assert joined.facts["machines"] == ["AMD EPYC, 2 cores", "another"]
+    assert "lazy [b]" in joined.models, "seconds of two machines have no common median"
 
 
 def test_folders_of_other_models_are_each_compared_with_their_own_baseline():
-    second = results_of(
-        {"bert": a_model({"1": a_run([9, 6], 2)}, "bert"), "par": a_model({"1": a_run([9, 6])}, "par")}, "bert"
-    )
-    joined = join({"a": of_seed(1), "b": comparison_of(second)})
+    joined = join({"a": of_seed(1), "b": of_runs(bert=a_run([9, 6], 2), par=a_run([9, 6]))})
     assert list(joined.models) == ["bert [a]", "lazy", "bert [b]", "par"]
     assert joined.models["par"].baseline == "bert [b]" and joined.models["lazy"].baseline == "bert [a]"
     ratios = {time.model: time.ratios["seconds"].median for time in times_to_target(joined)}
@@ -78,17 +81,6 @@ def test_other_rules_are_not_joined(more, named):
         join({"a": of_seed(1), "b": of_seed(2, **more)})
 
 
-def test_machines_of_their_own_are_told():
-    joined = join({"a": of_seed(1), "b": of_seed(2, machine={"device": "another"})})
-    assert joined.facts["machines"] == ["AMD EPYC, 2 cores", "another"]
-    assert "lazy [b]" in joined.models, "seconds of two machines have no common median"
-
-
-def test_a_folder_given_twice_is_refused(tmp_path):
-    with pytest.raises(UserError, match="a folder is there twice"):
-        read_folders([tmp_path, tmp_path])
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -106,7 +98,9 @@ def test_results_that_lack_something_or_are_of_something_else_are_refused(tmp_pa
     spoil(results)
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(UserError, match=message):
-        read_folder(tmp_path)
+        compared.read_folder(tmp_path)
+    with pytest.raises(UserError, match="a folder is there twice"):
+        compared.read_folders([tmp_path, tmp_path])
 
 
 # --- Times to a target
@@ -126,25 +120,19 @@ def by_family(comparison, clock: str = "curve", target="baseline") -> dict:
 
 @given(losses, targets)
 def test_a_crossing_is_where_numpy_interpolates_to_the_target(values, target):
-    spent = places(values)
-    found = first_crossing(spent, np.array(values), target, LOSS)
+    spent, found = places(values), first_crossing(places(values), np.array(values), target, LOSS)
     if min(values) > target:
         assert found == NEVER
     else:
         assert min(np.interp(found, spent, values), values[0]) <= target + 1e-9
         assert all(value > target for value in values[: math.ceil(found) - 1])
-
-
-@given(losses, targets)
-def test_where_more_is_better_the_curve_is_mirrored(values, target):
     mirrored = Measure("accuracy", "", lower_is_better=False)
-    found = first_crossing(places(values), -np.array(values), -target, mirrored)
-    assert found == first_crossing(places(values), np.array(values), target, LOSS)
+    assert found == first_crossing(spent, -np.array(values), -target, mirrored), "where more is better"
 
 
 def test_nothing_is_interpolated_from_a_loss_that_is_no_number():
-    assert first_crossing(places([0, 0]), np.array([math.nan, 2.0]), 3, LOSS) == 2
-    assert first_crossing(places([0, 0]), np.array([4.0, math.nan]), 3, LOSS) == NEVER
+    for values, target in (([math.nan, 2.0], 2), ([4.0, math.nan], NEVER)):
+        assert first_crossing(places([0, 0]), np.array(values), 3, LOSS) == target
 
 
 falling = st.lists(st.floats(1, 10), min_size=2, max_size=8, unique=True).map(lambda values: sorted(values)[::-1])
@@ -152,25 +140,27 @@ falling = st.lists(st.floats(1, 10), min_size=2, max_size=8, unique=True).map(la
 
 @given(falling, st.floats(0.1, 10))
 def test_a_model_that_is_the_baseline_on_a_slower_machine_takes_longer_by_as_much(values, factor):
-    models = {"bert": a_model({"1": a_run(values, 1.0)}, "bert"), "slow": a_model({"1": a_run(values, factor)}, "slow")}
-    ratios = by_family(comparison_of(results_of(models, "bert")))["slow"].ratios
+    ratios = by_family(of_runs(bert=a_run(values, 1.0), other=a_run(values, factor)))["other"].ratios
     assert ratios["seconds"].median == pytest.approx(factor)
     assert ratios["updates"].median == pytest.approx(1)
 
 
-def test_the_baselines_own_time_is_its_whole_training():
+def test_the_baselines_own_time_is_its_whole_training_unless_the_target_is_a_number():
     """Even where its curve dips below its end before that."""
-    models = {"bert": a_model({"1": a_run([9, 6, 7])}, "bert"), "other": a_model({"1": a_run([9, 7, 6])}, "other")}
-    found = by_family(comparison_of(results_of(models, "bert")))
+    found = by_family(of_runs(bert=a_run([9, 6, 7]), other=a_run([9, 7, 6])))
     assert found["bert"].times[1]["updates"] == 30 and found["bert"].ratios["updates"].median == 1
     assert found["other"].times[1]["updates"] == 20
+    comparison = of_runs(bert=a_run([9, 8, 7]), other=a_run([8, 7, 6]))
+    found = by_family(comparison, target=8.0)
+    assert found["bert"].times[1]["updates"] == 20 and found["other"].times[1]["updates"] == 10
+    assert found["other"].ratios["updates"].median == 0.5
+    assert by_family(comparison, target=6.5)["other"].ratios == {}, "the baseline has no time to compare with"
 
 
 def test_the_target_is_the_median_of_the_baselines_ends_and_pairs_are_of_equal_seed():
     bert = {str(seed): a_run([9, end]) for seed, end in ((1, 7.0), (2, 7.5), (3, 8.0))}
     other = {str(seed): a_run([8, end], 0.25) for seed, end in ((1, 7.0), (2, 7.9), (4, 1.0))}
-    models = {"bert": a_model(bert, "bert"), "other": a_model(other, "other")}
-    found = by_family(comparison_of(results_of(models, "bert")))["other"]
+    found = by_family(of_runs(bert=bert, other=other))["other"]
     assert found.target == 7.5
     assert found.times[1]["updates"] == 15 and found.times[2]["updates"] == NEVER
     ratio = found.ratios["seconds"]
@@ -179,31 +169,16 @@ def test_the_target_is_the_median_of_the_baselines_ends_and_pairs_are_of_equal_s
 
 
 def test_the_whole_clock_takes_the_shortest_training_that_ends_well():
-    def family(end: float) -> dict:
-        return {"1": a_run([9, end], 0.5, every=round(10 * (9 - end)))}
-
-    models = {
-        "bert": a_model({"1": a_run([9, 8])}, "bert"),
-        "other": a_model(family(6.0), "other"),
-        "other@0.3": a_model(family(8.2), "other", 0.3),
-        "other@0.5": a_model(family(8.0), "other", 0.5),
-        "other@0.7": a_model(family(7.0), "other", 0.7),
-    }
+    models = {"bert": a_model({"1": a_run([9, 8])}, "bert")}
+    for share, end in ((1.0, 6.0), (0.3, 8.2), (0.5, 8.0), (0.7, 7.0)):
+        run = a_run([9, end], 0.5, every=round(10 * (9 - end)))
+        models["other" if share == 1 else f"other@{share}"] = a_model({"1": run}, "other", share)
     comparison = comparison_of(results_of(models, "bert"))
     found = by_family(comparison, "whole")
     assert set(found) == {"other"}, "a single length of training says nothing by this clock"
     assert found["other"].shares == {1: 0.5} and found["other"].times[1]["updates"] == 20
     assert found["other"].ratios["seconds"].median == 1
     assert by_family(comparison, "whole", 5.9)["other"].shares == {1: NEVER}
-
-
-def test_a_target_given_as_a_number_also_times_the_baseline():
-    models = {"bert": a_model({"1": a_run([9, 8, 7])}, "bert"), "other": a_model({"1": a_run([8, 7, 6])}, "other")}
-    comparison = comparison_of(results_of(models, "bert"))
-    found = by_family(comparison, target=8.0)
-    assert found["bert"].times[1]["updates"] == 20 and found["other"].times[1]["updates"] == 10
-    assert found["other"].ratios["updates"].median == 0.5
-    assert by_family(comparison, target=6.5)["other"].ratios == {}, "the baseline has no time to compare with"
 
 
 def test_the_bounds_are_students_over_the_logarithms_of_the_ratios():
@@ -231,12 +206,8 @@ def test_whoever_is_not_on_the_front_is_beaten_by_somebody_on_it_and_nobody_on_i
 
     assert not any(is_beaten_by(name, other) for name in front for other in named)
     assert all(any(is_beaten_by(name, other) for other in front) for name in named.keys() - front)
-
-
-@given(points)
-def test_where_more_is_better_the_front_is_mirrored(named):
     mirrored = {name: (cost, -quality) for name, (cost, quality) in named.items()}
-    assert not_dominated(mirrored, lower_is_better=False) == not_dominated(named)
+    assert not_dominated(mirrored, lower_is_better=False) == not_dominated(named), "where more is better"
 
 
 def test_the_fronts_of_a_comparison():
@@ -249,13 +220,10 @@ def test_the_fronts_of_a_comparison():
     assert set(found["memory"].points) == {"bert", "lazy_50%", "hf:bert"}, "a shorter training changes no memory"
 
 
-def test_a_measured_latency_counts_before_the_time_of_an_update():
+def test_a_measured_latency_counts_before_an_updates_time_and_who_diverged_is_on_no_front():
     models = {"bert": a_model({"1": a_run([9, 8])}, "bert", latency_milliseconds={"n": 3, "median": 4.0})}
     found = fronts(comparison_of(results_of(models, "bert")))
     assert [front.name for front in found] == ["training", "latency", "memory"]
     assert found[1].points == {"bert": (4.0, 8)}
-
-
-def test_a_model_that_diverged_is_on_no_front():
-    models = {"bert": a_model({"1": a_run([9, 8])}, "bert"), "lost": a_model({"1": a_run([9, math.nan], 0.1)}, "lost")}
-    assert all(front.members == ("bert",) for front in fronts(comparison_of(results_of(models, "bert"))))
+    lost = of_runs(bert=a_run([9, 8]), other=a_run([9, math.nan], 0.1))
+    assert all(front.members == ("bert",) for front in fronts(lost))

@@ -56,11 +56,14 @@ def test_streams_of_the_two_parts_hold_the_whole_text_and_start_with_empty_memor
 
 
 def test_no_second_part_is_an_error():
-    with pytest.raises(UserError, match="1 blocks make no second part"):
-        two_parts_of_blocks(Numbers(1), 4)
-    with pytest.raises(UserError, match="2 tokens make no second part"):
-        two_parts_of_text(np.arange(2), 1, 1, 0, 2, 1)
-    with pytest.raises(UserError, match="a segment is 8"):
-        two_parts_of_text(np.arange(100), batch_size=4, tgt_len=8, mem_len=0, eos=2, pad=1)
-    with pytest.raises(UserError, match="--mem-len 16"):
-        two_parts_of_text(np.arange(100), batch_size=1, tgt_len=8, mem_len=16, eos=2, pad=1)
+    def text(count: int, batch_size: int, tgt_len: int = 8, mem_len: int = 0):
+        return two_parts_of_text(np.arange(count), batch_size, tgt_len, mem_len, eos=2, pad=1)
+
+    for make, message in (
+        (lambda: two_parts_of_blocks(Numbers(1), 4), "1 blocks make no second part"),
+        (lambda: text(2, 1, 1), "2 tokens make no second part"),
+        (lambda: text(100, 4), "a segment is 8"),
+        (lambda: text(100, 1, mem_len=16), "--mem-len 16"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()

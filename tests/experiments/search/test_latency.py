@@ -1,20 +1,21 @@
-"""Latency of patterns: as a number, as an expectation, as a price."""
+"""Settings of a search, and the latency of patterns: as a number, as an expectation, as a price."""
 
 import itertools
 import json
+import math
 
 import pytest
 import torch
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search import training
 from lazyformer_fairseq.experiments.search.latency import (
     expected_latency,
     latency_of,
     rank_correlations,
     read_price_list,
-)
-from lazyformer_fairseq.experiments.search.settings import SearchSettings
-from lazyformer_fairseq.experiments.search.training import latency_nats
+)  # fmt: skip
+from lazyformer_fairseq.experiments.search.settings import SearchSettings, choose_baseline, read_candidates
 
 CANDIDATES = ("s", "l", "f", "identity")
 PRICES = {"s": 3.0, "f": 1.0, "s_read": 5.0, "l": 2.0, "rest": 0.5}
@@ -45,19 +46,14 @@ def test_expected_latency_is_the_mean_over_all_patterns_and_differentiable():
     assert found.allclose(expected)
     ours, theirs = (torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, expected))
     assert ours.allclose(theirs)
-
-
-def test_latency_of_a_pattern():
-    assert latency_of(PRICES, "sf(lf)x2 s") == 0.5 + 5 + 1 + 3 + 3 + 3
-    assert latency_of(PRICES, "") == 0.5
-    assert expected_latency(PRICES, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), ("s", "f")) == 4.5
+    assert latency_of(PRICES, "sf(lf)x2 s") == 0.5 + 5 + 1 + 3 + 3 + 3 and latency_of(PRICES, "") == 0.5
 
 
 def test_nothing_is_paid_under_the_budget():
     probabilities = torch.tensor([[0.5, 0.5]], requires_grad=True)  # 2 ms of the baseline's 4
     for budget, nats in ((0.0, 1.0), (0.25, 0.5), (0.5, 0.0), (0.9, 0.0)):
         settings = SearchSettings("", "", "", "sf", latency_price=2.0)
-        paid = latency_nats(PRICES | {"rest": 0.0}, settings, probabilities, ("s", "f"), budget)
+        paid = training.latency_nats(PRICES | {"rest": 0.0}, settings, probabilities, ("s", "f"), budget)
         assert paid.item() == pytest.approx(nats)
 
 
@@ -65,7 +61,7 @@ def test_a_price_list_by_hand(tmp_path):
     path = tmp_path / "prices.json"
     path.write_text('{"s": 2, "f": 1.5}')
     assert read_price_list(path, ("s", "f")) == {"s": 2, "f": 1.5}
-    assert latency_of(read_price_list(path, ("s", "f")), "sflf s".replace("l", "f")) == 2 * 2 + 3 * 1.5
+    assert latency_of(read_price_list(path, ("s", "f")), "sfffs") == 2 * 2 + 3 * 1.5
 
 
 @pytest.mark.parametrize(
@@ -91,3 +87,49 @@ def test_rank_correlations_are_of_ranks():
     assert rank_correlations([1, 2, 3, 4], [10, 20, 40, 30])["spearman"] == pytest.approx(0.8)
     assert rank_correlations([1, 2, 3], [1, 8, 27])["kendall"] == 1
     assert rank_correlations([1, 2], [2, 1]) is None
+
+
+# --- Settings
+
+
+def test_the_baseline_is_the_papers_unless_given_and_candidates_are_read_in_one_order():
+    assert choose_baseline(None, 4, 32) == "sfsf"
+    assert choose_baseline(None, None, 6) == "sfsfsf"
+    assert choose_baseline("(sff)x2 f", None, 32) == "sffsfff"
+    assert choose_baseline("M2x1", 4, 32) == "sflf"
+    assert read_candidates(("identity", "f", "s")) == ("s", "f", "identity")
+    assert read_candidates(("l", "f", "s")) == ("s", "l", "f")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: choose_baseline(None, -2, 32), "--sublayers -2: a search needs at least one layer"),
+        (lambda: choose_baseline(None, 5, 32), r"--sublayers 5: the baseline \(sf\)x2 cannot have an odd number"),
+        (lambda: choose_baseline("(sf)x2", 6, 32), "has 4 sublayers, but --sublayers 6"),
+        (lambda: choose_baseline("sfx", None, 32), "x needs the number of repeats"),
+        *((lambda given=given: read_candidates((given,)), "nothing") for given in ("s", "")),
+        (lambda: read_candidates(("s,f,x",)), "unknown 'x'"),
+        (lambda: settings_of(max_updates=10, constant_updates=10), "must be more than the 10 of --constant-updates"),
+        (lambda: settings_of(budgets=(0.5, -1.0)), "--budgets 0.5,-1.0: give shares of the baseline's latency above 0"),
+        (
+            lambda: settings_of(method="random", evaluations=3),
+            "--evaluations 3: give one for each of 6 budgets at least",
+        ),
+        (lambda: settings_of(method="chance"), "--method chance: is one of gradient, random"),
+    ],
+)
+def test_what_the_search_cannot_do_is_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def settings_of(**given) -> SearchSettings:
+    return SearchSettings("data", "masked-lm", "bert_tiny", "sf", **given)
+
+
+def test_temperature_is_constant_then_decays_exponentially_as_fbnets():
+    assert pytest.approx(5 * math.exp(-0.045 * 90), rel=0.01) == training.FINAL_TEMPERATURE  # FBNet's 90 epochs
+    settings = settings_of(constant_updates=100, max_updates=300)
+    found = [training.temperature_at(update, settings) for update in (0, 100, 200, 300)]
+    assert found == pytest.approx([5.0, 5.0, math.sqrt(5.0 * 0.087), 0.087])

@@ -1,6 +1,7 @@
 """A made task that needs attention early: the search finds that out."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ SEEDS = (1, 2, 3, 4)
 ANSWERS = torch.randint(0, SYMBOLS, (SYMBOLS, SYMBOLS), generator=torch.Generator().manual_seed(3))
 
 
+@dataclass
 class Questions:
     """Random batches: each position's answer is a function of its own symbol and the first position's."""
 
-    def __init__(self, count: int, seed: int):
-        self.count = count
-        self.seed = seed
+    count: int
+    seed: int
 
     def __len__(self) -> int:
         return self.count

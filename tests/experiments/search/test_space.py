@@ -1,4 +1,4 @@
-"""Patterns drawn, changed and found are always valid, priced as the price list prices patterns, and read back."""
+"""Patterns are always valid, priced as the price list says and read back; methods find good ones within budgets."""
 
 import random
 
@@ -8,15 +8,19 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.latency import latency_of
+from lazyformer_fairseq.experiments.search.settings import METHODS
 from lazyformer_fairseq.experiments.search.space import (
+    JUDGING,
     Band,
+    Judge,
     Space,
+    Task,
     bands_of,
     by_layer,
     compact,
     letters,
     most_probable,
-)
+)  # fmt: skip
 from lazyformer_fairseq.patterns.grammar import expand, plan
 
 PRICES = {"s": 3.0, "s_read": 3.5, "s[window=4]": 2.0, "l": 1.5, "k": 2.5, "f": 1.0, "rest": 2.0}
@@ -24,10 +28,6 @@ CANDIDATES = st.sampled_from(
     [("s", "f"), ("s", "l", "f", "identity"), ("s", "l", "k", "f", "identity"), ("s[window=4]", "s", "l", "identity")]
 )
 SEEDS = st.integers(0, 10_000)
-
-
-def space_of(candidates, layers):
-    return Space(candidates, layers, PRICES)
 
 
 def assert_valid(space, subnet):
@@ -39,24 +39,18 @@ def assert_valid(space, subnet):
 
 
 @given(CANDIDATES, st.integers(1, 9), SEEDS)
-def test_random_patterns_and_their_children_are_valid(candidates, layers, seed):
-    space, chance = space_of(candidates, layers), random.Random(seed)
+def test_random_patterns_and_their_children_are_valid_and_what_the_grammar_refuses_is_not(candidates, layers, seed):
+    space, chance = Space(candidates, layers, PRICES), random.Random(seed)
     one, other = space.draw(chance), space.draw(chance)
     assert_valid(space, one)
     changes = list(space.changes(one))
     for subnet in changes:
         assert_valid(space, subnet)
         assert sum(a != b for a, b in zip(one, subnet, strict=True)) == 1
-    if changes:
-        assert space.mutated(one, chance) in changes
+    assert not changes or space.mutated(one, chance) in changes
     child = space.crossed(one, other, chance)
     assert_valid(space, child)
     assert all(name in pair for name, *pair in zip(child, one, other, strict=True))
-
-
-@given(CANDIDATES, st.integers(1, 9), SEEDS)
-def test_what_the_grammar_refuses_is_not_valid(candidates, layers, seed):
-    space = space_of(candidates, layers)
     subnet = tuple(random.Random(seed).choices(candidates, k=layers))
     try:
         is_valid = bool(plan(letters(subnet)))
@@ -68,7 +62,7 @@ def test_what_the_grammar_refuses_is_not_valid(candidates, layers, seed):
 @settings(max_examples=10)
 @given(st.integers(2, 9), SEEDS, st.lists(st.sampled_from([0.5, 0.6, 0.7, 0.8, 0.9, 1.0]), min_size=1, unique=True))
 def test_patterns_drawn_for_a_budget_cost_no_more(layers, seed, budgets):
-    space, chance = space_of(("s", "l", "f", "identity"), layers), random.Random(seed)
+    space, chance = Space(("s", "l", "f", "identity"), layers, PRICES), random.Random(seed)
     baseline = latency_of(PRICES, "sf" * layers)
     bands = bands_of(budgets, baseline)
     assert [band.high for band in bands] == pytest.approx([baseline * budget for budget in sorted(budgets)])
@@ -78,37 +72,33 @@ def test_patterns_drawn_for_a_budget_cost_no_more(layers, seed, budgets):
         assert space.latency(subnet) <= band.high
 
 
-def test_all_of_two_layers_are_drawn_equally_often():
-    space, chance = space_of(("s", "l", "f"), 2), random.Random(1)
+def test_all_of_two_layers_are_drawn_equally_often_and_shares_of_identity_alone_come_to_an_end():
+    space, chance = Space(("s", "l", "f"), 2, PRICES), random.Random(1)
     drawn = [space.draw(chance) for _ in range(3500)]
     # first s or f; l needs s below: ss sl sf fs ff, and no fl
-    assert {subnet: round(drawn.count(subnet) / 700, 0) for subnet in set(drawn)} == dict.fromkeys(
-        [("s", "s"), ("s", "l"), ("s", "f"), ("f", "s"), ("f", "f")], 1
-    )
+    shares = {"".join(subnet): round(drawn.count(subnet) / 700, 0) for subnet in set(drawn)}
+    assert shares == dict.fromkeys(["ss", "sl", "sf", "fs", "ff"], 1)
+    space = Space(("s", "f", "identity"), 4, PRICES)
+    assert_valid(space, space.draw(random.Random(1), [[0.0, 0.0, 1.0]] * 4))
 
 
 def test_a_budget_that_no_pattern_meets_is_named():
     with pytest.raises(UserError, match="--budgets: no pattern .* costs less than 1 ms"):
-        space_of(("s", "f"), 4).draw_within(Band(0.5, 1.0), random.Random(1))
+        Space(("s", "f"), 4, PRICES).draw_within(Band(0.5, 1.0), random.Random(1))
 
 
 NAMES = ("s", "l", "f", "identity")
-PROBABILITIES = st.lists(st.floats(0, 1), min_size=4, max_size=4)
 
 
-@given(st.lists(PROBABILITIES, max_size=40))
-def test_what_is_found_can_always_be_planned(rows):
+@given(
+    st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4), max_size=40),
+    *(st.text("sf", max_size=40), st.text("slf", max_size=40), st.integers(1, 6)),
+)
+def test_what_is_found_can_always_be_planned_and_compact_patterns_are_read_back(rows, start, rest, times):
     chosen = most_probable(rows, NAMES)
-    found = letters(chosen)
     assert len(chosen) == len(rows)
-    if found:
-        assert expand(compact(found)) == found
-
-
-@given(st.text("sf", max_size=40), st.text("slf", max_size=40), st.integers(1, 6))
-def test_compact_patterns_are_read_back(start, rest, times):
-    pattern = "s" + (start + rest) * times
-    assert expand(compact(pattern)) == pattern
+    for pattern in (letters(chosen), "s" + (start + rest) * times):
+        assert not pattern or expand(compact(pattern)) == pattern
 
 
 @pytest.mark.parametrize(
@@ -130,10 +120,88 @@ def test_a_lazy_layer_without_attention_below_takes_its_next_choice():
     rows = [[0.1, 0.0, 0.8, 0.1], [0.1, 0.5, 0.1, 0.3], [0.9, 0.0, 0.1, 0.0], [0.1, 0.8, 0.1, 0.0]]
     chosen = most_probable(rows, NAMES)
     assert chosen == ["f", "identity", "s", "l"]
-    assert letters(chosen) == "fsl"
-    assert by_layer(chosen) == "f-sl"
+    assert (letters(chosen), by_layer(chosen)) == ("fsl", "f-sl")
 
 
-def test_shares_of_identity_alone_come_to_an_end():
-    space = space_of(("s", "f", "identity"), 4)
-    assert_valid(space, space.draw(random.Random(1), [[0.0, 0.0, 1.0]] * 4))
+# --- Methods, on a made loss whose best patterns are known
+
+LAYERS = 8
+BASELINE = ("s", "f") * 4
+BUDGETS = (0.5, 0.75, 1.0)
+SHARES = [[[0.25] * len(NAMES)] * LAYERS] * len(BUDGETS)
+
+
+def made_loss(subnet):
+    """Attention is worth most at the bottom, feed-forward at the top; identity nothing."""
+    worth = {"s": lambda height: 1 - height, "l": lambda height: 0.5 - height / 2, "f": lambda height: 0.4 + height / 2}
+    return 10 - sum(worth[name](place / LAYERS) for place, name in enumerate(subnet) if name in worth)
+
+
+def task_of(judge, seed, **more):
+    space = Space(NAMES, LAYERS, {"s": 2.0, "l": 1.5, "f": 1.0, "rest": 1.0})
+    return Task(space, bands_of(BUDGETS, space.latency(BASELINE)), judge, seed, **more)
+
+
+def judged(method, seed, evaluations=90, **more):
+    task = task_of(Judge(made_loss, evaluations), seed, **more)
+    JUDGING[method](task)
+    return task
+
+
+def losses_within_budgets(task):
+    return [made_loss(task.best_within(band.high)) for band in task.bands]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=5)
+@given(seed=st.integers(0, 1000))
+def test_a_method_keeps_to_its_evaluations_and_repeats_itself(method, seed):
+    more = {"shares": SHARES} if method == "gradient" else {}
+    task, again = (judged(method, seed, evaluations=30, **more) for _ in range(2))
+    assert 10 <= len(task.judge.losses) <= 30
+    assert list(task.judge.losses) == list(again.judge.losses)
+    assert all(task.space.is_valid(subnet) for subnet in task.judge.losses)
+
+
+def test_evolution_beats_random_search_in_the_mean():
+    sums = {}
+    for method in ("evolution", "random"):
+        found = (losses_within_budgets(judged(method, seed)) for seed in range(8))
+        sums[method] = [sum(losses) for losses in zip(*found, strict=True)]
+    assert all(ours < random_ones for ours, random_ones in zip(*sums.values(), strict=True)), sums
+
+
+@given(seed=st.integers(0, 1000), losses=st.lists(st.floats(0, 10), min_size=1, max_size=20))
+def test_a_front_is_monotone(seed, losses):
+    """More latency is never worse, whatever was judged."""
+    chance, given_losses = random.Random(seed), iter(losses)
+    judge = Judge(lambda subnet: next(given_losses), len(losses))
+    task = task_of(judge, seed)
+    for _ in losses:
+        judge(task.space.draw(chance))
+    latencies = sorted({task.space.latency(subnet) for subnet in judge.losses})
+    front = [judge.losses[task.best_within(latency)] for latency in latencies]
+    assert front == sorted(front, reverse=True) and front[-1] == min(judge.losses.values())
+    assert task.best_within(latencies[0] - 0.1) is None
+
+
+def test_gradient_judges_each_budgets_most_probable_pattern_first():
+    sure = [[[0.97 if name == best else 0.01 for name in NAMES] for best in BASELINE]] * len(BUDGETS)
+    task = judged("gradient", 1, evaluations=6, shares=sure)
+    assert list(task.judge.losses)[len(BUDGETS) - 1] == BASELINE  # of the budget of 1.0 it fits as it is
+    assert losses_within_budgets(task)[-1] <= made_loss(BASELINE)
+
+
+@pytest.mark.parametrize("method", ["random", "evolution"])
+def test_a_space_of_few_patterns_comes_to_an_end(method):
+    judge = Judge(lambda subnet: 1.0, 50)
+    JUDGING[method](Task(Space(("s", "f"), 1, PRICES), bands_of((1.0,), 5.0), judge, 1))
+    assert set(judge.losses) <= {("s",), ("f",)}
+
+
+def test_a_judge_computes_nothing_twice_and_counts_what_is_known():
+    calls, known = [], {("s", "f"): 3.0}
+    judge = Judge(lambda subnet: calls.append(subnet) or 5.0, 2, known)
+    assert (judge(("s", "f")), judge(("f", "s")), judge(("f", "s"))) == (3.0, 5.0, 5.0)
+    assert calls == [("f", "s")] and judge.is_spent and judge(("f", "f")) == float("inf")
+    assert known == {("s", "f"): 3.0, ("f", "s"): 5.0}

@@ -1,12 +1,9 @@
 """Losses are measured once, with their errors; few patterns of each budget are measured, and as many random ones."""
 
-import json
-
 import numpy as np
 import pytest
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Losses, Measured, compare
+from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Measured, compare
 from lazyformer_fairseq.experiments.search.compress.choices import Choices
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER
@@ -28,10 +25,6 @@ class GivenLosses(dict):
 def budgets_of(pattern: str, above, limits, names=("l", "identity")) -> Budgets:
     choices = Choices.of(plan(pattern, ENCODER), [read_sublayer(name) for name in names])
     return Budgets(choices, GivenLosses(above), TICKS, limits)
-
-
-def gone(by_place) -> int:
-    return by_place.count("-")
 
 
 def test_the_best_that_was_measured_within_the_budget():
@@ -61,43 +54,9 @@ def test_a_second_round_finds_what_sums_hide():
         assert budgets.losses[budgets.best(16)].above == pytest.approx(best)
 
 
-def test_a_budget_that_nothing_meets_is_refused():
-    budgets = budgets_of("sfsf", gone, [31, 14], ("l",))
-    with pytest.raises(UserError, match=r"--budgets 0.4: no choice of --candidates makes the model so fast"):
-        budgets.refuse_too_small([0.9, 0.4])
-
-
-CHOICES = Choices.of(plan("sfsf", ENCODER), [read_sublayer("l"), read_sublayer("-")])
-
-
-class Scorer:
-    """Two blocks of text; what it measures depends on the pattern's length."""
-
-    def __init__(self):
-        self.asked = []
-
-    def by_block(self, pattern, origins):
-        self.asked.append(pattern)
-        return BlockLosses(np.array([1.0, 3.0]) * len(pattern), np.array([2, 6]))
-
-
 def test_the_error_is_that_of_the_mean_where_blocks_are_alike():
     chance = np.random.default_rng(1)
     original, gains = chance.uniform(5, 9, 50), chance.normal(0.2, 1, 50)
     found = compare(BlockLosses(original + gains, np.full(50, 7)), BlockLosses(original, np.full(50, 7)))
     bits = gains / 7 / np.log(2)
     assert found == pytest.approx((bits.mean(), bits.std(ddof=1) / np.sqrt(50)))
-
-
-def test_a_second_run_measures_the_rest(tmp_path):
-    path, scorer = tmp_path / "scores.json", Scorer()
-    losses = Losses(path, scorer, CHOICES)
-    short = ("s", "f", "-", "f")
-    assert losses.measure([short, short, CHOICES.own], "test") == [short]
-    assert losses[short] == pytest.approx((-4 / 8 / np.log(2), 0))
-    again = Losses(path, Scorer(), CHOICES)
-    shorter = ("s", "-", "-", "f")
-    assert again.measure([short, shorter], "test") == [shorter] and again[short] == losses[short]
-    assert sorted(again.scorer.asked) == ["sf", "sfsf"]
-    content = json.loads(path.read_text())
-    assert content["patterns"].keys() == {"s f s f", "s f - f", "s - - f"} and content["masked_tokens"] == 8

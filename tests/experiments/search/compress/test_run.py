@@ -2,16 +2,16 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from helpers import ROOT
+from in_process import invoke, refusal
 from trained_encoders import write_encoder
 
 from lazyformer_fairseq import LazyFormerModel
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.compress.budgets import Losses
 from lazyformer_fairseq.experiments.search.latency import latency_of
@@ -20,6 +20,7 @@ from lazyformer_fairseq.warm_start.losses import masked_lm_bits, read_text
 from lazyformer_fairseq.warm_start.start import Trained
 
 PRICES = {"s": 3.0, "s_read": 4.0, "l": 1.0, "f": 2.0, "rest": 1.0}
+COMPRESS = ("search", "compress")
 SMALL = ("--tokens", 96, "--candidates", "l,identity", "--top", 2)
 
 
@@ -35,19 +36,11 @@ def latencies(tmp_path) -> Path:
     return path
 
 
-def search(*words: object) -> str:
-    done = CliRunner().invoke(main, ["search", *map(str, words)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
     out = tmp_path / "out"
-    said = search("compress", model, data_folder, out, "--budgets", "0.8,0.5", "--latencies", latencies, *SMALL)
-    assert {path.name for path in out.iterdir()} == {
-        *("settings.json", "scores.json", "result.json", "report.md", "changes.csv", "patterns.csv"),
-        *("losses.png", "models", ".lock"),
-    }
+    said = invoke(*COMPRESS, model, data_folder, out, "--budgets", "0.8,0.5", "--latencies", latencies, *SMALL)
+    files = "settings.json scores.json result.json report.md changes.csv patterns.csv losses.png models .lock"
+    assert {path.name for path in out.iterdir()} == set(files.split())
     result = json.loads((out / "result.json").read_text())
     old = LazyFormerModel.from_pretrained(model)
     text = read_text(data_folder, old.tokenizer, 32, 96, 96)
@@ -95,7 +88,7 @@ def patterns_in(table: str) -> list[str]:
 
 
 def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latencies, tmp_path, monkeypatch):
-    words = ("compress", model, data_folder, tmp_path / "out", "--budgets", "0.7", "--latencies", latencies, *SMALL)
+    words = (*COMPRESS, model, data_folder, tmp_path / "out", "--budgets", "0.7", "--latencies", latencies, *SMALL)
     asked: list[str] = []
     measure = Losses._by_block
 
@@ -109,14 +102,14 @@ def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latenci
         return by_block
 
     monkeypatch.setattr(Losses, "_by_block", stops_at(5))
-    assert CliRunner().invoke(main, ["search", *map(str, words)]).exit_code != 0
+    invoke(*words, code=1)
     monkeypatch.setattr(Losses, "_by_block", stops_at(-1))
-    search(*words)
+    invoke(*words)
     assert sorted(each for each in set(asked) if asked.count(each) > 1) == ["s f s f"], "the original alone comes twice"
     before = list(asked)
-    assert "this search is finished" in search(*words) and asked == before
+    assert "this search is finished" in invoke(*words) and asked == before
     with pytest.raises(UserError, match="holds a search of other settings .seed is 1 there, 2 here"):
-        search(*words, "--seed", 2)
+        invoke(*words, "--seed", 2)
 
 
 @pytest.mark.parametrize(
@@ -127,45 +120,40 @@ def test_settings_lazy_models_and_pre_norm(data_folder, tmp_path, pattern, optio
     model = write_encoder(tmp_path / "model", data_folder, pattern, **options)
     few = ("--tokens", 64, "--top", 1, "--latency-tokens", 8)
     words = ("--budgets", 0.9, "--candidates", "s,l,identity", *few)
-    said = search("compress", model, data_folder, tmp_path / "out", *words)
+    said = invoke(*COMPRESS, model, data_folder, tmp_path / "out", *words)
     (found,) = (each for each in patterns_in(said))
     hub = LazyFormerModel.from_pretrained(tmp_path / "out" / "models" / "0.9")
     assert expand(hub.model.cfg.sublayer_pattern) == expand(found) != expand(pattern)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["BertForMaskedLM"])
-def test_a_bert_of_the_hub_is_imported_first(tmp_path, kind):
+def test_a_bert_of_the_hub_is_imported_first(tmp_path):
     pytest.importorskip("transformers")
     from tiny_berts import save_tiny
 
-    save_tiny(tmp_path / "in", kind)
+    save_tiny(tmp_path / "in")
     (tmp_path / "text.txt").write_text("The cat sat on the mat, a dog ran.\n" * 60)
     with pytest.raises(UserError, match="becomes a checkpoint of this package first: lazyformer import"):
-        search("compress", tmp_path / "in", tmp_path / "text.txt", tmp_path / "out")
-    assert CliRunner().invoke(main, ["import", str(tmp_path / "in"), str(tmp_path / "ours")]).exit_code == 0
+        invoke(*COMPRESS, tmp_path / "in", tmp_path / "text.txt", tmp_path / "out")
+    invoke("import", tmp_path / "in", tmp_path / "ours")
     words = ("--tokens", 64, "--candidates", "identity", "--top", 1, "--budgets", 0.8)
-    said = search("compress", tmp_path / "ours", tmp_path / "text.txt", tmp_path / "out", *words)
+    said = invoke(*COMPRESS, tmp_path / "ours", tmp_path / "text.txt", tmp_path / "out", *words)
     assert "`" in said and "lazyformer pretrain" in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_a_causal_model_is_refused(tmp_path, data_folder):
-    folder = ROOT / "tests/fixtures/checkpoints_of_2026_11/language_model"
-    with pytest.raises(UserError, match="is a causal language model; search compress takes masked-LM encoders"):
-        search("compress", folder, data_folder, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--candidates", "k"), "--budgets 0.1: no choice of --candidates makes the model so fast"),
-        (("--candidates", "f[width=2]"), "--candidates: .*has no setting"),
-        (("--candidates", "s"), "--candidates s: no sublayer of .* becomes any of them"),
-        (("--latency-tokens", 99), "--latency-tokens 99: the model reads 32 at most"),
+        ("--candidates k", "--budgets 0.1: no choice of --candidates makes the model so fast"),
+        ("--candidates f[width=2]", "--candidates: .*has no setting"),
+        ("--candidates s", "--candidates s: no sublayer of .* becomes any of them"),
+        ("--latency-tokens 99", "--latency-tokens 99: the model reads 32 at most"),
+        ("", "is a causal language model; search compress takes masked-LM encoders"),
     ],
 )
 def test_what_is_refused(model, data_folder, latencies, tmp_path, words, message):
     (tmp_path / "latencies.json").write_text(json.dumps(PRICES | {"k": 2.0}))
-    with pytest.raises(UserError, match=message):
-        search("compress", model, data_folder, tmp_path / "out", "--budgets", 0.1, "--latencies", latencies, *words)
+    given = model if words else ROOT / "tests/fixtures/checkpoints_of_2026_11/language_model"
+    options = ("--budgets", 0.1, "--latencies", latencies, *words.split())
+    assert re.search(message, refusal(*COMPRESS, given, data_folder, tmp_path / "out", *options))
     assert not (tmp_path / "out" / "scores.json").exists()

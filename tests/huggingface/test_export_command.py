@@ -8,12 +8,11 @@ import sys
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
 from exports import export_custom, tiny_model
 from helpers import ROOT
+from in_process import invoke, refusal
 
 from lazyformer_fairseq import LazyFormerModel, huggingface
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import export as exporting
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
@@ -22,13 +21,9 @@ from lazyformer_fairseq.huggingface.exported import heads, modelling
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11"
 
 
-def export(*words):
-    return CliRunner().invoke(main, ["export", *map(str, words)], catch_exceptions=False)
-
-
 def test_a_pre_trained_model(tmp_path):
-    result = export(CHECKPOINTS / "encoder", tmp_path / "out", "--to", "huggingface")
-    assert "with code of its own" in result.output
+    printed = invoke("export", CHECKPOINTS / "encoder", tmp_path / "out", "--to", "huggingface")
+    assert "with code of its own" in printed
     ours = LazyFormerModel.from_pretrained(CHECKPOINTS / "encoder")
     model = heads.LazyFormerForMaskedLM.from_pretrained(tmp_path / "out")
     ids = ours.encode("anna sees ben near the house.", "the house of anna")
@@ -42,7 +37,7 @@ def test_a_pre_trained_model(tmp_path):
 
 
 def test_a_fine_tuned_model_and_its_card(tmp_path):
-    export(CHECKPOINTS / "fine_tuned", tmp_path / "out", "--to", "huggingface", "--head", "cola")
+    invoke("export", CHECKPOINTS / "fine_tuned", tmp_path / "out", "--to", "huggingface", "--head", "cola")
     ours = LazyFormerModel.from_pretrained(CHECKPOINTS / "fine_tuned")
     model = heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path / "out")
     texts = ("anna sees ben", "the house near the river is old")
@@ -57,22 +52,21 @@ def test_a_fine_tuned_model_and_its_card(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["encoder", "--as", "bert"], "for --to huggingface"),
-        (["encoder", "--to", "huggingface", "--as", "bert"], "this model is no BERT: its pattern is sflf sf"),
-        (["encoder", "--to", "huggingface", "--head", "cola"], "no classification head 'cola'"),
-        (["fine_tuned", "--to", "huggingface", "--head", "coal"], "did you mean cola"),
-        (["language_model", "--to", "huggingface"], "causal language model"),
-        (["nowhere", "--to", "huggingface"], "no such file or folder"),
-        (["encoder", "--to", "huggingface"], "exists already"),
+        ("encoder --as bert", "for --to huggingface"),
+        ("encoder --to huggingface --as bert", "this model is no BERT: its pattern is sflf sf"),
+        ("encoder --to huggingface --head cola", "no classification head 'cola'"),
+        ("fine_tuned --to huggingface --head coal", "did you mean cola"),
+        ("language_model --to huggingface", "causal language model"),
+        ("nowhere --to huggingface", "no such file or folder"),
+        ("encoder --to huggingface", "exists already"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_is_refused_in_words_and_nothing_is_written(words, message, tmp_path):
     if message == "exists already":
         (tmp_path / "out" / "mine").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=message):
-        export(CHECKPOINTS / words[0], tmp_path / "out", *words[1:])
+    from_, *options = words.split()
+    assert message in refusal("export", CHECKPOINTS / from_, tmp_path / "out", *options)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -87,12 +81,11 @@ def test_a_model_that_computes_something_else_is_not_written(tmp_path, monkeypat
 
 
 def test_pipelines_and_auto_classes_run_the_code_in_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    dynamic = transformers.dynamic_module_utils
+    monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     export_to_huggingface(CHECKPOINTS / "encoder", tmp_path / "out")
-    code = transformers.dynamic_module_utils.get_class_from_dynamic_module(
-        "modeling_lazyformer.LazyFormerForMaskedLM", str(tmp_path / "out")
-    )
+    code = dynamic.get_class_from_dynamic_module("modeling_lazyformer.LazyFormerForMaskedLM", str(tmp_path / "out"))
     assert code.__module__.startswith("transformers_modules.")
     assert code.from_pretrained(tmp_path / "out").config.sublayer_pattern == "sflf sf"
 

@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-from click.testing import CliRunner
+from in_process import invoke
 
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.bench import back_ends
 from lazyformer_fairseq.measure.bench.settings import BackEndSettings
@@ -26,9 +25,9 @@ def own_file(tmp_path, monkeypatch):
     table_of.cache_clear()
 
 
-def run(*options: object, sizes: str = "--lengths 8 --layers 1,2 --windows 0"):
+def run(*options: object, sizes: str = "--lengths 8 --layers 1,2 --windows 0", code: int = 0) -> str:
     small = f"bench backends {sizes} --batches 2 --heads 2x4 --rounds 2 --device cpu"
-    return CliRunner().invoke(main, [*small.split(), *map(str, options)], catch_exceptions=False)
+    return invoke(*small.split(), *options, code=code)
 
 
 def blocks(*layers: int, precision: str = "fp32", **more: object) -> list[Block]:
@@ -61,7 +60,7 @@ def test_too_little_time_for_a_median_is_said(caplog):
 
 
 def test_each_block_is_measured_on_each_back_end(own_file):
-    printed = run().output
+    printed = run()
     table = read_table(own_file, device_kind("cpu"))
     assert list(table.rows) == sorted(blocks(1, 2)) and len(table.rows) == 2 * 5 * 2
     assert all(set(row) == set(back_ends_of("cpu")) and min(row.values()) > 0 for row in table.rows.values())
@@ -77,12 +76,12 @@ def test_batches_are_no_larger_than_memory_allows(monkeypatch):
 
 
 def test_it_shows_which_measurement_decides(own_file):
-    before = run("--show").output
+    before = run("--show")
     assert "not measured yet" in before and "torch's own" in before and not own_file.exists()
     fastest = {block: {"eager": 2.0, "fused": 1.0 if block.layers == 1 else 3.0} for block in blocks(1, 2)}
     add_rows(own_file, device_kind("cpu"), {}, fastest)
     table_of.cache_clear()
-    after = run("--show", sizes="--lengths 16 --layers 1,3 --windows 0").output
+    after = run("--show", sizes="--lengths 16 --layers 1,3 --windows 0")
     assert f"{device_kind('cpu')}: as {own_file} has it" in after
     lines = [line for line in after.splitlines() if "2 x 16" in line]
     assert len(lines) == 2 * 5 * 2
@@ -94,7 +93,7 @@ def test_it_shows_which_measurement_decides(own_file):
 
 
 def test_masks_are_measured_on_back_ends_that_have_them(own_file):
-    printed = run(sizes="--lengths 8 --layers 1 --windows 2,100,200").output
+    printed = run(sizes="--lengths 8 --layers 1 --windows 2,100,200")
     rows = read_table(own_file, device_kind("cpu")).rows
     # Of 8 x 8 pairs 34 are at most 2 apart; of 8 x 16 with a memory each query sees 3, or all of the past.
     shares = {"nothing": {0.531, 1}, "bias": {0.531, 1}, "positions": {0.188, 0.781}}
@@ -104,7 +103,7 @@ def test_masks_are_measured_on_back_ends_that_have_them(own_file):
     assert len(rows) == 2 * 3 * 2 and not any(block.padded for block in rows)
     assert all(set(row) == {"eager", "recompute", "tiles"} and min(row.values()) > 0 for row in rows.values())
     table_of.cache_clear()
-    shown = run("--show", sizes="--lengths 8 --layers 1 --windows 2").output
+    shown = run("--show", sizes="--lengths 8 --layers 1 --windows 2")
     assert "not measured" not in printed and "0.531" in printed
     assert shown.count("0.531 of all pairs shown") == 4 and shown.count("0.188 of all pairs shown") == 2
 
@@ -112,9 +111,7 @@ def test_masks_are_measured_on_back_ends_that_have_them(own_file):
 @pytest.mark.parametrize("done", [3, 0])
 def test_stopped_it_writes_what_it_has(own_file, interrupt, done):
     interrupt(lambda begun, _: begun == done)
-    stopped = run()
-    assert stopped.exit_code == 130
-    assert ("stopped after 3 of 20 blocks" if done else "nothing was written") in stopped.output
+    assert ("stopped after 3 of 20 blocks" if done else "nothing was written") in run(code=130)
     assert len(read_table(own_file, device_kind("cpu")).rows) == 3 if done else not own_file.exists()
 
 
@@ -158,10 +155,9 @@ def test_a_damaged_file_is_named_before_anything_is_measured(own_file, monkeypat
 def test_each_kind_and_length_has_a_line_and_ctrl_c_keeps_what_was_measured(interrupt):
     interrupt(lambda _, description: "48" in description)
     options = "--heads 2x4 --rounds 2 --device cpu --kinds s[window=2],s[linformer=4,share=kv] --kinds sl"
-    command = f"bench backends {options} --lengths 16,24 --lengths 48"
-    result = CliRunner().invoke(main, command.split(), catch_exceptions=False)
-    assert result.exit_code == 130 and "stopped early" in result.output
-    cells = [[cell.strip() for cell in line.split("|")[1:]] for line in result.output.splitlines() if line[:1] == "|"]
+    printed = invoke(*f"bench backends {options} --lengths 16,24 --lengths 48".split(), code=130)
+    assert "stopped early" in printed
+    cells = [[cell.strip() for cell in line.split("|")[1:]] for line in printed.splitlines() if line[:1] == "|"]
     kinds = [back_ends.FULL, "s[window=2]", "s[linformer=4,share=kv]", "sl"]
     assert [cell[:2] for cell in cells[2:]] == [[kind, length] for length in ("16", "24") for kind in kinds]
     assert sum("1.00x" in cell for cell in cells) >= 2

@@ -11,11 +11,9 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from click.testing import CliRunner
+from in_process import invoke, refusal
 from matplotlib import image
 
-from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
 from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench import run as bench_run
@@ -40,8 +38,8 @@ def small_baselines():
         yield
 
 
-def run(options: str, **how):
-    return CliRunner().invoke(main, ["bench", *options.split()], catch_exceptions=False, **how)
+def run(options: str, code: int = 0) -> str:
+    return invoke("bench", *options.split(), code=code)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +47,7 @@ def finished(tmp_path_factory, small_baselines) -> tuple[str, Path]:
     """What the command printed, and its folder."""
     folder = tmp_path_factory.mktemp("bench") / "results"
     archs = "--arch lazyformer_m2x6_s_tiny,par_transformer_tiny --pattern mine=M3x1 --lengths 8"
-    result = run(f"{TINY} {archs} --rounds 3 --what training,inference --output {folder}")
-    assert result.exit_code == 0, result.output
-    return result.output, folder
+    return run(f"{TINY} {archs} --rounds 3 --what training,inference --output {folder}"), folder
 
 
 @pytest.fixture
@@ -193,24 +189,16 @@ def test_what_cannot_run_or_fails_is_left_out_by_name(monkeypatch, capsys):
 )
 def test_mistakes_are_named(options, message, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    try:
-        said = run(f"{options} --output {tmp_path / 'out'}").output
-    except UserError as error:
-        said = str(error)
-    assert message in said and not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_is_there_is_kept(tmp_path):
-    (tmp_path / "note").write_text("mine")
-    with pytest.raises(UserError, match="exists already"):
-        run(f"{TINY} --output {tmp_path}")
+    assert message in refusal("bench", *options.split(), "--output", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stop_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_run, "run_bench", mock.Mock(side_effect=KeyboardInterrupt))
-    result = run(f"{TINY} --output {tmp_path / 'out'}")
-    assert result.exit_code == 130 and "stopped; nothing was written" in result.output
+    assert "stopped; nothing was written" in run(f"{TINY} --output {tmp_path / 'out'}", code=130)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "note").write_text("mine")  # a folder that is there is kept
+    assert "exists already" in refusal("bench", *TINY.split(), "--output", tmp_path)
 
 
 GPU_FAILS = mock.Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered\nand more"))
@@ -230,11 +218,11 @@ def test_a_stop_after_a_cell_keeps_what_was_measured(stop, tmp_path, monkeypatch
 
     monkeypatch.setattr(latency, "measure", stopped_in_the_second)
     before = signal.getsignal(signal.SIGTERM)
-    result = run(f"{QUICK} --budget 0.0001s --output {tmp_path / 'out'}")
-    assert result.exit_code == 0 and "The run was stopped before all was measured." in result.output
+    printed = run(f"{QUICK} --budget 0.0001s --output {tmp_path / 'out'}")
+    assert "The run was stopped before all was measured." in printed
     assert ("RuntimeError: CUDA error: an illegal memory access was encountered" in caplog.text) == (stop is GPU_FAILS)
     assert [cell["time"] for cell in json.loads((tmp_path / "out" / "results.json").read_text())["cells"]] == [8]
     assert signal.getsignal(signal.SIGTERM) is before
     # One round, for which the time was enough, has no quartiles.
-    assert "encoder alone: forward and backward: n = 8, batch 2, fp32; 1 round;" in result.output
-    assert "(n = 1)" in result.output and not re.search(r"\d to \d", result.output)
+    assert "encoder alone: forward and backward: n = 8, batch 2, fp32; 1 round;" in printed
+    assert "(n = 1)" in printed and not re.search(r"\d to \d", printed)

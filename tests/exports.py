@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from helpers import dictionary_of
@@ -89,7 +89,3 @@ def some_ids(left: int = 0, right: int = 0, time: int = 11) -> Tensor:
     if left or right:
         ids[1, :left], ids[1, left], ids[1, time - right :] = 1, 0, 1
     return ids
-
-
-def our_features(model: LazyFormerModel, ids: Tensor, global_positions: Optional[Tensor] = None) -> Tensor:
-    return model(ids, features_only=True, global_positions=global_positions)[0]

@@ -56,12 +56,12 @@ def largest_difference(one: Trained | WarmStart, other: Trained | WarmStart, tok
     return float((logits(one, tokens_BT) - logits(other, tokens_BT)).abs().max())
 
 
-def write_encoder(folder: Path, data_folder: Path, pattern: str, head: str = "", **options) -> Path:
-    """A folder as `lazyformer export` writes it, with the tokenizer of a corpus. Returns `folder`."""
+def write_encoder(folder: Path, data_folder: Path, pattern: str, *head: object, **options) -> Path:
+    """A folder as `lazyformer export` writes it, with the tokenizer of another. Returns `folder`."""
     tokenizer = Tokenizer.load(data_folder / "tokenizer")
-    model = trained(pattern, dictionary=tokenizer.dictionary, max_positions=32, **options).build()
+    model = trained(pattern, dictionary=tokenizer.dictionary, **{"max_positions": 32, **options}).build()
     if head:
-        model.register_classification_head(head, 2)
+        model.register_classification_head(*head)
     folder.mkdir(exist_ok=True)
     write_model(LazyFormerHub(model, tokenizer), folder)
     return folder

@@ -9,19 +9,17 @@ import transformers
 from exports import code_in, export_custom, some_ids, tiny_model
 from helpers import ROOT
 from tiny_berts import save_tiny
+from trained_encoders import write_encoder
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
-from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
-from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import BERT, CUSTOM, export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
 from lazyformer_fairseq.huggingface.importing import import_to
 
-TOKENIZER = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11" / "encoder" / "tokenizer"
+CHECKPOINT = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
 LONGEST = 500  # tokens of an input
 LONGEST_ANSWER = 30
 
@@ -94,15 +92,8 @@ def test_a_bert_comes_back_with_its_span_head(form, paragraphs, tmp_path):
 
 @torch.no_grad()
 def test_a_model_of_ours_gives_its_answers_in_transformers(paragraphs, tmp_path):
-    tokenizer = load_tokenizer(TOKENIZER)
-    torch.manual_seed(1)
-    sizes = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 16, "encoder_attention_heads": 2, "max_positions": 512}
-    model = LazyFormerModel(LazyFormerConfig(sublayer_pattern="sflf", **sizes), tokenizer.dictionary)
-    model.register_classification_head("squad", 2, "span")
-    for weight in model.parameters():
-        weight.add_(torch.randn_like(weight) * 0.3)
-    hub = LazyFormerHub(model.eval(), tokenizer)
-    write_model(hub, (tmp_path / "ours").mkdir() or tmp_path / "ours")
+    write_encoder(tmp_path / "ours", CHECKPOINT, "sflf", "squad", 2, "span", seed=2, max_positions=512)
+    hub = LazyFormerModel.from_pretrained(tmp_path / "ours")
     assert export_to_huggingface(tmp_path / "ours", tmp_path / "out") == CUSTOM
     exported = heads.LazyFormerForQuestionAnswering.from_pretrained(tmp_path / "out")
     answers = list(their_answers(tmp_path / "out", exported, paragraphs))

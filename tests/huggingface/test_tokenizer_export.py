@@ -107,8 +107,8 @@ def test_controls_in_a_text_are_text(ours, fast):
     assert fast.ids("<s>") == [BOS]  # the one exception: nothing else in the text
 
 
-def assert_same_ids(ours: Tokenizer) -> None:
-    fast, texts = Fast(ours), [*TELLING, *SENTENCES, "a <s> b </s>", "Ωmega 𝄞 \u2581 <MASK>x", "<pad><s>"]
+def assert_same_ids(ours: Tokenizer, *more: str) -> None:
+    fast, texts = Fast(ours), [*TELLING, *SENTENCES, "a <s> b </s>", "Ωmega 𝄞 \u2581 <MASK>x", "<pad><s>", *more]
     assert [fast.ids(text) for text in texts] == [ours.encode(text) for text in texts]
 
 
@@ -134,18 +134,16 @@ def test_words_of_every_language(text, language):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@pytest.mark.parametrize("byte_fallback", [False, True])
-def test_models_of_sentencepiece(tmp_path, kind, byte_fallback):
-    size = 400 if byte_fallback else 120
-    options = {"normalization_rule_name": "identity", "vocab_size": size, "byte_fallback": byte_fallback}
-    assert_same_ids(from_sentencepiece(tmp_path, model_type=kind, **options))
-
-
-def test_a_normalisation_of_the_models_own(tmp_path):
-    ours = from_sentencepiece(tmp_path, model_type="unigram")  # by default NFKC and some spaces
-    fast = Fast(ours)
-    for text in ["ﬁve\u3000houses…", "ｋｉｎｇ ²", *SENTENCES]:
-        assert fast.ids(text) == ours.encode(text)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalization_rule_name": "identity", "vocab_size": 120},
+        {"normalization_rule_name": "identity", "vocab_size": 400, "byte_fallback": True},
+        {},  # a normalisation of its own, by default NFKC and some spaces
+    ],
+)
+def test_models_of_sentencepiece(tmp_path, kind, options):
+    assert_same_ids(from_sentencepiece(tmp_path, model_type=kind, **options), "ﬁve\u3000houses…", "ｋｉｎｇ ²")
 
 
 @pytest.mark.parametrize(
@@ -231,20 +229,15 @@ def test_truncation_of_the_longer_text(ours, exported, length):
     assert exported("a king " * 30, truncation=True)["input_ids"] == ours.build_input("a king " * 30, None, 32)
 
 
-def test_saved_and_loaded_again(ours, exported, tmp_path):
-    exported.save_pretrained(tmp_path)
-    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in [*SENTENCES, *TELLING]:
-        assert again(text)["input_ids"] == ours.build_input(text)
-
-
-def test_the_files_are_plain(ours, tmp_path):
+def test_the_files_are_plain_and_saved_and_loaded_again_the_same(ours, tmp_path):
     write_tokenizer(ours, tmp_path, token_types=True)
     assert {file.name for file in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert "auto_map" not in config
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert "auto_map" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
     assert set(tokenizer("a", "b")["token_type_ids"]) == {0}
+    for text in [*SENTENCES, *TELLING]:
+        assert tokenizer(text)["input_ids"] == ours.build_input(text)
 
 
 def test_the_tokenizer_of_a_bert_goes_back_as_it_came(tmp_path):

@@ -18,7 +18,7 @@ TEXTS = ("Anna sees Ben near the house.", "The garden.")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, data_folder) -> Path:
     """A folder with an (sf)x4, as `lazyformer export` writes it."""
-    return write_encoder(tmp_path_factory.mktemp("model"), data_folder, "(sf)x4", head="cola")
+    return write_encoder(tmp_path_factory.mktemp("model"), data_folder, "(sf)x4", "cola", 2)
 
 
 def record_of(source: Path, out: Path, *words: object) -> dict:

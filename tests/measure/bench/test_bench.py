@@ -1,4 +1,4 @@
-"""`lazyformer bench` at tiny size, from the command to its files."""
+"""`lazyformer bench` at tiny size, from the command to its files; updates and their memory."""
 
 import csv
 import json
@@ -11,16 +11,20 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 from in_process import invoke, refusal
 from matplotlib import image
 
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
 from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench import run as bench_run
-from lazyformer_fairseq.measure.bench.models import FAIRSEQ, HUGGING_FACE, OURS, TRANSFORMER_XL
+from lazyformer_fairseq.measure.bench.models import FAIRSEQ, HUGGING_FACE, OURS, TRANSFORMER_XL, OurModel
+from lazyformer_fairseq.measure.bench.run import Update, encoder_training, inference
 from lazyformer_fairseq.measure.bench.settings import BenchSettings
 from lazyformer_fairseq.measure.costs import latency
+from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.modules.attention import BACK_ENDS
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.report import figures as figures_kit
 from lazyformer_fairseq.report.page import markdown
 
@@ -226,3 +230,60 @@ def test_a_stop_after_a_cell_keeps_what_was_measured(stop, tmp_path, monkeypatch
     # One round, for which the time was enough, has no quartiles.
     assert "encoder alone: forward and backward: n = 8, batch 2, fp32; 1 round;" in printed
     assert "(n = 1)" in printed and not re.search(r"\d to \d", printed)
+
+
+def tiny(positions: int = 16, **options) -> OurModel:
+    row = ARCHITECTURES["lazyformer_m2x6_s_tiny"].options()
+    return OurModel({**row, "sublayer_pattern": "M2", **options}, positions)
+
+
+@pytest.mark.parametrize(("precision", "bytes_a_weight"), [("float32", 4 + 8), ("bfloat16", 2 + 4 + 8)])
+def test_an_update_trains(precision, bytes_a_weight):
+    model = tiny()
+    model.model.to(getattr(torch, precision))
+    update = Update(model, batch=2, time=8)
+    update.optimizer.param_groups[0]["lr"] = 0.1
+    before = [weight.detach().clone() for weight in update.weights]
+    update()
+    assert sum(not torch.equal(*pair) for pair in zip(before, update.weights, strict=True)) == len(before)
+    assert all(weight.grad is None for weight in [*update.weights, *update.masters])
+    steps = 4 * len(before)  # Adam counts them for each weight
+    assert update.held_bytes() == bytes_a_weight * model.parameters + steps
+
+
+def test_the_loss_scale_of_fp16_goes_out_again():
+    model, seen, updates = tiny(dropout=0.0), [], []
+    for dtype in (torch.float, torch.half):
+        model.model.to(dtype)
+        updates.append(Update(model, batch=2, time=8))
+        updates[-1].batch = updates[0].batch
+        updates[-1].optimizer.register_step_pre_hook(
+            lambda *_: seen.append(torch.cat([master.grad.flatten() for master in updates[-1].masters]))
+        )
+        updates[-1]()
+    assert (seen[1] - seen[0]).norm() < 0.05 * seen[0].norm()
+
+
+def test_encoder_and_inference_leave_no_gradient():
+    model = tiny()
+    encoder_training(model, 2, 8)()
+    assert model.model.training and all(weight.grad is None for weight in model.model.parameters())
+    assert inference(model, 2, 8)().shape == (2, 8, 32)
+    assert not model.model.training
+
+
+def test_a_batch_masks_15_percent():
+    batch = models.random_batch(3, 100, "cpu")
+    assert batch.masked_BT.sum() == models.predicted_words(3, 100) == 45
+    assert torch.equal(batch.targets_M, batch.tokens_BT[batch.masked_BT])
+    assert models.predicted_words(2, 1) == 2 and len(models.a_dictionary()) == models.PIECES
+
+
+@pytest.mark.parametrize("back_end", ["recompute", "fused"])
+def test_memory_of_linear_back_ends_grows_linearly(back_end):
+    model = tiny(2048)
+    model.network.attention_backend = back_end
+    at_n, at_2n = (peak_memory(encoder_training(model, 1, time), "cpu") for time in (1024, 2048))
+    assert at_2n < 2.2 * at_n
+    model.network.attention_backend = "eager"
+    assert peak_memory(encoder_training(model, 1, 2048), "cpu") > 3 * at_2n

@@ -1,0 +1,307 @@
+"""Exported sublayers compute what ours do, start as ours do, and are one graph: every kind, padding on either side."""
+
+from typing import Any, Optional
+
+import pytest
+import torch
+from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH, WORDS
+from exports import code_of_every_kind
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.merge import plan_as_json
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults
+from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
+
+BATCH, FFN = 3, 8
+# Beside every_kind's: what encoders alone may have, and sums.
+MORE = {
+    "window": ["window=2,global=2", "window=2,global=given", "window=2,dilation=2"],
+    "strided": ["strided=3,part=local"],
+    "fixed": ["fixed=4,summary=1,heads=split"],
+    "synthesizer": [
+        "synthesizer=fixed",
+        "synthesizer=factorised_dense",
+        "synthesizer=factorised_random,rank=2",
+        "synthesizer=factorised_random+dot,rank=2,persistent=3",
+        "synthesizer=random+dense+factorised_dense+factorised_random",
+    ],
+    "span": ["span=3,ramp=1", "span=100"],
+    "buckets": ["buckets=2,chunk=3", "buckets=8,rounds=3,chunk=5", "buckets=4"],
+    "entmax": ["entmax=2", "entmax=1.01"],
+}
+KINDS = [row.name for row in ATTENTION_KINDS]
+SETTINGS = ["", *(each for name in KINDS for each in EXAMPLES.get(name, []) + MORE.get(name, []))]
+
+
+class Exported(nn.Module):
+    """The sublayers, and what a model puts around them."""
+
+    def __init__(self, pattern: str, buckets: int):
+        super().__init__()
+        self.code = code_of_every_kind()
+        sizes = {"hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS}
+        given = {"max_position_embeddings": TOKENS, "hidden_dropout_prob": 0.0, "relative_position_buckets": buckets}
+        config = self.code.LazyFormerConfig(plan=plan_as_json(pattern), **sizes, **given)
+        self.sublayers = self.code.build_sublayers(config)
+        self.relative_position_bias = self.code.RelativePositionBias(HEADS, buckets) if buckets else None
+        self.checkpoint = None
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        padding_mask_BT: Optional[Tensor] = None,
+        global_positions_BT: Optional[Tensor] = None,
+        attention: str = "eager",
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The last output, and attention probabilities."""
+        bias = self.relative_position_bias
+        scores = self.code.Scores() if bias is None else bias(x_BTC.size(1))
+        if padding_mask_BT is not None:
+            scores = scores.with_padding(padding_mask_BT, is_on_right=False)
+        if global_positions_BT is not None:
+            scores = scores.with_given(global_positions_BT)
+        attention = "eager" if output_attentions else attention
+        asked = (attention, output_attentions, self.checkpoint)
+        x_BTC, _, probabilities = self.code.run_sublayers(self.sublayers, x_BTC, scores, *asked)
+        return x_BTC, probabilities
+
+
+def both(pattern: str, buckets: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Encoder, Exported]:
+    """Ours and the exported one, with the same weights, none of them 0."""
+    torch.manual_seed(1)
+    given = {"max_positions": TOKENS, "relative_position_buckets": buckets, "attention_backend": "eager"}
+    ours = Encoder(pattern, None, WIDTH, FFN, HEADS, **given)
+    for weight in ours.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    exported = Exported(pattern, buckets)
+    exported.load_state_dict(ours.state_dict())
+    return ours.to(dtype).eval(), exported.to(dtype).eval()
+
+
+def embeddings(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+
+def padding(where: str) -> Optional[Tensor]:
+    """(B, T), True at padding: on "none", "right", "left" or "both" sides, of other lengths in each row; or "a row"."""
+    mask = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
+    if where == "none":
+        return None
+    mask[1] = where == "a row"
+    for row in range(1, BATCH):
+        if where in ("right", "both"):
+            mask[row, TOKENS - 2 * row :] = True
+        if where in ("left", "both"):
+            mask[row, : row + 1] = True
+    return mask
+
+
+def combined() -> list[str]:
+    """For every two kinds that may stand together, settings of both."""
+    found = []
+    for number, name in enumerate(KINDS):
+        for other in KINDS[:number]:
+            together = f"{EXAMPLES[other][-1]},{EXAMPLES[name][-1]}"
+            try:
+                plan(f"s[{together}]", "encoder")
+            except UserError:
+                continue
+            found.append(together)
+    return found
+
+
+def pattern_of(settings: str) -> str:
+    """An s, and what can read it."""
+    s = f"s[{settings}]" if settings else "s"
+    try:
+        plan(f"{s}k", "encoder")
+    except UserError:
+        return f"{s}fl{s}l"
+    return f"{s}flk{s}kl"
+
+
+def buckets_of(settings: str) -> int:
+    """Of T5's bias: where a kind can have it, it has it."""
+    values = read_sublayer(f"s[{settings}]").values if settings else with_defaults(())
+    return 0 if any("bias" in choice.refuses for choice in variant_classes(values)) else 8
+
+
+def given(settings: str) -> Optional[Tensor]:
+    if "given" not in settings:
+        return None
+    return torch.rand(BATCH, TOKENS, generator=torch.Generator().manual_seed(4)) < 0.3
+
+
+ONE_OF_EACH = ["", *(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]
+CONVOLUTIONS = [
+    f"c{settings}fsc{settings}" for settings in ("", "[width=4]", "[width=5,form=lightweight]", "[width=1]")
+]
+# A row that is nothing but padding has no influence, and gives no NaN.
+CASES = ((torch.float64, ("none", "both", "a row"), 1e-9), (torch.float32, ("left", "right"), 1e-5))
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, *combined(), *CONVOLUTIONS])
+def test_exported_sublayers_are_ours(settings):
+    pattern, buckets = (settings, 8) if settings[:1] == "c" else (pattern_of(settings), buckets_of(settings))
+    for dtype, sides, within in CASES:
+        ours, exported = both(pattern, buckets, dtype)
+        for where in sides:
+            x, mask = embeddings(dtype), padding(where)
+            expected = ours(x, mask, global_positions_BT=given(settings))[0]
+            is_text = slice(None) if mask is None else ~mask
+            for attention in ("eager", "sdpa"):
+                found = exported(x, mask, given(settings), attention)[0]
+                torch.testing.assert_close(found[is_text], expected[is_text], atol=within, rtol=within)
+                assert found.isfinite().all()  # padding meets other sublayers
+
+
+@pytest.mark.parametrize("settings", [*ONE_OF_EACH, "cfc[form=lightweight]"])
+def test_gradients_are_ours_with_checkpoints_too(settings):
+    pattern, buckets = (settings, 0) if settings[:1] == "c" else (pattern_of(settings), buckets_of(settings))
+    ours, exported = both(pattern, buckets, torch.float64)
+    mask, up = padding("both"), torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64)
+
+    def gradients(network, *rest, **more):
+        network.zero_grad()
+        (network(embeddings(torch.float64), mask, *rest, **more)[0] * up)[~mask].sum().backward()
+        return {name: weight.grad for name, weight in network.named_parameters()}
+
+    wanted = gradients(ours, global_positions_BT=given(settings))
+    for attention, saves in (("eager", None), ("sdpa", None), ("sdpa", lambda *a: checkpoint(*a, use_reentrant=False))):
+        exported.checkpoint = saves
+        found = gradients(exported, given(settings), attention)
+        assert found.keys() == wanted.keys()
+        for name, expected in wanted.items():
+            torch.testing.assert_close(found[name], expected, atol=1e-7, rtol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_probabilities_are_ours_and_those_of_an_l_are_its_s(settings):
+    ours, exported = both(pattern_of(settings), buckets_of(settings), torch.float64)
+    x, mask, found = embeddings(torch.float64), padding("both"), []
+    ours.sublayers[0].inner.register_forward_hook(lambda module, given, output: found.append(output[1]))
+    ours(x, mask, global_positions_BT=given(settings))
+    y, probabilities = exported(x, mask, given(settings), "sdpa", output_attentions=True)
+    torch.testing.assert_close(y, exported(x, mask, given(settings), "sdpa")[0], atol=1e-9, rtol=1e-9)
+    is_text = ~mask[:, None].expand(-1, HEADS, -1)
+    expected = found[0]["distribution"].probabilities
+    torch.testing.assert_close(probabilities[0][is_text], expected[is_text], atol=1e-9, rtol=1e-9)
+    assert torch.equal(probabilities[1], probabilities[0])
+    assert len(probabilities) == sum(planned.kind.letter in "slk" for planned in ours.plan)
+
+
+@pytest.mark.parametrize("settings", ONE_OF_EACH)
+def test_half_precision_is_near(settings):
+    for attention in ("eager", "sdpa"):
+        _, exported = both(pattern_of(settings), buckets_of(settings))
+        for weight in exported.parameters():  # such as a model has
+            weight.data *= 0.2
+        arguments = (padding("both"), given(settings), attention)
+        expected = exported(embeddings(), *arguments)[0]
+        found = exported.bfloat16()(embeddings(torch.bfloat16), *arguments)[0]
+        assert found.dtype == torch.bfloat16
+        assert (found.float() - expected).abs().mean() / expected.abs().mean() < 0.05
+
+
+# How models start, and one graph by torch.export, ONNX and torch.compile
+
+
+OF_EACH_KIND = [*(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]
+# Reformer draws random numbers by a generator, of which torch.compile and ONNX have none.
+STATIC = [settings for settings in OF_EACH_KIND if "buckets" not in settings]
+
+
+def model(settings: str, initializer_range: float = 0.5) -> nn.Module:
+    torch.manual_seed(1)
+    code = code_of_every_kind()
+    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS}
+    given = {"max_position_embeddings": TOKENS, "relative_position_buckets": buckets_of(settings), **sizes}
+    plan = plan_as_json(pattern_of(settings))
+    config = code.LazyFormerConfig(plan=plan, initializer_range=initializer_range, **given)
+    return code.LazyFormerForMaskedLM(config).eval()
+
+
+def texts(batch: int, time: int, settings: str) -> dict[str, Tensor]:
+    """Ids and masks, with padding before the first text and behind the second."""
+    ids = torch.randint(3, WORDS, (batch, time), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones_like(ids)
+    mask[0, :2] = mask[1, time - 3 :] = 0
+    given = {"global_attention_mask": (ids % 3 == 0).long()} if "given" in settings else {}
+    return {"input_ids": ids, "attention_mask": mask, **given}
+
+
+def exported(network: nn.Module, settings: str) -> torch.export.ExportedProgram:
+    given = texts(3, 9, settings)
+    any_size = {name: dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC) for name in given}
+    return torch.export.export(network, (), given, dynamic_shapes=any_size, strict=False)
+
+
+def assert_same(found: Any, network: nn.Module, settings: str) -> None:
+    """For a longer and larger batch than the graph was made with."""
+    given = texts(4, TOKENS, settings)
+    is_text = given["attention_mask"].bool()
+    with torch.no_grad():
+        expected = network(**given).logits
+        torch.testing.assert_close(found(given)[is_text], expected[is_text], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in OF_EACH_KIND)])
+def test_torch_exports_one_graph_for_all_sizes(settings):
+    network = model(settings)
+    graph = exported(network, settings).module()
+    assert_same(lambda given: graph(**given).logits, network, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "how"), [*((each, {"fullgraph": True, "backend": "eager"}) for each in ["", *STATIC]), ("", {})]
+)
+def test_torch_compile_makes_one_graph(settings, how):
+    network = model(settings)
+    compiled = torch.compile(network, dynamic=True, **how)
+    assert_same(lambda given: compiled(**given).logits, network, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["", *STATIC])
+def test_onnx_computes_the_same(settings, tmp_path):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    network, path = model(settings), str(tmp_path / "model.onnx")
+    torch.onnx.export(exported(network, settings), f=path, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+
+    def run(given: dict[str, Tensor]) -> Tensor:
+        return torch.from_numpy(session.run(None, {name: given[name].numpy() for name in names})[0])
+
+    assert_same(run, network, settings)
+
+
+@pytest.mark.parametrize("settings", ["", *OF_EACH_KIND, "synthesizer=factorised_random+fixed,rank=4"])
+def test_fresh_weights_are_drawn_as_ours_are(settings):
+    pattern, buckets = pattern_of(settings), buckets_of(settings)
+    ours = Encoder(pattern, None, WIDTH, FFN, HEADS, max_positions=TOKENS, relative_position_buckets=buckets)
+    ours = ours.apply(init_bert_weights).state_dict()
+    network = model(settings, initializer_range=0.02).lazyformer.state_dict()
+    for name, expected in ours.items():
+        spread = [weight.std().item() if weight.numel() > 1 else 0 for weight in (network[name], expected)]
+        if expected.numel() < 64:  # too few to know more
+            assert (spread[0] > 0) == (spread[1] > 0), name
+        else:
+            assert spread[0] == pytest.approx(spread[1], rel=0.5), name
+
+
+def test_projections_of_global_tokens_start_as_copies():
+    sublayers = model("window=2,global=1").lazyformer.sublayers
+    s, lazy = sublayers[0].inner, sublayers[2].inner
+    q, k, v = s.qkv_proj.weight.chunk(3)
+    window = s.choices["window"]
+    assert torch.equal(window.q_proj.weight, q) and torch.equal(window.k_proj.weight, k)
+    assert torch.equal(s.value_makers["window"].v_proj.weight, v)
+    assert torch.equal(lazy.value_makers["window"].v_proj.weight, lazy.v_proj.weight)

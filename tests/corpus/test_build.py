@@ -1,14 +1,19 @@
-"""A whole corpus from raw files: its accounts, its bytes, what stops it, what `lazyformer corpus` says."""
+"""A whole corpus from raw files: its accounts, its bytes, what stops it and its workers, what the command says."""
 
 import bz2
+import fcntl
 import hashlib
 import json
 import multiprocessing
+import os
 import random
 import shutil
 import signal
+import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Optional
@@ -16,14 +21,15 @@ from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
-from corpus_tasks import build_in_process
+from corpus_tasks import build_in_process, write_rank
 from fairseq.data import data_utils
-from helpers import toy_texts
+from helpers import ROOT, toy_texts
 
 from lazyformer_fairseq.corpus import build
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.stages import WORKERS_LOCK, run_tasks, wait_for_workers
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.run_lock import run_lock
@@ -222,6 +228,72 @@ def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_
     assert (words.stat().st_ino, words.stat().st_mtime_ns) == before
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
     assert content(tmp_path / "out") == content(built)
+
+
+SIZES = [1] * 4
+ALL = {f"rank{rank}": f"{rank}\n" for rank in range(len(SIZES))}
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("rank*")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "workers", "message"),
+    [
+        ("user error", 1, r"book\.txt, line 3: is not text"),
+        *(("disk full", n, r"store\.npy: cannot be written \(No space left on device\).*make room") for n in (1, 2)),
+        ("killed", 2, r"a worker died.*run the same command again"),
+    ],
+)
+def test_a_failed_task_is_named_and_the_rest_stays(tmp_path, fault, workers, message, capsys):
+    (tmp_path / "broken").touch()
+    task, folder = partial(write_rank, tmp_path, fault), tmp_path / "tasks" / "words"
+    with pytest.raises(UserError, match=message):
+        run_tasks(task, SIZES, folder, workers)
+    assert "rank2" not in files_of(tmp_path)
+    completed = {path.stem for path in folder.glob("*.json")}
+    (tmp_path / "broken").unlink()
+    for _ in range(2):  # the second time there is nothing left to do
+        run_tasks(task, SIZES, folder, workers)
+    after = files_of(tmp_path)
+    assert set(after) == set(ALL) and not capsys.readouterr().out
+    assert all(after[f"rank{int(rank)}"] == ALL[f"rank{int(rank)}"] for rank in completed)  # not run again
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_gave_them_work(tmp_path):
+    script = tmp_path / "parent.py"
+    lines = [
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})",
+        "from functools import partial",
+        "from pathlib import Path",
+        "from corpus_tasks import sleep",
+        "from lazyformer_fairseq.corpus.stages import run_tasks",
+        "if __name__ == '__main__':",
+        f"    run_tasks(partial(sleep, Path({str(tmp_path)!r})), [1, 1], Path({str(tmp_path / 'words')!r}), 2)",
+    ]
+    script.write_text("\n".join(lines))
+    parent = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, str(script)])
+    try:
+        files = wait_for(lambda: list(tmp_path.glob("worker.*")), lambda found: len(found) == 2, parent)
+        with (tmp_path / WORKERS_LOCK).open("r+") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who goes on with their work waits for them
+    finally:
+        with suppress(ProcessLookupError, ChildProcessError):  # it has ended by itself
+            os.kill(parent, signal.SIGKILL)
+            os.waitpid(parent, 0)
+    wait_for_workers(tmp_path)
+    workers = [Path("/proc", file.suffix[1:]) for file in files]
+    assert not wait_for(lambda: [worker for worker in workers if worker.exists()], lambda alive: not alive)
+
+
+def wait_for(look, is_done, process=None):
+    """What `look` finds when it is done; fails where a process that has to do it has ended."""
+    while not is_done(found := look()):
+        assert process is None or os.waitpid(process, os.WNOHANG) == (0, 0), "the process ended before it was done"
+        time.sleep(0.1)
+    return found
 
 
 def run(text: Path, out: Path, options: str = "--vocab-size 110"):

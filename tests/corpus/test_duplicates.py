@@ -122,9 +122,8 @@ DOCUMENTS = st.lists(st.lists(st.tuples(*[HASH] * 5), max_size=15), min_size=1, 
 @given(DOCUMENTS, st.integers(0, 3), st.integers(1, 50))
 def test_is_what_dicts_find_however_divided(units, width, documents_at_once):
     arrays = [np.array(unit, dtype=np.uint64).reshape(-1, 5) for unit in units]
-    found = find_duplicates(
-        [unit[:, :2] for unit in arrays], [unit[:, 2 : 2 + width] for unit in arrays], documents_at_once
-    )
+    fingerprints, bands = [unit[:, :2] for unit in arrays], [unit[:, 2 : 2 + width] for unit in arrays]
+    found = find_duplicates(fingerprints, bands, documents_at_once)
     assert list(map(len, found)) == list(map(len, units))
     documents = [((*numbers[:2], "f"), numbers[2 : 2 + width]) for unit in units for numbers in unit]
     assert np.concatenate(found).tolist() == naive(documents)

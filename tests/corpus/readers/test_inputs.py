@@ -199,9 +199,7 @@ def units_folder(tmp_path_factory):
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "book"])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_pieces_and_parts_give_the_documents_of_the_file_once_and_in_order(
-    tmp_path_factory, units_folder, format, data
-):
+def test_pieces_and_parts_give_the_documents_once_and_in_order(tmp_path_factory, units_folder, format, data):
     content = data.draw(st.sampled_from(["", "\ufeff"])).encode() + "\n".join(data.draw(CONTENTS[format])).encode()
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(content) - 1)))))
     path = units_folder / f"content.{format}"
@@ -280,6 +278,6 @@ def test_parts_are_there_whole_or_not_at_all_or_up_to_the_damage_if_asked_for(tm
     assert "big.txt.gz" in (tmp_path / "some" / inputs.DAMAGE_FILE).read_text()
     path.write_bytes(content)
     parts = cut_file(file_of(path, "text"), tmp_path / "parts", 4000)
-    assert sum(len(texts([Piece(str(part), "text")])) for part in parts) == 9000
+    assert sum(len(texts([Piece(str(part), "text")])) for part in parts) == 9000 and len(parts) >= 3
     path.unlink()  # finished parts are not made again
     assert cut_file(InputFile(str(path), "text", 0), tmp_path / "parts", 4000) == parts

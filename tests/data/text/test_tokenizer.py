@@ -1,4 +1,4 @@
-"""Text to ids, their places and back; how a tokenizer is trained; its folder, damaged ones, models of one's own."""
+"""Text to ids, their places and back; how a tokenizer is trained; its folder, its dictionary, models of one's own."""
 
 import hashlib
 import io
@@ -16,6 +16,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from odd_texts import texts
 
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, LONGEST_TRAINING_WORD, UNK, Tokenizer, train_model
 from lazyformer_fairseq.errors import UserError
@@ -340,3 +341,38 @@ def test_a_model_of_ones_own_that_cannot_be_used(tmp_path, options, message):
         with pytest.raises(UserError, match=f"{name}: {message}"):
             Tokenizer.from_model(tmp_path / name, tmp_path / "own", PLAIN)
     assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["the 5\nof 4\n", "a b 3\r\nc 1\r\n", "the 5\nthe 4 #fairseq:overwrite\n", "ü 1\n▁a 0\n#fairseq -1", " 7\n"],
+)
+def test_read_as_fairseq_does(content, tmp_path):
+    path = tmp_path / "dict.txt"
+    path.write_bytes(content.encode())
+    ours, theirs = load_dictionary(path), Dictionary.load(str(path))
+    assert ours == theirs and ours.count == theirs.count
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "dict.txt: not a dictionary, it holds no symbol"),
+        (b"the 5\nof\n", "dict.txt, line 2: not a dictionary of lines 'symbol count'"),
+        (b"the 5\n\nof 4\n", "dict.txt, line 2: not a dictionary"),
+        (b"the five\n", "dict.txt, line 1: not a dictionary"),
+        (b"the 5 #fairseq:overwrite\nof #fairseq:overwrite\n", "dict.txt, line 2"),
+        (b"the 5\nof 4\nthe 3\n", "dict.txt, line 3: .*Duplicate word found.*'the'$"),
+        (b"<pad> 5\n", "dict.txt, line 1: .*Duplicate"),
+        (b"the 5\n\xff\xfe 3\n", "dict.txt: not a dictionary, no UTF-8 text"),
+        (b"the " + b"9" * 5000 + b"\n", "dict.txt, line 1"),
+    ],
+)
+def test_odd_lines_and_what_cannot_be_read_are_named(content, words, tmp_path):
+    path = tmp_path / "dict.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        load_dictionary(path)
+    for other, message in (("none.txt", "no such file"), ("", "cannot be read")):
+        with pytest.raises(UserError, match=message):
+            load_dictionary(tmp_path / other)

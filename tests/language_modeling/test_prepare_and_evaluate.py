@@ -1,20 +1,30 @@
-"""Preparing texts: counts, the dictionary's order, what is written and what is refused."""
+"""``lazyformer lm``: texts prepared, what is written and refused; evaluation, which no batch size changes."""
 
 import json
+import math
+import re
 from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from fairseq.data import Dictionary, data_utils
+from helpers import ROOT, dictionary_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import invoke, refusal
 from language_model_data import write_toy_wikitext
 
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
+from lazyformer_fairseq.language_modeling import evaluate as evaluation
 from lazyformer_fairseq.language_modeling import prepare as steps
+from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, in_words, token_losses
 from lazyformer_fairseq.language_modeling.prepare import not_official, overview, prepare, read_manifest
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 
 @pytest.fixture
@@ -174,3 +184,163 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(wikitext, tmp_
     with pytest.raises(UserError, match="data: exists already"):
         prepare("wikitext", wikitext, tmp_path / "data")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["mine"]
+
+
+WORDS = 24
+
+
+def tiny_model(pattern: str) -> CausalLanguageModel:
+    """With weights large enough that what is far back matters to the loss."""
+    torch.manual_seed(0)
+    sizes = dict(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_attention_heads=2, mem_len=5, dropout=0.3)
+    cfg = CausalLMConfig(sublayer_pattern=pattern, adaptive_softmax_cutoff="", **sizes)
+    model = CausalLanguageModel(cfg, dictionary_of(WORDS + 4))
+    for name, parameter in model.named_parameters():
+        if "layer_norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.7)
+    return model
+
+
+def text(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(4, WORDS + 4, count)
+
+
+def reference_losses(model, tokens, tgt_len, mem_len, clamp_len=0, same_length=False) -> list[float]:
+    """A plain loop at batch size 1, by log-probabilities of all words."""
+    model.eval()
+    model.decoder.mem_len, model.decoder.clamp_len, model.decoder.same_length = mem_len, clamp_len, same_length
+    memory, losses = StreamMemory(), []
+    source = torch.tensor([2, *tokens[:-1]])
+    for start in range(0, len(tokens), tgt_len):
+        with torch.no_grad():
+            log_probabilities, _ = model(source[None, start : start + tgt_len], memory=memory)
+        targets = tokens[start : start + tgt_len]
+        losses += [-log_probabilities[0, place, target].item() for place, target in enumerate(targets)]
+    return losses
+
+
+sizes = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 90),
+        "tgt_len": st.integers(1, 9),
+        "mem_len": st.integers(0, 14),
+        "clamp_len": st.sampled_from([0, 3]),
+        "same_length": st.booleans(),
+    }
+).map(lambda drawn: drawn | {"same_length": drawn["same_length"] and drawn["mem_len"] > 0})
+patterns = st.sampled_from(["sfsf", "sflfsf", "sff", "fsf", "sslf"])
+
+
+@settings(max_examples=20)
+@given(sizes, patterns, st.integers(2, 12))
+def test_every_batch_size_gives_the_number_of_batch_size_1(drawn, pattern, batch_size):
+    model, tokens = tiny_model(pattern), text(drawn.pop("count"))
+    alone = token_losses(model, tokens, 2, **drawn)
+    together = token_losses(model, tokens, 2, **drawn, batch_size=batch_size)
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+    np.testing.assert_allclose(alone, reference_losses(model, tokens, **drawn), atol=1e-4)
+
+
+def test_the_warming_of_streams_is_what_it_takes_and_not_more(monkeypatch):
+    """Without it the number is another; and one attending sublayer fewer shows in some token."""
+    attending = evaluation.attending_sublayers
+    model, tokens = tiny_model("sflfsf"), text(200)
+    alone = token_losses(model, tokens, 2, tgt_len=4, mem_len=6)
+    monkeypatch.setattr(evaluation, "attending_sublayers", lambda model: 0)
+    cold = token_losses(model, tokens, 2, tgt_len=4, mem_len=6, batch_size=5)
+    assert np.abs(cold - alone).max() > 1e-2 and abs(cold.mean() - alone.mean()) > 1e-4
+    model, tokens = tiny_model("sfsfsf"), text(300)
+    alone = token_losses(model, tokens, 2, tgt_len=4, mem_len=8)
+    monkeypatch.setattr(evaluation, "attending_sublayers", lambda model: attending(model) - 1)
+    short = token_losses(model, tokens, 2, tgt_len=4, mem_len=8, batch_size=6)
+    assert np.abs(short - alone).max() > 1e-4
+
+
+def test_the_number_is_the_mean_over_every_token_the_first_among_them():
+    model, tokens = tiny_model("sf"), text(50)
+    result = evaluate(model, tokens, 2, tgt_len=8, mem_len=8)
+    losses = reference_losses(model, tokens, 8, 8)
+    assert result.tokens == 50 == len(losses)
+    assert result.nats == pytest.approx(sum(losses) / 50, abs=1e-5)
+    assert result.perplexity == pytest.approx(math.exp(result.nats))
+    assert result.bits == pytest.approx(math.log2(result.perplexity))
+    assert result.seconds > 0
+
+
+def test_with_the_same_length_the_number_does_not_depend_on_the_segments():
+    model, tokens = tiny_model("sflfsf"), text(60)
+    by_segment = [token_losses(model, tokens, 2, tgt_len, 6, same_length=True) for tgt_len in (1, 4, 13, 60)]
+    for losses in by_segment[1:]:
+        np.testing.assert_allclose(losses, by_segment[0], atol=1e-4)
+    assert np.abs(token_losses(model, tokens, 2, 13, 6) - by_segment[0]).max() > 1e-2
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny_model("sf").train()
+    evaluate(model, text(20), 2, tgt_len=4, mem_len=9, clamp_len=3, same_length=True)
+    assert model.training and (model.decoder.mem_len, model.decoder.clamp_len) == (5, 0)
+    assert not model.decoder.same_length
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+
+
+FIXTURES = ROOT / "tests" / "fixtures"
+TRAINED = FIXTURES / "checkpoints_of_2026_11" / "language_model"  # on segments of 12 tokens after a memory of 16
+CHECKPOINT = TRAINED / "checkpoint_last.pt"
+
+
+def test_the_command_tells_and_writes_the_number(tmp_path):
+    def result(options: str = "") -> dict:
+        file = ("--json", tmp_path / "result.json", "--device", "cpu")
+        said = invoke("lm", "evaluate", CHECKPOINT, TRAINED / "data", *file, *options.split())
+        found = json.loads((tmp_path / "result.json").read_text())
+        words = rf"{found['split']}: perplexity {found['perplexity']:.2f} per word \(.* bits per word\) over"
+        assert re.search(words, said)
+        return found
+
+    def lengths(found: dict) -> tuple:
+        return tuple(found[name] for name in ("tgt_len", "mem_len", "clamp_len", "split", "same_length"))
+
+    plain = result()
+    assert plain["tokens"] == len(open_tokens(TRAINED / "data" / "test"))
+    assert lengths(plain) == (12, 16, 0, "test", False)
+    other = result("--tgt-len 18 --mem-len 20 --clamp-len 17 --batch-size 4 --split valid")
+    assert lengths(other) == (18, 20, 17, "valid", False)
+    same = result("--same-length")
+    assert lengths(same) == (12, 16, 0, "test", True)
+    assert len({found["bits_per_token"] for found in (plain, other, same)}) == 3
+    told = in_words(Evaluation(tokens=1000, nats=0.693147, seconds=2.0), "character", "test")
+    assert told.startswith("test: 1.0000 bits per character (perplexity 2.00 per character) over 1,000 characters; 500")
+
+
+def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
+    def refused(message: str, *arguments: object) -> None:
+        assert re.search(message, refusal("lm", "evaluate", *arguments))
+
+    data = TRAINED / "data"
+    for option, value in (("--tgt-len", 0), ("--mem-len", -1), ("--clamp-len", -2), ("--batch-size", 0)):
+        refused(f"'{option}': {value} is not in the range x>={value + 1}.", CHECKPOINT, data, option, value)
+    refused(r"manifest\.json: no such file", CHECKPOINT, tmp_path)
+    refused("none.pt: no such checkpoint", tmp_path / "none.pt", data)
+    encoder = FIXTURES / "checkpoint_of_0.1.0" / "checkpoint_last.pt"
+    refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, data)
+    state = torch.load(CHECKPOINT, weights_only=False)
+    for content in ({**state, "cfg": None}, {**state, "cfg": {}}, {**state, "cfg": {"model": {}}}):
+        torch.save(content, tmp_path / "no_task.pt")
+        refused("is no language model of this package; it names no task", tmp_path / "no_task.pt", data)
+    exported = FIXTURES / "checkpoints_of_2026_11" / "exported" / "model.safetensors"
+    refused("is no language model of this package", exported, data)
+    refused("--json .*: its folder is not there", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused("--device cuda: torch finds no GPU here", CHECKPOINT, data, "--device", "cuda")
+    text = write_toy_wikitext(tmp_path / "text")
+    (text / "wiki.train.tokens").write_text(" ".join(f"another{n}" for n in range(30)))
+    said = invoke("lm", "prepare", "wikitext", text, tmp_path / "other")
+    assert "NOT an official text" in said and "vocabulary:" in said
+    refused("--same-length with --mem-len 0", CHECKPOINT, data, "--same-length", "--mem-len", 0)
+    refused("dictionary", CHECKPOINT, tmp_path / "other")
+
+
+def test_help_has_defaults_and_the_papers_lengths():
+    told = " ".join(invoke("lm", "evaluate", "--help").split())
+    assert "base on WikiText-103 64 640 400" in told and "[default: (the training's)" in told
+    assert "prepare" in invoke("lm", "--help") and "evaluate" in invoke("lm", "--help")

@@ -218,9 +218,7 @@ ODD_WORD = st.one_of(
     st.sampled_from(["the", "house", "<url>", "<mask>", "<unk>", "x<email>y", RARE]),
     st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=5),
 )
-DOCUMENTS = st.lists(
-    st.lists(st.lists(ODD_WORD, min_size=1, max_size=5).map(" ".join), min_size=1, max_size=3), max_size=4
-)
+LINES = st.lists(st.lists(ODD_WORD, min_size=1, max_size=5).map(" ".join), min_size=1, max_size=3)
 
 
 @pytest.fixture(scope="module")

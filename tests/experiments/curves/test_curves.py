@@ -1,26 +1,36 @@
-"""``lazyformer curves``, on logs that fairseq's own progress bars write."""
+"""``lazyformer curves``, on logs that fairseq's own progress bars write, of one phase and of several."""
 
 import csv
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import invoke, refusal
+from matplotlib.image import imread
 from training_logs import BERT, CAUSAL, LAZY, STAMPED, write_run, writing
 
-from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.curves.report import Phase, read_history
 
 
-def curves(*words: object):
-    return CliRunner().invoke(main, ["curves", *map(str, words)])
+def write_log(path: Path, steps: str, config: str = BERT) -> Path:
+    """Of a process that starts and then "train UPDATES SECONDS, valid UPDATES LOSS" and so on, as `Log` has them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path) as log:
+        for step in f"start, {steps}".split(", "):
+            name, *numbers = step.split()
+            numbers = [int(number) if number.isdigit() else float(number) for number in numbers]
+            log.start(config) if name == "start" else getattr(log, name)(*numbers)
+    return path
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path: Path, *columns: str) -> list[tuple[str, ...]]:
     with path.open() as file:
-        return list(csv.DictReader(file))
+        return [tuple(row[column] for column in columns) for row in csv.DictReader(file)]
+
+
+def table_in(output: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in output.splitlines() if "|" in line]
 
 
 @pytest.mark.parametrize("pattern", [STAMPED, "%(message)s"])
@@ -33,7 +43,7 @@ def test_both_formats_tell_the_same_with_and_without_time_stamps(tmp_path, kind,
     assert history.at("hours", history.losses) == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_flops_are_three_forward_passes_counted_by_hand(tmp_path):
+def test_flops_are_three_forward_passes_counted_by_hand_and_a_causal_model_rereads_its_memory(tmp_path):
     history = read_history([write_run(tmp_path / "a.log", [9.0])])
     width, inner, length, symbols = 8, 16, 16, 50
     linear = length * (4 * width * width + 2 * width * inner)
@@ -42,10 +52,8 @@ def test_flops_are_three_forward_passes_counted_by_hand(tmp_path):
     forward = 2 * (2 * (linear + scores) + head)
     assert history.at("flops", [10])[0] == pytest.approx(3 * forward / length * 1000)
 
-
-def test_flops_of_a_causal_model_reread_its_memory(tmp_path):
-    history = read_history([write_run(tmp_path / "a.log", [9.0], CAUSAL)])
-    width, inner, length, memory, symbols = 8, 16, 8, 4, 50
+    history = read_history([write_run(tmp_path / "b.log", [9.0], CAUSAL)])
+    length, memory = 8, 4
     projections = 2 * length * width * width + 2 * (length + memory) * width * width
     without_positions = projections + 2 * length * (length + memory) * width + 2 * 2 * length * width * inner
     forward = 2 * (without_positions + length * width * symbols)
@@ -54,165 +62,122 @@ def test_flops_of_a_causal_model_reread_its_memory(tmp_path):
     assert history.measure == "validation loss, bits a token"
 
 
-def test_a_run_that_resumed_is_one_curve(tmp_path):
-    with writing(tmp_path / "first.log") as log:
-        log.start(BERT)
-        log.train(10, 360)
-        log.valid(10, 9.0)
-        log.train(20, 720)
-        log.valid(20, 8.0)
-        log.train(30, 1080)
-        log.valid(30, 1.0)  # lost: the process is killed, update 20 was saved
-    with writing(tmp_path / "resumed.log") as log:
-        log.start(BERT)
-        log.loaded(20)
-        log.train(30, 180)  # on a machine of twice the speed
-        log.valid(30, 7.5)
-        log.train(40, 360)
-        log.valid(40, 7.0)
-    history = read_history([tmp_path / "first.log", tmp_path / "resumed.log"])
-    assert history.losses == {10: 9.0, 20: 8.0, 30: 7.5, 40: 7.0}
-    assert history.at("hours", history.losses) == pytest.approx([0.1, 0.2, 0.25, 0.3])
-    assert history.at("tokens", history.losses) == pytest.approx([1000, 2000, 3000, 4000])
-
-
-def test_what_was_validated_after_the_checkpoint_and_not_again_is_gone(tmp_path):
-    with writing(tmp_path / "a.log") as log:
-        log.start(BERT)
-        log.train(10, 360)
-        log.valid(10, 9.0)
-        log.train(20, 720)
-        log.valid(15, 8.0)
-        log.start(BERT)
-        log.loaded(10)
-        log.train(20, 360)
-        log.valid(20, 7.5)
-    assert read_history([tmp_path / "a.log"]).losses == {10: 9.0, 20: 7.5}
-
-
-def test_a_run_that_began_anew_forgets_what_stood_before(tmp_path):
-    write_run(tmp_path / "a.log", [9.0, 8.0, 7.0])
-    write_run(tmp_path / "a.log", [9.5])
-    history = read_history([tmp_path / "a.log"])
-    assert history.losses == {10: 9.5}
-    assert history.at("hours", [10]) == pytest.approx([0.1])
-
-
-def test_a_rollback_within_a_process_takes_the_updates_back_but_not_the_hours(tmp_path):
-    with writing(tmp_path / "a.log") as log:
-        log.start(BERT)
-        for updates, wall in ((10, 360), (20, 720), (30, 1080), (20, 1440)):
-            log.train(updates, wall)
-            log.valid(updates, 9 - wall / 1000)
-    history = read_history([tmp_path / "a.log"])
-    assert history.losses == {10: 8.64, 20: 7.56}
-    assert history.at("hours", history.losses) == pytest.approx([0.1, 0.4])
-
-
-def test_validation_between_and_beyond_the_lines_of_training(tmp_path):
-    with writing(tmp_path / "a.log") as log:
-        log.start(BERT)
-        log.valid(0, 12.0)
-        log.train(10, 360)
-        log.valid(15, 9.0)
-        log.train(20, 720)
-        log.valid(25, 8.0)
-    assert read_history([tmp_path / "a.log"]).at("tokens", [0, 15, 25]) == pytest.approx([0, 1500, 2500])
-
-
-def test_the_summary_of_an_epoch_tells_tokens_and_time_where_nothing_else_does(tmp_path):
-    with writing(tmp_path / "a.log") as log:  # a bar of tqdm logs no intervals
-        log.start(BERT)
-        log.valid(40, 9.0)
-        log.end(40, 1440, tokens=50)
-    history = read_history([tmp_path / "a.log"])
-    assert [history.at(axis, [40])[0] for axis in ("tokens", "hours")] == pytest.approx([2000, 0.4])
+@pytest.mark.parametrize(
+    ("logs", "losses", "axes"),
+    [
+        pytest.param(
+            [
+                # The last validation is lost: the process is killed, update 20 was saved.
+                "train 10 360, valid 10 9, train 20 720, valid 20 8, train 30 1080, valid 30 1",
+                # On a machine of twice the speed.
+                "loaded 20, train 30 180, valid 30 7.5, train 40 360, valid 40 7",
+            ],
+            {10: 9.0, 20: 8.0, 30: 7.5, 40: 7.0},
+            {"hours": [0.1, 0.2, 0.25, 0.3], "tokens": [1000, 2000, 3000, 4000]},
+            id="a run that resumed is one curve",
+        ),
+        pytest.param(
+            ["train 10 360, valid 10 9, train 20 720, valid 15 8", "loaded 10, train 20 360, valid 20 7.5"],
+            {10: 9.0, 20: 7.5},
+            {},
+            id="what was validated after the checkpoint and not again is gone",
+        ),
+        pytest.param(
+            ["train 10 360, valid 10 9, train 20 720, valid 20 8", "train 10 360, valid 10 9.5"],
+            {10: 9.5},
+            {"hours": [0.1]},
+            id="a run that began anew forgets what stood before",
+        ),
+        pytest.param(
+            ["train 10 360, valid 10 9, train 20 720, train 30 1080, valid 30 7, train 20 1440, valid 20 6"],
+            {10: 9.0, 20: 6.0},
+            {"hours": [0.1, 0.4]},
+            id="a rollback within a process takes the updates back but not the hours",
+        ),
+        pytest.param(
+            ["valid 0 12, train 10 360, valid 15 9, train 20 720, valid 25 8"],
+            {0: 12.0, 15: 9.0, 25: 8.0},
+            {"tokens": [0, 1500, 2500]},
+            id="validation between and beyond the lines of training",
+        ),
+        pytest.param(
+            ["valid 40 9, end 40 1440 50"],
+            {40: 9.0},
+            {"tokens": [2000], "hours": [0.4]},
+            id="where a bar of tqdm logs no intervals the summary of an epoch tells tokens and time",
+        ),
+    ],
+)
+def test_a_log_is_replayed(tmp_path, logs, losses, axes):
+    """In one file, or in one a process."""
+    apart = [write_log(tmp_path / f"{number}.log", steps) for number, steps in enumerate(logs)]
+    together = write_log(tmp_path / "all.log", ", start, ".join(logs))
+    for history in (read_history(apart), read_history([together])):
+        assert history.losses == losses
+        for axis, values in axes.items():
+            assert history.at(axis, losses) == pytest.approx(values), axis
 
 
 def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
     write_run(tmp_path / "bert" / "train.log", [9.0, 8.0])
     write_run(tmp_path / "lazy" / "train.log", [9.0, 7.75], LAZY, "json")
     output = tmp_path / "results" / "loss.png"
-    done = curves(tmp_path / "bert", tmp_path / "lazy", "--against", "updates,tokens,hours,flops", "--output", output)
-    assert done.exit_code == 0, done.output
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.output.splitlines() if "|" in line]
+    axes = "updates,tokens,hours,flops"
+    lines = table_in(invoke("curves", tmp_path / "bert", tmp_path / "lazy", "--against", axes, "--output", output))
     assert [line[0] for line in lines[2:]] == ["bert_tiny", "lazyformer_m2x6_s_tiny"]
     assert lines[3][1:6] == ["M2x1", "2", "20", "2,000", "0.200"]
     assert output.read_bytes().startswith(b"\x89PNG")
-    rows = rows_of(output.with_suffix(".csv"))
-    assert [(row["run"], row["updates"], row["loss"]) for row in rows] == [
+    assert rows_of(output.with_suffix(".csv"), "run", "updates", "loss") == [
         *(("bert", "10", "9.0"), ("bert", "20", "8.0")),
         *(("lazy", "10", "9.0"), ("lazy", "20", "7.75")),
     ]
-    assert float(rows[3]["flops"]) < float(rows[1]["flops"])  # the lazy one has no second product of queries and keys
+    flops = [float(each) for (each,) in rows_of(output.with_suffix(".csv"), "flops")]
+    assert flops[3] < flops[1]  # the lazy one has no second product of queries and keys
 
 
 def test_logs_of_one_name_are_one_run_in_the_order_of_time(tmp_path):
-    first, second = tmp_path / "z.log", tmp_path / "a.log"
-    write_run(first, [9.0, 8.0])
+    first = write_run(tmp_path / "z.log", [9.0, 8.0])
     first.write_text(first.read_text().replace("20", "19", 1))  # a century before the other
-    with writing(second) as log:
-        log.start(BERT)
-        log.loaded(20)
-        log.train(30, 360)
-        log.valid(30, 7.0)
-    done = curves(f"bert={second}", f"bert={first}", "--output", tmp_path / "c.png")
-    assert done.exit_code == 0, done.output
-    assert [row["loss"] for row in rows_of(tmp_path / "c.csv")] == ["9.0", "8.0", "7.0"]
+    second = write_log(tmp_path / "a.log", "loaded 20, train 30 360, valid 30 7.0")
+    invoke("curves", f"bert={second}", f"bert={first}", "--output", tmp_path / "c.png")
+    assert rows_of(tmp_path / "c.csv", "loss") == [("9.0",), ("8.0",), ("7.0",)]
 
 
-def test_a_second_split_goes_to_the_table_of_numbers_alone(tmp_path):
+def test_a_second_split_goes_to_the_table_and_a_run_without_validation_is_named(tmp_path):
     with writing(tmp_path / "a.log") as log:
         log.start(BERT)
         log.train(10, 360)
         log.valid(10, 9.0)
         log.valid(10, 5.0, split="books")
     assert read_history([tmp_path / "a.log"]).losses == {10: 9.0}
-    assert curves(tmp_path / "a.log", "--output", tmp_path / "c.png").exit_code == 0
-    assert [(row["split"], row["loss"]) for row in rows_of(tmp_path / "c.csv")] == [("valid", "9.0"), ("books", "5.0")]
-
-
-def test_a_run_without_validation_is_named_and_the_others_are_drawn(tmp_path):
-    write_run(tmp_path / "good.log", [9.0])
-    with writing(tmp_path / "silent.log") as log:
-        log.start(LAZY)
-        log.train(10, 360)
-    done = curves(tmp_path / "good.log", tmp_path / "silent.log", "--output", tmp_path / "c.png")
-    assert done.exit_code == 0
-    assert f"silent: no validation in {tmp_path / 'silent.log'} after 10 updates" in done.output
-
-
-def test_what_the_log_does_not_tell_is_said(tmp_path):
-    text = write_run(tmp_path / "a.log", [9.0]).read_text()
-    (tmp_path / "a.log").write_text("\n".join(line for line in text.splitlines() if "dictionary" not in line))
-    done = curves(tmp_path / "a.log", "--against", "flops", "--output", tmp_path / "c.png")
-    assert done.exit_code == 0
-    assert "a: no curve against flops: the log does not tell the size of the dictionary" in done.output
+    silent = write_log(tmp_path / "silent.log", "train 10 360", LAZY)
+    said = invoke("curves", tmp_path / "a.log", silent, "--output", tmp_path / "c.png")
+    assert rows_of(tmp_path / "c.csv", "split", "loss") == [("valid", "9.0"), ("books", "5.0")]
+    assert f"silent: no validation in {silent} after 10 updates" in said
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere: no such file or folder"),
-        (["empty"], "holds no .*log; our runs write train.log there"),
-        (["silent.log"], "nothing to draw: silent: no validation in silent.log, and no update"),
-        (["bert.log", "causal.log"], "do not compare .bert: .*masked token; causal: .*a token"),
-        (["bert.log", "copy/bert.log"], "a run is called bert already; give NAME=copy/bert.log"),
-        (["bert.log", "--against", "miles"], "--against miles: there is no such axis"),
-        (["bert.log", "--output", "c.pdf"], "--output c.pdf: give a name that ends in .png"),
+        ("nowhere", "nowhere: no such file or folder"),
+        ("empty", "log; our runs write train.log there"),
+        ("silent.log", "nothing to draw: silent: no validation in silent.log, and no update"),
+        (
+            "bert.log causal.log",
+            "do not compare (bert: validation loss, bits a masked token; causal: validation loss, bits a token)",
+        ),
+        ("bert.log copy/bert.log", "a run is called bert already; give NAME=copy/bert.log"),
+        ("bert.log --against miles", "--against miles: there is no such axis"),
+        ("bert.log --output c.pdf", "--output c.pdf: give a name that ends in .png"),
     ],
 )
 def test_mistakes_are_named(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("silent.log").touch()
-    write_run(Path("bert.log"), [9.0])
-    write_run(Path("copy/bert.log"), [9.0])
-    write_run(Path("causal.log"), [9.0], CAUSAL)
-    done = curves(*words)
-    assert isinstance(done.exception, UserError)
-    with pytest.raises(UserError, match=message):
-        raise done.exception
+    for name, config in (("bert.log", BERT), ("copy/bert.log", BERT), ("causal.log", CAUSAL)):
+        write_run(Path(name), [9.0], config)
+    assert message in refusal("curves", *words.split())
 
 
 NO_NUMBERS = st.text(st.characters(exclude_categories=["N", "Cs"]))
@@ -231,3 +196,59 @@ def test_a_line_without_a_number_of_updates_is_passed_over(words):
             phase.hear(shape.format(word))
     assert set(phase.splits.get("valid", ())) <= {7}
     assert (7 in phase.splits.get("valid", ())) == ("7" in words)
+
+
+# --- Phases, each a folder with its own log, its updates counted from zero
+
+LONGER = BERT.replace("'tokens_per_sample': 16", "'tokens_per_sample': 32")
+
+
+def write_phases(folder: Path, later: float = 7.0) -> list[Path]:
+    """Two phases: 20 updates of 100 tokens in 0.2 hours; 10 updates of 400 tokens in 0.3, stopped and gone on with."""
+    first = "train 10 360, valid 10 8.5, train 20 720, valid 20 8"
+    second = "loaded 0, valid 0 99, train 5 540 400, valid 5 7.5"  # at 0 the weights that phase 1 ended with
+    second += f", start, loaded 5, train 10 540 400, valid 10 {later}"
+    return [
+        write_log(folder / "phase1" / "train.log", first),
+        write_log(folder / "phase2" / "train.log", second, LONGER),
+    ]
+
+
+def test_the_second_phase_goes_on_where_the_first_ends(tmp_path):
+    log, later = write_phases(tmp_path)
+    history = read_history([later, log])
+    assert history.losses == {10: 8.5, 20: 8.0, 25: 7.5, 30: 7.0}
+    assert history.training == {10: 9.5, 20: 9.5, 25: 9.5, 30: 9.5}
+    assert (history.starts, history.last_update) == ([0, 20], 30)
+    assert history.at("hours", [0, 10, 20, 25, 30]) == pytest.approx([0, 0.1, 0.2, 0.35, 0.5])
+    assert history.at("tokens", [0, 10, 20, 25, 30]) == pytest.approx([0, 1000, 2000, 4000, 6000])
+    first, second = history.parts
+    assert second.flops_of_token > first.flops_of_token  # attention to 32 tokens costs more than to 16
+    expected = 2000 * first.flops_of_token + 4000 * second.flops_of_token
+    assert history.at("flops", [30]) == pytest.approx([expected])
+    alone = read_history([log])
+    assert (alone.losses, alone.starts) == ({10: 8.5, 20: 8.0}, [0])
+
+
+def test_what_a_log_does_not_tell_of_a_phase_is_unknown_from_there_on(tmp_path):
+    first, log = write_phases(tmp_path)
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if "dictionary" not in line))
+    at_border, later = read_history([first, log]).at("flops", [20, 25])
+    assert at_border > 0 and later != later
+    said = invoke("curves", f"a={log}", "--against", "flops", "--output", tmp_path / "c.png")
+    assert "a: no curve against flops: the log does not tell the size of the dictionary" in said
+
+
+def test_folders_of_phases_in_one_picture_with_their_training_loss(tmp_path):
+    for name, later in (("bert", 7.0), ("par", 6.5)):
+        write_phases(tmp_path / name, later)
+    output = tmp_path / "figure4.png"
+    words = ("--against", "updates,hours", "--training", "--output", output)
+    lines = table_in(invoke("curves", tmp_path / "bert", tmp_path / "par", *words))
+    assert [(line[0], line[3], line[5], line[7]) for line in lines[2:]] == [
+        ("bert", "30", "0.500", "7.000"),
+        ("par", "30", "0.500", "6.500"),
+    ]
+    assert imread(output).shape[0] > 100
+    rows = rows_of(output.with_suffix(".csv"), "run", "split", "updates")[:8]
+    assert rows == [("bert", split, updates) for split in ("train", "valid") for updates in ("10", "20", "25", "30")]

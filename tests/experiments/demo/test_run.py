@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.trainer import Trainer
-from helpers import toy_texts
+from helpers import mostly_slow, toy_texts
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo import run
@@ -55,19 +55,16 @@ def finished(settings, tmp_path_factory) -> tuple[Path, dict[str, list[torch.Ten
     return folder, seen
 
 
-def test_a_resumed_demo_has_both_models_to_the_end(finished):
-    results = json.loads((finished[0] / "pretraining.json").read_text())
+def test_a_resumed_demo_has_both_models_to_the_end_on_the_same_batches(finished):
+    folder, seen = finished
+    results = json.loads((folder / "pretraining.json").read_text())
     sizes = [result["parameters"] for result in results.values()]
     assert max(sizes) < 1.01 * min(sizes), "the two models are meant to be of one size"
     for result in results.values():
         assert result["curve"]["updates"] == list(range(0, 25, 4))
         assert result["curve"]["loss"][-1] < result["curve"]["loss"][0]
-
-
-def test_both_models_see_the_same_batches(finished):
-    """The last two updates before a stop may be made twice."""
-    first, second = finished[1].values()
-    assert len(first) == len(second) >= 24
+    first, second = seen.values()
+    assert len(first) == len(second) >= 24, "the last two updates before a stop may be made twice"
     assert all(torch.equal(one, other) for one, other in zip(first[-12:], second[-12:], strict=True))
 
 
@@ -92,11 +89,7 @@ def test_a_text_that_fails_does_not_claim_the_folder(settings, tmp_path):
         with pytest.raises(UserError, match=missing):
             run_demo(replace(settings, corpus=missing), tmp_path / "demo")
         assert json.loads((tmp_path / "demo" / "settings.json").read_text())["corpus"] == missing
-
-
-def test_four_minutes_unless_updates_are_given():
-    assert (DemoSettings().minutes, DemoSettings().updates) == (4.0, 5000)
-    assert (DemoSettings(updates=99).minutes, DemoSettings(minutes=3).updates) == (None, 5000)
+    assert (DemoSettings().minutes, DemoSettings(updates=99).minutes) == (4.0, None)
 
 
 class FakeClock:
@@ -133,7 +126,7 @@ def prepared(finished, tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("slower_from", [40, *(pytest.param(at, marks=pytest.mark.slow) for at in (None, 90))])
+@pytest.mark.parametrize("slower_from", mostly_slow([40, None, 90], 40))
 def test_pretraining_ends_in_time_at_any_pace(settings, prepared, monkeypatch, slower_from):
     """Also where the machine becomes four times as slow on the way; the learning rate ends at zero all the same."""
 

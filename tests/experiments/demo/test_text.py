@@ -19,7 +19,7 @@ from lazyformer_fairseq.experiments.demo.text import (
     shuffle_words,
     texts_of_module,
     write_acceptability_task,
-)
+)  # fmt: skip
 
 DOCSTRING = """Open the file and return a stream.
 
@@ -52,15 +52,12 @@ class A:
 '''
 
 
-def test_only_prose_is_kept():
+def test_only_prose_of_a_module_is_kept_in_order(tmp_path):
     assert list(paragraphs_of_prose(DOCSTRING)) == [
         "Open the file and return a stream.",
         "The mode is optional; see io.TextIOBase for what the stream can do.",
         "Each item of a list that is a sentence stays here.",
     ]
-
-
-def test_texts_of_a_module_in_order(tmp_path):
     (tmp_path / "module.py").write_text(MODULE)
     assert texts_of_module(tmp_path / "module.py") == ["First.", "Second.", "Third.", "A comment\nof two lines.\n"]
     (tmp_path / "broken.py").write_text("def (")
@@ -91,62 +88,47 @@ def toy_document(number):
 DOCUMENTS = [toy_document(number) for number in range(200)]
 
 
-@pytest.fixture
-def rows(tmp_path):
-    sizes = write_acceptability_task(DOCUMENTS, tmp_path / "task", valid_share=0.5, seed=1, train_size=40, dev_size=10)
+def write(folder, documents=DOCUMENTS, valid_share=0.5, seed=1, sizes=(40, 10)):
+    """The sizes that are said, and the rows of each split's file."""
+    said = write_acceptability_task(documents, folder, valid_share, seed, *sizes)
+    found = {}
+    for split in said:
+        with (folder / f"{split}.tsv").open(encoding="utf-8", newline="") as lines:
+            found[split] = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return said, found
+
+
+def test_colas_layout_and_balance_and_no_sentence_twice_or_trained_on(tmp_path):
+    sizes, rows = write(tmp_path / "task")
     assert sizes == {"train": 40, "dev": 10}
-    return {split: read(tmp_path / "task" / f"{split}.tsv") for split in sizes}
-
-
-def read(file):
-    with file.open(encoding="utf-8", newline="") as lines:
-        return list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def test_cola_layout_and_balance(rows):
-    for split, size in (("train", 40), ("dev", 10)):
+    for split, size in sizes.items():
         assert [len(row) for row in rows[split]] == [4] * size
         assert sum(row[1] == "1" for row in rows[split]) == size // 2
         assert all(row[1:3] in (["1", ""], ["0", "*"]) for row in rows[split])
-
-
-def test_no_sentence_twice_and_none_trained_on(rows):
     bags = [tuple(sorted(row[3].lower().rstrip(".").split())) for split in rows.values() for row in split]
     assert len(set(bags)) == len(bags)
     held_out = held_out_sentences(DOCUMENTS, 0.5, 1)
     assert COMMON not in held_out
     assert {row[3] for split in rows.values() for row in split if row[1] == "1"} <= set(held_out)
-
-
-def test_same_seed_same_rows(rows, tmp_path):
     for seed, same in ((1, True), (2, False)):
-        folder = tmp_path / f"seed{seed}"
-        write_acceptability_task(DOCUMENTS, folder, 0.5, seed, 40, 10)
-        assert (read(folder / "train.tsv") == rows["train"]) is same
+        assert (write(tmp_path / f"seed{seed}", seed=seed)[1]["train"] == rows["train"]) is same
 
 
-def test_little_text_gives_smaller_files(tmp_path):
-    sizes = write_acceptability_task(DOCUMENTS, tmp_path / "task", 0.5, 1, train_size=4000, dev_size=1000)
+def test_little_text_gives_smaller_files_and_too_little_is_refused(tmp_path):
+    sizes, _ = write(tmp_path / "task", sizes=(4000, 1000))
     assert sizes["train"] + sizes["dev"] <= len(held_out_sentences(DOCUMENTS, 0.5, 1))
     assert sizes["train"] == pytest.approx(4 * sizes["dev"], abs=8)
-
-
-def test_too_little_text(tmp_path):
     with pytest.raises(UserError, match="only 0 sentences"):
-        write_acceptability_task(DOCUMENTS[:3], tmp_path / "task", valid_share=0.0, seed=1)
-    assert list(tmp_path.iterdir()) == []
+        write(tmp_path / "none", DOCUMENTS[:3], valid_share=0.0)
+    assert not (tmp_path / "none").exists()
 
 
 @given(st.lists(st.sampled_from(["Anna", "sees", "the", "USA,", "house"]), min_size=2), st.integers())
 def test_shuffled_words(words, seed):
     sentence = " ".join(["The", *words, "end."])
     shuffled = shuffle_words(sentence, random.Random(seed))
-    assert shuffled != sentence
+    assert shuffled != sentence and shuffled[0].isupper()
     assert shuffled[-1] == "." and shuffled[-2] not in ",."
-    assert shuffled[0].isupper()
     assert sorted(shuffled.lower().strip(".").split()) == sorted(sentence.lower().strip(".").split())
-
-
-def test_words_that_cannot_be_shuffled():
     with pytest.raises(UserError, match="cannot be shuffled"):
-        shuffle_words("No no no no.", random.Random(1))
+        shuffle_words("No no no no.", random.Random(seed))

@@ -57,20 +57,18 @@ def run(*steps: Step, settings=None) -> list[str]:
     return run_steps(steps, Path("out"), settings or {"size": "tiny"})
 
 
-def test_what_is_done_is_not_done_again():
+def test_what_is_done_is_not_done_again_unless_it_was_removed():
     run(step("a"), step("b"))
     run(step("a"), step("b"), step("c"))
     assert len(calls()) == 3
     assert record_of(Path("out"), step("b"))["command"] == "stub works out/b/result"
     assert not list(Path("out").glob("*.unfinished"))
-
-
-def test_what_was_removed_is_made_again():
-    run(step("a"))
     Path("out/a/result").unlink()
     assert record_of(Path("out"), step("a")) is None
     run(step("a"))
-    assert Path("out/a/result").exists() and len(calls()) == 2
+    assert Path("out/a/result").exists() and len(calls()) == 4
+    with pytest.raises(UserError, match="of other settings .size is 'tiny' there, 'paper' here"):
+        run(step("a"), settings={"size": "paper"})
 
 
 def test_a_step_that_fails_is_named_and_tried_again():
@@ -81,11 +79,8 @@ def test_a_step_that_fails_is_named_and_tried_again():
     assert [bool(record_of(Path("out"), each)) for each in (first, second, third)] == [False, False, True]
     assert run(first, second, third) == []
     assert Path("out/b/result").exists() and len(calls()) == 4
-
-
-def test_a_step_that_makes_nothing_is_not_done():
-    [failed] = run(step("a", "makes nothing"))
-    assert failed == "step a ended, but out/a/result is not there; look at what it printed"
+    [failed] = run(step("d", "makes nothing"))
+    assert failed == "step d ended, but out/d/result is not there; look at what it printed"
 
 
 def test_what_a_command_would_refuse_is_cleared_first_but_only_where_the_step_says_so():
@@ -96,12 +91,6 @@ def test_what_a_command_would_refuse_is_cleared_first_but_only_where_the_step_sa
     assert Path("out/a/half").exists()
     run(step("a", "refuses what is there", starts_anew=True))
     assert os.listdir("out/a") == ["result"]
-
-
-def test_another_reproduction_in_the_same_folder_is_refused():
-    run(step("a"))
-    with pytest.raises(UserError, match="of other settings .size is 'tiny' there, 'paper' here"):
-        run(step("a"), settings={"size": "paper"})
 
 
 @pytest.mark.slow

@@ -14,13 +14,7 @@ from refusals import assert_refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import (
-    count_encoder_flops,
-    count_flops,
-    count_parameters,
-    count_sublayer_flops,
-    count_sublayer_parameters,
-)
+from lazyformer_fairseq.measure.costs import flops
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -32,16 +26,14 @@ from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, find_kind, kinds, registered
 
 
-def test_it_is_parsed_with_its_settings():
+def test_it_is_parsed_with_its_settings_from_yaml_too_and_help_names_it(tmp_path):
     assert expand("(m[width=5] f)x2 m s m[ width = 3 ]l") == "m[width=5]fm[width=5]fmsml"
     first, attention, between, _ = plan("m[width=5] s m l")
     assert first.values == {"width": 5} and attention.kind.name == "self-attention"
     assert plan("m")[0].values == {"width": 3}
     assert (len(attention.consumers), between.consumers) == (1, ())
-    assert find_kind("local mean") is LOCAL_MEAN
-
-
-def test_it_stands_in_yaml_and_in_an_override(tmp_path):
+    assert find_kind("local mean") is LOCAL_MEAN and "m (local mean)" in table.describe_letters()
+    assert {kind.letter for kind in kinds()} == {"s", "l", "k", "c", "f", "-", "m"}
     (tmp_path / "mine.yaml").write_text("model:\n  sublayer_pattern: (m[width=5] f)x2 s\n")
     with initialize_config_dir(str(tmp_path), version_base="1.1"):
         assert compose("mine").model.sublayer_pattern == "(m[width=5] f)x2 s"
@@ -67,31 +59,18 @@ def test_a_caret_stands_under_what_is_wrong_with_a_setting(pattern, under, why):
     assert_refused(pattern, under, why)
 
 
-def test_a_kind_of_one_direction_is_refused_in_the_other():
-    one_way = Kind("q", "one way", "", "", {ENCODER: LocalMean}, LOCAL_MEAN.settings)
-    with (
-        registered(one_way),
-        pytest.raises(UserError, match=r"character 2: one way \(q\) is for encoder models") as caught,
-    ):
-        CausalDecoder("fq", 11, 8, 8, 2, mem_len=2)
-    assert str(caught.value).splitlines()[-1].index("^") == 3
-    with registered(one_way):
-        Encoder("fq", 11, 8, 8, 2)
-
-
-def test_the_back_ends_of_a_row_are_the_only_ones():
-    only_eager = Kind("q", "only eager", "", "", {ENCODER: LocalMean}, LOCAL_MEAN.settings, back_ends=("eager",))
-    with registered(only_eager):
-        with pytest.raises(
-            UserError, match=r"--attention-backend fused: cannot compute only eager \(q\); choose from auto, eager"
-        ):
+def test_a_row_says_for_which_models_and_back_ends_it_is():
+    row = Kind("q", "one way", "", "", {ENCODER: LocalMean}, LOCAL_MEAN.settings, back_ends=("eager",))
+    with registered(row):
+        with pytest.raises(UserError, match=r"character 2: one way \(q\) is for encoder models") as caught:
+            CausalDecoder("fq", 11, 8, 8, 2, mem_len=2)
+        assert str(caught.value).splitlines()[-1].index("^") == 3
+        refused = r"--attention-backend fused: cannot compute one way \(q\); choose from auto, eager"
+        with pytest.raises(UserError, match=refused):
             Encoder("sq", 11, 8, 8, 2, attention_backend="fused")
         encoder = Encoder("sq", 11, 8, 8, 2)
         assert encoder.context(torch.zeros(1, 4, 8)).back_end(0, ()) == "eager"
     assert all(set(kind.back_ends) <= set(BACKENDS) for kind in kinds())
-
-
-def test_a_letter_that_no_row_has_is_an_error_everywhere():
     for build in (lambda: plan("sz"), lambda: Encoder("sz", 11, 8, 8, 2), lambda: CausalDecoder("sz", 11, 8, 8, 2, 2)):
         with pytest.raises(UserError, match="unknown letter 'z': use s .self-attention., .*local mean"):
             build()
@@ -103,18 +82,19 @@ def counted(call) -> int:
     return counter.get_total_flops()
 
 
-def test_counts_are_those_of_a_built_encoder():
-    encoder = Encoder("m[width=4] f s l m", 17, 8, 12, 2, 16, relative_position_buckets=0, attention_backend="eager")
+def weights_of(*modules: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in torch.nn.ModuleList(modules).parameters())
+
+
+def test_counts_are_those_of_built_models():
+    pattern = "m[width=4] f s l m"
+    encoder = Encoder(pattern, 17, 8, 12, 2, 16, relative_position_buckets=0, attention_backend="eager")
     head, tokens = MaskedLMHead(8, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
-    pattern, sizes = "m[width=4] f s l m", encoder.sizes
-    built = sum(weight.numel() for weight in torch.nn.ModuleList([encoder, head]).parameters())
-    assert count_parameters(pattern, sizes) == built
-    assert counted(lambda: head(encoder(tokens)[0])) == count_flops(pattern, sizes, 9, batch=2)
+    assert flops.count_parameters(pattern, encoder.sizes) == weights_of(encoder, head)
+    assert counted(lambda: head(encoder(tokens)[0])) == flops.count_flops(pattern, encoder.sizes, 9, batch=2)
     training = counted(lambda: head(encoder(tokens)[0]).sum().backward())
-    assert training == count_encoder_flops(pattern, sizes, 9, 2, predicted=18, training=True)
+    assert training == flops.count_encoder_flops(pattern, encoder.sizes, 9, 2, predicted=18, training=True)
 
-
-def test_counts_are_those_of_a_built_causal_model():
     decoder = CausalDecoder("m[width=4] f s l", 17, 8, 12, 2, mem_len=5, attention_backend="eager")
     softmax, memory = AdaptiveSoftmax(decoder.embedding), StreamMemory()
     decoder(torch.randint(0, 17, (2, 5)), memory)
@@ -124,15 +104,12 @@ def test_counts_are_those_of_a_built_causal_model():
         features, _ = decoder(tokens, memory)
         softmax.negative_log_likelihood(features.flatten(0, 1), tokens.flatten(), decoder.embedding)
 
-    assert count_parameters("m f s l", decoder.sizes) == sum(
-        weight.numel() for weight in torch.nn.ModuleList([decoder, softmax]).parameters()
-    )
+    assert flops.count_parameters("m f s l", decoder.sizes) == weights_of(decoder, softmax)
     with torch.no_grad():
-        assert counted(forward) == count_flops("m f s l", decoder.sizes, 4, 5, 2)
+        assert counted(forward) == flops.count_flops("m f s l", decoder.sizes, 4, 5, 2)
     for planned, sublayer in zip(decoder.plan, decoder.sublayers, strict=True):
-        found = sum(weight.numel() for weight in sublayer.parameters())
-        assert count_sublayer_parameters(planned, decoder.sizes) == found
-        assert count_sublayer_flops(planned, decoder.sizes, 4, 5) > 0
+        assert flops.count_sublayer_parameters(planned, decoder.sizes) == weights_of(sublayer)
+        assert flops.count_sublayer_flops(planned, decoder.sizes, 4, 5) > 0
 
 
 def test_padding_does_not_count_and_the_future_is_not_seen():
@@ -153,11 +130,6 @@ def test_padding_does_not_count_and_the_future_is_not_seen():
     memory = StreamMemory()
     parts = [decoder(part, memory)[0] for part in tokens.split(2, 1)]
     torch.testing.assert_close(torch.cat(parts, 1), decoder(tokens)[0])
-
-
-def test_help_names_it():
-    assert "m (local mean)" in table.describe_letters()
-    assert {kind.letter for kind in kinds()} == {"s", "l", "k", "c", "f", "-", "m"}
 
 
 def test_the_page_about_a_new_kind_has_this_code():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def test_an_encoder_trains_resumes_and_is_exported(data_folder, tmp_path, fairse
     assert_equal_state(resumed["last_optimizer_state"], whole["last_optimizer_state"])
 
     model = LazyFormerModel.from_pretrained(tmp_path / "whole")
-    assert isinstance(model.model.encoder.sentence_encoder.sublayers[0].inner, LocalMean)
-    assert model.model.encoder.sentence_encoder.sublayers[0].inner.width == 5
+    inner = model.model.encoder.sentence_encoder.sublayers[0].inner
+    assert isinstance(inner, LocalMean) and inner.width == 5
     run("export", tmp_path / "whole", tmp_path / "exported")
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["model"]["sublayer_pattern"] == "m[width=5] f s m l"
@@ -57,9 +58,11 @@ def test_a_causal_model_trains_and_resumes(lm_data, tmp_path, fairseq_train):
 
 @pytest.mark.slow
 def test_it_is_benched(tmp_path):
-    options = "--baseline-arch bert_tiny --arch bert_tiny --lengths 8 --tokens 8 --rounds 2 --what encoder"
-    buckets = "--relative-position-buckets 0 --backend eager --baseline-backend eager"
-    run("bench", *options.split(), *buckets.split(), "--pattern", "mine=(m[width=5]f)x2 sflf", "--output", tmp_path)
+    options = (
+        "--baseline-arch bert_tiny --arch bert_tiny --lengths 8 --tokens 8 --rounds 2 --what encoder --backend eager "
+        "--relative-position-buckets 0 --baseline-backend eager --pattern 'mine=(m[width=5]f)x2 sflf'"
+    )
+    run("bench", *shlex.split(options), "--output", tmp_path)
     rows = json.loads((tmp_path / "results.json").read_text())["cells"][0]["rows"]
     mine = next(row for row in rows if row["model"] == "mine")
     assert mine["pattern"] == "(m[width=5]f)x2 sflf" and mine["flops"] > 0 and mine["seconds"]["median"] > 0
@@ -68,13 +71,14 @@ def test_it_is_benched(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["masked-lm", "language-model"])
 def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
-    if task == "masked-lm":
-        data, sizes = data_folder, "--arch bert_tiny --tokens-per-sample 16 --max-positions 16"
-    else:
-        data = lm_data
-        sizes = "--arch transformer_xl_tiny --tgt-len 8 --mem-len 8 --adaptive-softmax-cutoff ''".replace("''", "")
-    options = [*sizes.split(" "), "--task", task, "--candidates", "s,m[width=5],l,f,identity,m", "--sublayers", "4"]
-    options += "--batch-size 16 --constant-updates 1 --max-updates 60 --device cpu --latency-price 0.1".split()
+    data, sizes = {
+        "masked-lm": (data_folder, "bert_tiny --tokens-per-sample 16 --max-positions 16"),
+        "language-model": (lm_data, "transformer_xl_tiny --tgt-len 8 --mem-len 8 --adaptive-softmax-cutoff ''"),
+    }[task]
+    options = shlex.split(
+        f"--task {task} --candidates s,m[width=5],l,f,identity,m --sublayers 4 --batch-size 16 --constant-updates 1 "
+        f"--max-updates 60 --device cpu --latency-price 0.1 --arch {sizes}"
+    )
     run("search", data, tmp_path / "found", *options)
     found = json.loads((tmp_path / "found" / "result.json").read_text())
     assert found["settings"]["candidates"] == ["s", "l", "f", "identity", "m[width=5]", "m"]
@@ -85,12 +89,11 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
 
 @pytest.mark.slow
 def test_it_is_compared(lm_data, tmp_path):
-    options = "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 1 --seeds 1 --tgt-len 8 --mem-len 8 --batch-size 4"
-    run(
-        "compare", lm_data, tmp_path, "--task", "language-model", "--presets", "16", *options.split(),
-        "--device", "cpu", "--adaptive-softmax-cutoff", "",
-        "--model", "mean=(m[width=5]f)x8",
-    )  # fmt: skip
+    options = (
+        "--task language-model --presets 16 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 1 --seeds 1 --tgt-len 8 "
+        "--mem-len 8 --batch-size 4 --device cpu --adaptive-softmax-cutoff '' --model 'mean=(m[width=5]f)x8'"
+    )
+    run("compare", lm_data, tmp_path, *shlex.split(options))
     with (tmp_path / "table.csv").open() as file:
         rows = {row["model"]: row for row in csv.DictReader(file)}
     assert (rows["mean"]["m"], rows["mean"]["s"], rows["transformer_xl"]["m"]) == ("8", "0", "0")

@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from comparison_results import an_example
-from helpers import ROOT
+from helpers import ROOT, run_script
 from pages import PAGES
 
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
@@ -25,12 +26,7 @@ LINES = dict(re.findall(r"^\| `([\w/-]+/[\w-]+)` \| (.*) \|$", PAGE, re.MULTILIN
 SIZES = {"embed_dim": 192, "ffn_embed_dim": 768, "heads": 6}
 
 
-def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        ["bash", SCRIPT, *arguments], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-
-
+call = partial(run_script, SCRIPT.name)
 ROWS = dict(line.split(" ", 1) for line in call("--list").stdout.splitlines())
 
 
@@ -45,12 +41,10 @@ def record_line(comparison: Comparison, name: str, log: str) -> str:
     return f"{time.median('seconds'):.1f} | {ratio} | {updates.median:.3f} | [results.json]({log})"
 
 
-def test_the_page_and_the_script_have_the_same_rows():
-    assert LINES.keys() == ROWS.keys()
-
-
 @pytest.mark.parametrize("row", ROWS)
-def test_a_record_is_what_its_log_says_or_not_measured(row):
+def test_a_row_is_a_model_and_its_record_what_its_log_says_or_not_measured(row):
+    model = read_models({"bert": "(sf)x7", "it": ROWS[row]}, find_task("masked-lm"), SIZES)["it"]
+    assert not model.is_external or model.layers == 7, "as many layers as the baseline"
     file = RECORDS / f"{row.replace('/', '-')}.json"
     if not file.exists():
         assert LINES[row] == f"{NOT_YET} | | |", f"{row}: a figure without its log, {file.name}"
@@ -64,23 +58,14 @@ def test_a_record_is_what_its_log_says_or_not_measured(row):
         assert all(sum_ in PAGE for sum_ in sums)
 
 
-def test_a_record_needs_all_seeds():
+def test_a_record_of_an_example():
     results = an_example()
+    line = record_line(comparison_of(results), "lazy_50%", "records/it.json")
+    assert line == "28.0 | 0.560 (0.560 to 0.560) | 0.700 | [results.json](records/it.json)"
     for name in ("lazy_50%", "lazy_50%@0.7", "lazy_50%@0.5"):
         results["models"][name]["runs"]["3"]["final"]["loss"] = 8.0
     line = record_line(comparison_of(results), "lazy_50%", "records/it.json")
     assert line == "not reached by 1 of 3 seeds | | | [results.json](records/it.json)"
-
-
-def test_a_record_of_an_example():
-    line = record_line(comparison_of(an_example()), "lazy_50%", "records/it.json")
-    assert line == "28.0 | 0.560 (0.560 to 0.560) | 0.700 | [results.json](records/it.json)"
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_row_is_a_model(row):
-    model = read_models({"bert": "(sf)x7", "it": ROWS[row]}, find_task("masked-lm"), SIZES)["it"]
-    assert not model.is_external or model.layers == 7, "as many layers as the baseline"
 
 
 @pytest.fixture
@@ -95,8 +80,7 @@ def options_of(tmp_path):
     python.chmod(0o755)
 
     def read(*arguments: str) -> dict:
-        environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
-        done = subprocess.run(["bash", script, *arguments], capture_output=True, text=True, env=environment)
+        done = run_script(script, *arguments, env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"})
         assert done.returncode == 0, done.stderr
         words = done.stdout.splitlines()
         assert words[:3] == ["-m", "lazyformer_fairseq.cli", "compare"]
@@ -129,7 +113,13 @@ def test_options_that_follow_take_the_place_of_the_tracks(options_of):
     assert (options["updates"], options["budget"]) == (9, None)
 
 
-def test_other_data_is_refused(tmp_path):
+def test_other_data_and_rows_are_refused_and_the_pages_are_the_scripts(tmp_path):
+    assert LINES.keys() == ROWS.keys()
+    sums = re.findall(r"\b[0-9a-f]{64}\b", SCRIPT.read_text())
+    assert len(sums) == 2 and all(sum_ in PAGE for sum_ in sums)
+    assert call("cpu-512/nothing", "data", "out").stderr.startswith("error: cpu-512/nothing: no such row")
+    assert call("cpu-512/conv").stderr.startswith("error: give ROW, DATA and OUT")
+    assert call().stdout.startswith("usage: scripts/equal_footing.sh ROW DATA OUT")
     (tmp_path / "shard0").mkdir()
     for name in ("train.bin", "valid.bin"):
         (tmp_path / "shard0" / name).write_bytes(b"other")
@@ -139,24 +129,11 @@ def test_other_data_is_refused(tmp_path):
     assert "no such file" in call("cpu-512/conv", str(tmp_path / "nowhere"), "out").stderr
 
 
-def test_checksums_of_the_script_are_the_pages():
-    sums = re.findall(r"\b[0-9a-f]{64}\b", SCRIPT.read_text())
-    assert len(sums) == 2 and all(sum_ in PAGE for sum_ in sums)
-
-
 @pytest.mark.slow
 def test_the_corpus_is_built_with_these_checksums(real_data, tmp_path):
-    text = real_data / "lm" / "wikitext-2" / "wiki.train.tokens"
     (command,) = re.findall(r"^lazyformer (corpus wikitext:.*)$", PAGE, re.MULTILINE)
-    words = (
-        command.replace("my_wikitext/wiki.train.tokens", str(text)).replace("footing", str(tmp_path / "built")).split()
-    )
+    text = real_data / "lm" / "wikitext-2"
+    words = command.replace("my_wikitext", str(text)).replace("footing", str(tmp_path / "built")).split()
     subprocess.run([sys.executable, "-m", "lazyformer_fairseq.cli", *words], cwd=ROOT, check=True)
     for name in ("train.bin", "valid.bin"):
         assert sha256_of(tmp_path / "built" / "shard0" / name) in PAGE
-
-
-def test_rows_that_are_none_are_refused():
-    assert call("cpu-512/nothing", "data", "out").stderr.startswith("error: cpu-512/nothing: no such row")
-    assert call("cpu-512/conv").stderr.startswith("error: give ROW, DATA and OUT")
-    assert call().stdout.startswith("usage: scripts/equal_footing.sh ROW DATA OUT")

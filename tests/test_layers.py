@@ -33,13 +33,9 @@ Imports = Mapping[str, set[str]]
 
 def imports_of_package(package: Path) -> dict[str, set[str]]:
     """For each module of a package, by its full name, those of the same package that it imports."""
-    files = {name_of(path, package): path for path in package.rglob("*.py")}
+    names = {path: ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in package.rglob("*.py")}
+    files = {name.removesuffix(".__init__"): path for path, name in names.items()}
     return {name: imported_modules(path, package, files) - {name} for name, path in files.items()}
-
-
-def name_of(file: Path, package: Path) -> str:
-    parts = file.relative_to(package.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported_modules(file: Path, package: Path, modules: Mapping[str, Path]) -> set[str]:
@@ -87,45 +83,37 @@ def arrows_that_run_up(imports: Imports) -> list[str]:
 
 def subfolders(imports: Imports, depth: int) -> dict[str, set[str]]:
     """The same graph between folders at a depth (the package's is 1); what lies beside them has no row."""
+
+    def subfolder_of(module: str) -> str:
+        parts = module.split(".")
+        return ".".join(parts[:depth]) if len(parts) > depth else ""
+
     folders: dict[str, set[str]] = {}
     for module, others in imports.items():
-        if own := subfolder_of(module, depth):
-            folders.setdefault(own, set()).update({subfolder_of(other, depth) for other in others} - {own, ""})
+        if own := subfolder_of(module):
+            folders.setdefault(own, set()).update({subfolder_of(other) for other in others} - {own, ""})
     return folders
 
 
-def subfolder_of(module: str, depth: int) -> str:
-    parts = module.split(".")
-    return ".".join(parts[:depth]) if len(parts) > depth else ""
-
-
-@pytest.fixture(scope="module")
-def imports() -> Imports:
-    return imports_of_package(Path(lazyformer_fairseq.__file__).parent)
-
-
-def test_all_imports_lead_to_modules_that_are_there(imports):
+def test_imports_lead_to_modules_that_are_there_below_and_in_no_circle():
+    imports = imports_of_package(Path(lazyformer_fairseq.__file__).parent)
     assert len(imports) > 200
     assert {other for others in imports.values() for other in others} <= imports.keys()
-
-
-def test_no_modules_import_each_other_in_a_circle(imports):
-    assert circle(imports) == []
-
-
-@pytest.mark.parametrize("depth", [3, 4])
-def test_no_subfolders_import_each_other_in_a_circle(imports, depth):
-    assert circle(subfolders(imports, depth)) == []
-
-
-def test_no_import_leads_to_a_layer_above(imports):
     assert arrows_that_run_up(imports) == []
+    assert circle(imports) == []
+    for depth in (3, 4):
+        assert circle(subfolders(imports, depth)) == [], "between subfolders"
 
 
 BAD_TREE = {
     "__init__": "",
     "cli": "from lazyformer_fairseq.measure.costs import flops",
     "errors": "",
+    "experiments/search/run": "",
+    "finetuning/glue/run/grid": "import lazyformer_fairseq.finetuning.glue.report.rows",
+    "finetuning/glue/run/queue": "import lazyformer_fairseq.experiments.search.run",
+    "finetuning/glue/report/rows": "",
+    "finetuning/glue/report/tables": "from lazyformer_fairseq.finetuning.glue.run.queue import RunQueue",
     "measure/__init__": "",
     "measure/costs/flops": "from lazyformer_fairseq.storage.whole import write\nimport lazyformer_fairseq.errors",
     "storage/__init__": "",
@@ -137,47 +125,21 @@ BAD_TREE = {
 }
 
 
-def write_tree(folder: Path, files: Mapping[str, str]) -> Path:
-    package = folder / "lazyformer_fairseq"
-    for name, content in files.items():
+def test_a_bad_tree_is_found_out(tmp_path):
+    """A circle within functions and types, one between subfolders alone, arrows up and to neighbours, a new folder."""
+    package = tmp_path / "lazyformer_fairseq"
+    for name, content in BAD_TREE.items():
         file = package / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    return package
-
-
-def test_a_bad_tree_is_found_out(tmp_path):
-    imports = imports_of_package(write_tree(tmp_path, BAD_TREE))
+    imports = imports_of_package(package)
     assert imports["lazyformer_fairseq.cli"] == {"lazyformer_fairseq.measure.costs.flops"}
-    found = circle({name: others for name, others in imports.items() if ".storage" in name})
-    assert set(found) == {"lazyformer_fairseq.storage.whole", "lazyformer_fairseq.storage.json_files"}
-    assert arrows_that_run_up(imports) == [
-        "lazyformer_fairseq.storage.json_files -> lazyformer_fairseq.measure.costs.flops"
-    ]
-
-
-def test_circles_between_subfolders_are_found(tmp_path):
-    files = {
-        "finetuning/glue/run/grid": "import lazyformer_fairseq.finetuning.glue.report.rows",
-        "finetuning/glue/run/queue": "",
-        "finetuning/glue/report/rows": "",
-    }
-    files["finetuning/glue/report/tables"] = "from lazyformer_fairseq.finetuning.glue.run.queue import RunQueue"
-    imports = imports_of_package(write_tree(tmp_path, files))
-    assert circle(imports) == []
-    assert set(circle(subfolders(imports, 4))) == {
-        "lazyformer_fairseq.finetuning.glue.run",
-        "lazyformer_fairseq.finetuning.glue.report",
-    }
-
-
-def test_neighbours_in_a_row_do_not_know_each_other(tmp_path):
-    files = {"finetuning/grid": "import lazyformer_fairseq.experiments.search.run"}
-    files |= {"experiments/search/run": "", "new/thing": ""}
-    imports = imports_of_package(write_tree(tmp_path, files))
+    parts = {part: {name: others for name, others in imports.items() if part in name} for part in ("storage", "glue")}
+    assert {name.rpartition(".")[2] for name in circle(parts["storage"])} == {"whole", "json_files"}
+    assert circle(parts["glue"]) == []
+    assert {name.rpartition(".")[2] for name in circle(subfolders(parts["glue"], 4))} == {"run", "report"}
+    assert [arrow.replace("lazyformer_fairseq.", "") for arrow in arrows_that_run_up(imports)] == [
+        "finetuning.glue.run.queue -> experiments.search.run", "storage.json_files -> measure.costs.flops",
+    ]  # fmt: skip
     with pytest.raises(AssertionError, match=r"\['new'\] a place"):
-        arrows_that_run_up(imports)
-    del imports["lazyformer_fairseq.new.thing"]
-    assert arrows_that_run_up(imports) == [
-        "lazyformer_fairseq.finetuning.grid -> lazyformer_fairseq.experiments.search.run"
-    ]
+        arrows_that_run_up({**imports, "lazyformer_fairseq.new.thing": set()})

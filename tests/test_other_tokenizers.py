@@ -134,12 +134,9 @@ def test_glue_is_prepared_as_its_own_files_give_it_and_fine_tuned(corpus, pretra
         assert set(ends) == {1 + tokenizer.separators if is_pair else 1}
         assert all(examples.inputs[index][0] == bos for index in range(len(ends)))
         assert prepared.manifest["tokenizer"] == tokenizer_hashes(pretrained / "tokenizer")
-        own = [
-            str(data / prepared.task.folder),
-            *f"--task glue --glue-task {prepared.task.name} --arch bert_tiny".split(),
-        ]
-        own += f"--criterion glue --tokens-per-sample 14 --tokenizer-folder {pretrained / 'tokenizer'}".split()
-        read = setup_task(parsed(own).task)
+        own = f"{TINY} --task glue --glue-task {prepared.task.name} --criterion glue --tokens-per-sample 14"
+        words = [data / prepared.task.folder, *own.split(), "--tokenizer-folder", pretrained / "tokenizer"]
+        read = setup_task(parsed(list(map(str, words))).task)
         read.load_dataset("train")
         for index in range(8):
             assert read.dataset("train")[index]["source"].tolist() == examples.inputs[index].tolist()

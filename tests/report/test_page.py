@@ -13,23 +13,17 @@ from lazyformer_fairseq.report.tables import Table, write_csv
 ROWS = [{"model": "bert", "of": "1%", "bits": "7.72"}, {"model": "lazy", "of": "a_b", "bits": "-"}]
 
 
-def test_a_page_has_its_blocks_in_order_and_a_screen_no_pictures(tmp_path):
+def test_a_page_has_its_blocks_in_order_a_screen_no_pictures_a_csv_every_column(tmp_path):
     blocks = ["# Results", Table("Cost", ROWS, left=["of"]), Notes(["One.", "Two."]), Picture("curves.png")]
     on_screen = write_page(blocks, tmp_path, "table", with_latex=True)
     assert (tmp_path / "table.md").read_text() == on_screen.rstrip() + "\n\n![curves](curves.png)\n"
     assert on_screen.startswith("# Results\n\n## Cost\n\n| model   | of   |   bits |")
     assert on_screen.endswith("|\n\n- One.\n- Two.\n")
-    assert "1\\%" in (tmp_path / "table.tex").read_text() and "a\\_b" in latex(blocks)
-
-
-def test_a_block_without_words_leaves_no_gap():
-    assert markdown(["first", Notes([]), "last"]) == "first\n\nlast\n"
-
-
-def test_a_csv_has_every_column_of_any_row(tmp_path):
+    assert markdown(["first", Notes([]), "last"]) == "first\n\nlast\n", "a block without words leaves no gap"
     write_csv([{"a": 1}, {"a": 2, "b": "x,y"}], tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == [{"a": "1", "b": ""}, {"a": "2", "b": "x,y"}]
+    assert "1\\%" in (tmp_path / "table.tex").read_text() and "a\\_b" in latex(blocks)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +41,7 @@ def test_numbers_are_short_and_say_how_far_they_spread(said, expected):
     assert said == expected
 
 
-def test_a_figure_is_written_when_its_block_ends_well(tmp_path):
+def test_a_figure_is_written_when_its_block_ends_well_and_forty_two_names_look_different(tmp_path):
     style_of = styles(["bert", "lazy"])
     with picture(tmp_path / "a.png", columns=2, title="t", legend=handles(style_of), sharey=True) as axes:
         draw_band(axes[0, 0], [1, 2], np.array([[3.0, 2.0], [4.0, 1.0]]), style_of["bert"])
@@ -56,8 +50,5 @@ def test_a_figure_is_written_when_its_block_ends_well(tmp_path):
     with pytest.raises(RuntimeError), picture(tmp_path / "b.png"):
         raise RuntimeError
     assert not (tmp_path / "b.png").exists()
-
-
-def test_forty_two_names_look_different():
     found = styles(map(str, range(len(COLOURS) * len(MARKS))))
-    assert len({tuple(style.values()) for style in found.values()}) == len(COLOURS) * len(MARKS)
+    assert len({tuple(style.values()) for style in found.values()}) == len(COLOURS) * len(MARKS) == 42

@@ -11,20 +11,7 @@ from lazyformer_fairseq.storage.atomic import UNFINISHED, atomic_file, atomic_fo
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 
-@pytest.fixture
-def synced(monkeypatch):
-    """Names of what is synced to the disk."""
-    names, fsync = [], os.fsync
-
-    def sync(descriptor):
-        names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        fsync(descriptor)
-
-    monkeypatch.setattr(atomic.os, "fsync", sync)
-    return names
-
-
-def test_a_failure_leaves_the_old_file(tmp_path):
+def test_a_failure_leaves_the_old_file_and_two_may_write_at_once(tmp_path):
     (tmp_path / "file").write_text("old")
     with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "file") as file:
         file.write(b"half of the new")
@@ -32,31 +19,32 @@ def test_a_failure_leaves_the_old_file(tmp_path):
         assert (tmp_path / "file").read_text() == "old"
         raise KeyboardInterrupt
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+    with atomic_file(tmp_path / "file") as first, atomic_file(tmp_path / "file") as second:
+        first.write(b"first")
+        second.write(b"second")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "first")]
 
 
-def test_what_is_to_last_is_synced_and_its_folder_after_it(tmp_path, synced):
+def test_what_is_to_last_is_synced_and_its_folder_after_it(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def sync(descriptor):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(atomic.os, "fsync", sync)
+    with atomic_file(tmp_path / "file", durable=False):
+        pass
+    assert synced == []
     with atomic_file(tmp_path / "made" / "file"):
         pass
     assert len(synced) == 2 and synced[0].endswith(UNFINISHED) and synced[1] == "made"
     synced.clear()
-    with atomic_file(tmp_path / "file", durable=False):
-        pass
-    assert synced == []
-
-
-def test_all_of_a_folder_is_synced(tmp_path, synced):
     with atomic_folder(tmp_path / "folder") as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "file").write_text("content")
     assert synced[:2] == ["inner", "file"] and synced[2].endswith(UNFINISHED) and synced[3] == tmp_path.name
     assert (tmp_path / "folder" / "inner" / "file").read_text() == "content"
-
-
-def test_two_processes_may_write_a_file_at_once(tmp_path):
-    with atomic_file(tmp_path / "file") as first, atomic_file(tmp_path / "file") as second:
-        first.write(b"first")
-        second.write(b"second")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "first")]
 
 
 @pytest.mark.parametrize("content", ["a folder", "a file"])
@@ -83,25 +71,16 @@ def test_a_folder_that_is_replaced_stands_until_the_new_one_is_whole(tmp_path):
 
 
 def test_who_writes_a_folder_removes_what_the_killed_left_of_it(tmp_path):
-    dead, other = unfinished_name(tmp_path / "out"), unfinished_name(tmp_path / "out2")
+    dead, other, inner = (unfinished_name(tmp_path / name) for name in ("out", "out2", "inner/out"))
     corpus = tmp_path / f".out.v2{UNFINISHED}"  # a corpus in the making, which goes on from what it holds
-    for path in (dead, other, corpus):
-        path.mkdir()
+    for path in (dead, other, inner, corpus):
+        path.mkdir(parents=True)
     with atomic_folder(tmp_path / "out") as alive:
         assert not dead.exists() and alive.exists() and other.exists() and corpus.exists()
         remove_leftovers(tmp_path)
-        assert alive.exists() and not other.exists() and corpus.exists()
-
-
-def test_leftovers_in_subfolders(tmp_path):
-    left = [unfinished_name(tmp_path / "a"), unfinished_name(tmp_path / "b" / "c")]
-    for path in left:
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    remove_leftovers(tmp_path)
-    assert [path.exists() for path in left] == [False, True]
-    remove_leftovers(tmp_path, deep=True)
-    assert not left[1].exists()
+        assert alive.exists() and not other.exists() and corpus.exists() and inner.exists()
+        remove_leftovers(tmp_path, deep=True)
+        assert alive.exists() and not inner.exists() and corpus.exists()
 
 
 def test_a_full_disk_is_named_where_python_does_not(tmp_path):
@@ -110,15 +89,12 @@ def test_a_full_disk_is_named_where_python_does_not(tmp_path):
     assert caught.value.filename == str(tmp_path / "file")
 
 
-def test_json_in_readable_letters(tmp_path):
+def test_json_in_readable_letters_and_what_is_none(tmp_path):
     content = {"name": "\u00e9t\u00e9", "file": os.fsdecode(b"caf\xe9.txt")}
     write_json(tmp_path / "file.json", content)
     assert "\u00e9t\u00e9" in (tmp_path / "file.json").read_text(encoding="utf-8")
     assert read_json(tmp_path / "file.json") == content
-
-
-@pytest.mark.parametrize("content", ["[1]", "{", "\xff", "[" * 100_000])
-def test_no_json_object(tmp_path, content):
-    (tmp_path / "file.json").write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match=r"file\.json: .*remove it and run the same command again"):
-        read_json(tmp_path / "file.json")
+    for damaged in ("[1]", "{", "\xff", "[" * 100_000):
+        (tmp_path / "file.json").write_text(damaged, encoding="latin-1")
+        with pytest.raises(UserError, match=r"file\.json: .*remove it and run the same command again"):
+            read_json(tmp_path / "file.json")

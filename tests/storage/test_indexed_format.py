@@ -56,32 +56,33 @@ def test_takes_the_place_of_what_a_stopped_run_left(parts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("b.bin", "b.bin: 6 bytes, but its index speaks of 8"), ("b.idx", "b.idx: truncated")]
+    ("name", "content", "message"),
+    [
+        ("b.bin", None, "b.bin: 6 bytes, but its index speaks of 8"),
+        ("b.idx", None, "b.idx: truncated"),
+        ("a.idx", b"", r"a\.idx: no index of fairseq"),
+        ("a.idx", b"MMIDIDX\x00\x00", r"a\.idx: no index of fairseq"),
+        ("a.idx", b"x" * 200, r"a\.idx: no index of fairseq"),
+        ("c", np.int64, r"c\.idx: its ids are int64, those of the other parts uint16"),
+    ],
 )
-def test_truncated_part(parts, tmp_path, name, message):
-    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-2])
+def test_parts_that_are_none_are_named(parts, tmp_path, name, content, message):
+    if name == "c":
+        write(tmp_path / "c", [[1]], content)
+        parts.append(tmp_path / "c")
+    else:
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-2] if content is None else content)
     with pytest.raises(UserError, match=message):
         join_parts(parts, tmp_path / "joined")
     assert not list(tmp_path.glob("*joined*"))
 
 
-@pytest.mark.parametrize("content", [b"", b"MMIDIDX\x00\x00", b"x" * 200])
-def test_not_an_index(parts, tmp_path, content):
-    (tmp_path / "a.idx").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.idx: no index of fairseq"):
-        join_parts(parts, tmp_path / "joined")
-
-
-def test_ids_of_another_type(parts, tmp_path):
-    write(tmp_path / "c", [[1]], np.int64)
-    with pytest.raises(UserError, match=r"c\.idx: its ids are int64, those of the other parts uint16"):
-        join_parts([*parts, tmp_path / "c"], tmp_path / "joined")
-
-
-def test_read_index(parts):
+def test_read_index(parts, tmp_path):
     index = read_index(parts[0])
     assert (index.dtype, index.sizes.tolist(), index.pointers.tolist()) == (np.uint16, [3, 1], [0, 6])
     assert index.bytes == (parts[0].with_suffix(".bin")).stat().st_size
+    write(tmp_path / "empty", [])
+    assert read_index(tmp_path / "empty").bytes == 0 == len(read_index(tmp_path / "empty").sizes)
 
 
 @given(ITEMS, st.integers(0, 6))
@@ -95,11 +96,6 @@ def test_items_in_blocks(tmp_path_factory, items, cut):
     write_items(folder / "found", np.uint16, blocks)
     for end in ("bin", "idx"):
         assert filecmp.cmp(folder / f"found.{end}", folder / f"expected.{end}", shallow=False)
-
-
-def test_no_items(tmp_path):
-    write(tmp_path / "empty", [])
-    assert read_index(tmp_path / "empty").bytes == 0 == len(read_index(tmp_path / "empty").sizes)
 
 
 def test_the_format_is_fairseqs():

@@ -23,24 +23,18 @@ def claim_and_wait(folder, connection):
         connection.recv()
 
 
-@pytest.fixture
-def holder(tmp_path):
-    """A process that holds the lock of the folder."""
+def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path):
     ours, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=claim_and_wait, args=(tmp_path / "folder", theirs))
-    process.start()
-    assert ours.recv() == "locked"
-    yield process
-    process.kill()
-    process.join()
-
-
-def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path, holder):
-    message = rf"folder: another run is at work there \(process {holder.pid} on"
-    with pytest.raises(UserError, match=message), run_lock(tmp_path / "folder"):
-        pytest.fail("both hold it")
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.join()
+    holder = SPAWN.Process(target=claim_and_wait, args=(tmp_path / "folder", theirs))
+    holder.start()
+    try:
+        assert ours.recv() == "locked"
+        message = rf"folder: another run is at work there \(process {holder.pid} on"
+        with pytest.raises(UserError, match=message), run_lock(tmp_path / "folder"):
+            pytest.fail("both hold it")
+    finally:
+        holder.kill()
+        holder.join()
     left = unfinished_name(tmp_path / "folder" / "file")
     left.touch()
     with run_lock(tmp_path / "folder"):
@@ -48,44 +42,31 @@ def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path, holder):
         assert (tmp_path / "folder" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
-def claim_from_outside(folder) -> str:
-    code = "import sys; from pathlib import Path; from lazyformer_fairseq.storage.run_lock import lock_for_process; "
-    code += "lock_for_process(Path(sys.argv[1]), '.mine.lock')"
-    run = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
-    return run.stderr
-
-
 def test_a_claim_to_the_end_of_a_process_is_not_its_childrens(tmp_path):
     """A data worker may live on for seconds when its run was killed, and the run's restart must not wait for it."""
-    code = (
-        "import os, sys, time; from pathlib import Path\n"
-        "from lazyformer_fairseq.storage.run_lock import lock_for_process\n"
-        "for _ in range(2): lock_for_process(Path(sys.argv[1]), '.mine.lock')\n"
-        "child = os.fork()\n"
-        "if child: print(child, flush=True)\n"
-        "time.sleep(1000)"
-    )
+    claim = "import os, sys, time; from pathlib import Path; from lazyformer_fairseq.storage.run_lock import *\n"
+    claim += "for _ in range(2): lock_for_process(Path(sys.argv[1]), '.mine.lock')\n"
+
+    def claim_from_outside() -> str:
+        return subprocess.run([sys.executable, "-c", claim, str(tmp_path)], capture_output=True, text=True).stderr
+
+    code = f"{claim}child = os.fork()\nif child: print(child, flush=True)\ntime.sleep(1000)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
         child = int(holder.stdout.readline())
         try:
-            assert f"another run is at work there (process {holder.pid} on" in claim_from_outside(tmp_path)
+            assert f"another run is at work there (process {holder.pid} on" in claim_from_outside()
             holder.kill()
             holder.wait()
-            assert claim_from_outside(tmp_path) == ""
+            assert claim_from_outside() == ""
         finally:
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_where_no_lock_can_be_the_run_is_refused_or_begins(tmp_path, caplog):
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(UserError, match="file/folder: cannot be written .Not a directory."),
-        run_lock(tmp_path / "file" / "folder"),
-    ):
+    refused = pytest.raises(UserError, match="file/folder: cannot be written .Not a directory.")
+    with refused, run_lock(tmp_path / "file" / "folder"):
         pytest.fail("locked it")
-
-
-def test_where_no_locks_are_known_the_run_begins(tmp_path, caplog):
     with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")), run_lock(tmp_path):
         assert "knows no locks" in caplog.text
 

@@ -90,8 +90,8 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
 @pytest.mark.slow
 def test_it_is_compared(lm_data, tmp_path):
     options = (
-        "--task language-model --presets 16 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 1 --seeds 1 --tgt-len 8 "
-        "--mem-len 8 --batch-size 4 --device cpu --adaptive-softmax-cutoff '' --model 'mean=(m[width=5]f)x8'"
+        "--task language-model --presets 16 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 1 --seeds 1 --tgt-len "
+        "8 --mem-len 8 --batch-size 4 --device cpu --adaptive-softmax-cutoff '' --model 'mean=(m[width=5]f)x8'"
     )
     run("compare", lm_data, tmp_path, *shlex.split(options))
     with (tmp_path / "table.csv").open() as file:

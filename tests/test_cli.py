@@ -1,16 +1,24 @@
-"""The command ``lazyformer``: its help, its launchers in scripts/, words that ask for a grid of fine-tunings."""
+"""The command ``lazyformer``: its help, its launchers in scripts/, what it lacks, and that it starts light."""
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from unittest import mock
 
+import click
 import pytest
 from click.testing import CliRunner
 from helpers import ROOT, run_script
 
+from lazyformer_fairseq import extras
 from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import commands
+from lazyformer_fairseq.finetuning.queue import Cluster
 from lazyformer_fairseq.finetuning.settings import GridSettings
 
 LAUNCHERS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if '/lazyformer.sh"' in path.read_text())
@@ -72,3 +80,165 @@ def test_old_and_new_words_ask_for_the_same_grid(words, task):
         checkpoints=("m=model.pt",), data=Path("my data"), output=Path("out"), lrs=(3e-5, 1e-4), seeds=(1, 2)
     )
     run_grid.assert_called_once_with(task, wanted)
+
+
+# --- extras
+
+REQUIRED = [
+    "torch>=2.6",
+    'not-there<2,>=1; extra == "corpus"',
+    'not_there.too; extra == "corpus"',
+    'click; extra == "corpus"',
+    "not-there-either; platform_system == 'Linux' and extra == 'huggingface'",
+    "nor-this; extra == 'cluster'",
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("corpus . out", "lazyformer corpus needs not-there, not_there.too, not installed here"),
+        ("demo", "lazyformer demo needs not-there, not_there.too"),
+        ("export . out --to huggingface", r"needs not-there-either.*lazyformer_fairseq\[huggingface\]"),
+        ("an executor", "--slurm needs nor-this"),
+    ],
+)
+def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, tmp_path, monkeypatch):
+    monkeypatch.setattr(metadata, "requires", lambda package: REQUIRED)
+    with pytest.raises(UserError, match=missing):
+        if command == "an executor":
+            Cluster("slurm", tmp_path, {}, None)
+        CliRunner().invoke(main, command.split(), catch_exceptions=False)
+    assert CliRunner().invoke(main, ["corpus", "build", "--help"]).exit_code == 0
+    assert extras.missing_packages("bench") == [], "what is unknown is not missing"
+    with mock.patch.object(metadata, "requires", side_effect=metadata.PackageNotFoundError):
+        assert extras.missing_packages("corpus") == []
+
+
+# --- help, completion and mistyped paths cost no import of what is heavy
+
+HEAVY = {"torch", "fairseq", "spacy", "matplotlib", "sklearn", "scipy", "hydra", "sentencepiece"}
+TELL = f"""
+import atexit, resource, sys
+@atexit.register
+def tell():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(sorted({HEAVY!r} & set(sys.modules)), used.ru_utime + used.ru_stime, file=sys.stderr)
+"""
+FORKS = f"""
+import json, os, sys, tempfile
+from lazyformer_fairseq.cli import main
+for line in sys.stdin:
+    arguments, environment = json.loads(line)
+    output, errors = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    child = os.fork()
+    if child == 0:
+        os.dup2(output.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+        os.environ.update(environment)
+        sys.argv[1:] = arguments
+        exec({TELL!r})
+        main(prog_name="lazyformer")
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for file in (output, errors):
+        file.seek(0)
+    print(json.dumps([code, output.read(), errors.read()]), flush=True)
+"""
+
+
+def light(code: int, output: str, errors: str) -> tuple[int, str, str]:
+    """Exit code, standard output, the errors; refuses a process that has imported something heavy."""
+    *errors, told = errors.strip().splitlines()
+    imported, seconds = told.rsplit(" ", 1)
+    assert imported == "[]", imported
+    assert float(seconds) < 5, "0.1 s of CPU on an idle machine; what is heavy costs more than that everywhere"
+    return code, output, "\n".join(errors)
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """``run("curves", "--help")``: each in its own process, forked from one that has imported the command alone."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", FORKS], cwd=ROOT, env=environment, **pipes) as process:
+
+        def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+            print(json.dumps([arguments, environment]), file=process.stdin, flush=True)
+            return light(*json.loads(process.stdout.readline()))
+
+        yield run
+        process.stdin.close()
+
+
+def all_commands(command: click.Command = main, path: tuple[str, ...] = ()):
+    yield path
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from all_commands(inner, (*path, name))
+
+
+def test_help_and_the_version_are_light(run):
+    for path in all_commands():
+        code, output, _ = run(*path, "--help")
+        assert code == 0 and output.startswith(f"Usage: {' '.join(('lazyformer', *path))}"), path
+    code = f'{TELL}\nfrom lazyformer_fairseq.cli import main\nmain(prog_name="lazyformer")'  # from the start of python
+    done = subprocess.run([sys.executable, "-c", code, "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert light(done.returncode, done.stdout, done.stderr) == (0, "lazyformer, version 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("lazyformer ", "plain,search"),
+        ("lazyformer lm ", "plain,evaluate"),
+        ("lazyformer search run --", "plain,--latency-price"),
+        ("lazyformer lm prepare ", "plain,enwik8"),
+        ("lazyformer lm evaluate nowhere ", "file,"),
+    ],
+)
+def test_completion_is_light(run, words, offered):
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    _, output, _ = run(_LAZYFORMER_COMPLETE="bash_complete", **asked)
+    assert offered in output.splitlines()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "corpus nowhere out",
+        "corpus jsonl:nowhere out",
+        "demo --corpus nowhere",
+        "export nowhere out",
+        "finetune --data nowhere --tokenizer tests --output out",
+        "finetune --data tests --tokenizer nowhere --output out",
+        "finetune bert=nowhere --output out",
+        "finetune README.md --data nowhere --output out",
+        "evaluate nowhere",
+        "predict nowhere --output out",
+        "lm prepare enwik8 nowhere out",
+        "lm evaluate nowhere tests",
+        "lm evaluate README.md nowhere",
+        "compare nowhere out --task masked-lm",
+        "compare nowhere out --task language-model",
+        "search nowhere out --task masked-lm --arch bert_base",
+        "bench --output tests",  # which would be overwritten
+        "predict tests --output tests",
+    ],
+)
+def test_a_wrong_path_is_found_before_anything_heavy_is_imported(run, command):
+    code, output, errors = run(*command.split())
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: ") and "\n" not in errors
+    taken = "error: tests: exists already; remove it or choose another folder"
+    assert "nowhere" in errors if "nowhere" in command else errors == taken
+
+
+def test_a_corpus_is_built_without_torch_and_fairseq():
+    """They cost each process of a corpus seconds and hundreds of megabytes."""
+    loaded = """import sys
+import lazyformer_fairseq.corpus.build, lazyformer_fairseq.corpus.worker_imports
+import lazyformer_fairseq.data.text.tokenizer
+from lazyformer_fairseq.corpus.sentences import SentenceSplitter
+SentenceSplitter()("One. Two.")
+print(*({"torch", "fairseq", "sklearn"} & set(sys.modules)))"""
+    done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,27 +1,96 @@
-"""The scripts that download raw text (from a server of ours) and the launcher of ``lazyformer corpus``."""
+"""The scripts that download and prepare texts (from a server of ours), and the launcher of ``lazyformer corpus``."""
 
+import base64
 import hashlib
+import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from helpers import ROOT, run_script
-from mirrors import mirror  # noqa: F401 (a fixture)
+from language_model_data import write_toy_wikitext
 
 from lazyformer_fairseq.corpus.commands import corpus
+from lazyformer_fairseq.language_modeling.prepare import read_manifest
 
 DUMP = bytes(range(256)) * 400
 NAME = "enwiki-20261101-pages-articles-multistream.xml.bz2"
 SHA1 = hashlib.sha1(DUMP).hexdigest()
+pytestmark = pytest.mark.usefixtures("without_gpus")  # and in an empty folder
+
+
+class Mirror:
+    """A server of ``files`` (path -> content) that knows ranges, remembers its requests, and may break off."""
+
+    def __init__(self):
+        self.files: dict[str, bytes] = {}
+        self.requests: list[tuple[str, str, str, str]] = []  # method, path, range, user agent
+        self.breaks_after = 0  # bytes of its next answer of a file's content
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            do_GET = do_HEAD = lambda handler: self.answer(handler)
+            log_message = lambda *_: None  # noqa: E731
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        wanted = handler.headers.get("Range", "")
+        self.requests.append((handler.command, handler.path, wanted, handler.headers["User-Agent"]))
+        content = self.listing(handler.path) if handler.path.startswith("/list?") else self.files.get(handler.path)
+        if content is None:
+            handler.send_response(404)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        start = int(wanted.removeprefix("bytes=").removesuffix("-") or 0)
+        handler.send_response(206 if wanted else 200)
+        handler.send_header("Content-Length", str(len(content) - start))
+        if wanted:
+            handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        handler.end_headers()
+        if handler.command == "GET":
+            end = len(content)
+            if self.breaks_after and handler.path.endswith(".bz2"):
+                end, self.breaks_after, handler.close_connection = start + self.breaks_after, 0, True
+            handler.wfile.write(content[start:end])
+
+    def listing(self, path: str) -> bytes:
+        """As Google's storage lists: here five files a page, some of them not books."""
+        start = int(parse_qs(urlsplit(path).query).get("pageToken", ["0"])[0])
+        files = sorted(self.files.items())
+        items = []
+        for name, content in files[start : start + 5]:
+            md5 = base64.b64encode(hashlib.md5(content).digest()).decode()
+            items.append({"name": name.removeprefix("/bucket/"), "size": str(len(content)), "md5Hash": md5})
+        more = {"nextPageToken": str(start + 5)} if start + 5 < len(files) else {}
+        return json.dumps({"items": items, **more}).encode()
+
+    def paths(self, method: str = "GET") -> list[str]:
+        return [path for asked, path, *_ in self.requests if asked == method]
 
 
 @pytest.fixture
-def wikipedia(mirror):  # noqa: F811
+def mirror() -> Iterator[Mirror]:
+    mirror = Mirror()
+    yield mirror
+    mirror.server.shutdown()
+    mirror.server.server_close()
+
+
+@pytest.fixture
+def wikipedia(mirror):
     """A mirror with a dump; an older one is listed too, and files of other kinds."""
     sums = f"{'0' * 40}  enwiki-20261101-pages-articles.xml.bz2\n{SHA1}  {NAME}\n"
     mirror.files = {
@@ -32,16 +101,11 @@ def wikipedia(mirror):  # noqa: F811
     return mirror
 
 
-def script(name: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return run_script(name, *arguments, env=os.environ | {"PATH": path} | environment)
-
-
 @pytest.fixture
 def download_dump(wikipedia):
     """``download_dump(folder, "--option", VARIABLE=value)``"""
-    return lambda folder, *options, **environment: script(
-        "download_wikipedia.sh", folder, "--mirror", wikipedia.url, *options, **environment
+    return lambda folder, *options, **environment: run_script(
+        "download_wikipedia.sh", folder, "--mirror", wikipedia.url, *options, env=os.environ | environment
     )
 
 
@@ -98,12 +162,13 @@ def test_a_broken_connection_is_taken_up_again(wikipedia, download_dump, program
     ],
 )
 def test_a_file_that_is_another_is_named_and_stays(download_dump, tmp_path, ending, there, message):
-    path = tmp_path / f"{NAME}{ending}"
+    path = tmp_path / "raw" / f"{NAME}{ending}"
+    path.parent.mkdir()
     path.write_bytes(there)
-    run = download_dump(tmp_path)
+    run = download_dump(path.parent)
     assert run.returncode == 1
     assert re.search(message, run.stderr.splitlines()[-1]) and str(path) in run.stderr
-    assert path.exists() and [path.name] == os.listdir(tmp_path)
+    assert path.exists() and [path.name] == os.listdir(path.parent)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +189,7 @@ def test_what_keeps_a_dump_from_arriving_is_said(wikipedia, download_dump, progr
 
 
 @pytest.fixture
-def books(mirror):  # noqa: F811
+def books(mirror):
     """A mirror of seven books and of files that are none."""
     numbers = "train/1 train/2 train/3 train/4 train/5 validation/7 test/8 train/../../x".split()
     names = [*(f"{number}.txt" for number in numbers), "train/x.csv"]
@@ -135,7 +200,7 @@ def books(mirror):  # noqa: F811
 @pytest.fixture
 def download_books(books):
     place = ("--bucket", f"{books.url}/bucket", "--list", f"{books.url}/list")
-    return lambda folder, *options: script("download_books.sh", folder, *place, *options)
+    return lambda folder, *options: run_script("download_books.sh", folder, *place, *options)
 
 
 def test_books_arrive_checked_and_then_only_half_and_missing_ones(books, download_books, tmp_path):
@@ -171,7 +236,7 @@ def test_a_book_of_another_checksum_is_named_and_fetched_again(download_books, t
 
 
 def preprocess(*arguments: object) -> list[str]:
-    run = script("preprocess_wiki_books.sh", *arguments, "--dry-run")
+    run = run_script("preprocess_wiki_books.sh", *arguments, "--dry-run")
     assert run.returncode == 0, run.stderr
     command = shlex.split(run.stdout)
     assert Path(command[0]).name == "lazyformer"
@@ -194,7 +259,7 @@ def test_the_launcher_is_lazyformer_corpus_of_the_projects_environment_with_our_
 @pytest.mark.parametrize("name", ["download_wikipedia.sh", "download_books.sh", "preprocess_wiki_books.sh"])
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("a", "b", "c", "--help")])
 def test_help(name, arguments):
-    run = script(name, *arguments)
+    run = run_script(name, *arguments)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith(f"usage: scripts/{name} ")
     assert all(len(line) <= 120 for line in run.stdout.splitlines())
@@ -219,7 +284,7 @@ def test_help(name, arguments):
 )
 def test_a_wrong_command_line_is_one_line(command, message):
     name, *arguments = command.split()
-    run = script(name, *arguments)
+    run = run_script(name, *arguments)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.count("\n") == 1 and run.stderr.startswith("error: ") and message in run.stderr
 
@@ -234,3 +299,84 @@ def test_the_page_about_data_names_scripts_and_options_that_there_are():
     for name in scripts:
         known |= set(re.findall(r"--[a-z-]+", (ROOT / "scripts" / name).read_text(encoding="utf-8")))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page)) <= known
+
+
+# --- texts of language modelling
+
+PREPARE = {"wikitext103": "wikitext-103-v1.zip", "enwik8": "enwik8.zip", "text8": "text8.zip"}
+
+
+@pytest.fixture
+def archive(tmp_path) -> bytes:
+    """A toy text, packed as WikiText-103 is."""
+    text = write_toy_wikitext(tmp_path / "packed" / "wikitext-103")
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as file:
+        for path in text.iterdir():
+            file.write(path, f"wikitext-103/{path.name}")
+    return (tmp_path / "archive.zip").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "file"), PREPARE.items())
+def test_what_would_be_done_and_help(name, file):
+    script = partial(run_script, f"prepare_{name}.sh")
+    run = script("my data", "--dry-run")
+    assert run.returncode == 0 and "would download https://" in run.stderr and file in run.stderr
+    corpus, official = ("wikitext", "wikitext-103") if name == "wikitext103" else (name, name)
+    command = shlex.split(run.stdout)
+    at = command.index("prepare")
+    assert command[at + 1 :] == [corpus, f"my data.download/{official}", "my data", "--official", official]
+    run = script("out", "--from", ".", "--unofficial", "--dry-run")
+    assert shlex.split(run.stdout)[-4:] == ["prepare", corpus, ".", "out"] and not run.stderr
+    for arguments in ((), ("--help",), ("a", "b", "--help")):
+        run = script(*arguments)
+        assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith(f"usage: scripts/prepare_{name}.sh")
+
+
+@pytest.mark.slow
+def test_a_text_that_is_there_and_not_the_official_one_is_refused(tmp_path):
+    run = run_script("prepare_wikitext103.sh", "data", "--from", write_toy_wikitext(tmp_path / "my text"))
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "error: " in run.stderr and "not wikitext-103: train" in run.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_download_goes_on_where_it_broke_off_and_is_checked(mirror, archive, tmp_path):
+    mirror.files["/wiki.zip"] = archive
+    part = tmp_path / "data.download" / "wiki.zip.part"
+    part.parent.mkdir()
+    part.write_bytes(archive[:1000])
+    # As it comes from another place than the official one, its MD5 is not the published one.
+    run = run_script("prepare_wikitext103.sh", "data", "--url", f"{mirror.url}/wiki.zip")
+    assert run.returncode == 1 and "its MD5 is not 9ddaacaf6af0710eda8c456decff7832" in run.stderr
+    assert (tmp_path / "data.download" / "wiki.zip").read_bytes() == archive and not part.exists()
+    assert [(method, start) for method, _, start, _ in mirror.requests] == [("HEAD", ""), ("GET", "bytes=1000-")]
+    assert not (tmp_path / "data").exists()
+    run = run_script("prepare_text8.sh", "out", "--url", f"{mirror.url}/text8.zip")
+    assert run.returncode == 1 and "/text8.zip: cannot be read; give another by --url, or --from DIR" in run.stderr
+
+
+@pytest.mark.slow
+def test_what_was_downloaded_is_unpacked_and_prepared(archive, tmp_path):
+    text = (ROOT / "scripts" / "prepare_wikitext103.sh").read_text()
+    text = text.replace("9ddaacaf6af0710eda8c456decff7832", hashlib.md5(archive).hexdigest())
+    copy = tmp_path / "prepare_toy.sh"
+    copy.write_text(text.replace('"$(dirname "$0")/prepare_text.sh"', f'"{ROOT}/scripts/prepare_text.sh"'))
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "wikitext-103-v1.zip").write_bytes(archive)
+    run = run_script(copy, "data", "--downloads", "kept", "--unofficial")
+    assert run.returncode == 0, run.stderr
+    assert "NOT an official text" in run.stdout and read_manifest(tmp_path / "data")["official"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--from x", "give OUT first"),
+        ("out --from", "--from needs a value"),
+        ("out --fast", "--fast: no such option"),
+        ("out --from nowhere", "--from nowhere: is no folder"),
+    ],
+)
+def test_what_cannot_be_prepared_is_said(arguments, message):
+    run = run_script("prepare_enwik8.sh", *arguments.split())
+    assert run.returncode > 0 and run.stderr.startswith("error: ") and message in run.stderr

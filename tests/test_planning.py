@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from helpers import ROOT
+from launches import pretrain
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import nvidia_smi
@@ -15,6 +16,7 @@ from lazyformer_fairseq.measure.planning.fit import USABLE, Place, fit, possible
 from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_launch, job_of_yaml, vocabulary_of, with_options
 from lazyformer_fairseq.pretraining.launch import CONFIGS
 
+LONG = "bert_base --gpu-memory 6GB --tokens-per-sample 4096"
 V100 = Place(8, 16 * 10**9, "fp16")
 
 
@@ -38,28 +40,22 @@ class TestFit:
         larger = next(size for size in range(found.batch + 1, 257) if 256 % size == 0)
         assert job.count_memory(larger, "fp16", "cuda", back_end, accumulates=True).peak > USABLE * 8e9
 
-    def test_an_update_stays_what_it_is_on_any_number_of_gpus(self):
+    def test_an_update_stays_what_it_is_on_any_number_of_gpus_that_it_divides_among(self):
         job = job_of_arch("bert_base")
         for processes in (1, 2, 8, 64):
             found = fit(job, Place(processes, 16 * 10**9, "fp16"))
             assert processes * found.batch * found.update_freq == 256
+        with pytest.raises(UserError, match="256 sequences does not divide among 7 GPUs"):
+            fit(job, Place(7, 16 * 10**9, "fp16"))
 
     def test_auto_plans_for_the_hungriest_that_it_may_take(self):
         job = job_of_arch("bert_base")
         peaks = {name: job.count_memory(8, "fp16", "cuda", name).peak for name in possible_back_ends(job, "cuda")}
         assert max(peaks, key=peaks.get) == "eager"
         assert fit(job, V100).memory == fit(job, V100, "eager").memory
-
-    def test_updates_that_do_not_divide_are_refused(self):
-        with pytest.raises(UserError, match="256 sequences does not divide among 7 GPUs"):
-            fit(job_of_arch("bert_base"), Place(7, 16 * 10**9, "fp16"))
-
-    def test_a_back_end_that_cannot_is_refused(self):
         with pytest.raises(UserError, match="--attention-backend fused: cannot compute M1x12"):  # attention dropout
-            fit(job_of_arch("bert_base"), V100, "fused")
-
-    def test_nothing_attends(self):
-        assert fit(job_of_arch("par_transformer_base_0s"), V100).batch == 32
+            fit(job, V100, "fused")
+        assert fit(job_of_arch("par_transformer_base_0s"), V100).batch == 32, "nothing attends"
 
 
 class TestJob:
@@ -69,7 +65,10 @@ class TestJob:
         assert all(getattr(by_name, each) == getattr(by_file, each) for each in ("tokens", "flops", "parameters"))
         assert fit(by_name, V100) == fit(by_file, V100)
 
-    def test_a_language_models_yaml(self):
+    def test_settings_of_hydra_and_those_of_a_language_model(self):
+        given = ["optimization.max_update=9", "model.encoder_embed_dim=96"]
+        job = job_of_launch(None, CONFIGS / "pretraining" / "bert_base.yaml", "none", given)
+        assert (job.max_update, job.sizes.embed_dim) == (9, 96) and vocabulary_of("none") is None
         job = job_of_yaml(CONFIGS / "language_modeling" / "par_transformer_base.yaml")
         found = (job.is_causal, job.time, job.memory_length, job.per_update, job.max_update)
         assert found == (True, 192, 192, 256, 40000)
@@ -79,15 +78,8 @@ class TestJob:
         given = ["--sublayer-pattern", "(sff)x5 (f)x9", "--tokens-per-sample=128", "--num-workers", "0"]
         job = job_of_launch("bert_base", None, f"{tmp_path}:elsewhere", given, per_update=64)
         assert (job.pattern, job.time, job.per_update, job.vocab_size) == ("(sff)x5 (f)x9", 128, 64, 100)
-
-    def test_settings_of_hydra_count(self):
-        given = ["optimization.max_update=9", "model.encoder_embed_dim=96"]
-        job = job_of_launch(None, CONFIGS / "pretraining" / "bert_base.yaml", "none", given)
-        assert (job.max_update, job.sizes.embed_dim) == (9, 96) and vocabulary_of("none") is None
-
-    def test_what_is_no_number_is_refused(self):
         with pytest.raises(UserError, match="--tokens-per-sample many: must be a number"):
-            with_options(job_of_arch("bert_base"), {"tokens_per_sample": "many"})
+            with_options(job, {"tokens_per_sample": "many"})
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -121,30 +113,25 @@ class TestCommand:
         assert 8 * found["batch_size"] * found["update_freq"] == 256
         assert found["hours"] == pytest.approx(found["flops"] / (8 * 21.4e12) / 3600)
 
-    def test_the_text_has_every_row_of_the_table(self):
-        result = run("plan", "--arch", "transformer_xl_base", "--gpus", 4, "--teraflops", 60)
-        assert result.exit_code == 0, result.output
-        for words in ("weights", "gradients", "optimizer", "memory of streams", "eager", "recompute", "--update-freq"):
-            assert words in result.output
-        assert "--teraflops 60" in result.output
-
-    def test_back_ends_that_older_gpus_lack(self):
-        words = "fused and flex need compute capability 8.0"
-        assert words in run("plan", "--arch", "lazyformer_m2x6_s").output
-        assert words not in run("plan", "--arch", "lazyformer_m2x6_s", "--precision", "bf16").output
-
-    def test_what_does_not_fit(self):
-        small = ("plan", "--arch", "bert_base", "--gpu-memory", "1GB")
-        assert "THIS DOES NOT FIT" in run(*small).output
-        assert "Choose shorter sequences or a larger GPU." in run(*small).output
-        assert "Choose shorter sequences, half precision or a larger GPU." in run(*small, "--precision", "fp32").output
-
-    def test_a_back_end_that_would_fit_is_named(self):
-        long = ("--gpu-memory", "6GB", "--tokens-per-sample", 4096, "--attention-backend", "eager")
-        assert "Choose --attention-backend recompute, shorter" in run("plan", "--arch", "bert_base", *long).output
-
-    def test_an_estimate_is_called_one(self):
-        assert "s[buckets=128,rounds=4] is an estimate" in run("plan", "--arch", "reformer_base", "--gpus", 1).output
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ("transformer_xl_base --gpus 4 --teraflops 60", "weights|gradients|optimizer|memory of streams|eager"),
+            ("transformer_xl_base --gpus 4 --teraflops 60", "recompute|--update-freq|--teraflops 60"),
+            ("lazyformer_m2x6_s", "fused and flex need compute capability 8.0"),
+            ("bert_base --gpu-memory 1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
+            (
+                "bert_base --gpu-memory 1GB --precision fp32",
+                "Choose shorter sequences, half precision or a larger GPU.",
+            ),
+            (f"{LONG} --attention-backend eager", "Choose --attention-backend recompute, shorter"),
+            ("reformer_base --gpus 1", "s[buckets=128,rounds=4] is an estimate"),
+        ],
+    )
+    def test_the_text_says_all_that_counts(self, options, words):
+        output = run("plan", "--arch", *options.split()).output
+        assert all(word in output for word in words.split("|"))
+        assert "need compute capability" not in run("plan", "--arch", "lazyformer_m2x6_s", "--precision", "bf16").output
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -181,35 +168,28 @@ def gpus(monkeypatch):
 
 class TestLaunch:
     def batch_of(self, *arguments: object) -> int:
-        result = run(*arguments, "--dry-run")
-        assert result.exit_code == 0, result.output
-        words = result.stdout.split()
+        words = pretrain(*arguments, "--dry-run").stdout.split()
         hydra = [word.partition("=")[2] for word in words if word.startswith("dataset.batch_size=")]
         return int(hydra[0] if hydra else words[words.index("--batch-size") + 1])
 
-    def test_it_takes_what_the_plan_says(self, gpus):
+    def test_it_takes_what_the_plan_says_and_what_the_user_gives_wins(self, gpus):
         gpus(8, 16160)
         planned = plan("--arch", "bert_base", "--gpu-memory", "16160MiB")["batch_size"]
-        assert self.batch_of("pretrain", "bert_base", "data") == planned == 16
-        assert self.batch_of("pretrain", "lazyformer_m2x6_s.yaml", "data") == 32
-        assert self.batch_of("pretrain", "transformer_xl_large", "data") == 8
-
-    def test_more_memory_a_larger_batch(self, gpus):
+        assert self.batch_of("bert_base", "data") == planned == 16
+        assert self.batch_of("lazyformer_m2x6_s.yaml", "data") == 32
+        assert self.batch_of("transformer_xl_large", "data") == 8
+        assert self.batch_of("bert_base", "data", "--batch-size", 2) == 2
+        assert self.batch_of("bert_base", "data", "--no-fit") == 16
         gpus(1, 81559)
-        assert self.batch_of("pretrain", "bert_base", "data") == 128
-
-    def test_what_the_user_gives_wins(self, gpus):
-        gpus(8, 16160)
-        assert self.batch_of("pretrain", "bert_base", "data", "--batch-size", 2) == 2
-        assert self.batch_of("pretrain", "bert_base", "data", "--no-fit") == 16
+        assert self.batch_of("bert_base", "data") == 128, "more memory, a larger batch"
 
     @pytest.mark.parametrize("told", ["[N/A]", ""])
     def test_a_driver_that_does_not_tell(self, gpus, told):
         gpus(8, told)
-        assert self.batch_of("pretrain", "lazyformer_m2x6_s", "data") == 16
+        assert self.batch_of("lazyformer_m2x6_s", "data") == 16
 
     def test_without_a_gpu_the_batch_is_small_and_the_plan_is_for_the_papers_gpus(self, gpus):
         gpus(0, 0)
-        result = run("pretrain", "lazyformer_m2x6_s", "data", "--dry-run", "--sequences-per-update", 32)
+        result = pretrain("lazyformer_m2x6_s", "data", "--dry-run", "--sequences-per-update", 32)
         assert "--batch-size 4 " in result.stdout
         assert "1 x 16.0 GB, fp16" in result.stderr

@@ -5,12 +5,13 @@ from functools import partial
 
 import pytest
 from helpers import false_nvidia_smi, run_script
+from language_model_recipes import assert_recipe
 from launches import dry_run, pretrain, settings_of
 from omegaconf import DictConfig, OmegaConf
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates, settle_update_size
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.pretraining.launch import CONFIGS
 
 pytestmark = pytest.mark.usefixtures("without_gpus")
@@ -196,3 +197,58 @@ def test_a_yaml_file_trains_on_any_number_of_processes_on_data_with_spaces_in_it
     assert re.search(r"\bbsz 8 ", run.stdout), "what was said is what was trained on"
     assert (tmp_path / "run" / "checkpoint_last.pt").is_file()
     assert (tmp_path / "run" / "tokenizer").is_dir()
+
+
+# --- language models
+
+
+@pytest.mark.parametrize(
+    ("arch", "number", "tgt_len", "streams", "update_freq"),
+    [
+        ("par_transformer_base", 8, 192, 32, 1),
+        ("transformer_xl_base", 2, 192, 32, 4),
+        ("sandwich_transformer_large", 8, 384, 16, 1),
+        ("par_transformer_24b", 4, 512, 12, 2),
+    ],
+)
+def test_it_is_the_papers_setting(gpus, arch, number, tgt_len, streams, update_freq):
+    gpus(*["9.0"] * 8)
+    cfg = settings_of(arch, "some data", "--gpus", number)
+    row = CAUSAL_ARCHITECTURES[arch].options()
+    assert {key: cfg.model[key] for key in row} == row
+    assert (cfg.task._name, cfg.task.data, cfg.task.tgt_len) == ("stream_language_modeling", "some data", tgt_len)
+    assert cfg.model.mem_len == tgt_len and number * streams * update_freq * tgt_len == 49_152
+    assert (cfg.dataset.batch_size, list(cfg.optimization.update_freq)) == (streams, [update_freq])
+    assert cfg.criterion._name == "causal_lm"
+    assert_recipe(cfg, CAUSAL_ARCHITECTURES[arch].recipe)
+    assert cfg.optimization.max_update == (100_000 if arch.endswith("large") else 40_000)
+    assert (cfg.common.cpu, cfg.common.bf16) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("arch", "recipe", "trained_by"),
+    [
+        ("par_transformer_large", "transformer-xl", "transformer_xl"),
+        ("par_transformer_large", "nvidia", "nvidia_large"),
+        ("longformer_small", None, "transformer_xl"),
+        ("longformer_small", "nvidia", "nvidia"),
+    ],
+)
+def test_the_recipe_may_be_chosen(arch, recipe, trained_by):
+    assert_recipe(settings_of(arch, "data", *(["--recipe", recipe] if recipe else [])), trained_by)
+
+
+def test_options_of_fairseq_train_win_and_wrong_ones_are_said():
+    words = "par_transformer_base data --max-update 7 --sublayer-pattern (sff)x5 --sequences-per-update 8".split()
+    assert dry_run(*words) == dry_run(*words, by=partial(run_script, "train_language_model.sh"))
+    cfg = settings_of(*words)
+    assert (cfg.optimization.max_update, cfg.model.sublayer_pattern, cfg.common.cpu) == (7, "(sff)x5", True)
+    assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (4, [2])
+    for arguments, message in {
+        "par_transformer_base": "Missing argument 'DATA'",
+        "a data --sequences-per-update some": "'some' is not a valid integer",
+        "par_transformer_base.yaml data --recipe nvidia": "write recipe=nvidia behind it",
+        "par_transformer_bas data": "no such arch or folder; did you mean par_transformer_base",
+    }.items():
+        run = pretrain(*arguments.split())
+        assert run.returncode in (1, 2) and message in run.stderr

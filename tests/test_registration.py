@@ -1,12 +1,16 @@
 """Importing the package is light and leaves the process as it was; it registers as soon as fairseq is loaded."""
 
+import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+import torch
+from helpers import ROOT, assert_equal_state, train_words
 
 import lazyformer_fairseq
 
@@ -19,6 +23,8 @@ print(ARCH_MODEL_NAME_REGISTRY["bert_base"], *sorted({
     if kind.__module__.startswith("lazyformer_fairseq")
 }))
 """
+OLD = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"
+DATA = OLD / "data"
 OURS = [
     "lazyformer",
     *(f"lazyformer_fairseq.fairseq_plugin.models.{name}" for name in ("huggingface_bert", "lazyformer")),
@@ -73,44 +79,31 @@ def filters():
 
 
 @pytest.mark.slow
-def test_a_notebook_keeps_its_excepthook_warnings_and_logging():
-    """Also when it uses the package; what torch and fairseq add to the filters of warnings is theirs."""
-    code = STATE + (
-        "before, unfiltered = state(), filters()\n"
-        "import lazyformer_fairseq\n"
-        "print(json.dumps([state() == before, filters() == unfiltered, 'torch' in sys.modules]))\n"
-        "import fairseq_cli.train, fairseq.options\n"
-        "before, unfiltered = state(), filters()\n"
-        "lazyformer_fairseq.LazyFormerModel\n"
-        "print(json.dumps([state() == before, filters() == unfiltered]))\n"
-    )
-    light, used = map(json.loads, output_of(code).splitlines()[-2:])
-    assert light == [True, True, False] and used == [True, True]
-
-
-@pytest.mark.slow
-def test_a_notebook_that_loads_a_model_has_fairseq_as_it_was_afterwards():
-    old = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"
-    code = STATE + (
-        "import fairseq.utils\nfrom fairseq import checkpoint_utils\n"
-        "import lazyformer_fairseq\n"
-        "load, before = checkpoint_utils.load_checkpoint_to_cpu, state()\n"
-        f"hub = lazyformer_fairseq.LazyFormerModel.from_pretrained({str(old)!r})\n"
-        "print(load is checkpoint_utils.load_checkpoint_to_cpu, hasattr(fairseq.utils, 'eval'), state() == before)\n"
-    )
-    assert output_of(code).split()[-3:] == ["True", "False", "True"]
+def test_a_notebook_keeps_its_excepthook_warnings_and_logging_and_fairseq_as_it_was():
+    """Also when it loads a model; what torch and fairseq add to the filters of warnings is theirs."""
+    code = f"""{STATE}
+before, unfiltered = state(), filters()
+import lazyformer_fairseq
+print(json.dumps([state() == before, filters() == unfiltered, 'torch' in sys.modules]))
+import fairseq_cli.train, fairseq.options
+from fairseq import checkpoint_utils
+load, before, unfiltered = checkpoint_utils.load_checkpoint_to_cpu, state(), filters()
+lazyformer_fairseq.LazyFormerModel
+print(json.dumps([state() == before, filters() == unfiltered]))
+hub = lazyformer_fairseq.LazyFormerModel.from_pretrained({str(OLD)!r})
+print(json.dumps([state() == before, load is checkpoint_utils.load_checkpoint_to_cpu, hasattr(fairseq.utils, 'eval')]))
+"""
+    lines = output_of(code).splitlines()[-3:]
+    assert [json.loads(line) for line in lines] == [[True, True, False], [True, True], [True, True, False]]
 
 
 @pytest.mark.parametrize(
     ("packages", "unwanted"), [(("patterns",), ("torch", "fairseq")), (("patterns", "modules"), ("fairseq",))]
 )
 def test_patterns_and_modules_are_of_use_without_fairseq(packages, unwanted):
-    names = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for package in packages
-        for path in sorted((ROOT / "lazyformer_fairseq" / package).rglob("*.py"))
-        if "triton" not in path.parts  # not installed on every machine
-    ]
+    paths = [path for package in packages for path in (ROOT / "lazyformer_fairseq" / package).rglob("*.py")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(paths)]
+    names = [name for name in names if "triton" not in name.split(".")]  # not installed on every machine
     assert len(names) > 2
     code = f"import {', '.join(names)}\nimport sys\nprint(*({set(unwanted)!r} & set(sys.modules)))"
     assert output_of(code).split() == []
@@ -134,13 +127,60 @@ if __name__ == "__main__":
 def test_a_process_that_fairseq_starts_for_a_gpu_has_the_hooks_of_its_run(tmp_path):
     """It unpickles fairseq's main and the config; the parent's hooks are not there."""
     (tmp_path / "parent.py").write_text(PARENT)
-    data = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "data"
     options = (
-        "--task full_sentences_masked_lm --tokens-per-sample 32 --arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 "
-        "--criterion masked_lm_accuracy --optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --max-update 1 "
-        f"--batch-size 4 --cpu --num-workers 0 --disable-validation --user-dir {ROOT / 'lazyformer_fairseq'}"
+        "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --max-update 1 "
+        "--batch-size 4 --disable-validation"
     )
-    command = [sys.executable, str(tmp_path / "parent.py"), str(data), *options.split(), "--save-dir", str(tmp_path)]
+    words = train_words(DATA, options, tmp_path)
+    command = [sys.executable, str(tmp_path / "parent.py"), *words]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr[-3000:]
     assert b"lazyformer_fairseq sha256" in (tmp_path / "checkpoint_last.pt").read_bytes()
+
+
+# --- tasks of fairseq's own are as they are, whether the plugin is loaded or not
+
+PLUGIN = ("--user-dir", str(ROOT / "lazyformer_fairseq"))
+OPTIONS = (
+    "--task masked_lm --arch roberta_base --encoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 "
+    "--encoder-attention-heads 4 --max-positions 64 --tokens-per-sample 32 --sample-break-mode complete "
+    "--criterion masked_lm --optimizer adam --lr 1e-3 --clip-norm 1.0 --batch-size 4 --max-update 6 --cpu --seed 7 "
+    "--num-workers 0 --log-format json --log-interval 1 --no-epoch-checkpoints"
+).split()
+
+
+def train(python, folder, *more: str) -> tuple[list[str], dict, bytes]:
+    """What the log says of losses, the last checkpoint, and its file."""
+    command = [python, "-m", "fairseq_cli.train", str(DATA), *OPTIONS, "--save-dir", str(folder), *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stderr[-3000:]
+    file = folder / "checkpoint_last.pt"
+    with torch.serialization.safe_globals([argparse.Namespace]):  # what fairseq saves of a model without a dataclass
+        return re.findall(r'"(?:\w+_)?loss": "[^"]+"', run.stdout), torch.load(file), file.read_bytes()
+
+
+@pytest.mark.slow
+def test_masked_lm_with_roberta_base(tmp_path, warm_python):
+    losses, stock, _ = train(warm_python / "python", tmp_path / "stock")
+    ours, loaded, file = train(warm_python / "python", tmp_path / "loaded", *PLUGIN)
+    assert len(losses) > 6 and ours == losses
+    assert loaded["extra_state"]["val_loss"] == stock["extra_state"]["val_loss"]
+    assert_equal_state(loaded["model"], stock["model"])
+    assert loaded["extra_state"].keys() == stock["extra_state"].keys()
+    assert b"lazyformer_fairseq sha256" not in file, "fairseq itself has written it"
+
+
+@pytest.mark.slow
+def test_a_mistake_of_a_stock_task_is_what_it_was(tmp_path):
+    """No hook of ours prints it, and no option of ours is looked at."""
+    command = [str(DATA), *OPTIONS, *"--write-checkpoints-asynchronously --bf16".split(), *PLUGIN]
+    code = (
+        "import sys; from fairseq import options\n"
+        f"parsed = options.parse_args_and_arch(options.get_training_parser(), {command!r})\n"
+        "from lazyformer_fairseq.fairseq_plugin import replacements\n"
+        "stages = sorted({row.stage.name for row in replacements._before})\n"
+        "print(parsed.tpu, sys.excepthook is sys.__excepthook__, stages)"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *PLUGIN], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.stdout.splitlines()[-1] == "True True ['NAME', 'REGISTRATION']", run.stderr

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -63,22 +62,24 @@ def test_processes_that_it_starts_are_as_quick_and_only_libraries_of_others_are_
     assert done.stdout == "True False False\n", done.stderr
 
 
-def start(program: Path, code: str) -> subprocess.Popen:
-    """A process that runs the code, once that has printed a line."""
-    run = subprocess.Popen([program, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert run.stdout.readline() == "ready\n"
-    return run
+@pytest.fixture
+def start(warm_python):
+    """``start("...")``: a process that runs the code, once that has printed a line."""
+
+    def start(code: str) -> subprocess.Popen:
+        code = f"import signal; {code}; print('ready', flush=True); signal.pause()"
+        run = subprocess.Popen([warm_python / "python", "-c", code], stdout=subprocess.PIPE, text=True)
+        assert run.stdout.readline() == "ready\n"
+        return run
+
+    return start
 
 
-def test_a_signal_reaches_the_process(warm_python):
-    code = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(75)); print('ready', flush=True)"
-    with start(warm_python / "python", f"{code}; signal.pause()") as run:
+def test_a_signal_reaches_the_process_and_killed_it_takes_the_process_along(start):
+    with start("signal.signal(signal.SIGTERM, lambda *_: exit(75))") as run:
         run.terminate()
     assert run.returncode == 75
-
-
-def test_killed_it_takes_the_process_along(warm_python):
-    with start(warm_python / "python", "import signal; print('ready', flush=True); signal.pause()") as run:
+    with start("pass") as run:
         run.kill()
         assert run.stdout.read() == ""  # which ends with the last of both
     assert run.returncode == -signal.SIGKILL

@@ -35,26 +35,18 @@ def file(tmp_path):
     return read_squad(write_squad(tmp_path / "train-v1.1.json", article("One", (CONTEXT, QUESTIONS))))
 
 
-def test_one_window_is_the_pair_as_the_tokenizer_builds_it(tokenizer, file):
-    windows = make_windows(tokenizer, file)
-    assert len(windows) == len(QUESTIONS)
-    for number, (question, answer) in enumerate(QUESTIONS):
-        assert windows.inputs[number].tolist() == tokenizer.build_input(question, CONTEXT)
-        start, end = windows.targets[number] - windows.place[number] + windows.first_offset[number]
-        assert CONTEXT[windows.offsets[start, 0] : windows.offsets[end, 1]] == answer
-    assert windows.question.tolist() == [0, 1, 2]
-
-
-def test_long_contexts_and_questions(tokenizer, file):
-    settings = WindowSettings(longest=24, stride=5, longest_question=6)
+@pytest.mark.parametrize("settings", [WindowSettings(), WindowSettings(longest=24, stride=5, longest_question=6)])
+def test_windows_of_short_and_long_contexts_and_questions(tokenizer, file, settings):
     windows = make_windows(tokenizer, file, settings)
+    longest = settings.longest_question
     ids, spans = tokenizer.encode_with_offsets(CONTEXT)
-    assert windows.sizes.max() == 24
-    assert windows.cut_questions == sum(len(tokenizer.encode(question)) > 6 for question, _ in QUESTIONS) > 0
+    assert len(windows) == len(QUESTIONS) if settings == WindowSettings() else windows.sizes.max() == 24
+    assert windows.cut_questions == sum(len(tokenizer.encode(question)) > longest for question, _ in QUESTIONS)
+    assert bool(windows.cut_questions) == (longest == 6)
     for number, (question, answer) in enumerate(QUESTIONS):
         shown = collections.Counter()
         rows = np.flatnonzero(windows.question == number)
-        head = [tokenizer.special.bos, *tokenizer.encode(question)[:6], *[tokenizer.special.eos] * 2]
+        head = [tokenizer.special.bos, *tokenizer.encode(question)[:longest], *[tokenizer.special.eos] * 2]
         wanted = question_windows.tokens_of(np.array(spans), CONTEXT.index(answer), CONTEXT.index(answer) + len(answer))
         for row in rows:
             first, count = windows.first[row], windows.count[row]

@@ -19,50 +19,34 @@ def streams(count: int, rows: int, tgt_len: int, shards: int = 1, shard: int = 0
     return TokenStreams(tokens, rows, tgt_len, EOS, PAD, shards=shards, shard=shard, keeps_rest=keeps_rest)
 
 
-sizes = st.fixed_dictionaries(
-    {
-        **{"count": st.integers(1, 300), "rows_of_shard": st.integers(1, 5), "shards": st.integers(1, 3)},
-        **{"tgt_len": st.integers(1, 20), "keeps_rest": st.booleans()},
-    }
-)
-
-
-def rows_of_all_shards(count, rows_of_shard, shards, tgt_len, keeps_rest) -> list[tuple[list[int], list[int]]]:
-    """(sources, targets) of every row over a whole epoch, the rows of the first worker first."""
-    rows = []
-    lengths = set()
+@settings(max_examples=40)
+@given(st.integers(1, 300), st.integers(1, 5), st.integers(1, 3), st.integers(1, 20), st.booleans())
+def test_every_token_is_a_target_once_and_in_order(count, rows_of_shard, shards, tgt_len, keeps_rest):
+    rows = rows_of_shard * shards
+    each, rest = divmod(count, rows)
+    if not keeps_rest and each < tgt_len:
+        with pytest.raises(UserError, match=f"{count} tokens in {rows} rows"):
+            streams(count, rows, tgt_len)
+        return
+    found, lengths = [], set()
     for shard in range(shards):
-        own = streams(count, rows_of_shard * shards, tgt_len, shards, shard, keeps_rest)
+        own = streams(count, rows, tgt_len, shards, shard, keeps_rest)
         batches = [own[segment] for segment in range(len(own))]
         lengths.add(len(own))
         assert all(batch["target"].size(1) == tgt_len for batch in batches[:-1])
         assert [batch["segment"] for batch in batches] == list(range(len(own)))
         assert all(batch["ntokens"] == batch["target"].ne(PAD).sum() for batch in batches)
         parts = [batch["net_input"]["src_tokens"] for batch in batches], [batch["target"] for batch in batches]
-        rows += zip(*(torch.cat(part, dim=1).tolist() for part in parts), strict=True)
+        found += zip(*(torch.cat(part, dim=1).tolist() for part in parts), strict=True)
     assert len(lengths) == 1, "workers must take the same number of steps"
-    return rows
-
-
-@settings(max_examples=40)
-@given(sizes)
-def test_every_token_is_a_target_once_in_order_and_workers_are_disjoint(drawn):
-    rows = drawn["rows_of_shard"] * drawn["shards"]
-    each, rest = divmod(drawn["count"], rows)
-    if not drawn["keeps_rest"] and each < drawn["tgt_len"]:
-        with pytest.raises(UserError, match=f"{drawn['count']} tokens in {rows} rows"):
-            streams(drawn["count"], rows, drawn["tgt_len"])
-        return
-    found = rows_of_all_shards(**drawn)
     # Row after row, they are the text as it stands: contiguous in a row, each token once, none twice.
     targets = [token for _, row in found for token in row if token != PAD]
-    assert targets == list(range(10, 10 + drawn["count"] - (0 if drawn["keeps_rest"] else rest)))
+    assert targets == list(range(10, 10 + count - (0 if keeps_rest else rest)))
     for source, target in found:
         assert PAD not in target[:-1]
         for token_before, token in zip(source, target, strict=True):
             assert token == PAD or token_before == (token - 1 if token > 10 else EOS)
-    padding = sum(row.count(PAD) for _, row in found)
-    assert padding == ((rows - rest) % rows if drawn["keeps_rest"] else 0)
+    assert sum(row.count(PAD) for _, row in found) == ((rows - rest) % rows if keeps_rest else 0)
 
 
 cuts = st.builds(Cut, st.booleans(), st.booleans(), st.integers(1, 9), st.integers(1, 9))

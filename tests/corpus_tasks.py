@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Optional
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -32,19 +31,10 @@ def sleep(folder: Path, rank: int) -> None:
     time.sleep(300)
 
 
-def build_in_process(
-    inputs: list[str],
-    folder: Path,
-    settings: CorpusSettings,
-    ready,
-    problem: Path,
-    largest_file: Optional[int] = None,
-    workers: int = 1,
-) -> None:
+def build_in_process(inputs, folder: Path, settings: CorpusSettings, ready, problem: Path, largest_file, workers: int):
     """Builds a corpus once it has told that it is ready; writes a UserError into ``problem``.
 
-    Args:
-        largest_file: bytes; a longer one cannot be written, as on a full disk.
+    A file longer than ``largest_file`` bytes cannot be written, as on a full disk.
     """
     if largest_file:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))

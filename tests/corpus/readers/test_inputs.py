@@ -46,18 +46,38 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_formats_are_found_in_the_order_of_names_and_what_is_no_text_is_left_out_and_told(folder):
+def found_in(folder, **options):
+    """What is found in the folder, and what is left out: each as the path in the folder and what is said of it."""
+    left_out = []
+    files = find_inputs([str(folder)], left_out=left_out, **options)
+    told = dict(line.removeprefix(f"{folder}/").split(": ", 1) for line in left_out)
+    return {file.path.removeprefix(f"{folder}/"): (file.format, file.size) for file in files}, told
+
+
+def test_formats_are_found_in_the_order_of_names_and_what_is_left_out_is_told(folder, tmp_path_factory):
+    """What is no text, or no file; and linked folders are followed once."""
     for name in ["README.txt", "LICENSE", "picture.png", ".hidden.txt", ".git/x.txt"]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"\x89PNG")
-    left_out = []
-    found = find_inputs([str(folder)], left_out=left_out)
-    assert [(file.path.removeprefix(f"{folder}/"), file.format) for file in found] == [
-        (name, format) for name, (_, format) in FILES.items()
-    ]
-    assert [file.size for file in found] == [(folder / name).stat().st_size for name in FILES]
-    told = [line.removeprefix(f"{folder}/").partition(":")[0] for line in left_out]
-    assert told == ["LICENSE", "README.txt", "picture.png"]
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "z.txt").write_text("Words.")
+    (elsewhere / "back").symlink_to(folder)
+    (folder / "A").symlink_to(folder / "i" / "AA")
+    for name in ("linked", "linked too"):
+        (folder / name).symlink_to(elsewhere)
+    (folder / "gone.txt").symlink_to(folder / "no such")
+    os.mkfifo(folder / "pipe.txt")
+    found, told = found_in(folder)
+    expected = {name: (format, (folder / name).stat().st_size) for name, (_, format) in FILES.items()}
+    assert list(found.items()) == [*expected.items(), ("linked/z.txt", ("text", 6))]
+    said = {
+        "A": f"is a link to {folder}/i/AA, which is read already",
+        "gone.txt": "is a link to what is not there, or cannot be read",
+        "linked too": f"is a link to {folder}/linked, which is read already",
+        "linked/back": f"is a link to {folder}, which is read already",
+        "pipe.txt": "is neither a file nor a folder, but a device or a pipe",
+    }
+    assert told == told | said and {*told} - {*said} == {"LICENSE", "README.txt", "picture.png"}
 
 
 def test_a_folder_that_cannot_be_read_is_named(folder, monkeypatch):
@@ -69,30 +89,8 @@ def test_a_folder_that_cannot_be_read_is_named(folder, monkeypatch):
     monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(UserError, match=r"/i/AB: this folder cannot be read \(Permission denied\).*--bad-files skip"):
         formats(folder)
-    left_out = []
-    assert len(formats(folder, bad_files="skip", left_out=left_out)) == len(FILES) - 1
-    assert left_out == [f"{folder}/i/AB: this folder cannot be read (Permission denied)"]
-
-
-def test_linked_folders_are_followed_once_and_what_is_no_file_is_named(folder, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / "z.txt").write_text("Words.")
-    (elsewhere / "back").symlink_to(folder)
-    (folder / "A").symlink_to(folder / "i" / "AA")
-    (folder / "linked").symlink_to(elsewhere)
-    (folder / "linked too").symlink_to(elsewhere)
-    (folder / "gone.txt").symlink_to(folder / "no such")
-    os.mkfifo(folder / "pipe.txt")
-    left_out = []
-    found = [file.path.removeprefix(f"{folder}/") for file in find_inputs([str(folder)], left_out=left_out)]
-    assert found == [*FILES, "linked/z.txt"]
-    assert sorted(line.removeprefix(f"{folder}/") for line in left_out) == [
-        f"A: is a link to {folder}/i/AA, which is read already",
-        "gone.txt: is a link to what is not there, or cannot be read",
-        f"linked too: is a link to {folder}/linked, which is read already",
-        f"linked/back: is a link to {folder}, which is read already",
-        "pipe.txt: is neither a file nor a folder, but a device or a pipe",
-    ]
+    found, told = found_in(folder, bad_files="skip")
+    assert len(found) == len(FILES) - 1 and told == {"i/AB": "this folder cannot be read (Permission denied)"}
 
 
 def test_a_file_that_is_named_is_taken_and_the_order_is_that_of_the_command(folder, monkeypatch):

@@ -167,15 +167,12 @@ def test_the_file_is_as_tidy_as_our_own(command, code):
     assert found.returncode == 0, found.stdout
 
 
-def test_a_plan_says_who_reads_from_whom():
+def test_a_plan_says_who_reads_from_whom_and_equal_needs_make_equal_code():
     plan = plan_as_json("s[window=2]f(lf)x2 s k - l")
     assert [place["giver"] for place in plan] == [None, None, 0, None, 0, None, None, 6, None, 6]
     assert plan[0]["settings"] == {"window": 2, "dilation": 1, "dilated_heads": 2, "global": 0}
     assert plan[0]["readers"] == ["distribution", "distribution"]
     assert plan[6]["kinds"] == [] and sorted(plan[6]["readers"]) == ["distribution", "keys and values"]
-
-
-def test_it_is_the_same_each_time_a_pattern_needs_the_same():
     assert merged_code(plan_as_json("(s[entmax=1.5]f)x2")) == merged_code(plan_as_json("s[entmax=1.5]f"))
 
 
@@ -186,17 +183,13 @@ def test_a_kind_of_somebody_is_merged_from_its_own_module(tmp_path):
         torch.testing.assert_close(exported(some_ids()).logits, model(some_ids())[0], atol=1e-5, rtol=1e-5)
 
 
-def test_a_class_that_no_module_holds_is_refused_by_name():
+def test_what_a_file_of_code_cannot_hold_is_refused_by_name(tmp_path):
     class Mine:
         pass
 
     mine = Kind("m", "mine", "", "", {ENCODER: Mine})
     with registered(mine), pytest.raises(UserError, match="mine \\(m\\) cannot be exported"):
         merged_code(plan_as_json("sfm"))
-
-
-def test_a_file_for_other_sublayers_says_so(tmp_path):
     code = code_in(export_custom(tiny_model(sublayer_pattern="sf"), tmp_path))
-    config = code.LazyFormerConfig(plan=plan_as_json("sflf"))
     with pytest.raises(ValueError, match="has no sublayers l: export the checkpoint again"):
-        code.LazyFormerModel(config)
+        code.LazyFormerModel(code.LazyFormerConfig(plan=plan_as_json("sflf")))

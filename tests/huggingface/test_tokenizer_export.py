@@ -101,19 +101,16 @@ def test_same_ids_and_same_text_back(ours, fast, text):
     assert fast.library.decode(ids, skip_special_tokens=False) == ours.decode(ids)
 
 
-def test_controls_in_a_text_are_text(ours, fast):
-    for text in ("a <s> b", "</s>", "<pad><pad>", "x</s>"):
-        assert not {BOS, PAD, EOS} & set(fast.ids(f"a {text}"))
-    assert fast.ids("<s>") == [BOS]  # the one exception: nothing else in the text
-
-
 def assert_same_ids(ours: Tokenizer, *more: str) -> None:
     fast, texts = Fast(ours), [*TELLING, *SENTENCES, "a <s> b </s>", "Ωmega 𝄞 \u2581 <MASK>x", "<pad><s>", *more]
     assert [fast.ids(text) for text in texts] == [ours.encode(text) for text in texts]
 
 
-def test_telling_texts(ours):
+def test_telling_texts_and_controls_in_a_text(ours, fast):
     assert_same_ids(ours)
+    for text in ("a <s> b", "</s>", "<pad><pad>", "x</s>"):
+        assert not {BOS, PAD, EOS} & set(fast.ids(f"a {text}"))
+    assert fast.ids("<s>") == [BOS]  # the one exception: nothing else in the text
 
 
 @settings(max_examples=300)

@@ -53,10 +53,14 @@ def interrupt(monkeypatch):
     return when
 
 
-def test_too_little_time_for_a_median_is_said(caplog):
+def test_too_little_time_for_a_median_is_said_and_batches_are_no_larger_than_memory_allows(monkeypatch, caplog):
     back_ends.measure_back_ends(blocks(1), "cpu", rounds=10, budget=1e-9)
     (said,) = (record.message for record in caplog.records if "--budget" in record.message)
     assert said.startswith(f"{len(blocks(1))} of {len(blocks(1))} blocks had time for fewer than 3 rounds")
+    monkeypatch.setattr(back_ends, "MOST_TOKENS", 32)
+    found = blocks(1, lengths=(8, 64), batches=(1, 4))
+    assert {(block.batch, block.time) for block in found} == {(1, 8), (4, 8), (1, 64)}
+    assert {block.batch for block in found if block.padded} == {4}
 
 
 def test_each_block_is_measured_on_each_back_end(own_file):
@@ -66,13 +70,6 @@ def test_each_block_is_measured_on_each_back_end(own_file):
     assert all(set(row) == set(back_ends_of("cpu")) and min(row.values()) > 0 for row in table.rows.values())
     assert {"threads", "torch"} <= table.origin.keys()
     assert printed.count(" *") >= len(table.rows) and str(own_file) in printed
-
-
-def test_batches_are_no_larger_than_memory_allows(monkeypatch):
-    monkeypatch.setattr(back_ends, "MOST_TOKENS", 32)
-    found = blocks(1, lengths=(8, 64), batches=(1, 4))
-    assert {(block.batch, block.time) for block in found} == {(1, 8), (4, 8), (1, 64)}
-    assert {block.batch for block in found if block.padded} == {4}
 
 
 def test_it_shows_which_measurement_decides(own_file):

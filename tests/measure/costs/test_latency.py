@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from helpers import ROOT, write_toy_glue
+from helpers import PRETRAINING, ROOT, write_toy_glue
 
 from lazyformer_fairseq.measure.costs import latency
 from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment, peak_memory
@@ -71,42 +71,33 @@ def test_peak_memory_counts_what_was_held_at_once():
 
 
 @pytest.mark.parametrize("onednn", [True, False])
-def test_a_peak_is_measured_by_every_library_that_models_use(monkeypatch, onednn):
+def test_a_peak_is_that_of_the_fastest_product_by_every_library_that_models_use(monkeypatch, onednn):
     monkeypatch.setattr(latency, "MATRIX_SIZES", {"cpu": (8, 16)})
     monkeypatch.setattr(latency, "has_onednn", lambda: onednn)
     names = {"matrix product 8", "matrix product 16"}
     assert set(latency.matrix_products("cpu", torch.bfloat16)) == names
     names |= {"matrix product by oneDNN 8", "matrix product by oneDNN 16"} if onednn else set()
     assert set(latency.matrix_products("cpu", torch.float32)) == names
-
-
-def test_the_peak_is_of_the_fastest_product():
-    timings = {"matrix product 8": Timing((2.0,)), "matrix product 16": Timing((4.0,)), "a model": Timing((1e-9,))}
-    assert latency.matrix_peak(timings) == 2 * 16**3 / 4
-    assert latency.matrix_peak({**timings, "matrix product by oneDNN 16": Timing((3.0,))}) == 2 * 16**3 / 3
-
-
-SHARED = "--arch bert_tiny --batch-size 4 --optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --cpu"
-
-
-def command(data, options: str) -> list[str]:
-    return [str(data), "--user-dir", str(ROOT / "lazyformer_fairseq"), *options.split(), *SHARED.split()]
+    timings = {name: Timing((3.0 if "oneDNN" in name else 4.0,)) for name in names} | {"a model": Timing((1e-9,))}
+    assert latency.matrix_peak(timings) == 2 * 16**3 / (3 if onednn else 4)
 
 
 def test_trainings_of_several_tasks_take_turns(data_folder, tmp_path):
     """fairseq keeps meters by name for the whole process, and these two log other kinds of `accuracy`."""
     glue = write_toy_glue(tmp_path / "glue", train=16, valid=4)
-    pretraining = "--task full_sentences_masked_lm --tokens-per-sample 32 --criterion masked_lm_accuracy"
-    finetuning = f"--task glue --criterion glue --tokenizer-folder {data_folder / 'tokenizer'} --max-update 9"
+    options = (
+        f"--user-dir {ROOT / 'lazyformer_fairseq'} --arch bert_tiny --batch-size 4 --optimizer fused_adam --cpu "
+        "--lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
+    )
+    pretraining = f"{options} --task {PRETRAINING} --criterion masked_lm_accuracy"
+    finetuning = f"{options} --task glue --criterion glue --tokenizer-folder {data_folder / 'tokenizer'}"
     trainings = [
-        StepwiseTraining(command(glue / "CoLA", finetuning), tmp_path / "finetuning"),
-        StepwiseTraining(command(data_folder, f"{pretraining} --max-update 9"), tmp_path / "pretraining"),
+        StepwiseTraining([str(glue / "CoLA"), *finetuning.split()], tmp_path / "finetuning"),
+        StepwiseTraining([str(data_folder), *pretraining.split()], tmp_path / "pretraining"),
     ]
-    measures = []
     for _ in range(2):
-        for training in trainings:
-            assert training.update() > 0
-            measures.append(training.evaluate())
+        assert all(training.update() > 0 for training in trainings)
+        measures = [training.evaluate() for training in trainings]
+        assert ["ppl" in found for found in measures] == [False, True]
+        assert all("accuracy" in found for found in measures)
     assert [training.updates for training in trainings] == [2, 2]
-    assert ["ppl" in found for found in measures] == [False, True] * 2
-    assert all("accuracy" in found for found in measures)

@@ -7,7 +7,6 @@ import torch
 from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH, WORDS
 from exports import code_of_every_kind
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.merge import plan_as_json
@@ -37,61 +36,41 @@ KINDS = [row.name for row in ATTENTION_KINDS]
 SETTINGS = ["", *(each for name in KINDS for each in EXAMPLES.get(name, []) + MORE.get(name, []))]
 
 
-class Exported(nn.Module):
-    """The sublayers, and what a model puts around them."""
-
-    def __init__(self, pattern: str, buckets: int):
-        super().__init__()
-        self.code = code_of_every_kind()
-        sizes = {"hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS}
-        given = {"max_position_embeddings": TOKENS, "hidden_dropout_prob": 0.0, "relative_position_buckets": buckets}
-        config = self.code.LazyFormerConfig(plan=plan_as_json(pattern), **sizes, **given)
-        self.sublayers = self.code.build_sublayers(config)
-        self.relative_position_bias = self.code.RelativePositionBias(HEADS, buckets) if buckets else None
-        self.checkpoint = None
-
-    def forward(
-        self,
-        x_BTC: Tensor,
-        padding_mask_BT: Optional[Tensor] = None,
-        global_positions_BT: Optional[Tensor] = None,
-        attention: str = "eager",
-        output_attentions: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The last output, and attention probabilities."""
-        bias = self.relative_position_bias
-        scores = self.code.Scores() if bias is None else bias(x_BTC.size(1))
-        if padding_mask_BT is not None:
-            scores = scores.with_padding(padding_mask_BT, is_on_right=False)
-        if global_positions_BT is not None:
-            scores = scores.with_given(global_positions_BT)
-        attention = "eager" if output_attentions else attention
-        asked = (attention, output_attentions, self.checkpoint)
-        x_BTC, _, probabilities = self.code.run_sublayers(self.sublayers, x_BTC, scores, *asked)
-        return x_BTC, probabilities
-
-
-def both(pattern: str, buckets: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Encoder, Exported]:
-    """Ours and the exported one, with the same weights, none of them 0."""
+def model(settings: str, initializer_range: float = 0.5, **options: Any) -> nn.Module:
+    """An exported masked language model."""
     torch.manual_seed(1)
-    given = {"max_positions": TOKENS, "relative_position_buckets": buckets, "attention_backend": "eager"}
-    ours = Encoder(pattern, None, WIDTH, FFN, HEADS, **given)
+    code = code_of_every_kind()
+    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS}
+    given = {"max_position_embeddings": TOKENS, "relative_position_buckets": buckets_of(settings), **sizes}
+    plan = plan_as_json(pattern_of(settings))
+    config = code.LazyFormerConfig(plan=plan, initializer_range=initializer_range, **given, **options)
+    return code.LazyFormerForMaskedLM(config).eval()
+
+
+def both(settings: str, dtype: torch.dtype = torch.float32) -> tuple[Encoder, nn.Module]:
+    """Our encoder and the exported one, with the same weights, none of them 0."""
+    given = {"max_positions": TOKENS, "relative_position_buckets": buckets_of(settings), "attention_backend": "eager"}
+    ours = Encoder(pattern_of(settings), WORDS, WIDTH, FFN, HEADS, **given)
+    torch.manual_seed(1)
     for weight in ours.parameters():
         torch.nn.init.normal_(weight, std=0.5)
-    exported = Exported(pattern, buckets)
+    exported = model(settings, hidden_dropout_prob=0.0).lazyformer
     exported.load_state_dict(ours.state_dict())
     return ours.to(dtype).eval(), exported.to(dtype).eval()
 
 
-def embeddings(dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(BATCH, TOKENS, WIDTH, generator=torch.Generator().manual_seed(2)).to(dtype)
+def inputs(settings: str, where: str) -> tuple[Tensor, Tensor, dict[str, Optional[Tensor]], dict[str, Tensor]]:
+    """Ids, which of them are text, and what networks are given besides, ours and the exported one."""
+    generator = torch.Generator().manual_seed(2)
+    mask, ids = padding(where), torch.randint(3, WORDS, (BATCH, TOKENS), generator=generator)
+    marked = torch.rand(BATCH, TOKENS, generator=generator) < 0.3 if "given" in settings else None
+    ours = {"padding_mask_BT": mask if mask.any() else None, "global_positions_BT": marked}
+    return ids.masked_fill(mask, 1), ~mask, ours, {"attention_mask": ~mask, "global_attention_mask": marked}
 
 
-def padding(where: str) -> Optional[Tensor]:
+def padding(where: str) -> Tensor:
     """(B, T), True at padding: on "none", "right", "left" or "both" sides, of other lengths in each row; or "a row"."""
     mask = torch.zeros(BATCH, TOKENS, dtype=torch.bool)
-    if where == "none":
-        return None
     mask[1] = where == "a row"
     for row in range(1, BATCH):
         if where in ("right", "both"):
@@ -116,7 +95,9 @@ def combined() -> list[str]:
 
 
 def pattern_of(settings: str) -> str:
-    """An s, and what can read it."""
+    """An s, and what can read it; a pattern of convolution is one already."""
+    if settings[:1] == "c":
+        return settings
     s = f"s[{settings}]" if settings else "s"
     try:
         plan(f"{s}k", "encoder")
@@ -127,14 +108,8 @@ def pattern_of(settings: str) -> str:
 
 def buckets_of(settings: str) -> int:
     """Of T5's bias: where a kind can have it, it has it."""
-    values = read_sublayer(f"s[{settings}]").values if settings else with_defaults(())
+    values = read_sublayer(f"s[{settings}]").values if settings and settings[0] != "c" else with_defaults(())
     return 0 if any("bias" in choice.refuses for choice in variant_classes(values)) else 8
-
-
-def given(settings: str) -> Optional[Tensor]:
-    if "given" not in settings:
-        return None
-    return torch.rand(BATCH, TOKENS, generator=torch.Generator().manual_seed(4)) < 0.3
 
 
 ONE_OF_EACH = ["", *(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]
@@ -146,64 +121,68 @@ CASES = ((torch.float64, ("none", "both", "a row"), 1e-9), (torch.float32, ("lef
 
 
 @pytest.mark.parametrize("settings", [*SETTINGS, *combined(), *CONVOLUTIONS])
-def test_exported_sublayers_are_ours(settings):
-    pattern, buckets = (settings, 8) if settings[:1] == "c" else (pattern_of(settings), buckets_of(settings))
+@torch.no_grad()
+def test_exported_blocks_are_ours(settings):
     for dtype, sides, within in CASES:
-        ours, exported = both(pattern, buckets, dtype)
+        ours, exported = both(settings, dtype)
         for where in sides:
-            x, mask = embeddings(dtype), padding(where)
-            expected = ours(x, mask, global_positions_BT=given(settings))[0]
-            is_text = slice(None) if mask is None else ~mask
-            for attention in ("eager", "sdpa"):
-                found = exported(x, mask, given(settings), attention)[0]
+            ids, is_text, to_ours, to_exported = inputs(settings, where)
+            expected = ours(ids, **to_ours)[0]
+            for exported.config._attn_implementation in ("eager", "sdpa"):
+                found = exported(ids, **to_exported).last_hidden_state
                 torch.testing.assert_close(found[is_text], expected[is_text], atol=within, rtol=within)
                 assert found.isfinite().all()  # padding meets other sublayers
 
 
 @pytest.mark.parametrize("settings", [*ONE_OF_EACH, "cfc[form=lightweight]"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_gradients_are_ours_with_checkpoints_too(settings):
-    pattern, buckets = (settings, 0) if settings[:1] == "c" else (pattern_of(settings), buckets_of(settings))
-    ours, exported = both(pattern, buckets, torch.float64)
-    mask, up = padding("both"), torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64)
+    ours, exported = both(settings, torch.float64)
+    ids, is_text, to_ours, to_exported = inputs(settings, "both")
+    up = torch.randn(BATCH, TOKENS, WIDTH, dtype=torch.float64)
 
-    def gradients(network, *rest, **more):
+    def gradients(network, **given):
         network.zero_grad()
-        (network(embeddings(torch.float64), mask, *rest, **more)[0] * up)[~mask].sum().backward()
+        (network(ids, **given)[0] * up)[is_text].sum().backward()
         return {name: weight.grad for name, weight in network.named_parameters()}
 
-    wanted = gradients(ours, global_positions_BT=given(settings))
-    for attention, saves in (("eager", None), ("sdpa", None), ("sdpa", lambda *a: checkpoint(*a, use_reentrant=False))):
-        exported.checkpoint = saves
-        found = gradients(exported, given(settings), attention)
+    wanted = gradients(ours, **to_ours)
+    for attention, saves in (("eager", None), ("sdpa", None), ("sdpa", {}), ("sdpa", {"use_reentrant": True})):
+        exported.config._attn_implementation = attention
+        if saves is not None:
+            exported.gradient_checkpointing_enable(saves)
+            exported.training = True  # not its sublayers: what they draw, such as buckets, stays the same
+        found = gradients(exported, **to_exported)
         assert found.keys() == wanted.keys()
         for name, expected in wanted.items():
             torch.testing.assert_close(found[name], expected, atol=1e-7, rtol=1e-7, msg=name)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
+@torch.no_grad()
 def test_probabilities_are_ours_and_those_of_an_l_are_its_s(settings):
-    ours, exported = both(pattern_of(settings), buckets_of(settings), torch.float64)
-    x, mask, found = embeddings(torch.float64), padding("both"), []
+    ours, exported = both(settings, torch.float64)
+    ids, is_text, to_ours, to_exported = inputs(settings, "both")
+    found = []
     ours.sublayers[0].inner.register_forward_hook(lambda module, given, output: found.append(output[1]))
-    ours(x, mask, global_positions_BT=given(settings))
-    y, probabilities = exported(x, mask, given(settings), "sdpa", output_attentions=True)
-    torch.testing.assert_close(y, exported(x, mask, given(settings), "sdpa")[0], atol=1e-9, rtol=1e-9)
-    is_text = ~mask[:, None].expand(-1, HEADS, -1)
+    ours(ids, **to_ours)
+    asked, plain = (exported(ids, **to_exported, output_attentions=wanted) for wanted in (True, False))
+    torch.testing.assert_close(asked.last_hidden_state, plain.last_hidden_state, atol=1e-9, rtol=1e-9)
+    of_queries = is_text[:, None].expand(-1, HEADS, -1)
     expected = found[0]["distribution"].probabilities
-    torch.testing.assert_close(probabilities[0][is_text], expected[is_text], atol=1e-9, rtol=1e-9)
-    assert torch.equal(probabilities[1], probabilities[0])
-    assert len(probabilities) == sum(planned.kind.letter in "slk" for planned in ours.plan)
+    torch.testing.assert_close(asked.attentions[0][of_queries], expected[of_queries], atol=1e-9, rtol=1e-9)
+    assert torch.equal(asked.attentions[1], asked.attentions[0])
+    assert len(asked.attentions) == sum(planned.kind.letter in "slk" for planned in ours.plan)
 
 
 @pytest.mark.parametrize("settings", ONE_OF_EACH)
+@torch.no_grad()
 def test_half_precision_is_near(settings):
     for attention in ("eager", "sdpa"):
-        _, exported = both(pattern_of(settings), buckets_of(settings))
-        for weight in exported.parameters():  # such as a model has
-            weight.data *= 0.2
-        arguments = (padding("both"), given(settings), attention)
-        expected = exported(embeddings(), *arguments)[0]
-        found = exported.bfloat16()(embeddings(torch.bfloat16), *arguments)[0]
+        exported = model(settings, initializer_range=0.1).lazyformer
+        exported.config._attn_implementation = attention
+        ids, _, _, given = inputs(settings, "both")
+        expected, found = exported(ids, **given)[0], exported.bfloat16()(ids, **given)[0]
         assert found.dtype == torch.bfloat16
         assert (found.float() - expected).abs().mean() / expected.abs().mean() < 0.05
 
@@ -211,19 +190,8 @@ def test_half_precision_is_near(settings):
 # How models start, and one graph by torch.export, ONNX and torch.compile
 
 
-OF_EACH_KIND = [*(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]
 # Reformer draws random numbers by a generator, of which torch.compile and ONNX have none.
-STATIC = [settings for settings in OF_EACH_KIND if "buckets" not in settings]
-
-
-def model(settings: str, initializer_range: float = 0.5) -> nn.Module:
-    torch.manual_seed(1)
-    code = code_of_every_kind()
-    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS}
-    given = {"max_position_embeddings": TOKENS, "relative_position_buckets": buckets_of(settings), **sizes}
-    plan = plan_as_json(pattern_of(settings))
-    config = code.LazyFormerConfig(plan=plan, initializer_range=initializer_range, **given)
-    return code.LazyFormerForMaskedLM(config).eval()
+STATIC = [settings for settings in ONE_OF_EACH if "buckets" not in settings]
 
 
 def texts(batch: int, time: int, settings: str) -> dict[str, Tensor]:
@@ -250,7 +218,7 @@ def assert_same(found: Any, network: nn.Module, settings: str) -> None:
         torch.testing.assert_close(found(given)[is_text], expected[is_text], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in OF_EACH_KIND)])
+@pytest.mark.parametrize("settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in ONE_OF_EACH[1:])])
 def test_torch_exports_one_graph_for_all_sizes(settings):
     network = model(settings)
     graph = exported(network, settings).module()
@@ -259,7 +227,7 @@ def test_torch_exports_one_graph_for_all_sizes(settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "how"), [*((each, {"fullgraph": True, "backend": "eager"}) for each in ["", *STATIC]), ("", {})]
+    ("settings", "how"), [*((each, {"fullgraph": True, "backend": "eager"}) for each in STATIC), ("", {})]
 )
 def test_torch_compile_makes_one_graph(settings, how):
     network = model(settings)
@@ -268,7 +236,7 @@ def test_torch_compile_makes_one_graph(settings, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", ["", *STATIC])
+@pytest.mark.parametrize("settings", STATIC)
 def test_onnx_computes_the_same(settings, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -283,11 +251,10 @@ def test_onnx_computes_the_same(settings, tmp_path):
     assert_same(run, network, settings)
 
 
-@pytest.mark.parametrize("settings", ["", *OF_EACH_KIND, "synthesizer=factorised_random+fixed,rank=4"])
+@pytest.mark.parametrize("settings", [*ONE_OF_EACH, "synthesizer=factorised_random+fixed,rank=4"])
 def test_fresh_weights_are_drawn_as_ours_are(settings):
-    pattern, buckets = pattern_of(settings), buckets_of(settings)
-    ours = Encoder(pattern, None, WIDTH, FFN, HEADS, max_positions=TOKENS, relative_position_buckets=buckets)
-    ours = ours.apply(init_bert_weights).state_dict()
+    given = {"max_positions": TOKENS, "relative_position_buckets": buckets_of(settings)}
+    ours = Encoder(pattern_of(settings), None, WIDTH, FFN, HEADS, **given).apply(init_bert_weights).state_dict()
     network = model(settings, initializer_range=0.02).lazyformer.state_dict()
     for name, expected in ours.items():
         spread = [weight.std().item() if weight.numel() > 1 else 0 for weight in (network[name], expected)]

@@ -15,6 +15,8 @@ from lazyformer_fairseq.modules.layer_norm import describe_layer_norm, layer_nor
 def test_apex_is_used_on_a_gpu_where_it_can_be_imported_and_was_built_with_its_kernels(monkeypatch):
     apex_stand_in.install(monkeypatch)
     assert isinstance(layer_norm(8), apex_stand_in.FusedLayerNorm)
+    assert describe_layer_norm(compiles=False).endswith(".FusedLayerNorm")
+    assert describe_layer_norm(compiles=True).endswith(".FusedLayerNorm (in what --compile compiles, torch's own)")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert layer_norm_class() is torch.nn.LayerNorm
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -23,39 +25,24 @@ def test_apex_is_used_on_a_gpu_where_it_can_be_imported_and_was_built_with_its_k
     apex_stand_in.install(monkeypatch)
     monkeypatch.setitem(sys.modules, "apex.normalization", None)  # cannot be imported
     assert layer_norm_class() is torch.nn.LayerNorm
-
-
-def test_apexs_is_torchs_where_it_is_compiled(monkeypatch):
-    apex_stand_in.install(monkeypatch)
-    module = layer_norm(8)
-    monkeypatch.undo()
-    torch.nn.init.normal_(module.weight)
-    assert module.state_dict().keys() == torch.nn.LayerNorm(8).state_dict().keys()
-    x = torch.randn(3, 8)
-    expected = torch.nn.functional.layer_norm(x, (8,), module.weight, module.bias)
-    torch.testing.assert_close(module(x), expected)
-    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="eager")(x), expected)
-    with pytest.raises(torch._dynamo.exc.Unsupported):  # so the line above can fail
-        torch.compile(apex_stand_in.FusedLayerNorm(8), fullgraph=True, backend="eager")(x)
-
-
-def test_the_log_says_which(monkeypatch):
     assert describe_layer_norm(compiles=True) == "torch.nn.modules.normalization.LayerNorm"
-    apex_stand_in.install(monkeypatch)
-    assert describe_layer_norm(compiles=False).endswith(".FusedLayerNorm")
-    assert describe_layer_norm(compiles=True).endswith(".FusedLayerNorm (in what --compile compiles, torch's own)")
 
 
-def test_epsilon_is_added_to_the_variance(monkeypatch):
+@pytest.mark.parametrize("epsilon", [1e-12, 0.5])
+def test_apexs_is_torchs_where_it_is_compiled(monkeypatch, epsilon):
+    """Epsilon is added to the variance."""
     x = torch.tensor([[1.0, 3.0, 5.0, 7.0]])
-    for epsilon in (1e-12, 0.5):
-        expected = (x - x.mean()) / (x.var(unbiased=False) + epsilon).sqrt()
-        torch.testing.assert_close(layer_norm(4, epsilon)(x), expected)
-        with monkeypatch.context() as patch:
-            apex_stand_in.install(patch)
-            fused = layer_norm(4, epsilon)
-        torch.testing.assert_close(fused(x), expected)
-        torch.testing.assert_close(torch.compile(fused, fullgraph=True, backend="eager")(x), expected)
+    plain = layer_norm(4, epsilon)
+    torch.testing.assert_close(plain(x), (x - x.mean()) / (x.var(unbiased=False) + epsilon).sqrt())
+    with monkeypatch.context() as patch:
+        apex_stand_in.install(patch)
+        fused = layer_norm(4, epsilon)
+    torch.nn.init.normal_(fused.weight)
+    plain.load_state_dict(fused.state_dict())
+    for module in (fused, torch.compile(fused, fullgraph=True, backend="eager")):
+        torch.testing.assert_close(module(x), plain(x))
+    with pytest.raises(torch._dynamo.exc.Unsupported):  # so the loop above can fail
+        torch.compile(apex_stand_in.FusedLayerNorm(4), fullgraph=True, backend="eager")(x)
 
 
 @pytest.mark.parametrize("prenorm", [False, True])

@@ -45,33 +45,28 @@ def log_probability_by_hand(embedding, softmax, feature: torch.Tensor, word: int
 
 
 @pytest.mark.parametrize("cutoffs, div_val", SHAPES)
-def test_log_probabilities_equal_those_by_hand_and_sum_to_one(cutoffs, div_val):
+def test_likelihoods_and_embeddings_are_those_by_hand(cutoffs, div_val):
+    """Of all words and of targets, with gradients; they sum to one."""
     embedding, softmax = make_words(cutoffs, div_val)
-    features = torch.randn(2, 3, WIDTH, dtype=torch.double)
+    features = torch.randn(VOCABULARY, WIDTH, dtype=torch.double, requires_grad=True)
     ours = softmax.log_probabilities(features, embedding)
-    assert ours.shape == (2, 3, VOCABULARY)
-    torch.testing.assert_close(ours.exp().sum(-1), torch.ones(2, 3, dtype=torch.double))
+    torch.testing.assert_close(ours.exp().sum(-1), torch.ones(VOCABULARY, dtype=torch.double))
     by_hand = [
-        log_probability_by_hand(embedding, softmax, feature, word)
-        for feature in features.flatten(0, 1)
-        for word in range(VOCABULARY)
+        log_probability_by_hand(embedding, softmax, each, word) for each in features for word in range(VOCABULARY)
     ]
     torch.testing.assert_close(ours.flatten(), torch.stack(by_hand))
 
-
-@pytest.mark.parametrize("cutoffs, div_val", SHAPES)
-def test_the_likelihood_of_targets_equals_all_log_probabilities_at_them_with_gradients(cutoffs, div_val):
-    embedding, softmax = make_words(cutoffs, div_val)
-    features = torch.randn(VOCABULARY, WIDTH, dtype=torch.double, requires_grad=True)
     target = torch.randperm(VOCABULARY)
     leaves = [features, *embedding.parameters(), *softmax.parameters()]
     weighting = torch.linspace(1, 2, VOCABULARY, dtype=torch.double)
     nll = softmax.negative_log_likelihood(features, target, embedding)
-    gathered = -softmax.log_probabilities(features, embedding).gather(1, target[:, None]).squeeze(1)
+    gathered = -ours.gather(1, target[:, None]).squeeze(1)
     torch.testing.assert_close(nll, gathered)
-    ours, theirs = (torch.autograd.grad((loss * weighting).sum(), leaves) for loss in (nll, gathered))
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*(torch.autograd.grad((loss * weighting).sum(), leaves) for loss in (nll, gathered)))
+
+    words = torch.randperm(VOCABULARY).view(4, 5)
+    expected = torch.stack([vector_by_hand(embedding, word) for word in words.flatten().tolist()]) * math.sqrt(WIDTH)
+    torch.testing.assert_close(embedding(words), expected.view(4, 5, WIDTH))
 
 
 def test_one_band_is_torchs_cross_entropy():
@@ -80,23 +75,6 @@ def test_one_band_is_torchs_cross_entropy():
     logits = features @ embedding.bands[0].table.T + softmax.bias
     expected = torch.nn.functional.cross_entropy(logits, target, reduction="none")
     torch.testing.assert_close(softmax.negative_log_likelihood(features, target, embedding), expected)
-
-
-@pytest.mark.parametrize("cutoffs, div_val", SHAPES)
-def test_embeddings_are_the_tables_rows_projected_and_scaled(cutoffs, div_val):
-    embedding, _ = make_words(cutoffs, div_val)
-    words = torch.randperm(VOCABULARY).view(4, 5)
-    expected = torch.stack([vector_by_hand(embedding, word) for word in words.flatten().tolist()]) * math.sqrt(WIDTH)
-    torch.testing.assert_close(embedding(words), expected.view(4, 5, WIDTH))
-
-
-@pytest.mark.parametrize("cutoffs, div_val", [((4, 9, 15), 1), ((4, 9, 15), 2)])
-def test_a_word_that_does_not_occur_gets_no_gradient_from_the_embedding(cutoffs, div_val):
-    embedding, _ = make_words(cutoffs, div_val)
-    embedding(torch.tensor([[2, 10]])).sum().backward()
-    for band in embedding.bands:
-        touched = {band.start + row for row in band.table.grad.abs().sum(1).nonzero().flatten().tolist()}
-        assert touched == {2, 10} & set(range(band.start, band.start + band.size))
 
 
 def test_bands_beyond_the_first_are_narrower_by_the_factor():
@@ -108,9 +86,14 @@ def test_bands_beyond_the_first_are_narrower_by_the_factor():
     assert all(band.projection is None for band in same_width.bands)
 
 
-def test_bands_without_a_target_get_gradients_of_zero():
+def test_bands_without_a_target_and_words_that_do_not_occur_get_gradients_of_zero():
     """Not None: DistributedDataParallel waits for a gradient of every weight."""
     embedding, softmax = make_words((4, 9, 15), 2)
+    embedding(torch.tensor([[2, 10]])).sum().backward()
+    for band in embedding.bands:
+        touched = {band.start + row for row in band.table.grad.abs().sum(1).nonzero().flatten().tolist()}
+        assert touched == {2, 10} & set(range(band.start, band.start + band.size))
+    embedding.zero_grad()
     nll = softmax.negative_log_likelihood(torch.randn(3, WIDTH).double(), torch.tensor([0, 1, 5]), embedding)
     nll.sum().backward()
     assert not embedding.bands[2].table.grad.any() and not embedding.bands[3].projection.grad.any()

@@ -14,8 +14,7 @@ def build(kind: str, dropout: float = 0.0) -> torch.nn.Module:
 
 @pytest.mark.parametrize("kind", ["dense", "linear"])
 def test_logits_are_of_the_first_token(kind):
-    head = build(kind)
-    features = torch.randn(2, 5, 4)
+    head, features = build(kind), torch.randn(2, 5, 4)
     weights = {name: weight.numpy() for name, weight in head.state_dict().items()}
     x = features[:, 0].numpy()
     if kind == "dense":
@@ -26,8 +25,7 @@ def test_logits_are_of_the_first_token(kind):
 
 
 def test_spans_have_two_logits_of_every_token():
-    head = SpanHead(4)
-    features = torch.randn(2, 5, 4)
+    head, features = SpanHead(4), torch.randn(2, 5, 4)
     weight, bias = (weight.numpy() for weight in head.state_dict().values())
     np.testing.assert_allclose(head(features).detach().numpy(), features.numpy() @ weight.T + bias, rtol=1e-5)
     assert weight.shape == (2, 4)

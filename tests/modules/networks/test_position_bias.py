@@ -17,13 +17,6 @@ def t5_bucket(distance: int, buckets: int = 32, max_distance: int = 128) -> int:
     return offset + min(wide, side - 1)
 
 
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (4, 2)])
-def test_buckets_follow_t5(buckets, max_distance):
-    distances = [distance for distance in range(-300, 301) if distance not in exact_powers(buckets, max_distance)]
-    found = relative_position_bucket(torch.tensor(distances), buckets, max_distance).tolist()
-    assert found == [t5_bucket(distance, buckets, max_distance) for distance in distances]
-
-
 def exact_powers(buckets: int, max_distance: int) -> set[int]:
     """Distances where the logarithm hits an integer, so that float32 and float64 may round to either side."""
     side, exact = buckets // 2, buckets // 4
@@ -32,10 +25,14 @@ def exact_powers(buckets: int, max_distance: int) -> set[int]:
     return whole | {-edge for edge in whole}
 
 
-def test_all_far_distances_share_a_bucket():
-    far = relative_position_bucket(torch.tensor([128, 129, 1000, 10_000]), 32, 128)
-    assert far.tolist() == [31] * 4
-    assert relative_position_bucket(-torch.tensor([128, 10_000]), 32, 128).tolist() == [15] * 2
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (4, 2)])
+def test_buckets_follow_t5(buckets, max_distance):
+    distances = [distance for distance in range(-300, 301) if distance not in exact_powers(buckets, max_distance)]
+    found = relative_position_bucket(torch.tensor(distances), buckets, max_distance).tolist()
+    assert found == [t5_bucket(distance, buckets, max_distance) for distance in distances]
+    for side, last in ((1, buckets - 1), (-1, buckets // 2 - 1)):  # all far distances share one
+        far = side * torch.tensor([max_distance, max_distance + 1, 10_000])
+        assert relative_position_bucket(far, buckets, max_distance).tolist() == [last] * 3
 
 
 @pytest.mark.parametrize("time", [1, 2, 7, 40])
@@ -44,13 +41,9 @@ def test_bias_and_gradient_equal_a_lookup_by_pair(time):
     torch.nn.init.normal_(bias.table)
     pairs = torch.tensor([[t5_bucket(key - query, 8, 20) for key in range(time)] for query in range(time)])
     weight = torch.randn(1, 3, time, time, dtype=torch.double)
-
-    naive = bias.table[pairs].permute(2, 0, 1)[None]
-    (naive_gradient,) = torch.autograd.grad((naive * weight).sum(), bias.table)
-    found = bias(time).dense(time, time, bias.table)
-    (gradient,) = torch.autograd.grad((found * weight).sum(), bias.table)
+    found, naive = bias(time).dense(time, time, bias.table), bias.table[pairs].permute(2, 0, 1)[None]
     torch.testing.assert_close(found, naive)
-    torch.testing.assert_close(gradient, naive_gradient)
+    torch.testing.assert_close(*(torch.autograd.grad((each * weight).sum(), bias.table) for each in (found, naive)))
 
 
 @pytest.mark.parametrize(("buckets", "max_distance"), [(31, 128), (-4, 128), (32, 8)])

@@ -20,20 +20,14 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_formulas(name):
+def test_sublayers_and_head_have_each_their_own(name):
     torch.testing.assert_close(ACTIVATIONS[name](X), FORMULAS[name])
+    sizes = {"encoder_embed_dim": 8, "encoder_attention_heads": 2, "encoder_ffn_embed_dim": 8}
+    for option, of_sublayers, of_head in (("activation_fn", name, "gelu"), ("head_activation_fn", "gelu", name)):
+        model = LazyFormerModel(LazyFormerConfig("ff", **{option: name}, **sizes), dictionary_of(9))
+        found = {each.activation for each in model.modules() if isinstance(each, FeedForward)}
+        assert found == {ACTIVATIONS[of_sublayers]} and model.encoder.lm_head.activation is ACTIVATIONS[of_head]
 
 
 def test_the_two_forms_of_gelu_can_be_told_apart():
     assert (FORMULAS["gelu"] - FORMULAS["gelu_tanh"]).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_sublayers_and_head_have_each_their_own(name):
-    sizes = {"encoder_embed_dim": 8, "encoder_attention_heads": 2, "encoder_ffn_embed_dim": 8}
-    model = LazyFormerModel(LazyFormerConfig("ff", activation_fn=name, **sizes), dictionary_of(9))
-    assert {each.activation for each in model.modules() if isinstance(each, FeedForward)} == {ACTIVATIONS[name]}
-    assert model.encoder.lm_head.activation is ACTIVATIONS["gelu"]
-    model = LazyFormerModel(LazyFormerConfig("ff", head_activation_fn=name, **sizes), dictionary_of(9))
-    assert {each.activation for each in model.modules() if isinstance(each, FeedForward)} == {ACTIVATIONS["gelu"]}
-    assert model.encoder.lm_head.activation is ACTIVATIONS[name]

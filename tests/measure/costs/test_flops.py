@@ -2,10 +2,10 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from attention_with_bias import as_plain_functions
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -25,6 +25,7 @@ from lazyformer_fairseq.measure.costs.flops import (
 )
 from lazyformer_fairseq.modules.attention.back_ends import KERNELS
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
+from lazyformer_fairseq.modules.attention.lazy_block import Implementation
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -55,6 +56,17 @@ OF_A_PROCESSOR = {
         sdpa_backward_flop_count(gradient, q, k, v)
     ),
 }
+
+
+def as_plain_functions(implementation: Implementation) -> SimpleNamespace:
+    """In place of operators: torch's counter of FLOPs then sees each product."""
+
+    def plain(name: str):
+        function = getattr(implementation, name)
+        return lambda *given: function(*given[:-1], given[-1].scores())
+
+    names = ("attend_forward", "reuse_forward", "value_gradient", "block_gradient")
+    return SimpleNamespace(**{name: plain(name) for name in names})
 
 
 def seen_by_torch(call) -> int:

@@ -1,162 +1,113 @@
-"""Every back end against a plain softmax in float64, forward and all gradients."""
+"""Every back end against `eager` in float64, forward, consumers, all gradients; `eager` against the equations."""
 
 import itertools
-import math
 
 import pytest
 import torch
+from attention_by_einsum import Attending, padded_and_with_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masked_attention import Case, assert_errors_like, masks, use_tiles
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from lazyformer_fairseq.measure.costs.latency import peak_memory
-from lazyformer_fairseq.modules.attention import attend, blockwise
+from lazyformer_fairseq.modules.attention import attend, blockwise, tile_geometry
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
 
-BUCKETS, FAR = 8, 6
-
-
-class Block:
-    """Random inputs of an ``s`` and its consumers, and what plain softmax makes of them."""
-
-    def __init__(self, layers, batch, heads, time, size, biased, padded, seed, dtype=torch.double):
-        chance = torch.Generator().manual_seed(seed)
-        like = {"generator": chance, "dtype": torch.double}
-        q, k, *values = (torch.randn(batch, heads, time, size, **like).to(dtype) for _ in range(2 + layers))
-        self.inputs = [part.double().requires_grad_() for part in (q, k, *values)]
-        self.bias = RelativePositionBias(heads, BUCKETS, FAR).to(dtype)
-        torch.nn.init.normal_(self.bias.table, generator=chance)
-        self.table = self.bias.table.detach().double().requires_grad_() if biased else None
-        self.padding = None  # True (B, T): "right" of the text, or "anywhere"
-        if padded == "right":
-            self.padding = torch.arange(time) >= torch.randint(1, time + 1, (batch, 1), generator=chance)
-        elif padded == "anywhere":
-            self.padding = torch.rand(batch, time, generator=chance) < 0.5
-            self.padding[torch.arange(batch), torch.randint(time, (batch,), generator=chance)] = False
-        self.is_on_right = padded == "right"
-        self.weights = [torch.randn(batch, heads, time, size, **like) for _ in range(layers)]
-        self.dtype = dtype
-
-    def leaves(self) -> list[torch.Tensor]:
-        return [*self.inputs, *([] if self.table is None else [self.table])]
-
-    def scores(self, table) -> Scores:
-        scores = Scores()
-        if table is not None:
-            relative = self.bias(self.inputs[0].size(-2))
-            scores = Scores(table, relative.bucket_by_distance, relative.far)
-        return scores if self.padding is None else scores.with_padding(self.padding, self.is_on_right)
-
-    def by_plain_softmax(self) -> list[torch.Tensor]:
-        q, k, *values = self.inputs
-        time = q.size(-2)
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
-        if self.table is not None:
-            bucket = self.bias(time).bucket_by_distance
-            pairs = [[int(bucket[time - 1 + key - query]) for key in range(time)] for query in range(time)]
-            scores = scores + self.table[torch.tensor(pairs)].permute(2, 0, 1)
-        if self.padding is not None:
-            scores = scores.masked_fill(self.padding[:, None, None], -math.inf)
-        return self.with_gradients([scores.softmax(-1) @ v for v in values], self.leaves())
-
-    def by(self, backend: str) -> list[torch.Tensor]:
-        """In the layout of a model: queries, keys and values of the ``s`` are views of one projection."""
-        leaves = [leaf.detach().to(self.dtype).requires_grad_() for leaf in self.leaves()]
-        q, k, *values = leaves[: len(self.inputs)]
-        q, k, first = (
-            part.transpose(1, 2) for part in torch.cat([part.transpose(1, 2) for part in (q, k, values[0])], -1)
-            .split(q.size(-1), -1)
-        )  # fmt: skip
-        table = None if self.table is None else leaves[-1]
-        output, reusable = attend(q, k, first, self.scores(table), 0.0, len(values) - 1, backend)
-        return self.with_gradients([output, *(reusable.attend(v, 0.0) for v in values[1:])], leaves)
-
-    def with_gradients(self, outputs, leaves) -> list[torch.Tensor]:
-        loss = sum((output.double() * weight).sum() for output, weight in zip(outputs, self.weights, strict=True))
-        return [*outputs, *torch.autograd.grad(loss, leaves)]
+PARTS = ["bias", "positions", "right", "anywhere", "given", "entmax"]
+WINDOW = AttentionMask(((2, (Band(6, 6),)),))
+DILATED = AttentionMask(((2, (Band(6, 6, dilation=2), Columns(2))),))
+STRIDED = AttentionMask(((2, (Band(7, 7), Band(None, None, dilation=8))),))
+FIXED = AttentionMask(((2, (Band(None, None, block=8), Columns(0, 8, 2))),))
+of_lazy_blocks = pytest.mark.parametrize("back_end", ["materialize", "fused", "tiles"])
 
 
-@pytest.mark.parametrize("backend", back_ends_of("cpu"))
-@settings(max_examples=20)
+@padded_and_with_memory
+@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
+def test_it_is_softmax(given, back_end):
+    Attending("s", **given, back_end=back_end).assert_equations()
+
+
+@pytest.mark.parametrize("back_end", [name for name in back_ends_of("cpu") if name != "eager"])
+@settings(max_examples=25, deadline=None)
 @given(
-    layers=st.integers(1, 6),
+    mask=st.none() | masks,
     batch=st.integers(1, 3),
     heads=st.integers(1, 3),
-    time=st.integers(1, 33),
+    time=st.sampled_from([1, 2, 5, 17, 33, 40, 65]),
     size=st.sampled_from([1, 3, 8, 32]),
-    biased=st.booleans(),
-    padded=st.sampled_from([None, "right", "anywhere"]),
-    elements=st.sampled_from([1, 7, 40, 200, 2**20]),
+    memory=st.sampled_from([0, 0, 3, 20, 64]),
+    extra=st.sampled_from([0, 0, 2]),
+    is_causal=st.booleans(),
+    parts=st.sets(st.sampled_from(PARTS), max_size=3),
+    consumers=st.integers(0, 5),
+    tile=st.sampled_from([4, 8, 64]),
+    elements=st.sampled_from([1, 7, 40, 200, 5000, 2**20]),
     seed=st.integers(0, 1000),
 )
-def test_forward_and_all_gradients(backend, layers, batch, heads, time, size, biased, padded, elements, seed):
-    block = Block(layers, batch, heads, time, size, biased, padded, seed)
+def test_forward_readers_and_all_gradients(back_end, mask, memory, is_causal, parts, tile, elements, **given):
+    parts = parts - ({"anywhere", "given"} if mask is None and is_causal else {"given"} if mask is None else set())
+    case = Case(mask, memory=memory if is_causal else 0, is_causal=is_causal, parts=parts, **given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "PIECE_ELEMENTS", elements)
-        found = block.by(backend)
-    for ours, theirs in zip(found, block.by_plain_softmax(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
+        use_tiles(patch, tile, elements)
+        found = case.by(back_end)
+    torch.testing.assert_close(found, case.by("eager"), atol=1e-8, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", back_ends_of("cpu"))
-def test_in_low_precision_no_back_end_is_worse_than_rounding(backend, dtype):
-    block = Block(3, 2, 2, 40, 32, biased=True, padded="right", seed=1, dtype=dtype)
-    for ours, theirs in zip(block.by(backend), block.by_plain_softmax(), strict=True):
-        error = (ours.double() - theirs).norm() / theirs.norm()
-        assert error < 16 * torch.finfo(dtype).eps, error
+@pytest.mark.parametrize(
+    ("back_end", "given"),
+    [
+        *((name, {"parts": {"bias", "right"}, "size": 32}) for name in back_ends_of("cpu")),
+        *(("tiles", {"mask": mask, "parts": {"right"}}) for mask in (WINDOW, STRIDED, FIXED)),
+        *(("tiles", {"mask": mask, "parts": {"right"}, "is_causal": True}) for mask in (WINDOW, STRIDED, FIXED)),
+    ],
+)
+def test_in_low_precision_no_back_end_is_worse_than_rounding(back_end, given, dtype, monkeypatch):
+    use_tiles(monkeypatch, 8, 2**21)
+    narrow, exact = (Case(consumers=2, dtype=precision, **given) for precision in (dtype, torch.double))
+    assert_errors_like(narrow.by(back_end), exact.by("eager"), 16 * torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("backend", ["materialize", "fused", "tiles"])
-def test_the_gradient_of_the_bias_is_the_same_each_time(backend):
-    block = Block(3, 3, 2, 50, 8, biased=True, padded="right", seed=2, dtype=torch.float32)
-    first, second = block.by(backend), block.by(backend)
-    for one, other in zip(first, second, strict=True):
+@of_lazy_blocks
+def test_the_gradient_of_the_bias_is_the_same_each_time(back_end):
+    case = Case(batch=3, time=50, size=8, parts={"bias", "right"}, consumers=2, dtype=torch.float32)
+    for one, other in zip(case.by(back_end), case.by(back_end), strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("backend", ["materialize", "fused", "tiles"])
-def test_a_graph_may_be_kept_run_twice_and_run_in_part(backend):
-    block = Block(3, 2, 2, 9, 4, biased=True, padded=None, seed=3)
-    q, k, *values = block.inputs
-    output, reusable = attend(q, k, values[0], block.scores(block.table), 0.0, 2, backend)
-    second, third = (reusable.attend(v, 0.0) for v in values[1:])
-    weights = block.weights
-    parts = [(part * weight).sum() for part, weight in zip((output, second, third), weights, strict=True)]
-    # An l alone, then all, then all again: nothing of one run is left for the next.
-    torch.autograd.grad(parts[2], values[2], retain_graph=True)
-    for _ in range(2):
-        found = torch.autograd.grad(sum(parts), block.leaves(), retain_graph=True)
-        for ours, theirs in zip(found, block.by_plain_softmax()[3:], strict=True):
-            torch.testing.assert_close(ours, theirs)
-    # One l is not in the loss; the s itself is not.
-    for absent in (0, 1):
-        loss = sum(part for number, part in enumerate(parts) if number != absent)
-        block.weights = [weight * (number != absent) for number, weight in enumerate(weights)]
-        found = torch.autograd.grad(loss, block.inputs[:2], retain_graph=True)
-        for ours, theirs in zip(found, block.by_plain_softmax()[3:5], strict=True):
-            torch.testing.assert_close(ours, theirs)
+@of_lazy_blocks
+def test_a_graph_may_be_kept_run_twice_and_run_in_part(back_end):
+    case = Case(time=9, parts={"bias"}, consumers=2)
+    graphs = []
+    for name in (back_end, "eager"):
+        output, reusable = attend(case.q, case.k, case.values[0], case.scores, 0.0, 2, name)
+        outputs = [output, *(reusable.attend(v, 0.0) for v in case.values[1:])]
+        graphs.append([(part * d).sum() for part, d in zip(outputs, case.d_outputs, strict=True)])
+    # An l alone, then all, then all again: nothing of one run is left for the next. One l is not in the loss, or the s.
+    torch.autograd.grad(graphs[0][2], case.values[2], retain_graph=True)
+    for counted in ((0, 1, 2), (0, 1, 2), (1, 2), (0, 2)):
+        leaves = case.leaves if len(counted) == 3 else [case.q, case.k]
+        losses = (sum(graph[number] for number in counted) for graph in graphs)
+        torch.testing.assert_close(*(torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "biased"), list(itertools.product(["fused", "recompute"], [False, True])))
-def test_memory_grows_linearly_with_the_length(backend, biased):
+@pytest.mark.parametrize(("back_end", "biased"), list(itertools.product(["fused", "recompute"], [False, True])))
+def test_memory_grows_linearly_with_the_length(back_end, biased):
     """Twice the length takes twice the memory, where a distribution would take four times as much."""
     taken = {}
-    for time in (1024, 2048):
-        block = Block(2, 1, 2, time, 8, biased, padded=None, seed=1, dtype=torch.float32)
+    for time, name in itertools.product((1024, 2048), (back_end, "eager")):
+        case = Case(None, 1, time, parts={"bias"} if biased else set(), size=8, dtype=torch.float32)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(blockwise, "PIECE_ELEMENTS", 64 * time)
-            taken[time] = peak_memory(lambda block=block: block.by(backend), "cpu")
-    assert taken[2048] < 2.6 * taken[1024]
-    distributions = {
-        time: peak_memory(lambda time=time: Block(2, 1, 2, time, 8, biased, False, 1, torch.float32).by("eager"), "cpu")
-        for time in taken
-    }
-    assert distributions[2048] > 3 * distributions[1024]  # so the test can fail
+            taken[time, name] = peak_memory(lambda case=case, name=name: case.by(name), "cpu")
+    assert taken[2048, back_end] < 2.6 * taken[1024, back_end]
+    assert taken[2048, "eager"] > 3 * taken[1024, "eager"]  # so the test can fail
 
 
 def names_of_kernels(run) -> set[str]:
@@ -165,14 +116,13 @@ def names_of_kernels(run) -> set[str]:
     return {event.key for event in recorded.key_averages()}
 
 
-@pytest.mark.parametrize("backend", back_ends_of("cpu"))
+@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
 @pytest.mark.parametrize("biased", [False, True])
-def test_which_kernel_runs(backend, biased):
+def test_which_kernel_runs(back_end, biased):
     """With a bias that learns, torch's attention would fall back to its unfused form: ours takes its place."""
-    block = Block(2, 2, 2, 64, 32, biased, padded=None, seed=1, dtype=torch.float32)
-    names = names_of_kernels(lambda: block.by(backend))
+    case = Case(time=64, size=32, parts={"bias"} if biased else set(), dtype=torch.float32)
+    names = names_of_kernels(lambda: case.by(back_end))
     flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    unfused = "aten::_scaled_dot_product_attention_math"
     operators = {"materialize": "materialize", "fused": "blockwise", "tiles": "stored_tiles"}
     ours = {name: f"lazyformer::{operator}_block_gradient" for name, operator in operators.items()}
     expected = {
@@ -180,9 +130,9 @@ def test_which_kernel_runs(backend, biased):
         "recompute": ours["fused"] if biased else f"{flash}_backward",
         **ours,
     }
-    assert expected[backend] in names
-    assert unfused not in names
-    assert (flash in names) == (backend == "recompute" and not biased)
+    assert expected[back_end] in names
+    assert "aten::_scaled_dot_product_attention_math" not in names
+    assert (flash in names) == (back_end == "recompute" and not biased)
 
 
 def test_torch_itself_would_not_fuse_a_bias_that_learns():
@@ -193,12 +143,34 @@ def test_torch_itself_would_not_fuse_a_bias_that_learns():
     assert "aten::_scaled_dot_product_attention_math" in names
 
 
-def test_each_reader_and_no_more_than_announced():
-    block = Block(2, 1, 1, 5, 4, False, False, 1)
-    q, k, first, second = block.inputs
-    for backend, consumers in itertools.product(("materialize", "fused", "tiles"), (0, 1)):
-        _, reusable = attend(q, k, first, Scores(), 0.0, consumers, backend)
-        for _ in range(consumers):
-            reusable.attend(second, 0.0)
-        with pytest.raises(StopIteration):
-            reusable.attend(second, 0.0)
+@of_lazy_blocks
+@pytest.mark.parametrize("consumers", [0, 1])
+def test_each_reader_and_no_more_than_announced(back_end, consumers):
+    case = Case(time=5)
+    _, reusable = attend(case.q, case.k, case.values[0], Scores(), 0.0, consumers, back_end)
+    for _ in range(consumers):
+        reusable.attend(case.values[1], 0.0)
+    with pytest.raises(StopIteration):
+        reusable.attend(case.values[1], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "consumers"),
+    [(WINDOW, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((WINDOW, 0), (DILATED, 0), (DILATED, 1)))],
+)
+def test_time_and_memory_of_a_window_are_linear(mask, consumers):
+    """FLOPs in place of time: they wait for no clock."""
+    scores = Scores(mask=mask)
+    flops = [tile_geometry.count((1, 2, time, 8), (1, 2, time, 8), scores) for time in (1024, 2048)]
+    assert flops[1] == 2 * flops[0]
+    cases = [Case(mask, 1, time, consumers=consumers, dtype=torch.float32) for time in (2048, 4096)]
+    taken = [peak_memory(lambda case=case: case.by("tiles"), "cpu") for case in cases]
+    assert taken[1] < 2.6 * taken[0]
+
+
+def test_a_query_that_sees_nothing_gets_zeros():
+    """As in Sparse Transformer's summaries alone: before the first one there is none."""
+    case = Case(AttentionMask(((1, (Columns(0, 8, 2),)),)), 1, 24, is_causal=True)
+    output, reused, *gradients = case.by("tiles")
+    assert not output[:, :, :6].any() and not reused[:, :, :6].any() and output[:, :, 6:].all()
+    assert all(gradient.isfinite().all() for gradient in gradients)

@@ -1,14 +1,12 @@
 """Attention dropout in tiles: against autograd through the same masks, written out; how masks are drawn."""
 
-import functools
-
 import pytest
 import torch
+from masked_attention import Case, use_tiles
 
 from lazyformer_fairseq.measure.costs.latency import peak_memory
-from lazyformer_fairseq.modules.attention import attend, tile_geometry, tiles
+from lazyformer_fairseq.modules.attention import attend, tiles
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
-from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import Dropout, Masks
 
 RATE = 0.25
@@ -19,14 +17,7 @@ STRIDED = AttentionMask(((1, (Band(7, 0), Band(None, 0, dilation=8))), (1, (Band
 @pytest.fixture
 def in_small_pieces(monkeypatch):
     """Several stretches, and several pieces of each."""
-    monkeypatch.setattr(tile_geometry, "TILE", 8)
-    monkeypatch.setattr(tile_geometry, "STRETCH_ELEMENTS", 1000)
-    for name in ("_stretches", "_count"):
-        monkeypatch.setattr(tile_geometry, name, functools.lru_cache(getattr(tile_geometry, name).__wrapped__))
-
-
-def leaf(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.double, requires_grad=True)
+    use_tiles(monkeypatch, 8, 1000)
 
 
 def masks_of(q, k, scores, layers: int) -> list[torch.Tensor]:
@@ -44,45 +35,19 @@ def masks_of(q, k, scores, layers: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("consumers", [0, 2])
 @pytest.mark.parametrize(
     ("mask", "is_causal", "parts"),
-    [
-        (WINDOW, False, {"padding"}),
-        (STRIDED, True, {"bias"}),
-        (WINDOW, False, {"entmax"}),
-    ],
+    [(WINDOW, False, {"right"}), (STRIDED, True, {"bias"}), (WINDOW, False, {"entmax"})],
 )
 def test_outputs_and_gradients_are_those_of_the_same_masks_written_out(
     in_small_pieces, monkeypatch, mask, is_causal, parts, consumers
 ):
-    torch.manual_seed(1)
-    batch, heads, time, size = 2, 2, 40, 4
-    scores, learned = Scores(mask=mask, is_causal=is_causal), []
-    if "padding" in parts:
-        scores = scores.with_padding(torch.arange(time) >= torch.tensor([[time], [29]]), True)
-    if "bias" in parts:
-        learned.append(leaf(6, heads))
-        buckets = torch.randint(6, (2 * time - 1,))
-        scores = scores.with_own(bucket_by_distance=buckets, table_KN=learned[0])
-    if "entmax" in parts:
-        learned.append((1.1 + 0.8 * torch.rand(heads, dtype=torch.double)).requires_grad_())
-        scores = scores.with_own(exponent_N=learned[0])
+    case = Case(mask, is_causal=is_causal, parts=parts, consumers=consumers)
     dropout = Dropout.draw(RATE, 1 + consumers)
     monkeypatch.setattr(Dropout, "draw", classmethod(lambda cls, rate, layers: dropout))
-    q, k = leaf(batch, heads, time, size), leaf(batch, heads, time, size)
-    values = [leaf(batch, heads, time, size) for _ in range(1 + consumers)]
-    d_outputs = [torch.randn_like(value) for value in values]
-    leaves = [q, k, *values, *learned]
-
-    output, reusable = attend(q, k, values[0], scores, RATE, consumers, "tiles")
-    outputs = [output, *(reusable.attend(value, RATE) for value in values[1:])]
-    found = [*outputs, *torch.autograd.grad(outputs, leaves, d_outputs)]
-
     with torch.no_grad():
-        masks = masks_of(q, k, scores.with_own(dropout=dropout), 1 + consumers)
-    distribution = attend(q, k, values[0], scores, 0.0, 1, "eager")[1].probabilities
-    expected = [(distribution * mask) @ value for mask, value in zip(masks, values, strict=True)]
-    expected += torch.autograd.grad(expected, leaves, d_outputs)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
+        masks = masks_of(case.q, case.k, case.scores.with_own(dropout=dropout), 1 + consumers)
+    distribution = attend(case.q, case.k, case.values[0], case.scores, 0.0, 1, "eager")[1].probabilities
+    expected = [(distribution * mask) @ value for mask, value in zip(masks, case.values, strict=True)]
+    torch.testing.assert_close(case.by("tiles", dropout=RATE), case.with_gradients(expected))
     for mask in masks:
         shown = mask[distribution > 0]
         kept = (shown > 0).double().mean()
@@ -93,24 +58,22 @@ def test_outputs_and_gradients_are_those_of_the_same_masks_written_out(
 
 def test_an_unread_layer_leaves_the_masks_of_the_others(in_small_pieces):
     """The second of two consumers counts, the first does not: its gradients are as if nothing else were there."""
-    q, k, v = (leaf(1, 2, 40, 4) for _ in range(3))
-    scores = Scores(mask=WINDOW)
-    found = []
+    case, found = Case(WINDOW, 1), []
     for uses_first in (False, True):
         torch.manual_seed(3)
-        _, reusable = attend(q, k, v, scores, RATE, 2, "tiles")
-        first, second = (reusable.attend(v, RATE) for _ in range(2))
-        found.append(torch.autograd.grad(second.sum() + 0 * first.sum() if uses_first else second.sum(), [q, k, v]))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        _, reusable = attend(case.q, case.k, case.values[0], case.scores, RATE, 2, "tiles")
+        first, second = (reusable.attend(case.values[0], RATE) for _ in range(2))
+        loss = second.sum() + 0 * first.sum() if uses_first else second.sum()
+        found.append(torch.autograd.grad(loss, [case.q, case.k, case.values[0]]))
+    torch.testing.assert_close(*found)
 
 
 def test_passes_draw_anew_and_repeat_with_the_seed(in_small_pieces):
-    q, k, v = (leaf(1, 2, 40, 4) for _ in range(3))
+    case = Case(WINDOW, 1, consumers=0)
 
     def run(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return torch.cat([attend(q, k, v, Scores(mask=WINDOW), RATE, 0, "tiles")[0] for _ in range(2)])
+        return torch.cat([case.by("tiles", with_gradients=False, dropout=RATE)[0] for _ in range(2)])
 
     assert torch.equal(run(1), run(1))
     first, second = run(1)
@@ -130,14 +93,7 @@ def test_masks_drop_their_share_of_entries_that_have_nothing_to_do_with_each_oth
 
 
 def test_memory_is_linear_in_the_length():
-    taken = {}
-    for time in (2048, 4096):
-        q, k, v = (torch.randn(1, 2, time, 8, requires_grad=True) for _ in range(3))
-        scores = Scores(mask=AttentionMask(((2, (Band(6, 6),)),)))
-
-        def update(q=q, k=k, v=v, scores=scores):
-            output, reusable = attend(q, k, v, scores, RATE, 1, "tiles")
-            (output + reusable.attend(v, RATE)).sum().backward()
-
-        taken[time] = peak_memory(update, "cpu")
-    assert taken[4096] < 2.6 * taken[2048]
+    mask = AttentionMask(((2, (Band(6, 6),)),))
+    cases = [Case(mask, 1, time, size=8, dtype=torch.float32) for time in (2048, 4096)]
+    taken = [peak_memory(lambda case=case: case.by("tiles", dropout=RATE), "cpu") for case in cases]
+    assert taken[1] < 2.6 * taken[0]

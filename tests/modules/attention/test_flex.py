@@ -30,11 +30,6 @@ sizes = dict(
 )
 
 
-def case_of(mask, batch, time, memory, extra, is_causal, parts, seed) -> Case:
-    """With one consumer."""
-    return Case(mask, batch, time, memory, extra, is_causal, parts, 1, seed)
-
-
 def outputs(case: Case, back_end: str) -> list[torch.Tensor]:
     return case.by(back_end, with_gradients=False)
 
@@ -42,12 +37,11 @@ def outputs(case: Case, back_end: str) -> list[torch.Tensor]:
 @settings(max_examples=12, deadline=None)
 @given(**sizes)
 def test_forward_and_readers(**given):
-    case = case_of(**given)
+    case = Case(**given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
         found = outputs(case, "flex")
-    for ours, theirs in zip(found, outputs(case, "eager"), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-9)
+    torch.testing.assert_close(found, outputs(case, "eager"), atol=1e-11, rtol=1e-9)
 
 
 MIXED = AttentionMask(((1, (Band(6, 6), Columns(2))), (1, (Band(3, 3, 2), Band(None, None, block=8)))))
@@ -60,15 +54,14 @@ MIXED = AttentionMask(((1, (Band(6, 6), Columns(2))), (1, (Band(3, 3, 2), Band(N
 def test_gradients(parts, is_causal, extra, monkeypatch):
     """torch refuses gradients on a processor, although it computes them."""
     monkeypatch.setattr(torchs, "_validate_device", lambda *given: None)
-    case = case_of(MIXED, 2, 40, 20 if is_causal else 0, extra, is_causal, parts, 1)
-    for ours, theirs in zip(case.by("flex"), case.by("eager"), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-9)
+    case = Case(MIXED, memory=20 if is_causal else 0, extra=extra, is_causal=is_causal, parts=parts)
+    torch.testing.assert_close(case.by("flex"), case.by("eager"), atol=1e-11, rtol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(block=st.sampled_from([4, 8, 16]), **sizes)
 def test_blocks_that_torch_computes_are_those_with_a_pair_to_see(block, **given):
-    case = case_of(**given)
+    case = Case(**given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex, "BLOCK", block)
         flex._plan.cache_clear()
@@ -84,9 +77,8 @@ def test_blocks_that_torch_computes_are_those_with_a_pair_to_see(block, **given)
         torchs.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block).to_dense().bool()
         for lists in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices))
     )
-    assert not bool((partial & full).any())
-    assert not bool((full & ~whole).any())
-    assert not bool((shown & ~(partial | full)).any())
+    for never in (partial & full, full & ~whole, shown & ~(partial | full)):
+        assert not never.any()
     if case.scores.features.isdisjoint({"padding"}) and case.scores.seen_BK is None:
         assert torch.equal((partial | full).expand_as(shown), shown)
 
@@ -100,10 +92,10 @@ def test_fewer_keys_than_queries(monkeypatch):
 
 
 def test_sublayers_share_one_block_mask():
-    case = case_of(MIXED, 2, 40, 0, 0, False, {"right"}, 1)
+    case = Case(MIXED, parts={"right"})
     first, second = (flex.FlexAttention(case.q, case.k, case.scores.with_own()).block_mask for _ in range(2))
     assert first is second
-    other = flex.FlexAttention(case.q, case.k, case_of(MIXED, 2, 40, 0, 0, False, {"right"}, 2).scores).block_mask
+    other = flex.FlexAttention(case.q, case.k, Case(MIXED, parts={"right"}, seed=2).scores).block_mask
     assert other is not first
 
 
@@ -120,7 +112,7 @@ def test_lengths_that_change_do_not_compile_each_time(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, fullgraph: compile_it(f, fullgraph=fullgraph, backend=count))
     for seed, (batch, time) in enumerate([(2, 150), (3, 170), (5, 300), (2, 127)]):
         for mask in (MIXED, AttentionMask(((1, (Band(9, 4), Columns(1))), (1, (Band(1, 1), Band(2, 2)))))):
-            case = case_of(mask, batch, time, 0, 0, False, {"right"}, seed)
+            case = Case(mask, batch, time, parts={"right"}, seed=seed)
             with monkeypatch.context() as patch:
                 patch.setattr(flex, "_is_compiled", lambda device: True)
                 found = outputs(case, "flex")
@@ -129,16 +121,15 @@ def test_lengths_that_change_do_not_compile_each_time(monkeypatch):
 
 
 def test_within_a_compiled_model_it_is_part_of_the_graph():
-    case = case_of(MIXED, 2, 40, 0, 2, False, {"bias", "right", "given"}, 1)
+    case = Case(MIXED, extra=2, parts={"bias", "right", "given"})
     found = torch.compile(lambda: outputs(case, "flex"), backend="eager", fullgraph=True)()
     torch.testing.assert_close(found, outputs(case, "eager"), atol=1e-11, rtol=1e-9)
 
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.11"), reason="torch 2.10 trains with it on a processor")
 def test_training_on_a_processor_is_refused_in_words():
-    case = case_of(MIXED, 1, 5, 0, 0, False, set(), 1)
     with pytest.raises(UserError, match=r"--attention-backend flex: .* on this device \(cpu\); give auto"):
-        case.by("flex")
+        Case(MIXED, 1, 5).by("flex")
 
 
 @pytest.mark.slow
@@ -150,11 +141,8 @@ def test_compiled_for_a_processor(monkeypatch):
     monkeypatch.setattr(flex, "_is_compiled", lambda device: True)
     monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", False)
     mask = AttentionMask(((1, (Band(40, 40),)), (1, (Columns(0, 64, 3),))))
-    case = case_of(mask, 2, 400, 0, 0, False, {"bias", "right"}, 1)
-    expected = outputs(case, "eager")
-    case.q, case.k = case.q.float(), case.k.float()
-    case.values, case.learned["table_KN"] = [v.float() for v in case.values], case.learned["table_KN"].float()
+    case = Case(mask, time=400, parts={"bias", "right"})
     with torch.no_grad():
-        found = outputs(case, "flex")
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-4)
+        found = case.by("flex", with_gradients=False, dtype=torch.float32)
+    expected = [part.float() for part in outputs(case, "eager")]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

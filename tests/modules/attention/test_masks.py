@@ -57,7 +57,7 @@ def test_the_share_of_pairs_is_counted(mask, time, memory, is_causal):
 @pytest.mark.parametrize("part", [Band(64, 0), Band(None, 0, block=64), Band(None, 0, 64), Columns(1, 64, 8)])
 def test_the_share_of_long_texts_is_estimated(part):
     mask = AttentionMask(((3, (part,)), (1, (Band(9, 9),))))
-    for time, keys in ((1000, 1000), (4096, 4096), (2048, 4096)):
+    for time, keys in ((1000, 1000), (2048, 4096)):
         pairs = count_pairs(mask, time, keys, True)
         assert count_share(mask, time, keys, True) == pytest.approx(pairs / (4 * time * keys), rel=0.03)
 

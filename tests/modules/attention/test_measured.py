@@ -22,23 +22,19 @@ def files(tmp_path, monkeypatch):
 
 
 def test_what_is_written_is_read(files):
-    rows = {BLOCK: {"eager": 1.25, "fused": 3.0}, BLOCK._replace(training=False): {"recompute": 0.5}}
+    """A mask has a column, and older tables have none; new rows stand beside old ones."""
+    rows = {BLOCK: {"eager": 1.0, "fused": 3.0}, BLOCK._replace(share=0.125, training=False): {"tiles": 0.5}}
     add_rows(files[0], "a kind", {"threads": 2}, rows)
     assert read_table(files[0], "a kind") == (files[0], {"threads": 2}, rows)
     assert read_table(files[0], "another") is None
-    assert len(json.loads(files[0].read_text())["a kind"]["rows"]) == 2  # a line each
-
-
-def test_a_mask_has_a_column_and_older_tables_have_none(files):
-    rows = {BLOCK: {"eager": 1.0}, BLOCK._replace(share=0.125): {"tiles": 0.5}}
-    add_rows(files[0], "a kind", {}, rows)
-    assert read_table(files[0], "a kind").rows == rows
-    assert json.loads(files[0].read_text())["a kind"]["rows"][0] == "1 nothing 1 float32 2 8 128 12 64 0 1.0 -"
+    written = json.loads(files[0].read_text())["a kind"]["rows"]  # a line each
+    assert len(written) == 2 and "1 nothing 1 float32 2 8 128 12 64 0 1.0 3.0 -" in written
     older = {"columns": " ".join([*Block._fields[:-1], "eager"]), "rows": ["1 nothing 1 float32 2 8 128 12 64 1.0"]}
     files[0].write_text(json.dumps({"a kind": {"origin": {}, **older}}))
     assert read_table(files[0], "a kind").rows == {BLOCK: {"eager": 1.0}}
-    add_rows(files[0], "a kind", {}, {BLOCK._replace(share=0.125): {"tiles": 0.5}})
-    assert read_table(files[0], "a kind").rows == rows  # new rows beside old ones
+    sparse = {BLOCK._replace(share=0.125): {"tiles": 0.5}}
+    add_rows(files[0], "a kind", {}, sparse)
+    assert read_table(files[0], "a kind").rows == {BLOCK: {"eager": 1.0}, **sparse}
 
 
 def test_the_nearest_block_is_one_of_its_like(files):
@@ -47,8 +43,7 @@ def test_the_nearest_block_is_one_of_its_like(files):
     assert table.nearest(BLOCK._replace(time=4096), ["eager"]) == BLOCK
     for share, expected in ((1 / 100, 0), (0.09, 1), (0.4, 1), (0.6, 2), (1, 2)):
         assert table.nearest(BLOCK._replace(share=share, time=4096), ["tiles"]) == sparse[expected]
-    without = Table(files[0], {}, {BLOCK: {"eager": 1.0}})
-    assert without.nearest(sparse[2], ["eager"]) is None
+    assert Table(files[0], {}, {BLOCK: {"eager": 1.0}}).nearest(sparse[2], ["eager"]) is None
 
 
 def test_the_users_own_counts(files):
@@ -76,11 +71,8 @@ def test_measuring_again_adds_on_the_same_machine_and_replaces_otherwise(files):
 @pytest.mark.parametrize(
     "content",
     [
-        "{",
-        "[]",
-        '{"a kind": 7}',
-        '{"a kind": {"columns": "training", "rows": ["1"], "origin": {}}}',
-        '{"a kind": {"columns": "training", "rows": ["1 2"], "origin": {}}}',
+        *("{", "[]", '{"a kind": 7}'),
+        *(f'{{"a kind": {{"columns": "training", "rows": ["{row}"], "origin": {{}}}}}}' for row in ("1", "1 2")),
     ],
 )
 def test_a_damaged_file_is_named(files, content):

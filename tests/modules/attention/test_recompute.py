@@ -2,13 +2,21 @@
 
 import pytest
 import torch
-from attention_with_bias import BiasedAttention
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masked_attention import Case
 from torch.nn.attention import SDPBackend
 
 from lazyformer_fairseq.modules.attention import back_ends
 from lazyformer_fairseq.modules.attention.back_ends import aligned, attention_with_learned_bias
+
+
+def biased(batch: int, time: int, size: int, padded: bool, **given) -> Case:
+    return Case(None, batch, time, size=size, parts={"bias", "right"} if padded else {"bias"}, **given)
+
+
+def of_all_values(case: Case, bias: torch.Tensor) -> list[torch.Tensor]:
+    return case.with_gradients([attention_with_learned_bias(case.q, case.k, v, bias) for v in case.values])
 
 
 @settings(max_examples=30)
@@ -22,14 +30,12 @@ from lazyformer_fairseq.modules.attention.back_ends import aligned, attention_wi
     seed=st.integers(0, 1000),
 )
 def test_forward_and_all_gradients_are_those_of_eager(batch, heads, time, size, padded, sequences_at_once, seed):
-    inputs = BiasedAttention(batch, heads, time, size, padded, seed)
-    expected = inputs.by("eager")
-    bias = aligned(inputs.dense())
+    case = biased(batch, time, size, padded, heads=heads, seed=seed)
+    expected = case.by("eager")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(back_ends, "PIECE_NUMBERS", sequences_at_once * heads * time * time)
-        outputs = [attention_with_learned_bias(inputs.q, inputs.k, inputs.v, bias) for _ in range(2)]
-    for ours, theirs in zip(inputs.with_gradients(*outputs), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
+        found = of_all_values(case, aligned(case.dense()))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("keys", [1, 7, 8, 13, 16])
@@ -40,35 +46,26 @@ def test_rows_of_a_bias_begin_where_the_kernel_reads_them(keys, offset):
     bias = numbers[offset:].view(2, 3, 5, keys)
     found = aligned(bias)
     assert torch.equal(found, bias)
-    assert found.stride(-1) == 1
+    assert found.stride(-1) == 1 and found.storage_offset() % 8 == 0
     assert all(stride % 8 == 0 for stride in found.stride()[:-1])
-    assert found.storage_offset() % 8 == 0
     assert (found.data_ptr() == bias.data_ptr()) == (offset == 0 and keys % 8 == 0)
     (gradient,) = torch.autograd.grad(found.square().sum(), numbers)
     assert torch.equal(gradient[offset:], 2 * numbers[offset:])
+    assert aligned(bias.transpose(-1, -2)).stride(-1) == 1  # no row lies straight
 
 
 def test_all_sublayers_share_one_bias():
     """Laid out once in a pass; without the copy that was laid out otherwise."""
-    inputs = BiasedAttention(2, 2, 13, 4, padded=True)
-    inputs.scores._written.clear()
-    q, k, _ = (inputs.q, inputs.k, inputs.v)
-    first, second = (inputs.scores.with_own().dense(q.size(-2), k.size(-2), q, aligned) for _ in range(2))
-    assert first is second
-    assert first.stride(-1) == 1 and first.stride(-2) == 16
-    assert len(inputs.scores._written) == 1
-    torch.testing.assert_close(first, inputs.dense())
-
-
-def test_a_bias_of_which_no_row_lies_straight_is_copied():
-    bias = torch.randn(1, 2, 16, 16).transpose(-1, -2)
-    assert aligned(bias).stride(-1) == 1
-    assert torch.equal(aligned(bias), bias)
+    case = biased(2, 13, 4, padded=True)
+    case.scores._written.clear()
+    first, second = (case.scores.with_own().dense(13, 13, case.q, aligned) for _ in range(2))
+    assert first is second and first.stride(-1) == 1 and first.stride(-2) == 16
+    assert len(case.scores._written) == 1
+    torch.testing.assert_close(first, case.dense())
 
 
 def test_pieces_are_as_many_sequences_as_the_limit_allows(monkeypatch):
-    inputs = BiasedAttention(5, 2, 8, 4, padded=False)
-    seen = []
+    case, seen = biased(5, 8, 4, padded=False), []
     attention = back_ends.F.scaled_dot_product_attention
 
     def watched(q, k, v, attn_mask, dropout_p):
@@ -77,27 +74,26 @@ def test_pieces_are_as_many_sequences_as_the_limit_allows(monkeypatch):
 
     monkeypatch.setattr(back_ends.F, "scaled_dot_product_attention", watched)
     monkeypatch.setattr(back_ends, "PIECE_NUMBERS", 2 * 2 * 8 * 8)
-    attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense())
+    attention_with_learned_bias(case.q, case.k, case.values[0], case.dense())
     assert seen == [(2, 2, 2, 1), (2, 2, 2, 1), (1, 1, 1, 1)]
     seen.clear()
     monkeypatch.setattr(back_ends, "PIECE_NUMBERS", 1)  # a sequence is not cut
-    attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense().expand(5, -1, -1, -1))
+    attention_with_learned_bias(case.q, case.k, case.values[0], case.dense().expand(5, -1, -1, -1))
     assert seen == [(1, 1, 1, 1)] * 5
 
 
 def test_no_kernel_is_allowed_that_has_no_gradient_for_the_bias(monkeypatch):
     """cuDNN's, which torch prefers on some GPUs; and the memory-efficient one where nothing but the bias learns."""
-    allowed = []
+    allowed, case = [], biased(1, 8, 8, padded=False)
     kept = back_ends.sdpa_kernel
     monkeypatch.setattr(back_ends, "sdpa_kernel", lambda kernels: allowed.append(kernels) or kept(kernels))
-    inputs = BiasedAttention(1, 1, 8, 8, padded=False)
-    attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense())
-    attention_with_learned_bias(inputs.q.detach(), inputs.k.detach(), inputs.v.detach(), inputs.dense())
+    attention_with_learned_bias(case.q, case.k, case.values[0], case.dense())
+    attention_with_learned_bias(case.q.detach(), case.k.detach(), case.values[0].detach(), case.dense())
     assert allowed == [[SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], [SDPBackend.MATH]]
 
 
 def test_it_compiles_to_one_graph():
-    inputs = BiasedAttention(2, 2, 9, 8, padded=True)
+    case = biased(2, 9, 8, padded=True, consumers=0)
 
     def attend(q, k, v, scores):
         biases = [scores.with_own().dense(q.size(-2), k.size(-2), q, aligned) for _ in range(2)]
@@ -105,7 +101,5 @@ def test_it_compiles_to_one_graph():
         return attention_with_learned_bias(q, k, v, biases[0])
 
     compiled = torch.compile(attend, fullgraph=True, backend="eager")
-    found = inputs.with_gradients(compiled(inputs.q, inputs.k, inputs.v, inputs.scores))
-    expected = inputs.with_gradients(attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense()))
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
+    found = case.with_gradients([compiled(case.q, case.k, case.values[0], case.scores)])
+    torch.testing.assert_close(found, of_all_values(case, case.dense()), atol=1e-12, rtol=1e-9)

@@ -8,74 +8,51 @@ import torch
 import triton.language as tl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from masked_attention import BUCKETS, Case
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
 from lazyformer_fairseq.modules.attention import triton_kernels
-from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights, relative_position_bucket
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 
-BUCKETS, MAX_DISTANCE = 8, 6
 # Largest error of an entry, as a share of the tensor's largest entry.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
-class Block:
+class Block(Case):
     """A lazy block of m layers: random inputs, and what a dense computation in float64 makes of them."""
 
-    def __init__(
-        self,
-        batch: int,
-        heads: int,
-        time: int,
-        size: int,
-        layers: int,
-        dtype: torch.dtype,
-        biased: bool,
-        padded: bool,
-        seed: int = 1,
-    ):
-        torch.manual_seed(seed)
+    def __init__(self, batch, heads, time, size, layers, dtype, biased, padded, seed=1):
+        parts = {*(["bias"] if biased else []), *(["right"] if padded else [])}
+        given = {"heads": heads, "size": size, "consumers": layers - 1, "dtype": dtype, "seed": seed}
+        super().__init__(None, batch, time, parts=parts, **given)
+        table = self.scores.table_KN
+        self.table = None if table is None else table.float().detach().clone()
+        self.scores = self.scores.with_own(table_KN=self.table)
+        self.learned = {} if table is None else {"table_KN": self.table}
+        self.q, self.k, *rest = (leaf.detach() for leaf in (self.q, self.k, *self.values, *self.d_outputs))
+        self.values, self.d_outputs = rest[:layers], rest[layers:]
+        self.compute()
 
-        def heads_of_a_projection(parts: int) -> tuple[Tensor, ...]:
-            projected = torch.randn(batch, time, parts * heads * size).to(dtype)
-            return tuple(part.unflatten(-1, (heads, size)).transpose(1, 2) for part in projected.chunk(parts, -1))
-
-        self.q, self.k, first = heads_of_a_projection(3)
-        self.values = [first, *(heads_of_a_projection(1)[0] for _ in range(layers - 1))]
-        self.d_outputs = [heads_of_a_projection(1)[0] for _ in range(layers)]
-        distances = torch.arange(1 - time, time)
-        self.table = torch.randn(BUCKETS, heads) if biased else None
-        self.buckets = relative_position_bucket(distances, BUCKETS, MAX_DISTANCE) if biased else None
-        self.lengths = torch.randint(1, time + 1, (batch,)) if padded else None
-        self._compute(time)
-
-    @property
-    def scores(self) -> Scores:
-        """As the kernels take it."""
-        return Scores(self.table, self.buckets, MAX_DISTANCE, self.lengths)
-
-    def _compute(self, time: int) -> None:
-        q, k = self.q.double().requires_grad_(), self.k.double().requires_grad_()
-        values = [v.double().requires_grad_() for v in self.values]
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
-        learned = []
+    def compute(self) -> None:
+        found = self.by("eager", dtype=torch.double)
+        layers = len(self.values)
+        self.outputs, (self.dq, self.dk, *self.dv), self.d_table = found[:layers], found[layers : 2 * layers + 2], None
         if self.table is not None:
-            learned = [self.table.double().requires_grad_()]
-            distance = torch.arange(time) - torch.arange(time).unsqueeze(-1)
-            scores = scores + learned[0][self.buckets[time - 1 + distance]].permute(2, 0, 1)
-        if self.lengths is not None:
-            is_padding = torch.arange(time) >= self.lengths[:, None]
-            scores = scores.masked_fill(is_padding[:, None, None], float("-inf"))
-        probabilities = scores.softmax(-1)
-        outputs = [probabilities @ v for v in values]
-        gradients = torch.autograd.grad(outputs, [q, k, *values, *learned], [d.double() for d in self.d_outputs])
-        self.dq, self.dk, *self.dv = gradients[: 2 + len(values)]
-        self.d_table = gradients[-1] if learned else None
-        self.lse = scores.logsumexp(-1).detach()
-        self.outputs = [output.detach() for output in outputs]
+            self.d_table = found[-1]
+        scores = self.q.double() @ self.k.double().transpose(-1, -2) / math.sqrt(self.q.size(-1))
+        added = self.scores.with_own(table_KN=None if self.table is None else self.table.double())
+        added._written = {}
+        added = added.dense(self.q.size(-2), self.k.size(-2), scores)
+        self.lse = (scores if added is None else scores + added).logsumexp(-1)
         sums = [(d.double() * output).sum(-1) for d, output in zip(self.d_outputs, self.outputs, strict=True)]
         self.delta = torch.stack(sums).sum(0).float()
+
+    def gradients(self, lse: Tensor | None = None) -> tuple[Tensor, ...]:
+        """dQ, dK, dV of the ``s`` and of the table."""
+        lse = self.lse.float() if lse is None else lse
+        arguments = (self.q, self.k, self.values, self.d_outputs, self.delta, lse, self.scores)
+        return triton_kernels.block_gradient(*arguments)[:4]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -142,8 +119,7 @@ def test_value_gradient(block: Block):
 @given(BLOCKS)
 @example(Block(1, 2, time=2, size=32, layers=1, dtype=torch.float32, biased=False, padded=True, seed=0))
 def test_block_gradient(block: Block):
-    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), block.scores
-    *gradients, d_table = triton_kernels.block_gradient(*arguments)[:4]
+    *gradients, d_table = block.gradients()
     for name, computed, expected in zip(("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True):
         # dP - delta is the difference of numbers around sqrt(D), and zero where there is one key.
         assert_close(computed, expected, block.q.dtype, name, least=1e-3 if name == "dV" else 1.0)
@@ -151,14 +127,13 @@ def test_block_gradient(block: Block):
         assert d_table.shape == (0,)
     else:
         assert_close(d_table, block.d_table, block.q.dtype, "d table", least=1.0)
-        assert torch.equal(d_table, triton_kernels.block_gradient(*arguments)[3])
+        assert torch.equal(d_table, block.gradients()[3])
 
 
 def test_more_layers_than_fit_beside_each_other():
     block = Block(batch=1, heads=1, time=9, size=32, layers=8, dtype=torch.float32, biased=True, padded=True)
-    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), block.scores
     expected = block.dq, block.dk, block.dv[0], block.d_table
-    for computed, exact in zip(triton_kernels.block_gradient(*arguments)[:4], expected, strict=True):
+    for computed, exact in zip(block.gradients(), expected, strict=True):
         assert_close(computed, exact, torch.float32, "gradient")
 
 
@@ -166,8 +141,7 @@ def test_one_token():
     block = Block(batch=2, heads=1, time=1, size=32, layers=2, dtype=torch.float32, biased=True, padded=False)
     output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
     assert_close(output, block.outputs[0], torch.float32, "output")
-    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, lse, block.scores
-    dq, dk, dv, d_table, *_ = triton_kernels.block_gradient(*arguments)
+    dq, dk, dv, d_table = block.gradients(lse)
     assert_close(dv, block.dv[0], torch.float32, "dV")
     for gradient in (dq, dk, d_table):  # a distribution over one token cannot change
         assert gradient.abs().max() < 1e-5
@@ -177,7 +151,7 @@ def test_large_scores_neither_overflow_nor_vanish():
     """Without a running maximum an ``l`` relies on the log-sum-exp alone; rows reach scores of thousands."""
     block = Block(batch=1, heads=1, time=40, size=32, layers=2, dtype=torch.float32, biased=False, padded=True)
     block.q = block.q * 5000
-    block._compute(40)
+    block.compute()
     output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
     read = triton_kernels.reuse_forward(block.q, block.k, block.values[1], lse, block.scores)
     assert block.lse.abs().max() > 1000
@@ -189,7 +163,7 @@ def test_far_distances_are_told_apart_by_sign():
     """Of two far keys the one before the query gets the last bucket's bias, the one after it the other's."""
     block = Block(batch=1, heads=2, time=70, size=32, layers=1, dtype=torch.float32, biased=True, padded=False)
     block.table[BUCKETS // 2 - 1], block.table[BUCKETS - 1] = 3.0, -3.0
-    block._compute(70)
+    block.compute()
     output, _ = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
     assert_close(output, block.outputs[0], torch.float32, "output")
 

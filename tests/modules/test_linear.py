@@ -61,9 +61,9 @@ def test_onednn_multiplies_as_float64_does(batch, inputs, outputs, has_bias, see
     weights = torch.randn(*batch, outputs, generator=generator)
     outcome, expected = multiply_by_onednn(*ours), nn.functional.linear(*exact)
     torch.testing.assert_close(outcome.double(), expected, atol=1e-4, rtol=1e-4)
-    gradients = torch.autograd.grad((outcome * weights).sum(), ours)
-    for ours_of_it, exact_of_it in zip(gradients, torch.autograd.grad((expected * weights).sum(), exact), strict=True):
-        torch.testing.assert_close(ours_of_it.double(), exact_of_it, atol=1e-4, rtol=1e-4)
+    found = [part.double() for part in torch.autograd.grad((outcome * weights).sum(), ours)]
+    expected = list(torch.autograd.grad((expected * weights).sum(), exact))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @needs_onednn
@@ -75,8 +75,8 @@ def test_a_gradient_has_a_gradient():
         gradients = torch.autograd.grad(multiply(x, weight, bias).pow(3).sum(), (x, weight), create_graph=True)
         return torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), (x, weight, bias))
 
-    for ours, theirs in zip(of_gradients(multiply_by_onednn), of_gradients(nn.functional.linear), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-4)
+    ours, theirs = map(of_gradients, (multiply_by_onednn, nn.functional.linear))
+    torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-4)
 
 
 @needs_onednn
@@ -88,41 +88,32 @@ def test_where_onednn_is_faster_it_multiplies(onednn_is_faster):
 
 
 @needs_onednn
-@pytest.mark.parametrize(("batch", "time"), [(2, 120), (3, 252), (1, 228)])
-def test_tokens_a_little_below_a_multiple_are_filled_up(onednn_is_faster, batch, time):
-    torch.manual_seed(0)
-    module, x = Linear(INPUTS, OUTPUTS), torch.randn(batch, time, INPUTS, requires_grad=True)
-    with KernelNames() as kernels:
-        output = module(x)
-        output.square().sum().backward()
-    assert kernels.names.count("mkldnn::_linear_pointwise") == 3
-    exact, x_exact = nn.Linear(INPUTS, OUTPUTS).double(), x.detach().double().requires_grad_()
-    exact.load_state_dict(module.state_dict())
-    expected = exact(x_exact)
-    expected.square().sum().backward()
-    found = (output, x.grad, *(parameter.grad for parameter in module.parameters()))
-    wanted = (expected, x_exact.grad, *(parameter.grad for parameter in exact.parameters()))
-    for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours.double(), theirs, atol=1e-3, rtol=1e-4)
-
-
-@needs_onednn
 @pytest.mark.parametrize(
-    ("faster", "kernels"),
-    [((True, False, False), (1, 0)), ((False, True, False), (0, 1)), ((False, False, True), (0, 1))],
+    ("batch", "time", "faster", "kernels"),
+    [
+        *((*sizes, (True, True, True), (1, 2)) for sizes in ((2, 120), (3, 252), (1, 228))),
+        (2, ROWS // 2, (True, False, False), (1, 0)),
+        (2, ROWS // 2, (False, True, False), (0, 1)),
+        (2, ROWS // 2, (False, False, True), (0, 1)),
+    ],
 )
-def test_each_product_has_its_own_library(monkeypatch, faster, kernels):
+def test_each_product_has_its_own_library(monkeypatch, batch, time, faster, kernels):
+    """Tokens a little below a multiple are filled up."""
+    torch.manual_seed(0)
     monkeypatch.setattr(linear, "onednn_wins", wins(*faster))
-    module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS, requires_grad=True)
+    module, x = Linear(INPUTS, OUTPUTS), torch.randn(batch, time, INPUTS, requires_grad=True)
     with KernelNames() as forward:
         output = module(x)
     with KernelNames() as backward:
         output.square().sum().backward()
     assert tuple(run.names.count("mkldnn::_linear_pointwise") for run in (forward, backward)) == kernels
-    found = (x.grad, module.weight.grad)
-    x.grad = module.weight.grad = None
-    nn.functional.linear(x, module.weight, module.bias).square().sum().backward()
-    torch.testing.assert_close(found, (x.grad, module.weight.grad), atol=1e-3, rtol=1e-3)
+    exact, x_exact = nn.Linear(INPUTS, OUTPUTS).double(), x.detach().double().requires_grad_()
+    exact.load_state_dict(module.state_dict())
+    exact(x_exact).square().sum().backward()
+    found = [x.grad.double(), *(parameter.grad.double() for parameter in module.parameters())]
+    wanted = [x_exact.grad, *(parameter.grad for parameter in exact.parameters())]
+    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(output.double(), exact(x_exact), atol=1e-4, rtol=1e-4)
 
 
 @pytest.fixture
@@ -188,35 +179,30 @@ def test_the_faster_library_is_found(measured_anew, monkeypatch):
 @needs_onednn
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # says torch of `flags`
 @pytest.mark.parametrize(
-    "case",
+    ("rows", "dtype", "around"),
     [
-        "MKL is faster",
-        "few tokens",
-        "far below a multiple",
-        "a part of a matrix",
-        "a subclass",
-        "bf16",
-        "float64",
-        "autocast",
-        "off",
+        pytest.param(8, torch.float32, nullcontext(), id="few tokens"),
+        pytest.param(ROWS + 1, torch.float32, nullcontext(), id="far below a multiple"),
+        pytest.param(ROWS, torch.bfloat16, nullcontext(), id="bf16"),
+        pytest.param(ROWS, torch.float64, nullcontext(), id="float64"),
+        pytest.param(ROWS, torch.float32, torch.autocast("cpu", torch.bfloat16), id="autocast"),
+        pytest.param(ROWS, torch.float32, torch.backends.mkldnn.flags(enabled=False), id="off"),
     ],
 )
-def test_elsewhere_torch_multiplies(onednn_is_faster, monkeypatch, case):
-    if case == "MKL is faster":
-        monkeypatch.setattr(linear, "onednn_wins", wins(False, False, False))
-    rows = {"few tokens": 8, "far below a multiple": ROWS + 1}.get(case, ROWS)
-    dtype = {"bf16": torch.bfloat16, "float64": torch.float64}.get(case, torch.float32)
-    around = {
-        "autocast": torch.autocast("cpu", torch.bfloat16),
-        "off": torch.backends.mkldnn.flags(enabled=False),
-    }.get(case, nullcontext())
-    module, x = Linear(INPUTS, OUTPUTS).to(dtype), torch.randn(rows, INPUTS, dtype=dtype)
-    if case == "a subclass":
-        x = x.as_subclass(type("Quantised", (torch.Tensor,), {}))
-    if case == "a part of a matrix":
-        module.weight = nn.Parameter(torch.randn(OUTPUTS, 2 * INPUTS)[:, :INPUTS])
+def test_elsewhere_torch_multiplies(onednn_is_faster, rows, dtype, around):
     with around:
-        assert not uses_onednn(module, x)
+        assert not uses_onednn(Linear(INPUTS, OUTPUTS).to(dtype), torch.randn(rows, INPUTS, dtype=dtype))
+
+
+@needs_onednn
+def test_torch_multiplies_parts_of_matrices_subclasses_and_where_it_is_faster(onednn_is_faster, monkeypatch):
+    module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS)
+    assert not uses_onednn(module, x.as_subclass(type("Quantised", (torch.Tensor,), {})))
+    part = Linear(INPUTS, OUTPUTS)
+    part.weight = nn.Parameter(torch.randn(OUTPUTS, 2 * INPUTS)[:, :INPUTS])
+    assert uses_onednn(module, x) and not uses_onednn(part, x)
+    monkeypatch.setattr(linear, "onednn_wins", wins(False, False, False))
+    assert not uses_onednn(module, x)
 
 
 @needs_onednn

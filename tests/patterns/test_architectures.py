@@ -1,3 +1,4 @@
+import shlex
 from argparse import Namespace
 
 import pytest
@@ -20,18 +21,10 @@ def test_parameters_are_within_one_percent_of_the_paper(name):
     assert count_parameters(name) == pytest.approx(PAPER[name].parameters_in_millions * 1e6, rel=0.01)
 
 
-def test_bert_base_has_the_parameters_of_the_formula():
-    d, w, vocabulary, positions = 768, 3072, 32_768, 512
-    sublayers = 12 * (4 * d * d + 4 * d + 2 * d) + 12 * (2 * d * w + w + d + 2 * d)
-    bias_table = 32 * 12
-    head = d * d + 3 * d + vocabulary
-    assert count_parameters("bert_base") == vocabulary * d + positions * d + 2 * d + sublayers + head + bias_table
-
-
-PUBLISHED = [("bert_base_absolute", "Bert", 109_482_240), ("distilbert_base", "DistilBert", 66_362_880)]
-
-
-@pytest.mark.parametrize(("name", "family", "without_head"), PUBLISHED)
+@pytest.mark.parametrize(
+    ("name", "family", "without_head"),
+    [("bert_base_absolute", "Bert", 109_482_240), ("distilbert_base", "DistilBert", 66_362_880)],
+)
 def test_rows_of_pars_table_4_count_what_the_published_models_count(name, family, without_head):
     """At their 30,522 pieces. BERT has a pooler and two token types besides, DistilBERT neither."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -48,10 +41,9 @@ def test_rows_of_pars_table_4_count_what_the_published_models_count(name, family
 def test_the_small_models_lie_between_tiny_and_base_and_are_equally_large():
     bert, lazy = (count_parameters(name) for name in ("bert_small", "lazyformer_small"))
     d, vocabulary, positions = 512, 32_768, 512
-    norms_and_attention = 8 * (4 * d * d + 4 * d + 4 * d)
-    feed_forward = 8 * (2 * d * 2048 + 2048 + d)
+    layers = 8 * (4 * d * d + 4 * d + 4 * d + 2 * d * 2048 + 2048 + d)
     head = d * d + 3 * d + vocabulary
-    assert bert == (vocabulary + positions + 2) * d + norms_and_attention + feed_forward + head + 32 * 8 == 42_556_160
+    assert bert == (vocabulary + positions + 2) * d + layers + head + 32 * 8 == 42_556_160
     assert lazy == pytest.approx(bert, rel=1e-4)
     assert count_parameters("bert_tiny") < bert < count_parameters("bert_base")
 
@@ -66,13 +58,8 @@ def test_linformer_adds_as_many_projections_as_its_section_4_counts(name, projec
 @pytest.mark.parametrize("rows", [ARCHITECTURES, CAUSAL_ARCHITECTURES], ids=["encoders", "language models"])
 def test_every_row_has_a_tiny_twin_of_the_same_pattern(rows):
     tiny = {name for name in rows if name.endswith("_tiny")}
-    assert {rows[name].sublayer_pattern for name in tiny} == {
-        rows[name].sublayer_pattern for name in rows.keys() - tiny
-    }
-    assert len(tiny) * 2 == len(rows)
-
-
-def test_no_encoder_and_language_model_share_a_name():
+    patterns, others = ({rows[name].sublayer_pattern for name in names} for names in (tiny, rows.keys() - tiny))
+    assert patterns == others and len(tiny) * 2 == len(rows)
     assert not ARCHITECTURES.keys() & CAUSAL_ARCHITECTURES.keys()
 
 
@@ -117,23 +104,9 @@ def test_the_sparse_transformer_differs_from_the_papers_by_what_we_say():
     assert theirs == pytest.approx(95e6, rel=0.005)
 
 
-def model_options(*arguments: str):
-    """What `fairseq-train ARGUMENTS` would build the model from."""
-    parser = options.get_training_parser()
-    command = ["data", "--task", "full_sentences_masked_lm", "--criterion", "masked_lm_accuracy", *arguments]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, command)).model
-
-
-@pytest.mark.parametrize("name", ["bert_base", "lazyformer_m2x6_s", "par_transformer_base", "transformer_xl_24b"])
-def test_arch_presets_are_the_rows(name):
-    built_from = model_options("--arch", name)
-    row = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[name]
-    assert {key: built_from[key] for key in row.options()} == row.options()
-
-
 @pytest.mark.parametrize(("rows", "model"), [(ARCHITECTURES, "lazyformer"), (CAUSAL_ARCHITECTURES, "lazyformer_lm")])
 def test_every_arch_is_registered_with_its_row(rows, model):
-    """As the test above does, without the seconds that it takes to parse a command line."""
+    """Without the seconds that it takes to parse a command line, as the tests below do."""
     for name, row in rows.items():
         chosen = Namespace()
         ARCH_CONFIG_REGISTRY[name](chosen)
@@ -141,28 +114,33 @@ def test_every_arch_is_registered_with_its_row(rows, model):
         assert ARCH_MODEL_NAME_REGISTRY[name] == model
 
 
-def test_options_override_a_preset():
-    built_from = model_options(
-        *"--arch par_bert_base --sublayer-pattern (sff)x2(f)x2 --encoder-embed-dim 64 --dropout 0.2".split(),
-        *"--max-positions 1024 --encoder-normalize-before --relative-position-buckets 16".split(),
-    )
-    assert built_from.sublayer_pattern == "(sff)x2(f)x2"
-    assert (built_from.encoder_embed_dim, built_from.dropout, built_from.max_positions) == (64, 0.2, 1024)
-    assert (built_from.encoder_normalize_before, built_from.relative_position_buckets) == (True, 16)
-    assert built_from.encoder_ffn_embed_dim == ARCHITECTURES["par_bert_base"].encoder_ffn_embed_dim
-
-
-def test_options_override_a_language_models_preset():
-    built_from = model_options(
-        *"--arch par_transformer_base --sublayer-pattern (sff)x2(f)x2 --decoder-embed-dim 64 --mem-len 0".split(),
-        *"--clamp-len 400 --decoder-normalize-before --adaptive-softmax-factor 2".split(),
-        "--adaptive-softmax-cutoff",
-        "",
-    )
-    assert (built_from.sublayer_pattern, built_from.decoder_embed_dim) == ("(sff)x2(f)x2", 64)
-    assert (built_from.mem_len, built_from.clamp_len, built_from.decoder_normalize_before) == (0, 400, True)
-    assert (built_from.adaptive_softmax_cutoff, built_from.adaptive_softmax_factor) == ("", 2)
-    assert built_from.decoder_ffn_embed_dim == 2048
+@pytest.mark.parametrize(
+    ("arch", "command", "given"),
+    [
+        (
+            "par_bert_base",
+            "--sublayer-pattern (sff)x2(f)x2 --encoder-embed-dim 64 --dropout 0.2 --max-positions 1024 "
+            "--encoder-normalize-before --relative-position-buckets 16",
+            dict(encoder_embed_dim=64, dropout=0.2, max_positions=1024, encoder_normalize_before=True)
+            | dict(relative_position_buckets=16),
+        ),
+        (
+            "par_transformer_base",
+            "--sublayer-pattern (sff)x2(f)x2 --decoder-embed-dim 64 --mem-len 0 --clamp-len 400 "
+            "--decoder-normalize-before --adaptive-softmax-factor 2 --adaptive-softmax-cutoff ''",
+            dict(decoder_embed_dim=64, mem_len=0, clamp_len=400, decoder_normalize_before=True)
+            | dict(adaptive_softmax_cutoff="", adaptive_softmax_factor=2),
+        ),
+    ],
+)
+def test_options_override_a_preset(arch, command, given):
+    """All others are the row's."""
+    parser = options.get_training_parser()
+    fixed = "data --task full_sentences_masked_lm --criterion masked_lm_accuracy --arch"
+    words = shlex.split(f"{fixed} {arch} {command}")
+    built_from = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words)).model
+    expected = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[arch].options() | {"sublayer_pattern": "(sff)x2(f)x2"} | given
+    assert {key: built_from[key] for key in expected} == expected
 
 
 NAMED = {name for name in ARCHITECTURES if not name.endswith("_tiny")}

@@ -15,7 +15,6 @@ from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
         ("(sflf)x6", "sflf" * 6),
         ("M5M3M2M2", "sf" + "lf" * 4 + "sf" + "lf" * 2 + "sflf" + "sflf"),
         ("sf(lf)x4 sf(lf)x2 sflf sflf", "sflflflflfsflflfsflfsflf"),
-        ("(sff)x5 (f)x9", "sff" * 5 + "f" * 9),
         ("(sff)x5(f)x9", "sff" * 5 + "f" * 9),
         ("(s)x6 (sf)x6 (f)x6", "ssssss" + "sf" * 6 + "ffffff"),
         ("((sf)x2 fx3)x2", "sfsffffsfsffff"),
@@ -60,10 +59,10 @@ def test_errors_name_the_character(pattern, character, why):
     assert shown.strip() == pattern and caret.index("^") - shown.index(pattern[0]) == character - 1
 
 
-@pytest.mark.parametrize("pattern", ["", "   "])
-def test_an_empty_pattern_is_an_error(pattern):
-    with pytest.raises(UserError, match="empty"):
-        expand(pattern)
+def test_an_empty_pattern_is_an_error():
+    for pattern in ("", "   "):
+        with pytest.raises(UserError, match="empty"):
+            expand(pattern)
 
 
 # A pattern as text beside what it must expand to, built up together.

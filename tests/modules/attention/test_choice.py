@@ -39,8 +39,10 @@ def measured(monkeypatch):
     ])  # fmt: skip
     kinds = {"kind of cpu": Table(Path("measured.json"), {}, rows)}
     choice.choose_automatically.cache_clear()
+    choice._say_that_nothing_was_measured.cache_clear()
     monkeypatch.setattr(choice, "device_kind", lambda device: f"kind of {device}")
     monkeypatch.setattr(choice, "table_of", kinds.get)
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     yield rows
     choice.choose_automatically.cache_clear()
@@ -66,8 +68,7 @@ def measured(monkeypatch):
         ({"device": "cuda", "has_dropout": True, "features": frozenset({"bias"})}, 1, "recompute"),
     ],
 )
-def test_the_nearest_measured_row_decides(measured, monkeypatch, changes, consumers, expected):
-    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
+def test_the_nearest_measured_row_decides(measured, changes, consumers, expected):
     workload = CPU._replace(**{"keys": changes.get("time", CPU.keys), **changes})
     assert choose("auto", workload, consumers) == expected
     assert choose("eager", workload, consumers) == "eager"
@@ -79,20 +80,16 @@ def test_what_does_not_fit_into_memory_is_not_chosen(measured):
     assert choose_automatically(CPU, 1) == "materialize"
     assert choose_automatically(CPU._replace(batch=10_000), 1) in {"recompute", "fused"}
     # At inference a block's distribution is gone when the next one comes.
-    memory = choice._memory("cpu")
-    batch = int(choice.SHARE_OF_MEMORY * memory / (12 * 512 * 512 * 4) / 2)
+    batch = int(choice.SHARE_OF_MEMORY * 2**36 / (12 * 512 * 512 * 4) / 2)
     measured.update([row(128, 2, "materialize", training=False)])
     assert choose_automatically(CPU._replace(batch=batch), 1) != "materialize"
     assert choose_automatically(CPU._replace(batch=batch, is_training=False), 1) == "materialize"
 
 
-def test_a_device_that_was_not_measured_gets_torchs_own_and_says_so_once(measured, monkeypatch, caplog):
+def test_a_device_that_was_not_measured_gets_torchs_own_and_says_so_once(measured, caplog):
     cuda = CPU._replace(device="cuda")
-    monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
-    choice._say_that_nothing_was_measured.cache_clear()
-    assert choose_automatically(cuda, 1) == "recompute"
-    for features in (frozenset({"bias"}), frozenset({"bias", "padding"}), frozenset({"learned"})):
-        assert choose_automatically(cuda._replace(features=features), 1) == "recompute"
+    for features in ({}, {"bias"}, {"bias", "padding"}, {"learned"}):
+        assert choose_automatically(cuda._replace(features=frozenset(features)), 1) == "recompute"
     assert choose_automatically(cuda._replace(features=frozenset({"bias"}), is_training=False), 1) == "recompute"
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "on kind of cuda" in warnings[0] and "lazyformer bench backends" in warnings[0]
@@ -125,36 +122,34 @@ def test_on_a_gpu_a_bias_that_learns_goes_through_torchs_kernel_where_that_runs_
     assert choose_automatically(cuda._replace(**changes), 1) == expected
 
 
-def test_below_8_0_fused_is_neither_chosen_nor_to_be_had(measured, monkeypatch):
+@pytest.fixture
+def fused_is_fastest(measured, monkeypatch):
+    """On a GPU, too."""
     measured.clear()
     measured.update([row(512, 2, "fused")])
     monkeypatch.setattr(choice, "device_kind", lambda device: "kind of cpu")
-    monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
     monkeypatch.setattr(back_ends, "has_triton", lambda: True)
-    cuda = CPU._replace(device="cuda")
-    for capability in ((8, 0), (9, 0), (12, 0), (7, 5), (7, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
-        choose_automatically.cache_clear()
-        if capability >= (8, 0):
-            assert choose_automatically(cuda, 1) == choose("fused", cuda, 1) == "fused"
-            continue
-        assert choose_automatically(cuda, 1) != "fused"
-        with pytest.raises(BackEndNotHereError, match=f"has {capability[0]}.{capability[1]}: give auto or recompute"):
-            choose("fused", cuda, 1)
-        assert choose("fused", CPU, 1) == "fused"
 
 
-def test_what_cannot_run_is_not_chosen(measured, monkeypatch):
-    measured.clear()
-    measured.update([row(512, 2, "fused")])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0), (7, 5), (7, 0)])
+def test_below_8_0_fused_is_neither_chosen_nor_to_be_had(fused_is_fastest, monkeypatch, capability):
     cuda = CPU._replace(device="cuda")
-    monkeypatch.setattr(choice, "device_kind", lambda device: "kind of cpu")
-    monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
-    for has_triton in (True, False):
-        monkeypatch.setattr(back_ends, "has_triton", lambda found=has_triton: found)
-        choose_automatically.cache_clear()
-        assert (choose_automatically(cuda, 1) == "fused") == has_triton
-        assert choose_automatically(cuda._replace(head_size=256), 1) != "fused"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    if capability >= (8, 0):
+        assert choose_automatically(cuda, 1) == choose("fused", cuda, 1) == "fused"
+        return
+    assert choose_automatically(cuda, 1) != "fused"
+    with pytest.raises(BackEndNotHereError, match=f"has {capability[0]}.{capability[1]}: give auto or recompute"):
+        choose("fused", cuda, 1)
+    assert choose("fused", CPU, 1) == "fused"
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_what_cannot_run_is_not_chosen(fused_is_fastest, monkeypatch, has_triton):
+    cuda = CPU._replace(device="cuda")
+    monkeypatch.setattr(back_ends, "has_triton", lambda: has_triton)
+    assert (choose_automatically(cuda, 1) == "fused") == has_triton
+    assert choose_automatically(cuda._replace(head_size=256), 1) != "fused"
 
 
 def test_a_choice_is_logged_once_with_its_reason(measured, caplog):
@@ -191,46 +186,45 @@ def test_a_mask_is_computed_by_the_nearest_measured(measured, changes, expected)
     assert choose_automatically(SPARSE._replace(**{"keys": changes.get("time", CPU.keys), **changes}), 0) == expected
 
 
-def test_a_mask_that_was_not_measured_is_computed_in_tiles_where_that_leaves_most_out(measured, caplog):
-    choice._say_that_nothing_was_measured.cache_clear()
-    assert choose_automatically(SPARSE, 1) == "tiles"
-    assert choose_automatically(SPARSE._replace(share=0.8), 1) == "recompute"
-    assert choose_automatically(SPARSE._replace(time=16, keys=16), 1) == "recompute"
-    assert choose_automatically(SPARSE._replace(time=16, keys=16, features=frozenset({"mask", "bias"})), 1) == "eager"
-    assert choose_automatically(SPARSE._replace(features=frozenset({"mask", "learned"})), 1) != "tiles"
-    assert choose_automatically(SPARSE._replace(has_dropout=True), 1) == "tiles"
-    assert choose_automatically(SPARSE._replace(has_dropout=True, share=0.8), 1) == "eager"
-    assert choose_automatically(SPARSE._replace(share=0.8, time=2**18, keys=2**18), 1) == "tiles"  # no mask fits
-    (said,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
-    assert "attention to some of the keys" in said
+CUDA = {"device": "cuda"}
+LONG = {"time": 2**18, "keys": 2**18}
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "consumers", "expected"),
     [
-        ({}, "flex"),
-        ({"share": 0.9}, "flex"),
-        ({"features": frozenset({"mask", "causal", "positions"})}, "flex"),
-        ({"features": frozenset({"mask", "entmax"})}, "tiles"),
-        ({"head_size": 48}, "tiles"),  # of a size that not every torch has
-        ({"head_size": 256, "share": 0.9}, "recompute"),
-        ({"features": frozenset({"mask", "bias"})}, "flex"),
-        ({"features": frozenset({"mask", "bias", "causal"})}, "flex"),
-        ({"share": 0.0, "features": frozenset()}, "recompute"),  # all keys
-        ({"features": frozenset({"mask", "causal", "positions"}), "time": 2**18, "keys": 2**18}, "tiles"),
-        ({"has_dropout": True}, "recompute"),
+        ({}, 1, "tiles"),  # where that leaves most out
+        ({"share": 0.8}, 1, "recompute"),
+        ({"time": 16, "keys": 16}, 1, "recompute"),
+        ({"time": 16, "keys": 16, "features": {"mask", "bias"}}, 1, "eager"),
+        ({"features": {"mask", "learned"}}, 1, "eager"),
+        ({"has_dropout": True}, 1, "tiles"),
+        ({"has_dropout": True, "share": 0.8}, 1, "eager"),
+        ({"share": 0.8, **LONG}, 1, "tiles"),  # no mask fits
+        (CUDA, 0, "flex"),
+        ({**CUDA, "share": 0.9}, 0, "flex"),
+        ({**CUDA, "features": {"mask", "causal", "positions"}}, 0, "flex"),
+        ({**CUDA, "features": {"mask", "entmax"}}, 0, "tiles"),
+        ({**CUDA, "head_size": 48}, 0, "tiles"),  # of a size that not every torch has
+        ({**CUDA, "head_size": 256, "share": 0.9}, 0, "recompute"),
+        ({**CUDA, "features": {"mask", "bias"}}, 0, "flex"),
+        ({**CUDA, "features": {"mask", "bias", "causal"}}, 0, "flex"),
+        ({**CUDA, "share": 0.0, "features": {}}, 0, "recompute"),  # all keys
+        ({**CUDA, "features": {"mask", "causal", "positions"}, **LONG}, 0, "tiles"),
+        ({**CUDA, "has_dropout": True}, 0, "recompute"),
     ],
 )
-def test_a_mask_on_a_gpu_that_was_not_measured(measured, monkeypatch, changes, expected):
+def test_a_mask_that_was_not_measured(measured, monkeypatch, caplog, changes, consumers, expected):
     monkeypatch.setattr(back_ends, "has_triton", lambda: True)
-    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
-    cuda = SPARSE._replace(**{"device": "cuda", **changes})
-    assert choose_automatically(cuda, 0) == expected
+    changes = {**changes, "features": frozenset(changes.get("features", {"mask"}))}
+    assert choose_automatically(SPARSE._replace(**changes), consumers) == expected
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    is_said = "mask" in changes["features"] and not changes.get("has_dropout")
+    assert not is_said or "attention to some of the keys" in said[0]
 
 
 def test_without_triton_a_gpu_computes_masks_in_tiles(measured, monkeypatch):
     monkeypatch.setattr(back_ends, "has_triton", lambda: False)
-    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
     assert choose_automatically(SPARSE._replace(device="cuda"), 0) == "tiles"
 
 

@@ -26,7 +26,6 @@ from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 FORMS = ("depthwise", "lightweight")
 HEADS, WIDTH = 2, 6
-in_half_precision = pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 
 
 def run(module: Convolution, x_BTC: Tensor, scores: Scores = Scores()) -> Tensor:  # noqa: B008
@@ -110,20 +109,6 @@ def test_it_starts_as_loud_as_attention_to_one_token():
         assert 0.2 < run(encoder.sublayers[0].inner, x).var() / alone**2 < 1
 
 
-@in_half_precision
-@pytest.mark.parametrize("form", FORMS)
-def test_half_precision_is_nearly_single(precision, form):
-    torch.manual_seed(1)
-    module, x = built(5, form).float(), torch.randn(2, 9, WIDTH)
-    expected = run(module, x)
-    with torch.autocast("cpu", dtype=precision):
-        mixed = run(module, x)
-    half = run(module.to(precision), x.to(precision))
-    assert half.dtype == precision
-    for found in (mixed, half):
-        torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.05)
-
-
 @pytest.mark.parametrize(
     ("pattern", "under", "why"),
     [
@@ -194,8 +179,9 @@ def test_values_and_gradients_are_those_of_conv1d(width, time, before, after, ca
         torch.testing.assert_close([*of_found, *of_x, *of_filters], [*of_expected, *of_expected])
 
 
-@in_half_precision
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_half_precision_sums_in_single(precision):
+    """And a whole sublayer is nearly what it is in single precision."""
     x, filters = torch.randn(2, 300, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
     expected = torch.autograd.grad(by_torch(x, filters, 2, 2).sum(), (x, filters))
     half = [given.detach().to(precision).requires_grad_() for given in (x, filters)]
@@ -205,6 +191,11 @@ def test_half_precision_sums_in_single(precision):
     assert mixed.dtype == precision
     for gradients in (found, torch.autograd.grad(mixed.sum(), (x, filters))):
         torch.testing.assert_close([part.float() for part in gradients], list(expected), atol=0.2, rtol=0.01)
+    for form in FORMS:
+        module, x = built(5, form), torch.randn(2, 9, WIDTH, dtype=torch.float64)
+        expected, narrow = run(module, x), run(module.to(precision), x.to(precision))
+        assert narrow.dtype == precision
+        torch.testing.assert_close(narrow.double(), expected, atol=0.05, rtol=0.05)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

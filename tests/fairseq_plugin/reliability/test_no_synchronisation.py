@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from helpers import mostly_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazyformer_fairseq.fairseq_plugin.reliability import bad_updates
@@ -56,13 +57,8 @@ def waits_of_updates(monkeypatch) -> Iterator[list[list[str]]]:
         yield found
 
 
-PRETRAINING = (
-    "--arch lazyformer_m2x6_s_tiny --criterion masked_lm_accuracy --batch-size 2 --update-freq 2 --max-update 3 "
-    "--clip-norm 0.5 --disable-validation"
-)
-
-
-@pytest.mark.parametrize("precision", ["--bf16", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", mostly_slow(["--bf16", ""], "--bf16"))
 def test_an_update_waits_only_where_it_is_judged(precision, fairseq_train, data_folder, tmp_path, waits_of_updates):
-    fairseq_train(data_folder, f"{PRETRAINING} {precision}", tmp_path)
+    options = "--arch lazyformer_m2x6_s_tiny --criterion masked_lm_accuracy --batch-size 2 --update-freq 2"
+    fairseq_train(data_folder, f"{options} --max-update 3 --clip-norm 0.5 --disable-validation {precision}", tmp_path)
     assert waits_of_updates == [[], [], []]

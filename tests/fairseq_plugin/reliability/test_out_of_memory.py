@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq_plugin.reliability.damage import TINY
 from helpers import assert_equal_state
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
@@ -15,8 +16,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user
 from lazyformer_fairseq.fairseq_plugin.trainer import OutOfMemoryInTrainingError, is_out_of_memory
 
 OPTIONS = (
-    "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --sequences-per-update 4 "
-    "--batch-size 2 --max-update 4 --save-interval-updates 2 --disable-validation"
+    f"{TINY} --batch-size 2 --sequences-per-update 4 --max-update 4 --save-interval-updates 2 --disable-validation"
 )
 ON_A_GPU = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 15.77 GiB of which 1.2 GiB is free."
@@ -69,9 +69,8 @@ def test_in_validation_a_batch_is_tried_twice(fairseq_train, data_folder, tmp_pa
     fairseq_train(data_folder, options, tmp_path / "once")
     monkeypatch.undo()
     monkeypatch.setattr(FairseqTask, "valid_step", lambda *arguments: (_ for _ in ()).throw(RuntimeError(ON_A_GPU)))
-    with pytest.raises(
-        OutOfMemoryInTrainingError, match=r"in validation after update 2: a batch of .* --batch-size-valid 3 or"
-    ):
+    message = r"in validation after update 2: a batch of .* --batch-size-valid 3 or"
+    with pytest.raises(OutOfMemoryInTrainingError, match=message):
         fairseq_train(data_folder, options, tmp_path / "twice")
 
 
@@ -80,35 +79,25 @@ def test_other_errors_pass(fairseq_train, data_folder, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="no kernel image") as found:
         fairseq_train(data_folder, OPTIONS, tmp_path)
     assert not isinstance(found.value, OutOfMemoryInTrainingError)
-
-
-def test_what_torch_says_on_a_processor_is_known():
     with pytest.raises(RuntimeError) as found:
         torch.empty(2**60)
-    assert is_out_of_memory(found.value)
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert is_out_of_memory(found.value), "what torch says on a processor"
 
 
-@pytest.mark.parametrize(
-    ("dataset", "update_freq", "advice"),
-    [
-        ({"batch_size": 8, "max_tokens": None}, [2, 4], "--batch-size 4 --update-freq 4,8 (an update stays as large)"),
-        ({"batch_size": None, "max_tokens": 4096}, [1], "--max-tokens 2048 --update-freq 2 (an update stays as large)"),
-        ({"batch_size": 1, "max_tokens": None}, [1], "--tokens-per-sample, fewer than now: a batch is one sequence"),
-    ],
-)
-def test_the_advice_keeps_the_size_of_an_update(dataset, update_freq, advice):
-    cfg = OmegaConf.create({"dataset": dataset, "optimization": {"update_freq": update_freq}, "task": {}})
-    assert trainer._smaller_batches(cfg) == advice
+def test_the_advice_keeps_the_size_of_an_update():
+    for batch_size, max_tokens, update_freq, advice in (
+        (8, None, [2, 4], "--batch-size 4 --update-freq 4,8 (an update stays as large)"),
+        (None, 4096, [1], "--max-tokens 2048 --update-freq 2 (an update stays as large)"),
+        (1, None, [1], "--tokens-per-sample, fewer than now: a batch is one sequence"),
+    ):
+        sizes = {"dataset": {"batch_size": batch_size, "max_tokens": max_tokens}, "task": {}}
+        cfg = OmegaConf.create({**sizes, "optimization": {"update_freq": update_freq}})
+        assert trainer._smaller_batches(cfg) == advice
 
 
-def test_batches_of_several_sizes_are_named_once():
+def test_it_says_what_the_gpu_has_and_batches_of_several_sizes_once(monkeypatch):
     samples = [{"net_input": {"src_tokens": torch.zeros(*shape)}} for shape in ((2, 8), (3, 8), (2, 8))]
-    assert trainer._sizes([*samples, {}]) == "3 x 8 and 2 x 8 tokens"
-    assert trainer._sizes([{}]) == "unknown size"
-
-
-def test_on_a_gpu_it_says_what_the_gpu_has(monkeypatch):
+    assert trainer._sizes([*samples, {}]) == "3 x 8 and 2 x 8 tokens" and trainer._sizes([{}]) == "unknown size"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 * 2**30))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12 * 2**30)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15 * 2**30)
@@ -123,7 +112,5 @@ def test_it_reaches_the_first_process_from_those_that_fairseq_starts():
     """Of their errors torch hands on the text of the traceback alone."""
     text = "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File x\n"
     name = f"{OutOfMemoryInTrainingError.__module__}.{OutOfMemoryInTrainingError.__qualname__}"
-    error = ProcessRaisedException(
-        f"{text}torch.OutOfMemoryError: CUDA\n\n...\n{name}: out of memory in update 3\n", 1, 2
-    )
-    assert str(find_user_error(error)) == "out of memory in update 3"
+    text += f"\n\ntorch.OutOfMemoryError: CUDA\n\n...\n{name}: out of memory in update 3\n"
+    assert str(find_user_error(ProcessRaisedException(text, 1, 2))) == "out of memory in update 3"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import build_toy_corpus, write_toy_glue
+from fairseq_plugin.reliability.damage import TINY
+from helpers import assert_equal_state, build_toy_corpus, write_toy_glue
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -17,7 +18,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.export import export
 from lazyformer_fairseq.finetuning.grid import load_start_models
 
-TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 8"
 TEXTS = ("Anna sees Ben near the house.", "The garden.")
 
 
@@ -46,33 +46,26 @@ def copy(exported, tmp_path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "copy"))
 
 
-def test_the_same_outputs_to_the_last_bit(trained, exported):
+def test_the_same_outputs_to_the_last_bit_and_tied_weights_stored_once(trained, exported, tmp_path):
     before, after = LazyFormerModel.from_pretrained(trained), LazyFormerModel.from_pretrained(exported)
     assert torch.equal(before.extract_features(*TEXTS), after.extract_features(*TEXTS))
     assert before.fill_mask("Anna <mask> Ben.", topk=9) == after.fill_mask("Anna <mask> Ben.", topk=9)
-    ours, theirs = before.model.state_dict(), after.model.state_dict()
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert_equal_state(dict(after.model.state_dict()), dict(before.model.state_dict()))
     assert {**before.model.cfg, "_name": None} == dict(after.model.cfg)
     assert {path.name for path in exported.iterdir()} == {"model.safetensors", "config.json", "tokenizer"}
-
-
-def test_the_command_takes_a_file_too(trained, exported, tmp_path):
-    outcome = CliRunner().invoke(main, ["export", str(trained / "checkpoint_last.pt"), str(tmp_path / "model")])
-    assert outcome.exit_code == 0, outcome.output
-    with pytest.raises(UserError, match="checkpoint_last.pt: is a file; other.pt can be chosen in a folder"):
-        export(trained / "checkpoint_last.pt", tmp_path / "more", "other.pt")
-    of_file, of_folder = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", exported))
-    assert of_file.keys() == of_folder.keys() and all(torch.equal(of_file[name], of_folder[name]) for name in of_file)
-
-
-def test_tied_weights_are_stored_once_and_tied_again(exported):
-    model = LazyFormerModel.from_pretrained(exported).model
-    embedding = model.encoder.sentence_encoder.embed_tokens.weight
-    assert model.encoder.lm_head.weight is embedding
+    embedding = after.model.encoder.sentence_encoder.embed_tokens.weight
+    assert after.model.encoder.lm_head.weight is embedding
+    weights = load_file(exported / "model.safetensors")
+    assert sum(weight.shape == embedding.shape for weight in weights.values()) == 1
     with safe_open(exported / "model.safetensors", framework="pt") as file:
-        assert sum(file.get_tensor(name).shape == embedding.shape for name in file.keys()) == 1  # noqa: SIM118
         metadata = file.metadata()
     assert (metadata["architecture"], metadata["sublayer_pattern"]) == ("lazyformer", "M2")
+
+    outcome = CliRunner().invoke(main, ["export", str(trained / "checkpoint_last.pt"), str(tmp_path / "model")])
+    assert outcome.exit_code == 0, outcome.output
+    assert_equal_state(load_file(tmp_path / "model" / "model.safetensors"), weights)
+    with pytest.raises(UserError, match="checkpoint_last.pt: is a file; other.pt can be chosen in a folder"):
+        export(trained / "checkpoint_last.pt", tmp_path / "more", "other.pt")
 
 
 @pytest.mark.slow
@@ -124,37 +117,27 @@ def test_options_of_a_later_version_have_their_defaults(copy):
     assert LazyFormerModel.from_pretrained(copy).model.cfg.relative_position_max_distance == 128
 
 
-def test_another_dictionary(copy, tmp_path):
-    build_toy_corpus(tmp_path / "corpus", 160, seed=7)
-    shutil.rmtree(copy / "tokenizer")
-    shutil.copytree(tmp_path / "corpus" / "tokenizer", copy / "tokenizer")
-    with pytest.raises(UserError, match=r"model.safetensors: .*another dictionary, of the same size"):
-        LazyFormerModel.from_pretrained(copy)
-
-
-@pytest.mark.parametrize("damage", ["truncated", "header", "no weight", "no metadata", "no config", "empty"])
-def test_damage_is_named(damage, copy):
+def test_damage_and_another_dictionary_are_named(copy, tmp_path):
     path = copy / "model.safetensors"
-    content = path.read_bytes()
-    if damage == "truncated":
-        path.write_bytes(content[:-10])
-    elif damage == "header":
-        path.write_bytes(content[:9] + b"!" + content[10:])
-    elif damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "no config":
-        (copy / "config.json").unlink()
-    else:
-        with safe_open(path, framework="pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = file.metadata()
-        if damage == "no weight":
-            del weights["encoder.lm_head.bias"]
-        save_file(weights, path, metadata if damage == "no weight" else None)
-    words = {
-        "no weight": "model.safetensors: the checkpoint has no weight encoder.lm_head.bias",
-        "no metadata": "model.safetensors: its architecture is None",
-        "no config": "config.json: cannot be read as JSON",
-    }
-    with pytest.raises(UserError, match=words.get(damage, "model.safetensors: truncated, damaged or no safetensors")):
+    content, weights = path.read_bytes(), load_file(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    less = {name: weight for name, weight in weights.items() if name != "encoder.lm_head.bias"}
+    damaged = "model.safetensors: truncated, damaged or no safetensors"
+    for damage, words in (
+        (lambda: path.write_bytes(content[:-10]), damaged),
+        (lambda: path.write_bytes(content[:9] + b"!" + content[10:]), damaged),
+        (lambda: path.write_bytes(b""), damaged),
+        (lambda: save_file(less, path, metadata), "model.safetensors: the checkpoint has no weight encoder.lm_head.b"),
+        (lambda: save_file(weights, path), "model.safetensors: its architecture is None"),
+        (lambda: (copy / "config.json").rename(tmp_path / "kept"), "config.json: cannot be read as JSON"),
+    ):
+        damage()
+        with pytest.raises(UserError, match=words):
+            LazyFormerModel.from_pretrained(copy)
+        path.write_bytes(content)
+    (tmp_path / "kept").rename(copy / "config.json")
+    build_toy_corpus(tmp_path / "corpus", 160, seed=7)
+    shutil.copytree(tmp_path / "corpus" / "tokenizer", copy / "tokenizer", dirs_exist_ok=True)
+    with pytest.raises(UserError, match=r"model.safetensors: .*another dictionary, of the same size"):
         LazyFormerModel.from_pretrained(copy)

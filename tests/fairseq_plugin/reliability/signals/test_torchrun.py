@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, assert_equal_state
+from helpers import ROOT, assert_equal_state, updates_of
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from lazyformer_fairseq.fairseq_plugin.reliability import torchrun
@@ -37,13 +37,9 @@ def pretrain(data_folder, tmp_path) -> Callable[..., subprocess.Popen]:
     """``pretrain("--gpus 2 ...", save_dir)``: the script, or the command that is given, started; to be read."""
 
     def start(options: str, folder: str = "run", by=SCRIPT) -> subprocess.Popen:
-        command = [
-            *(*by, "lazyformer_m2x6_s_tiny", str(data_folder)),
-            *("--save-dir", str(tmp_path / folder), *TINY.split()),
-            *options.split(),
-        ]
+        words = f"lazyformer_m2x6_s_tiny {data_folder} --save-dir {tmp_path / folder} {TINY} {options}".split()
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=ENVIRONMENT, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen([*by, *words], env=ENVIRONMENT, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
     return start
 
@@ -68,11 +64,9 @@ def workers_of(run: subprocess.Popen) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
 
 
-def checkpoint(folder: Path, name: str = "checkpoint_last.pt") -> dict:
-    return torch.load(folder / name)
-
-
-def assert_equal_runs(one: dict, other: dict) -> None:
+def assert_equal_runs(folder: Path, name: str = "checkpoint_last.pt") -> None:
+    """A run that was disturbed saved what the whole one did."""
+    one, other = (torch.load(folder / run / name) for run in ("run", "whole"))
     assert one["optimizer_history"][-1] == other["optimizer_history"][-1]
     for part in ("model", "last_optimizer_state"):
         assert_equal_state(one[part], other[part], part)
@@ -101,12 +95,12 @@ def test_one_of_two_processes_is_killed_then_their_launcher(pretrain, tmp_path, 
     second_worker = (SAVED.format(3), lambda: os.kill(workers_of(run)[1], signal.SIGKILL))
     _, output = finish(run, second_worker, (SAVED.format(6), kill_launcher))  # until nobody can write any more
     assert "restart 1 of 1" in output and "@ 3 updates)" in output
-    assert_equal_runs(*(checkpoint(tmp_path / each, "checkpoint_1_6.pt") for each in ("run", "whole")))
+    assert_equal_runs(tmp_path, "checkpoint_1_6.pt")
     for worker in workers:
         assert select.select([worker], [], [], 600)[0], "it trains on without its launcher"
         os.close(worker)
     assert re.search(r"SIGTERM: saved at \d+ updates", output), output[-3000:]
-    assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] >= 6
+    assert updates_of(tmp_path / "run" / "checkpoint_last.pt") >= 6
 
 
 @pytest.mark.slow
@@ -118,16 +112,14 @@ def test_one_of_two_processes_is_killed_then_their_launcher(pretrain, tmp_path, 
 def test_a_signal_changes_nothing(pretrain, tmp_path, interruptible, to_the_script, number, expected):
     assert finish(pretrain("--gpus 2", "whole"))[0] == 0
     run = pretrain("--gpus 2")
-    code, output = finish(
-        run,
-        # To one of them: both agree on the update to stop at.
-        ("num_updates=4", lambda: os.kill(run.pid if to_the_script else workers_of(run)[1], number)),
-    )
+    # To one of them: both agree on the update to stop at.
+    stop = ("num_updates=4", lambda: os.kill(run.pid if to_the_script else workers_of(run)[1], number))
+    code, output = finish(run, stop)
     assert code == expected, output[-3000:]
     assert "Traceback" not in output and "restart" not in output
-    assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] < 8
+    assert updates_of(tmp_path / "run" / "checkpoint_last.pt") < 8
     assert finish(pretrain("--gpus 2"))[0] == 0
-    assert_equal_runs(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+    assert_equal_runs(tmp_path)
 
 
 def test_a_signal_while_there_are_no_processes_reaches_those_that_come(monkeypatch):
@@ -159,7 +151,7 @@ def test_killed_again_and_again(pretrain, tmp_path, record_counts):
                 kills.append(int(saved[1]))
                 os.kill(workers_of(run)[len(kills) % 2], signal.SIGKILL)
     assert run.returncode == 0 and len(kills) == 5
-    assert_equal_runs(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+    assert_equal_runs(tmp_path)
     record_counts("a process of two killed, all started again, bit for bit", kills=len(kills))
 
 
@@ -170,26 +162,20 @@ def test_two_nodes_start_again_together(pretrain, tmp_path, free_port):
 
     def both(folder: str, kill: bool) -> None:
         started = [pretrain(f"{nodes} --node-rank {rank}", folder) for rank in (0, 1)]
-        outputs = ["", ""]
-        readers = [
-            threading.Thread(target=lambda number=number: outputs.__setitem__(number, finish(started[number])[1]))
-            for number in (0, 1)
-        ]
-        for reader in readers:
-            reader.start()
-        while kill and not (tmp_path / folder / "checkpoint_1_3.pt").exists():
-            time.sleep(0.02)
-            assert readers[0].is_alive(), outputs
-        if kill:
-            os.kill(workers_of(started[1])[0], signal.SIGKILL)
-        for reader in readers:
-            reader.join()
-        assert [run.returncode for run in started] == [0, 0], outputs
-        assert ("restart 1 of 2" in outputs[1]) == kill
+        with ThreadPoolExecutor() as readers:
+            read = [readers.submit(finish, run) for run in started]
+            while kill and not (tmp_path / folder / "checkpoint_1_3.pt").exists():
+                time.sleep(0.02)
+                assert not read[0].done(), read[0].result()
+            if kill:
+                os.kill(workers_of(started[1])[0], signal.SIGKILL)
+        (first, _), (second, output) = (each.result() for each in read)
+        assert (first, second) == (0, 0), output
+        assert ("restart 1 of 2" in output) == kill
 
     both("whole", kill=False)
     both("run", kill=True)
-    assert_equal_runs(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+    assert_equal_runs(tmp_path)
 
 
 NOTES_IDS = """

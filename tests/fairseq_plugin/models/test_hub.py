@@ -14,10 +14,9 @@ from helpers import ROOT, THINGS, assert_equal_state
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import match_classification_heads
 from lazyformer_fairseq.fairseq_plugin.models.export import export
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
-from lazyformer_fairseq.modules.networks.heads import HEADS, ClassificationHead, LinearHead, SpanHead
+from lazyformer_fairseq.modules.networks.heads import ClassificationHead, LinearHead, SpanHead
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 16"
 
@@ -185,39 +184,3 @@ def test_attention_backend_has_been_called_lazy_backend(tmp_path):
         words = f"data --task full_sentences_masked_lm --arch lazyformer_m2x6_s_tiny {name} recompute"
         given = options.parse_args_and_arch(parser, words.split())
         assert backend_of(convert_namespace_to_omegaconf(given).model) == "recompute"
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"), [("linear", "dense"), ("dense", "linear"), ("span", "linear"), ("dense", "span")]
-)
-def test_a_head_of_another_kind_starts_anew_as_a_whole(theirs, ours, caplog):
-    def heads(kind: str) -> torch.nn.ModuleDict:
-        return torch.nn.ModuleDict({"rte": HEADS[kind](4, 2)})
-
-    model, saved = heads(ours), heads(theirs)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    state = {f"classification_heads.{name}": weight for name, weight in saved.state_dict().items()}
-    match_classification_heads(state, model)
-    assert_equal_state({name.removeprefix("classification_heads."): weight for name, weight in state.items()}, before)
-    assert (
-        "classification head rte of the checkpoint is left out: it has another number of outputs, or of" in caplog.text
-    )
-
-
-def test_missing_and_extra_heads_are_said_and_start_anew(caplog):
-    def head(outputs: int, value: float) -> torch.nn.Module:
-        module = torch.nn.ModuleDict({"out_proj": torch.nn.Linear(2, outputs)})
-        torch.nn.init.constant_(module["out_proj"].weight, value)
-        return module
-
-    ours = torch.nn.ModuleDict({"rte": head(2, 0.0), "stsb": head(1, 0.0), "cola": head(2, 0.0)})
-    theirs = torch.nn.ModuleDict({"rte": head(2, 9.0), "stsb": head(3, 9.0), "mnli": head(3, 9.0)})
-    state = {f"classification_heads.{name}": weight for name, weight in theirs.state_dict().items()}
-    with caplog.at_level("INFO"):
-        match_classification_heads(state, ours)
-    ours.load_state_dict({name.removeprefix("classification_heads."): weight for name, weight in state.items()})
-    assert ours["rte"]["out_proj"].weight.eq(9).all()
-    assert ours["stsb"]["out_proj"].weight.eq(0).all() and ours["cola"]["out_proj"].weight.eq(0).all()
-    assert "classification head mnli of the checkpoint is left out: it is none of this task's" in caplog.text
-    assert "classification head stsb of the checkpoint is left out: it has another number of outputs" in caplog.text
-    assert "classification head cola is not in the checkpoint and starts with fresh weights" in caplog.text

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fairseq_plugin.reliability.damage import TINY
+
+from lazyformer_fairseq.fairseq_plugin.models.export import export
 
 
 @pytest.fixture
@@ -26,3 +29,24 @@ def record_counts() -> Callable[..., None]:
                 counts_file.write(f"{line}\n")
 
     return record
+
+
+@pytest.fixture(scope="session")
+def of_one_run(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("one run")
+
+
+@pytest.fixture
+def trained(of_one_run, data_folder, fairseq_train) -> Path:
+    """The checkpoints of a run of five updates, to be read."""
+    if not (of_one_run / "run").exists():
+        fairseq_train(data_folder, f"{TINY} --max-update 5 --lr 1e-2 --disable-validation", of_one_run / "run")
+    return of_one_run / "run"
+
+
+@pytest.fixture
+def exported(of_one_run, trained) -> Path:
+    """The same model as ``lazyformer export`` writes it, to be read."""
+    if not (of_one_run / "model").exists():
+        export(trained, of_one_run / "model")
+    return of_one_run / "model"

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from fairseq_plugin.reliability.damage import TINY
-from fairseq_plugin.reliability.test_untrusted_files import write_prepared
+from fairseq_plugin.reliability.test_untrusted import write_prepared
 from helpers import write_toy_glue
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -34,7 +33,6 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import MODEL_FILE, SETTINGS_FILE, load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.export import export
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.fairseq_plugin.reliability.data import check_shards, check_totals
@@ -289,19 +287,11 @@ def inputs_of(target: Target) -> st.SearchStrategy[bytes]:
     return st.one_of(kinds)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return tmp_path_factory.mktemp("fuzz")
-
-
 @pytest.fixture
-def targets(folders, data_folder, fairseq_train, tmp_path, monkeypatch) -> Targets:
-    if not (folders / "model").exists():
-        fairseq_train(data_folder, f"{TINY} --max-update 1 --disable-validation", folders / "run")
-        export(folders / "run", folders / "model")
+def targets(data_folder, exported, tmp_path, monkeypatch) -> Targets:
     (tmp_path / "files").mkdir()
     monkeypatch.setattr(logging.root, "level", logging.ERROR)
-    return Targets(tmp_path / "files", data_folder, folders / "model")
+    return Targets(tmp_path / "files", data_folder, exported)
 
 
 def fuzz(name: str, target: Target, count: int, **options) -> int:

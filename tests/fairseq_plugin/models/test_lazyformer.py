@@ -1,3 +1,5 @@
+"""Models as fairseq has them: sizes, training, and weights of checkpoints that fit in part or not at all."""
+
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +10,9 @@ from helpers import dictionary_of
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION, has_pooler
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
@@ -116,3 +119,114 @@ def test_bad_sizes_are_the_users_mistakes_and_are_named():
         task = SimpleNamespace(source_dictionary=dictionary_of(50))
         with pytest.raises(UserError, match=message):
             CausalLanguageModel.build_model(CausalLMConfig(**{**SMALL, **given}), task)
+
+
+def model(pattern: str, positions: int, copies: bool = False) -> LazyFormerModel:
+    sizes = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
+    cfg = LazyFormerConfig(
+        sublayer_pattern=pattern, max_positions=positions, copy_positions=copies, relative_position_buckets=0, **sizes
+    )
+    return LazyFormerModel(cfg, Dictionary())
+
+
+def test_positions_are_repeated():
+    short, long = model("s[window=2]f", 16), model("s[window=2]f", 40, copies=True)
+    long.load_state_dict(short.state_dict())
+    expected = torch.cat([short.state_dict()[PER_POSITION]] * 3)[:40]
+    assert torch.equal(long.state_dict()[PER_POSITION], expected)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize(
+    ("pattern", "weight"),
+    [
+        ("s[synthesizer=random]", "random_NLL"),
+        ("s[synthesizer=dense+dot]", "dense.weight"),  # heads are as large as there are positions
+        ("s[synthesizer=factorised_random]", "key_factors_NLE"),
+        ("s[linformer=3]", "key_projection"),
+        ("f s[linformer=3,share=layers] s[linformer=3,share=layers]", "key_projection"),
+    ],
+)
+def test_weights_that_belong_to_positions_are_not_repeated(pattern, weight, copies):
+    with pytest.raises(UserError, match=f"{weight} has a part for each, which .* give --max-positions 16"):
+        model(pattern, 24, copies).load_state_dict(model(pattern, 16).state_dict())
+
+
+@pytest.mark.parametrize("pattern", ["s", "s[linformer=3]"])
+def test_fewer_positions_are_refused(pattern):
+    with pytest.raises(UserError, match="has 16 positions, --max-positions is 8: give --max-positions 16"):
+        model(pattern, 8).load_state_dict(model(pattern, 16).state_dict())
+
+
+def heads_of(*poolers: str, **kinds: str) -> LazyFormerModel:
+    found = model("f", 16)
+    for name, kind in kinds.items():
+        found.register_classification_head(name, 2 if "two" in kind else 3, kind.removesuffix(" of two"))
+    if poolers:
+        found.register_pooler()
+    return found
+
+
+def weight_of(model: LazyFormerModel, head: str) -> torch.Tensor:
+    return model.classification_heads[head].dense.weight
+
+
+def test_a_dense_head_that_is_new_starts_as_the_checkpoints_pooler(caplog):
+    checkpoint, ours = heads_of("pooler", rte="dense"), heads_of(rte="dense", cola="dense", sst2="linear")
+    with caplog.at_level("INFO"):
+        ours.load_state_dict(checkpoint.state_dict())
+    assert torch.equal(weight_of(ours, "cola"), weight_of(checkpoint, "pooler"))
+    assert torch.equal(weight_of(ours, "rte"), weight_of(checkpoint, "rte"))
+    assert "classification_heads.cola.dense.weight starts as the checkpoint's pooler" in caplog.text
+    assert "pooler of the checkpoint is left out" not in caplog.text
+
+
+def test_a_pooler_is_kept_where_there_is_one_and_its_loss_is_said(caplog):
+    checkpoint, ours = heads_of("pooler"), heads_of("pooler")
+    ours.load_state_dict(checkpoint.state_dict())
+    assert torch.equal(weight_of(ours, "pooler"), weight_of(checkpoint, "pooler"))
+    heads_of().load_state_dict(checkpoint.state_dict())
+    assert "classification head pooler of the checkpoint is left out" in caplog.text
+
+
+def test_what_next_sentences_are_told_by_is_a_pooler_too(caplog):
+    checkpoint = model("f", 16)
+    checkpoint.register_next_sentence_head()
+    ours = heads_of(cola="dense", sst2="linear")
+    fresh = ours.classification_heads["cola"].out_proj.weight.clone()
+    ours.load_state_dict(checkpoint.state_dict())
+    assert torch.equal(weight_of(ours, "cola"), weight_of(checkpoint, "next_sentence"))
+    assert torch.equal(ours.classification_heads["cola"].out_proj.weight, fresh)
+    assert "left out" not in caplog.text
+    imported = heads_of("pooler")  # from which pre-training goes on with next sentences
+    checkpoint.load_state_dict(imported.state_dict())
+    assert torch.equal(weight_of(checkpoint, "next_sentence"), weight_of(imported, "pooler"))
+
+
+def test_a_tasks_head_that_is_called_pooler_is_none():
+    checkpoint, ours = heads_of(pooler="dense"), heads_of(cola="dense")
+    before = weight_of(ours, "cola").clone()
+    ours.load_state_dict(dict(checkpoint.state_dict()))
+    assert torch.equal(weight_of(ours, "cola"), before)
+    assert not has_pooler(checkpoint.state_dict()) and has_pooler(heads_of("pooler").state_dict())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("linear", "dense"), ("dense", "linear"), ("span", "linear"), ("dense", "span"), ("linear", "linear of two")],
+)
+def test_missing_extra_and_other_heads_are_said_and_start_anew_as_a_whole(theirs, ours, caplog):
+    checkpoint = heads_of(rte=theirs, cola="dense", mnli="linear").state_dict()
+    model = heads_of(rte=ours, cola="dense", sst2="linear")
+    before = {name: weight.clone() for name, weight in model.classification_heads.state_dict().items()}
+    with caplog.at_level("INFO"):
+        model.load_state_dict(dict(checkpoint))
+    for name, weight in model.classification_heads.state_dict().items():
+        is_theirs = name.startswith("cola")
+        assert torch.equal(weight, checkpoint[f"classification_heads.{name}"] if is_theirs else before[name]), name
+    for said in (
+        "rte of the checkpoint is left out: it has another number of outputs, or of",
+        "mnli of the checkpoint is left out: it is none of this task's",
+        "sst2 is not in the checkpoint and starts with fresh weights",
+    ):
+        assert f"classification head {said}" in caplog.text

@@ -1,0 +1,339 @@
+"""Which checkpoint of a folder a run starts from, and which are kept: its processes choose the same, or all stop."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq_plugin.reliability.damage import TINY, flip_a_bit, options, truncate
+from helpers import ROOT, assert_equal_state, message_of, train_words, updates_of, write_toy_glue
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in, choose, look_into, save, suffix_of
+from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
+from lazyformer_fairseq.storage.atomic import UNFINISHED
+
+SAVING = f"{TINY} --encoder-embed-dim 16 --save-interval-updates 3"
+SMALL = f"{TINY} --encoder-embed-dim 16 --dropout 0"
+NINTH = ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_9.pt")
+
+
+def parts_of(state: dict) -> list[int]:
+    """After how many updates each part of a run ended."""
+    return [part["num_updates"] for part in state["optimizer_history"]]
+
+
+@pytest.fixture(scope="module")
+def run_of_nine(tmp_path_factory):
+    return tmp_path_factory.mktemp("run") / "run"
+
+
+@pytest.fixture
+def trained(data_folder, run_of_nine, tmp_path, fairseq_train):
+    """A copy of a run of nine updates: checkpoints of the updates 3, 6, 9, the best and the last."""
+    if not run_of_nine.exists():
+        fairseq_train(data_folder, f"{SAVING} --max-update 9", run_of_nine)
+    return shutil.copytree(run_of_nine, tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, truncate])
+def test_the_newest_intact_checkpoint_takes_the_place_of_a_damaged_one(
+    data_folder, trained, fairseq_train, caplog, damage
+):
+    for name in NINTH:
+        damage(trained / name)
+    (trained / f".checkpoint_last.pt.0011aabb{UNFINISHED}").touch()
+    os.utime(trained / "checkpoint_1_3.pt")  # the youngest file, but not the newest checkpoint
+    resumed = fairseq_train(data_folder, f"{SAVING} --max-update 10", trained)
+    for name in ("checkpoint_last.pt", "checkpoint_1_9.pt"):
+        assert f"{trained / name}: truncated, damaged or no checkpoint" in caplog.text
+    assert f"newest intact checkpoint: {trained / 'checkpoint_1_6.pt'}, update 6" in caplog.text
+    assert parts_of(resumed) == [6, 10]
+    assert {path.name for path in trained.glob(".*")} == {".training.lock"}, "what a kill left"
+
+
+def test_without_any_intact_checkpoint_the_run_stops_and_names_them(data_folder, trained, fairseq_train):
+    damaged = sorted(trained.glob("checkpoint*.pt"))
+    for path in damaged:
+        flip_a_bit(path)
+    before = {path: path.read_bytes() for path in damaged}
+    message = message_of(fairseq_train, data_folder, f"{SAVING} --max-update 10", trained)
+    assert "no intact checkpoint; move these away to start anew" in message
+    assert len(damaged) == 5 and all(f"{path}: truncated, damaged" in message for path in damaged)
+    assert {path: path.read_bytes() for path in trained.glob("checkpoint*.pt")} == before
+
+
+def test_a_missing_last_checkpoint_a_link_to_nowhere_or_a_folder_is_no_start_from_scratch(trained, tmp_path, caplog):
+    for name in NINTH:
+        (trained / name).unlink()
+    assert choose(options(trained)) == trained / "checkpoint_1_6.pt"
+    assert "checkpoint_last.pt: is missing" in caplog.text
+    assert choose(options(trained, finetune_from_model=str(trained / "checkpoint_1_3.pt"))).name == "checkpoint_1_6.pt"
+    (trained / "checkpoint_last.pt").symlink_to("removed.pt")
+    (trained / "checkpoint_1_9.pt").mkdir()
+    assert choose(options(trained)) == trained / "checkpoint_1_6.pt"
+    assert choose(options(trained, checkpoint_suffix="_b")) is None
+    assert choose(options(tmp_path)) is None and choose(options(tmp_path / "missing")) is None
+
+
+def test_a_file_asked_for_by_name_is_taken_and_so_is_the_last_even_if_others_are_newer(trained, caplog):
+    last = trained / "checkpoint_last.pt"
+    for option in ("finetune_from_model", "continue_once"):  # the last may be named as the start too
+        assert choose(options(trained, **{option: str(last)})) == last
+    assert choose(options(trained, restore_file=str(trained / "checkpoint_1_3.pt"))).name == "checkpoint_1_3.pt"
+    assert "checkpoint_last.pt: passed over for --restore-file" in caplog.text
+    shutil.copy(trained / "checkpoint_1_3.pt", last)  # how a user goes back
+    assert choose(options(trained)) == last and look_into(last).updates == 3
+
+
+def test_weights_without_the_optimizer_are_nothing_to_go_on_from(trained):
+    flip_a_bit(trained / "checkpoint_last.pt")
+    for name in NINTH[1:]:
+        state = torch.load(trained / name)
+        del state["last_optimizer_state"]
+        save(state, trained / name)
+    assert choose(options(trained)) == trained / "checkpoint_1_6.pt"
+    assert look_into(choose(options(trained, no_save_optimizer_state=True))).updates == 9
+
+
+def test_a_dangerous_checkpoint_is_refused_and_not_passed_over(trained):
+    class Dangerous:
+        def __reduce__(self):
+            return os.mkdir, (str(trained / "made"),)
+
+    for write in (torch.save, lambda state, path: path.write_bytes(pickle.dumps(state))):
+        write({"model": Dangerous()}, trained / "checkpoint_last.pt")
+        with pytest.raises(UserError, match="checkpoint_last.pt: refused, nothing of it was run"):
+            choose(options(trained))
+    assert not (trained / "made").exists()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_asked_for_by_name_must_be_intact(data_folder, trained, tmp_path, fairseq_train):
+    flip_a_bit(trained / "checkpoint_1_9.pt")
+    glue = write_toy_glue(tmp_path / "glue", train=8, valid=4)
+    for option in ("--restore-file", "--finetune-from-model", "--continue-once"):
+        for name, words in (("checkpoint_1_9.pt", "truncated, damaged"), ("missing.pt", "no such")):
+            with pytest.raises(UserError, match=f"{name}: {words}"):
+                fairseq_train(data_folder, f"{SAVING} --max-update 10 {option} {trained / name}", tmp_path / "new")
+    tuning = SAVING.replace("masked_lm_accuracy", f"glue --finetune-from-model {trained / 'checkpoint_1_9.pt'}")
+    task = f"glue --tokenizer-folder {trained / 'tokenizer'}"
+    message = message_of(fairseq_train, glue / "CoLA", f"{tuning} --max-epoch 1", tmp_path / "new", task=task)
+    assert "checkpoint_1_9.pt: truncated, damaged" in message
+    assert not list((tmp_path / "new").glob("checkpoint*"))
+
+
+@pytest.mark.slow
+def test_a_suffix_tells_runs_in_one_folder_apart(data_folder, tmp_path, fairseq_train, trained):
+    for name in ("checkpoint_last", "checkpoint_1_3"):
+        shutil.copy(trained / f"{name}.pt", trained / f"{name}_b.pt")
+    truncate(trained / "checkpoint_last_b.pt")
+    fairseq_train(data_folder, f"{SAVING} --max-update 4 --checkpoint-suffix _b", trained)
+    assert parts_of(torch.load(trained / "checkpoint_last_b.pt")) == [3, 4]
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "seen", "words"),
+    [
+        ((None, "run: holds no intact checkpoint"), [True, True], "run: holds no intact checkpoint"),
+        ((Path("checkpoint_last.pt"), None), [True, False], r"processes \[1\] cannot read it; all nodes need the same"),
+    ],
+)
+def test_the_second_process_hears_of_the_problem(told, seen, words):
+    trainer = SimpleNamespace(
+        data_parallel_rank=1, data_parallel_world_size=2, data_parallel_process_group=None, device=torch.device("cpu")
+    )
+    doubles = {"broadcast_object": lambda *_: told, "all_gather_list": lambda *_: seen}
+    with mock.patch.multiple(distributed_utils, **doubles), pytest.raises(UserError, match=words):
+        checkpoints._same_on_all_ranks(trainer, mock.Mock(side_effect=AssertionError("the first one chooses")))
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+def test_two_processes_with_damaged_checkpoints(data_folder, tmp_path, free_port):
+    folder = tmp_path / "run"
+
+    def train(updates: int) -> tuple[int, str]:
+        command = [
+            *("bash", ROOT / "scripts" / "pretrain.sh", "lazyformer_m2x6_s_tiny", data_folder, "--save-dir", folder),
+            *f"--gpus 2 --sequences-per-update 8 --master 127.0.0.1:{free_port} --num-workers 0".split(),
+            *f"--tokens-per-sample 32 --save-interval-updates 2 --max-update {updates}".split(),
+        ]
+        environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+        run = subprocess.run(command, capture_output=True, text=True, env=environment)
+        return run.returncode, run.stdout + run.stderr
+
+    code, output = train(4)
+    assert code == 0, output[-4000:]
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_4.pt"):
+        flip_a_bit(folder / name)
+    code, output = train(5)
+    assert code == 0, output[-4000:]
+    assert f"newest intact checkpoint: {folder / 'checkpoint_1_2.pt'}, update 2" in output
+    assert parts_of(torch.load(folder / "checkpoint_last.pt")) == [2, 5]
+    for path in folder.glob("checkpoint*.pt"):
+        flip_a_bit(path)
+    code, output = train(6)
+    assert code != 0 and "holds no intact checkpoint" in output and "checkpoint_1_2.pt: truncated" in output
+
+
+def names(folder) -> set[str]:
+    return {path.name for path in folder.glob("checkpoint*.pt")}
+
+
+def test_listed_updates_are_saved_and_kept(data_folder, tmp_path, fairseq_train):
+    """At updates where nothing else is saved, where fairseq saves too, and at the end of an epoch."""
+    options = f"{SMALL} --max-update 8 --save-interval-updates 2 --keep-interval-updates 1"
+    fairseq_train(data_folder, f"{options} --keep-updates-list 3,4,100", tmp_path / "run")
+    kept = {"checkpoint_update_3.pt", "checkpoint_update_4.pt"}
+    assert names(tmp_path / "run") == kept | {"checkpoint_1_8.pt", "checkpoint_best.pt", "checkpoint_last.pt"}
+    assert [look_into(tmp_path / "run" / name).updates for name in sorted(kept)] == [3, 4]
+
+    whole = fairseq_train(data_folder, f"{SMALL} --max-update 8 --disable-validation", tmp_path / "other")
+    restored = f"--restore-file {tmp_path / 'run' / 'checkpoint_update_3.pt'} --max-update 8 --disable-validation"
+    resumed = fairseq_train(data_folder, f"{SMALL} {restored}", tmp_path / "resumed")
+    for part in ("model", "last_optimizer_state"):
+        assert_equal_state(resumed[part], whole[part], part)
+
+
+@pytest.mark.slow
+def test_a_listed_update_that_ends_an_epoch(data_folder, tmp_path, fairseq_train):
+    options = f"{SMALL} --batch-size 400 --max-epoch 2 --disable-validation"
+    last = fairseq_train(data_folder, options, tmp_path / "first")
+    updates = updates_of(last)
+    assert updates % 2 == 0
+    fairseq_train(data_folder, f"{options} --keep-updates-list {updates // 2}", tmp_path / "run")
+    kept = torch.load(tmp_path / "run" / f"checkpoint_update_{updates // 2}.pt")
+    assert kept["extra_state"]["train_iterator"]["epoch"] == 2, "a run that goes on from it begins with epoch 2"
+
+
+def test_a_list_is_read_or_refused(data_folder, tmp_path, fairseq_train):
+    assert listed_updates("100000, 200000") == {100_000, 200_000} and listed_updates(None) == frozenset()
+    for text in ("", "1000,", "0", "-5", "1e5", "100 000", "x", "1;2", "²"):
+        with pytest.raises(UserError, match="--keep-updates-list .*give whole numbers as 100000,200000"):
+            listed_updates(text)
+    with pytest.raises(UserError, match="--keep-updates-list x: 'x' is no update"):
+        fairseq_train(data_folder, f"{SMALL} --keep-updates-list x", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_asynchronous_writing_is_refused(data_folder, tmp_path, fairseq_train):
+    for option in ("--write-checkpoints-asynchronously", "--save-async"):
+        with pytest.raises(UserError, match="--write-checkpoints-asynchronously: .*leave the option out"):
+            fairseq_train(data_folder, f"{SMALL} {option}", tmp_path)
+
+
+@pytest.mark.slow
+def test_asynchronous_writing_is_refused_under_hydra_too(data_folder, tmp_path, warm_python):
+    command = [warm_python / "fairseq-hydra-train", "--config-dir", ROOT / "configs" / "pretraining"]
+    command += ["--config-name", "lazyformer_m2x6_s", f"task.data={data_folder}", "checkpoint.save_dir=run"]
+    command += ["distributed_training.distributed_world_size=1", f"common.user_dir={ROOT / 'lazyformer_fairseq'}"]
+    command += ["common.cpu=true", "checkpoint.write_checkpoints_asynchronously=true", "hydra.run.dir=."]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "error: --write-checkpoints-asynchronously: " in run.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named(data_folder, tmp_path, fairseq_train):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        words = f"--save-dir {folder}: cannot be written .Not a directory.; choose"
+        with pytest.raises(UserError, match=words):
+            fairseq_train(data_folder, f"{SMALL} --max-update 2", folder)
+
+
+@pytest.mark.slow
+def test_a_folder_belongs_to_one_training(data_folder, tmp_path, fairseq_train):
+    """The second one is refused by name; a run that was killed keeps nobody out."""
+    words = train_words(data_folder, f"{SMALL} --max-update 1000000 --disable-validation", tmp_path)
+    options = f"{SMALL} --max-update 2 --disable-validation"
+    command = [sys.executable, "-m", "fairseq_cli.train", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as first:
+        try:
+            assert any("begin training epoch 1" in line for line in first.stdout)
+            first.send_signal(signal.SIGSTOP)
+            assert message_of(fairseq_train, data_folder, options, tmp_path) == (
+                f"--save-dir {tmp_path}: another run is at work there (process {first.pid} on {os.uname().nodename}); "
+                "wait for it, or choose another folder"
+            )
+            with pytest.raises(FileNotFoundError, match="checkpoint_last.pt"):  # fairseq_train() reads it, no suffix
+                fairseq_train(data_folder, f"{options} --checkpoint-suffix _other", tmp_path)
+            assert (tmp_path / "checkpoint_last_other.pt").exists()
+            assert first.poll() is None
+        finally:
+            first.kill()
+    assert updates_of(fairseq_train(data_folder, options, tmp_path)) == 2
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Checkpoints of 1 to 4 updates, the youngest last."""
+    for updates in range(1, 5):
+        state = {"optimizer_history": [{"num_updates": updates}], "last_optimizer_state": {"step": updates}}
+        save(state, tmp_path / f"checkpoint_1_{updates}.pt")
+    return tmp_path
+
+
+def remove_as_fairseq_does(path) -> None:
+    checkpoint_utils.os.remove(str(path))
+
+
+def test_the_last_intact_checkpoint_is_never_removed(folder, caplog):
+    for updates in (2, 3, 4):
+        (folder / f"checkpoint_1_{updates}.pt").write_bytes(b"damaged")
+    remove_as_fairseq_does(folder / "checkpoint_1_1.pt")
+    assert (folder / "checkpoint_1_1.pt").exists()
+    assert "checkpoint_1_1.pt: kept beyond its time, no other checkpoint beside it is intact" in caplog.text
+    remove_as_fairseq_does(folder / "checkpoint_1_2.pt")  # damaged itself
+    assert names(folder) == {"checkpoint_1_1.pt", "checkpoint_1_3.pt", "checkpoint_1_4.pt"}
+
+
+def test_weights_alone_do_not_stand_in_for_a_checkpoint_unless_a_run_saves_no_more(folder, tmp_path_factory):
+    for updates in (2, 3, 4):
+        save({"optimizer_history": [{"num_updates": 9}]}, folder / f"checkpoint_1_{updates}.pt")
+    remove_as_fairseq_does(folder / "checkpoint_1_1.pt")
+    assert (folder / "checkpoint_1_1.pt").exists()
+    other = tmp_path_factory.mktemp("without optimizers")
+    for updates in (1, 2):
+        save({"optimizer_history": [{"num_updates": updates}]}, other / f"checkpoint_1_{updates}.pt")
+    remove_as_fairseq_does(other / "checkpoint_1_1.pt")
+    assert names(other) == {"checkpoint_1_2.pt"}
+
+
+def test_the_checkpoints_of_another_run_in_the_folder_do_not_count(folder):
+    for path in folder.glob("*.pt"):
+        path.rename(path.with_name(f"{path.stem}_b.pt"))
+    save({"optimizer_history": [{"num_updates": 9}], "last_optimizer_state": {}}, folder / "checkpoint_1_9.pt")
+    remove_as_fairseq_does(folder / "checkpoint_1_9.pt")
+    assert (folder / "checkpoint_1_9.pt").exists()
+    remove_as_fairseq_does(folder / "checkpoint_1_1_b.pt")
+    assert not (folder / "checkpoint_1_1_b.pt").exists()
+
+
+def test_the_suffix_in_a_name(tmp_path):
+    of_suffix = {
+        "": "checkpoint3.pt checkpoint_last.pt checkpoint.best_loss_7.5181.pt checkpoint.best_matthews_-0.1230.pt "
+        "checkpoint.best_loss_nan1.pt",
+        "_b": "checkpoint3_b.pt checkpoint_update_5_b.pt checkpoint.best_my_loss_7.5181_b.pt",
+        "-x": "checkpoint_1_20-x.pt",
+        "-shard0": "checkpoint_best-shard0.pt",
+        None: "checkpoint.pt checkpoint_x.pt dummy checkpoint_last.pt.tmp",
+    }
+    for suffix, found in of_suffix.items():
+        for name in found.split():
+            assert suffix_of(tmp_path / name) == suffix, name
+            (tmp_path / name).touch()
+    assert {path.name for path in checkpoints_in(tmp_path, "_b")} == set(of_suffix["_b"].split())

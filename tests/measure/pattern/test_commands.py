@@ -7,14 +7,13 @@ import pytest
 import torch
 from helpers import count_causal_parameters, count_parameters, dictionary_of
 from in_process import invoke, refusal
-from torch import nn
+from local_mean import LOCAL_MEAN
 
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
 from lazyformer_fairseq.measure.pattern.look import SEEN, Seen, build_network, look, text_picture
-from lazyformer_fairseq.modules.sublayers.interface import Sublayer
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, registered
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, registered
 
 
 def show(*arguments: object) -> str:
@@ -44,31 +43,12 @@ def test_a_causal_window_looks_into_memory_and_not_ahead():
     assert torch.equal(weights > 0, (ahead <= 0) & (ahead >= -2))
 
 
-class Halving(Sublayer):
-    """Adds half of the token before."""
-
-    attends = True
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    @classmethod
-    def build(cls, options, planned):
-        return cls()
-
-    def forward(self, x_BTC, below, shared, memory_BMC=None):
-        before = torch.cat([torch.zeros_like(x_BTC[:, :1]), x_BTC[:, :-1]], 1)
-        return self.weight * (x_BTC + 0.45 * before), {}
-
-
-def test_a_kind_without_heads_is_asked_like_any_other():
-    with registered(Kind("h", "halving", "", "", {ENCODER: Halving})):
-        (seen,) = seen_of("h", ENCODER, 3)
-    assert text_picture(seen).splitlines() == ["h", "■ · ·", "□ ■ ·", "· □ ■"]
-    # Heads that differ have pictures of their own.
-    seen = Seen("s", ((range(2), torch.ones(1, 2)), (range(2, 3), torch.tensor([[1.0, 0.0]]))))
-    assert text_picture(seen).splitlines() == ["s, heads 1 to 2", "■ ■", "", "s, head 3", "■ ·"]
+def test_a_kind_without_heads_is_asked_like_any_other_and_heads_that_differ_have_pictures_of_their_own():
+    with registered(LOCAL_MEAN):
+        (seen,) = seen_of("m", ENCODER, 4)
+    assert text_picture(seen).splitlines() == ["m", "■ ■ · ·", "■ ■ ■ ·", "· ■ ■ ■", "· · ■ ■"]
+    seen = Seen("s", ((range(2), torch.ones(1, 2)), (range(2, 3), torch.tensor([[1.0, 0.4, 0.0]]))))
+    assert text_picture(seen).splitlines() == ["s, heads 1 to 2", "■ ■", "", "s, head 3", "■ □ ·"]
 
 
 def columns_of(output: str) -> list[list[str]]:

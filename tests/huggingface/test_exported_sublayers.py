@@ -1,4 +1,4 @@
-"""Exported sublayers compute what ours do, start as ours do, and are one graph: every kind, padding on either side."""
+"""Exported sublayers compute what ours do, start as ours do, are one graph: every kind, padding on either side."""
 
 from typing import Any, Optional
 

@@ -6,10 +6,12 @@ import resource
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.stages import run_tasks
 from lazyformer_fairseq.errors import UserError
 
 
@@ -44,3 +46,7 @@ def build_in_process(inputs, folder: Path, settings: CorpusSettings, ready, prob
     except UserError as error:
         problem.write_text(str(error))
         sys.exit(1)
+
+
+if __name__ == "__main__":  # the process that gives two workers work in the folder of its command
+    run_tasks(partial(sleep, Path(sys.argv[1])), [1, 1], Path(sys.argv[1]) / "words", 2)

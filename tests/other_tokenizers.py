@@ -49,10 +49,10 @@ def byte_level_parts(
     return {**vocabulary, "<mask>": len(vocabulary)}, [tuple(pair) for pair in merges]
 
 
-def write_bert_files(folder: Path, lower_case: bool = True, **options: Any) -> Path:
+def write_bert_files(folder: Path, lower_case: bool = True, vocabulary: Any = None, **options: Any) -> Path:
     """A folder with vocab.txt and tokenizer_config.json, as old BERTs have it. Returns `folder`."""
     folder.mkdir(parents=True)
-    vocabulary = word_piece_vocabulary(lower_case)
+    vocabulary = vocabulary or word_piece_vocabulary(lower_case)
     lines = sorted(vocabulary, key=vocabulary.get)
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in lines), encoding="utf-8")
     options = {"do_lower_case": lower_case, **options}
@@ -60,10 +60,10 @@ def write_bert_files(folder: Path, lower_case: bool = True, **options: Any) -> P
     return folder
 
 
-def write_roberta_files(folder: Path, **options: Any) -> Path:
+def write_roberta_files(folder: Path, parts: Any = None, **options: Any) -> Path:
     """A folder with vocab.json and merges.txt, as old RoBERTas have it. Returns `folder`."""
     folder.mkdir(parents=True)
-    vocabulary, merges = byte_level_parts()
+    vocabulary, merges = parts or byte_level_parts()
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     lines = ["#version: 0.2", *map(" ".join, merges)]
     (folder / "merges.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

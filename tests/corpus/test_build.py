@@ -263,18 +263,8 @@ def test_a_failed_task_is_named_and_the_rest_stays(tmp_path, fault, workers, mes
 
 @pytest.mark.slow
 def test_workers_end_with_the_process_that_gave_them_work(tmp_path):
-    script = tmp_path / "parent.py"
-    lines = [
-        f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})",
-        "from functools import partial",
-        "from pathlib import Path",
-        "from corpus_tasks import sleep",
-        "from lazyformer_fairseq.corpus.stages import run_tasks",
-        "if __name__ == '__main__':",
-        f"    run_tasks(partial(sleep, Path({str(tmp_path)!r})), [1, 1], Path({str(tmp_path / 'words')!r}), 2)",
-    ]
-    script.write_text("\n".join(lines))
-    parent = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, str(script)])
+    command = [sys.executable, str(ROOT / "tests" / "corpus_tasks.py"), str(tmp_path)]
+    parent = os.spawnv(os.P_NOWAIT, sys.executable, command)
     try:
         files = wait_for(lambda: list(tmp_path.glob("worker.*")), lambda found: len(found) == 2, parent)
         with (tmp_path / WORKERS_LOCK).open("r+") as lock, pytest.raises(BlockingIOError):

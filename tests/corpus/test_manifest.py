@@ -3,10 +3,10 @@
 import json
 import math
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,20 +72,13 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """``report(manifest)``: the page that is written."""
-    path = tmp_path_factory.mktemp("report") / "report.html"
-
-    def write(manifest: dict[str, Any]) -> Page:
-        write_report(json.loads(json.dumps(manifest)), path)
-        return Page(path.read_text(encoding="utf-8"))
-
-    return write
+def page_of(manifest: dict[str, Any], folder: Path) -> Page:
+    write_report(json.loads(json.dumps(manifest)), folder / "report.html")
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
 
 
-def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(report):
-    page = report(made_manifest())
+def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(tmp_path):
+    page = page_of(made_manifest(), tmp_path)
     for words in (
         "5.0 MB in 2 files, 2 shards",
         "100 documents = 80 train + 5 valid + 15 dropped.",
@@ -115,17 +108,17 @@ def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(rep
     assert not [name for name in page.attributes if name.startswith("on") or name in ("href", "src")]
 
 
-def test_no_drops_no_steps_no_lengths_and_one_file_or_many(report):
+def test_no_drops_no_steps_no_lengths_and_one_file_or_many(tmp_path):
     manifest = made_manifest()
     manifest["inputs"] = manifest["inputs"][:1]
     manifest["documents"] = {"in": 90, "train": 90, "valid": 0, "dropped": {}}
     manifest["lengths"]["words per document"] = {"edges": [1, 2], "counts": [0]}
     manifest |= {"steps": [], "dropped_names": {}, "examples": {}}
-    text = report(manifest).text
+    text = page_of(manifest, tmp_path).text
     assert "No document was dropped." in text and "No step changed anything." in text
     assert "in 1 file, 2 shards" in text and "words per document – – – –" in text
     manifest["inputs"] = [{**manifest["inputs"][0], "path": f"raw/{n}.txt", "bytes": 1000} for n in range(5000)]
-    text = report(manifest).text
+    text = page_of(manifest, tmp_path).text
     assert "raw/39.txt" in text and "raw/40.txt" not in text
     assert "and 4,960 more files 5.0 MB 446,400" in text  # which share the last row
 
@@ -135,7 +128,7 @@ hostile = st.text(
 )
 
 
-def test_no_text_gets_out_of_its_place(report):
+def test_no_text_gets_out_of_its_place(tmp_path):
     def tags(name: str, before: str, after: str) -> list[str]:
         manifest = made_manifest()
         manifest["inputs"][0]["path"] = name
@@ -143,7 +136,7 @@ def test_no_text_gets_out_of_its_place(report):
         manifest["steps"][1] |= {"name": name, "dropped": {name: 6}, "counts": {name: 1}}
         manifest["examples"] = {name: [[before, after]]}
         manifest["settings"]["text"] = {name: name}
-        return report(manifest).tags
+        return page_of(manifest, tmp_path).tags
 
     harmless = tags("name", "before", "after")
 

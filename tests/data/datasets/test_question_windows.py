@@ -9,7 +9,7 @@ import pytest
 from helpers import train_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from other_tokenizers import byte_level_parts, word_piece_vocabulary
+from other_tokenizers import byte_level_parts, word_piece_vocabulary, write_bert_files, write_roberta_files
 from squad_oracle import lost_by_heart
 from toy_squad import article, write_squad
 
@@ -147,15 +147,10 @@ def trained(kind, folder):
     """A tokenizer of ours, WordPiece or byte-level BPE, trained on ODD."""
     if kind == "ours":
         return train_tokenizer(folder / "tokenizer", [ODD] * 3, SIZES[kind], TextSettings(character_coverage=1.0))
-    (folder / "theirs").mkdir()
     if kind == "word piece":
-        vocabulary, merges = word_piece_vocabulary(size=SIZES[kind], texts=(ODD,) * 3), None
-        lines = sorted(vocabulary, key=vocabulary.get)
-        (folder / "theirs" / "vocab.txt").write_text("".join(f"{piece}\n" for piece in lines), encoding="utf-8")
+        write_bert_files(folder / "theirs", vocabulary=word_piece_vocabulary(size=SIZES[kind], texts=(ODD,) * 3))
     else:
-        vocabulary, merges = byte_level_parts(SIZES[kind], (ODD,) * 3)
-        (folder / "theirs" / "vocab.json").write_text(json.dumps(vocabulary))
-        (folder / "theirs" / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
+        write_roberta_files(folder / "theirs", byte_level_parts(SIZES[kind], (ODD,) * 3))
     return adopt_tokenizer(folder / "theirs", folder / "tokenizer")
 
 

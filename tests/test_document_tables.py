@@ -1,12 +1,12 @@
-"""The tables of the pages are held to the code that they describe."""
+"""The tables of the pages are held to the code that they describe; links and names of files lead somewhere."""
 
 import re
 from argparse import SUPPRESS
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 
 import pytest
 from fairseq.dataclass import FairseqDataclass
-from helpers import count_causal_parameters, count_parameters
+from helpers import ROOT, count_causal_parameters, count_parameters
 from omegaconf import MISSING as REQUIRED
 from pages import PAGES
 
@@ -23,7 +23,6 @@ from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.costs.flops import count_parameters as count_parameters_by_formula
 from lazyformer_fairseq.patterns import attention_kinds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.attention_kinds import Setting
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, kinds
 
@@ -62,14 +61,14 @@ def test_the_table_of_architectures_is_the_one_in_the_code():
     assert written.keys() == {name for name in named if not name.endswith("_tiny")}
     for name, cells in written.items():
         row = named[name]
+        sizes, half = row.options(), "encoder" if name in ARCHITECTURES else "decoder"
+        sizes = [str(sizes[f"{half}_{size}"]) for size in ("ffn_embed_dim", "embed_dim", "attention_heads")]
         if name in ARCHITECTURES:
-            sizes = (row.encoder_ffn_embed_dim, row.encoder_embed_dim, row.encoder_attention_heads)
             parameters = count_parameters(name)
         else:
-            sizes = (row.decoder_ffn_embed_dim, row.decoder_embed_dim, row.decoder_attention_heads)
             parameters = count_causal_parameters(name, 267_735 if row.adaptive_softmax_cutoff else 204)
         counted = f"{parameters / 1e6:.1f}M"
-        assert cells == [row.sublayer_pattern, ", ".join(map(str, sizes)), counted, row.source], name
+        assert cells == [row.sublayer_pattern, ", ".join(sizes), counted, row.source], name
 
 
 CONFIGS = {
@@ -92,57 +91,43 @@ SET_BY_ARCH = {
 }
 
 
-def own_options(config: type[FairseqDataclass]) -> list[Field]:
-    """Those that become flags and are not inherited from another section."""
-    inherited = () if config is ReliabilityConfig else {field.name for field in fields(ReliabilityConfig)}
-    return [
-        field
-        for field in fields(config)
-        if field.metadata.get("help", SUPPRESS) != SUPPRESS
-        and field.default not in (MISSING, REQUIRED)
-        and field.name not in inherited
-    ]
-
-
 def table_of_options(config: type[FairseqDataclass]) -> str:
-    """As Markdown: docs/options.md holds it to the letter."""
+    """As Markdown, of those that become flags and are not inherited: docs/options.md holds it to the letter."""
+    inherited = () if config is ReliabilityConfig else {field.name for field in fields(ReliabilityConfig)}
     lines = []
-    for field in own_options(config):
+    for field in fields(config):
+        text = field.metadata.get("help", SUPPRESS)
+        if text == SUPPRESS or field.default in (MISSING, REQUIRED) or field.name in inherited:
+            continue
         default = "off" if field.default is False else "" if field.default is None else str(field.default)
         default = "the arch's" if field.name in SET_BY_ARCH.get(config, ()) else default
-        text = field.metadata["help"].replace("<", r"\<")
+        text = text.replace("<", r"\<")
         lines.append(f"| `--{field.name.replace('_', '-')}` | {default} | {text} |")
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(("section", "config"), CONFIGS.items(), ids=[config.__name__ for config in CONFIGS.values()])
+@pytest.mark.parametrize(("section", "config"), CONFIGS.items())
 def test_the_table_of_options_is_that_of_the_code(section, config):
     text = PAGES["docs/options.md"].split(f"## {section}\n")[1].split("\n## ")[0]
     written = "\n".join(line for line in text.splitlines() if line.startswith("| `--"))
     assert written == table_of_options(config)
 
 
-def test_the_table_of_letters_is_the_one_in_the_code():
+def test_the_tables_of_letters_and_of_settings_are_those_in_the_code():
     lines = PAGES["docs/patterns.md"].splitlines()
     rows = [f"| `{kind.letter}` | {kind.name} | {kind.help} | {kind.source} |" for kind in kinds()]
     assert [line for line in lines if re.match(r"\| `.` \|", line)] == rows
-    settings = [
+    of_kinds = [
         f"| `{kind.letter}[{setting.name}={setting.default}]` | {setting.unit} | {setting.help} |"
         for kind in kinds()
         for setting in kind.settings
         if setting not in attention_kinds.SETTINGS
     ]
-    assert [line for line in lines if re.match(r"\| `.\[", line)] == settings
-
-
-def test_the_table_of_settings_is_the_one_in_the_code():
-    def values(setting: Setting) -> str:
-        return ", ".join(filter(None, [setting.unit, *setting.choices]))
-
-    rows = [
-        f"| {each.name} | {values(each)} | {each.default or 'none'} | {each.help} |"
-        for each in attention_kinds.SETTINGS
-    ]
+    assert [line for line in lines if re.match(r"\| `.\[", line)] == of_kinds
+    rows = []
+    for each in attention_kinds.SETTINGS:
+        values = ", ".join(filter(None, [each.unit, *each.choices]))
+        rows.append(f"| {each.name} | {values} | {each.default or 'none'} | {each.help} |")
     lines = PAGES["docs/attention_kinds.md"].splitlines()
     start = lines.index("| setting | values | default | |")
     assert lines[start + 2 : start + 2 + len(rows)] == rows
@@ -154,3 +139,48 @@ def test_patterns_become_what_the_page_says():
     assert len(patterns) >= 6
     for first, *others in patterns:
         assert {expand(first)} >= {expand(other) for other in others}
+
+
+# --- links and names of files
+
+# docs/add_a_kind.md walks through the one, a command writes the other.
+MADE_BY_READERS = {"lazyformer_fairseq/modules/sublayers/local_mean.py", "modeling_lazyformer.py"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), target
+        if anchor:
+            heads = re.findall(r"^#+ (.*)", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}, target
+
+
+def test_the_index_has_every_page_and_python_files_that_pages_name_are_there():
+    linked = set(re.findall(r"^\| \[[\w.]+\]\(([\w.]+)\)", PAGES["docs/README.md"], re.MULTILINE))
+    assert linked == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    roots = (ROOT / name for name in ("lazyformer_fairseq", "scripts", "tests"))
+    there = ["/setup.py", *(f"/{path.relative_to(ROOT)}" for root in roots for path in root.rglob("*.py"))]
+    for page, text in PAGES.items():
+        for name in set(re.findall(r"\w[\w/]*\.py\b", text)) - MADE_BY_READERS:
+            assert any(path.endswith(f"/{name}") for path in there), (page, name)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_folders_that_a_page_names_are_there(page):
+    named = set(re.findall(r"(?<![\w/.-])(?:scripts|configs|docs|tests|lazyformer_fairseq)/[\w./-]*\w", PAGES[page]))
+    folders = "patterns|modules|fairseq_plugin|data|finetuning|experiments|measure|storage"
+    in_package = set(re.findall(rf"`((?:{folders})/[\w./]+\w)`", PAGES[page]))
+    for path in named | {f"lazyformer_fairseq/{path}" for path in in_package}:
+        assert (ROOT / path).exists() or path in MADE_BY_READERS, path
+
+
+def test_the_tree_in_contributing_is_the_packages_and_the_readme_is_short():
+    tree = PAGES["CONTRIBUTING.md"].split("```")[1]
+    named = set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
+    assert named == {path.parent.name for path in (ROOT / "lazyformer_fairseq").glob("*/__init__.py")}
+    assert len(PAGES["README.md"].split()) < 1000

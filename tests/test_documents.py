@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, toy_texts, write_toy_glue
+from helpers import ROOT, mostly_slow, toy_texts, write_toy_glue
 from language_model_data import write_toy_wikitext
 from pages import PAGES
 from squad_grids import write_articles
@@ -20,10 +20,10 @@ from training_logs import write_run
 from lazyformer_fairseq.language_modeling.prepare import prepare
 
 BEFORE = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"  # what a user has where a page begins
-PATTERN = "--sublayer-pattern M2x2"
 SIZES = (
     "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --max-positions 64 --num-workers 0"
 )
+M2X2 = "--sublayer-pattern M2x2"
 PRETRAIN = f"{SIZES} --max-update 2 --tokens-per-sample 32"
 HYDRA_LAUNCHED = (
     "optimization.max_update=2 dataset.num_workers=0 model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=32 "
@@ -31,23 +31,16 @@ HYDRA_LAUNCHED = (
 )
 HYDRA = f"common.cpu=true common.fp16=false distributed_training.distributed_world_size=1 {HYDRA_LAUNCHED}"
 HYDRA_PRETRAIN = f"{HYDRA} task.tokens_per_sample=32 task.sequences_per_update=8 dataset.batch_size=4"
+YAML = f"--sequences-per-update 4 {HYDRA_LAUNCHED} task.tokens_per_sample=32 model.sublayer_pattern=M2x2"
 LANGUAGE_MODEL = (
     "--decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2 --adaptive-softmax-cutoff '' "
     "--mem-len 8 --tgt-len 8"
 )
-TINY_COMPARE = (
-    "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --seeds 1 --validation-tokens 100 --tokens-per-sample 16 "
-    "--batch-size 4 --device cpu"
-)
-COMPARE = (
-    "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --adaptive-softmax-cutoff '' --updates 1 --seeds 1 "
-    "--tgt-len 8 --mem-len 8 --batch-size 4 --device cpu"
-)
-FOOTING = (
-    "--any-data --embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 4 --time-fractions 1,0.5 --lr 1e-3 --seeds 1 "
-    "--tokens-per-sample 32 --validation-tokens 64"
-)
+TINY = "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --seeds 1"
+TINY_COMPARE = f"{TINY} --validation-tokens 100 --tokens-per-sample 16 --batch-size 4 --device cpu"
+COMPARE = f"{TINY} --adaptive-softmax-cutoff '' --updates 1 --tgt-len 8 --mem-len 8 --batch-size 4 --device cpu"
 SEARCH = "--batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 60 --device cpu"
+FRONT = f"{SEARCH} {SIZES} --tokens-per-sample 32 --judged-batches 1"
 BENCH = (
     "--baseline-arch bert_tiny --baseline-backend eager --relative-position-buckets 0 --lengths 8 --tokens 8 --rounds 2"
 )
@@ -58,79 +51,64 @@ CONTINUED = "--max-update 2 --sequences-per-update 4 --num-workers 0 --disable-v
 ADDED_OPTIONS = {
     "lazyformer pretrain warm": CONTINUED,
     "lazyformer pretrain results/faster": CONTINUED,
-    "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
-    "lazyformer curves": "",
-    "lazyformer export": "",
-    "lazyformer import": "",
+    **dict.fromkeys((f"lazyformer {name}" for name in "curves export import evaluate plan predict".split()), ""),
+    **dict.fromkeys((f"lazyformer {name}" for name in ("lm evaluate", "compare report")), ""),
     "lazyformer import imported": "--sublayer-pattern M2",
+    "lazyformer import checkpoints": "--sublayer-pattern M4",
+    "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "lazyformer corpus my_texts data_of_bert": "--valid-share 0.1",
-    "lazyformer evaluate": "",
     "lazyformer diagnostics listops": (
         "--train 40 --valid 8 --test 8 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"
     ),
     "lazyformer diagnostics pairs": "--train 8 --valid 4 --test 4 --min-length 20 --max-length 30 --gap 2",
-    "lazyformer compare listops": (
-        "--updates 1 --seeds 1 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --batch-size 4 --device cpu"
-    ),
-    "lazyformer lm evaluate": "",
-    "lazyformer import checkpoints": "--sublayer-pattern M4",
+    "lazyformer compare listops": f"{TINY} --updates 1 --batch-size 4 --device cpu",
     "lazyformer compare wikitext": COMPARE,
-    "lazyformer compare report": "",
     "lazyformer compare data": f"{TINY_COMPARE} --updates 1",
     "lazyformer compare data results/conv": f"{TINY_COMPARE} --updates 4",
     "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --lr 1e-3 --time-fractions 0.5",
+    "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
-    "lazyformer search data results/front": (
-        f"{SEARCH} {SIZES} --tokens-per-sample 32 --budgets 1.0,2.0 --evaluations 4 --judged-batches 1"
-    ),
-    "lazyformer search data results/search_bert": (
-        f"{SEARCH} {SIZES} --tokens-per-sample 32 --budgets 1.0 --evaluations 2 --judged-batches 1"
-    ),
+    "lazyformer search data results/front": f"{FRONT} --budgets 1.0,2.0 --evaluations 4",
+    "lazyformer search data results/search_bert": f"{FRONT} --budgets 1.0 --evaluations 2",
     "lazyformer search footing results/front_1": (
         f"{SIZES} --tokens-per-sample 32 --baseline-pattern sf --batch-size 16 --max-updates 20 --budgets 1.0,2.0 "
         "--evaluations 4 --judged-batches 1 --device cpu"
     ),
-    "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
     "lazyformer search compress": "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
-    "lazyformer plan": "",
     "lazyformer pattern show": "--tokens 8 --heads 2",
     "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
     "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny {BENCH}",
     "lazyformer bench backends --kinds": "--lengths 16 --heads 2x4 --rounds 2",
     "lazyformer bench backends": "--lengths 16 --layers 1 --batches 1 --rounds 2 --output measured.json",
-    "lazyformer pretrain": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
+    "lazyformer pretrain": f"{PRETRAIN} {M2X2} --sequences-per-update 4",
     "lazyformer pretrain bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
-    "lazyformer pretrain par_bert_base.yaml": (
-        f"--sequences-per-update 4 {HYDRA_LAUNCHED} task.tokens_per_sample=32 model.sublayer_pattern=M2x2"
+    **dict.fromkeys((f"lazyformer pretrain {arch}.yaml" for arch in ("par_bert_base", "lazyformer_m2x6_s")), YAML),
+    "lazyformer pretrain par_transformer_base wikitext-103": (
+        f"{LANGUAGE_MODEL} --sublayer-pattern sff --sequences-per-update 4 --max-update 2 --num-workers 0"
     ),
-    "lazyformer pretrain lazyformer_m2x6_s.yaml": (
-        f"--sequences-per-update 4 {HYDRA_LAUNCHED} task.tokens_per_sample=32 model.sublayer_pattern=M2x2"
-    ),
-    "scripts/preprocess_wiki_books.sh": "--dry-run",
-    "scripts/reproduce_lazyformer.sh": "--plan",
+    "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "lazyformer finetune --data": "",  # prepares alone
     "lazyformer finetune --task squad": SQUAD_WINDOWS,
     "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
     "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad --output": SQUAD_RUN,
     "lazyformer finetune lazy": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
-    "lazyformer predict": "",
-    "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
+    "scripts/preprocess_wiki_books.sh": "--dry-run",
+    "scripts/reproduce_lazyformer.sh": "--plan",
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
-    "lazyformer pretrain par_transformer_base wikitext-103": (
-        f"{LANGUAGE_MODEL} --sublayer-pattern sff --sequences-per-update 4 --max-update 2 --num-workers 0"
-    ),
     "scripts/compare_language_models.sh": COMPARE,
-    "scripts/equal_footing.sh": FOOTING,
-    "fairseq-train data": f"{PRETRAIN} {PATTERN} --batch-size 4 --sequences-per-update 8 --cpu",
-    "fairseq-train squad_data": (
-        f"{SIZES} {PATTERN} --max-update 2 --cpu --tokens-per-sample 64 --doc-stride 16 --max-question-tokens 16"
+    "scripts/equal_footing.sh": (
+        f"--any-data {TINY} --updates 4 --time-fractions 1,0.5 --lr 1e-3 --tokens-per-sample 32 --validation-tokens 64"
     ),
-    "fairseq-train glue_data/CoLA": f"{SIZES} {PATTERN} --max-update 2 --cpu",
+    "fairseq-train data": f"{PRETRAIN} {M2X2} --batch-size 4 --sequences-per-update 8 --cpu",
+    "fairseq-train squad_data": (
+        f"{SIZES} {M2X2} --max-update 2 --cpu --tokens-per-sample 64 --doc-stride 16 --max-question-tokens 16"
+    ),
+    "fairseq-train glue_data/CoLA": f"{SIZES} {M2X2} --max-update 2 --cpu",
+    "fairseq-hydra-train --config-dir configs/pretraining": HYDRA_PRETRAIN,
     "fairseq-hydra-train --config-dir configs/pretraining --config-name lazyformer_m2x6_s": (
         f"{HYDRA_PRETRAIN} model.sublayer_pattern=M2x2"
     ),
-    "fairseq-hydra-train --config-dir configs/pretraining --config-name bert_base": HYDRA_PRETRAIN,
     "fairseq-hydra-train --config-dir configs/finetuning": (
         f"{HYDRA} model.sublayer_pattern=M2x2 task.tokens_per_sample=64"
     ),
@@ -144,13 +122,12 @@ TESTED_ELSEWHERE = {
     "scripts/download_books.sh": "test_corpus_scripts.py",
     "scripts/prepare_enwik8.sh": "test_corpus_scripts.py",
     "scripts/prepare_text8.sh": "test_corpus_scripts.py",
-    "scripts/bench_gpu.sh": "test_bench_gpu_script.py",
-    "lazyformer lm prepare": "language_modeling/test_commands.py",
+    "scripts/bench_gpu.sh": "test_bench_scripts.py",
+    "lazyformer lm prepare": "language_modeling/test_prepare_and_evaluate.py",
     "lazyformer corpus wikitext:my_wikitext/wiki.train.tokens": "test_equal_footing.py",
 }
 # Every block of this one is in tests/test_a_new_kind.py.
 WALK_THROUGH = "docs/add_a_kind.md"
-QUICK = ("README.md",)
 
 
 def blocks_of(page: str) -> list[tuple[str, str]]:
@@ -177,10 +154,8 @@ def in_miniature(command: str, options: str) -> str:
 
 def things_to_run(page: str) -> list[list[str]]:
     """A page's code and commands in its order, in miniature; what README.md has too runs there alone."""
-    seen = (
-        set() if page == "README.md" else {code for _, block in blocks_of("README.md") for code in commands_of(block)}
-    )
-    result = []
+    in_readme = {code for _, block in blocks_of("README.md") for code in commands_of(block)}
+    seen, result = set() if page == "README.md" else in_readme, []
     for language, block in blocks_of(page):
         if language == "python":
             result.append(["python", "-c", block])
@@ -222,14 +197,10 @@ def add_what_pages_begin_with(folder: Path) -> None:
     prepare("wikitext", folder / "my_wikitext", folder / "wikitext-2")
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[] if page in QUICK else [pytest.mark.slow])
-        for page in PAGES
-        if blocks_of(page) and page != WALK_THROUGH
-    ],
-)  # fmt: skip
+RUN = [page for page in PAGES if blocks_of(page) and page != WALK_THROUGH]
+
+
+@pytest.mark.parametrize("page", mostly_slow(RUN, "README.md"))
 @pytest.mark.timeout(3600)
 def test_every_command_runs(users_folder, page, warm_python):
     """They are forked from a python that has imported torch."""
@@ -279,8 +250,8 @@ assert "fairseq" not in sys.modules
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize(("start", "file"), TESTED_ELSEWHERE.items())
-def test_what_is_tested_elsewhere_is_in_a_page_and_in_that_test(start, file):
+def test_what_is_tested_elsewhere_is_in_a_page_and_in_that_test():
     commands = [code for page in PAGES for _, block in blocks_of(page) for code in commands_of(block)]
-    assert any(command.startswith(start) for command in commands)
-    assert start.split()[-1].split("/")[-1] in (ROOT / "tests" / file).read_text()
+    for start, file in TESTED_ELSEWHERE.items():
+        assert any(command.startswith(start) for command in commands), start
+        assert start.split()[-1].split("/")[-1] in (ROOT / "tests" / file).read_text()

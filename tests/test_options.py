@@ -59,9 +59,8 @@ def test_settings_come_from_words_and_their_defaults_from_the_fields(main):
     models, out = ("s[a=1,b=2]", "f"), Path("o")
     assert main.given == Settings("x", 3, 120.0, (0.1, 0.2, 0.5), models, "b", False, True, None, out)
     assert ran(main, "--name", "x").exit_code == 0 and main.given == Settings("x")
+    assert ran(main, "--lr", "1", "2", "--name", "x").exit_code == 0 and main.given.lr == (1, 2)
 
-
-def test_help_has_sections_bounds_and_defaults(main):
     said = ran(main, "run", "--help").output
     assert said.index("Options:") < said.index("How long:") and "--other" in said
     shown = ("[required]", "[default: 10; x>=1]", "[default: (none)]", "[default: 0.001]", "--in-turn / --no-in-turn")
@@ -95,13 +94,10 @@ def test_a_bad_value_is_refused(main, words, said):
     ],
 )
 def test_a_bad_value_in_a_file_is_refused(kept, said):
+    check(Settings("x", lr=(1.0, 2.0)))
     with pytest.raises(UserError) as refusal:
         check(Settings(**kept))
     assert said in str(refusal.value)
-
-
-def test_words_after_an_option_of_several_values_are_its_values(main):
-    assert ran(main, "--lr", "1", "2", "--name", "x").exit_code == 0 and main.given.lr == (1, 2)
 
 
 @given(st.floats(0.001, 1e6), st.sampled_from(["s", "min", "h"]))
@@ -113,7 +109,3 @@ def test_times_are_read(number, unit):
 def test_commas_in_brackets_divide_nothing(parts):
     words = [f"s[{part},{part}]" for part in parts]
     assert divided(", ".join(words)) == words
-
-
-def test_settings_within_bounds_pass():
-    check(Settings("x", lr=(1.0, 2.0)))

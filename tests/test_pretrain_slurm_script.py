@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, assert_equal_state
+from helpers import ROOT, assert_equal_state, run_script
 
 SCRIPT = ROOT / "scripts" / "pretrain_slurm.sh"
 
@@ -65,22 +65,15 @@ exit "$(sed -n "$((SLURM_RESTART_COUNT + 1))p" "$STATE/codes")"
 @pytest.fixture
 def slurm(tmp_path):
     """``slurm(folder, nodes, ...)``: submits from a folder. Returns the process of sbatch, which waits for the job."""
-    commands = {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL}
-    for name, text in commands.items():
+    for name, text in {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL}.items():
         write_script(tmp_path / "bin" / name, text)
 
     def submit(folder: Path, nodes: int, *arguments: str) -> subprocess.Popen:
-        path = [tmp_path / "bin", Path(sys.executable).parent, os.environ["PATH"]]
-        environment = {
-            **os.environ,
-            "PATH": ":".join(map(str, path)),
-            "STATE": str(tmp_path),
-            "SLURM_NNODES": str(nodes),
-        }
+        path = ":".join(map(str, (tmp_path / "bin", Path(sys.executable).parent, os.environ["PATH"])))
+        environment = {**os.environ, "PATH": path, "STATE": str(tmp_path), "SLURM_NNODES": str(nodes)}
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-        command = ["sbatch", str(SCRIPT), *map(str, arguments)]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(["sbatch", str(SCRIPT), *map(str, arguments)], cwd=folder, env=environment, **pipes)
 
     return submit
 
@@ -123,28 +116,19 @@ def test_a_cancelled_job_does_not_come_again(slurm, project, tmp_path):
     assert job.returncode == 75 and not (tmp_path / "requeued").exists()
 
 
-def test_what_sbatch_reads():
+def test_what_sbatch_reads_and_what_the_script_says_without_it():
     options = re.findall(r"^#SBATCH (.*)", SCRIPT.read_text(), re.MULTILINE)
     assert {"--requeue", "--open-mode=append", "--signal=USR1@300", "--ntasks-per-node=1"} <= set(options)
     assert {"--nodes=1", "--gpus-per-node=8"} <= set(options)  # the paper's run
     assert SCRIPT.read_text().index("#SBATCH") < SCRIPT.read_text().index("set -e")  # sbatch reads no further
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
-    [
-        (("bert_base", "data"), {}, "error: start it with sbatch, or use scripts/pretrain.sh"),
-        (("bert_base", "data"), {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/"}, "submit from the project's folder"),
-    ],
-)
-def test_what_cannot_run_is_said(arguments, environment, message):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    run = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, env={**kept, **environment})
-    assert run.returncode == 2 and message in run.stderr
-
-
-def test_help():
-    run = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True)
+    for more, message in (
+        ({}, "error: start it with sbatch, or use scripts/pretrain.sh"),
+        ({"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/"}, "submit from the project's folder"),
+    ):
+        run = run_script(SCRIPT.name, "bert_base", "data", env={**kept, **more})
+        assert run.returncode == 2 and message in run.stderr
+    run = run_script(SCRIPT.name, "--help")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("usage: sbatch [options of sbatch] scripts/pretrain_slurm.sh ARCH DATA")
 

@@ -1,0 +1,138 @@
+"""What of the scripts that measure can be checked on any machine: loaders, start-up, a GPU's aims."""
+
+import json
+import subprocess
+import sys
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+from helpers import ROOT, load_script, run_script
+
+TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --tokens-per-sample 32 --batch-size 4".split()
+
+
+def run(name: str, *words: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+
+
+def test_warm_up_is_not_counted_and_all_that_comes_in_time_is(monkeypatch):
+    seconds, loader = count(), load_script("bench_loader")  # each look at the clock is a second after the last
+    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    assert loader.speed(iter([1000, 1000, 7, 8, 9, 1000]), seconds=3) == (7 + 8 + 9) / 4
+
+
+@pytest.mark.slow
+def test_model_and_loader_each_get_a_row(data_folder):
+    done = run("bench_loader", data_folder, *TINY, *"--workers 0 --seconds 0.1 --cpu".split())
+    assert done.returncode == 0, done.stderr
+    header, _, *rows = cells(done.stdout)
+    assert header == ["", "tokens a second", "times the model"]
+    (model, of_model, once), (alone, of_loader, times) = rows
+    assert (model, once, alone) == ("model, an update", "1.0", "loader, 0 workers")
+    assert of_model != "0" != of_loader and float(times) > 0
+
+
+@pytest.mark.slow
+def test_two_processes_with_a_data_worker_each(data_folder):
+    done = run("bench_start_up", data_folder, *TINY, "--processes", "2", "--num-workers", "1")
+    assert done.returncode == 0, done.stderr
+    stages, _, memory = done.stdout.partition("\n\n")
+    (_, *heads), _, *rows = cells(stages)
+    assert heads == ["CPU seconds, mean of a process", "most", "seconds of the slowest"]
+    names = [name.partition(",")[0] for name, *_ in rows]
+    assert names == ["start Python", "set up the task", "make the batches' list", "first batch"]
+    assert all(float(mean) <= float(most) for _, mean, most, _ in rows)
+    _, _, ours, workers, both = cells(memory)
+    assert (ours[0], workers[0], both[0]) == ("processes: 2", "their data workers: 2", "all")
+    total, own, mapped = (int(cell.replace(",", "")) for cell in ours[1:])
+    assert 0 < own < total and abs(own + mapped - total) <= 1
+
+
+@pytest.mark.slow
+def test_an_error_of_a_process_is_the_scripts(data_folder):
+    done = run("bench_start_up", data_folder, *TINY, "--processes", "1", "--mask-prob", "1.5")
+    assert done.returncode == 1 and "mask_prob 1.5" in done.stderr
+
+
+def test_a_shared_page_counts_in_part_for_each(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # it imports bench_loader
+    start_up = load_script("bench_start_up")
+    for process in ("2", "3"):
+        (tmp_path / process).mkdir()
+        (tmp_path / process / "smaps_rollup").write_text("Rss: 9000 kB\nPss:  5000 kB\nPss_Anon:\t 3000 kB\n")
+    monkeypatch.setattr(start_up, "PROC", tmp_path)
+    assert start_up.memory_of(["2", "3"]) == (2 * 5000 * 1024, 2 * 3000 * 1024)
+    assert start_up.memory_of([]) == (0, 0)
+    one = {"stages": [("load", 1.0, 9.0)], "workers": [2], "memory": [(5e6, 3e6), (2e6, 1e6)]}
+    stages, _, memory = start_up.tables([one, {**one, "stages": [("load", 2.0, 3.0)]}]).partition("\n\n")
+    assert cells(stages)[2:] == [["load", "1.50", "2.00", "9.00"]]
+    rows = [["processes: 2", "10", "6", "4"], ["their data workers: 2", "4", "2", "2"], ["all", "14", "8", "6"]]
+    assert cells(memory)[2:] == rows
+
+
+# --- scripts/bench_gpu.sh
+
+
+@pytest.fixture
+def bench_gpu(tmp_path, monkeypatch):
+    """``bench_gpu("--tiny")``: it runs without a GPU, and writes to "out"."""
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return lambda *arguments: run_script("bench_gpu.sh", *arguments, cwd=tmp_path)
+
+
+def test_without_a_gpu_and_other_mistakes_are_named(bench_gpu, tmp_path):
+    run = bench_gpu()
+    assert run.returncode == 1 and "torch finds no GPU here" in run.stderr
+    assert "usage:" in bench_gpu("--help").stdout
+    assert "--fast: no such option" in bench_gpu("--fast").stderr
+    assert "holds no wheels" in bench_gpu(tmp_path).stderr
+    (tmp_path / "out" / "models").mkdir(parents=True)
+    assert "holds results already" in bench_gpu().stderr
+
+
+@pytest.mark.slow
+def test_a_rehearsal_writes_all_files(bench_gpu, tmp_path):
+    run = bench_gpu("--tiny")
+    assert run.returncode == 0, run.stderr[-3000:]
+    out = tmp_path / "out"
+    assert {"tests.txt", "models", "bars.txt", "measured.json", "kinds.txt"} <= {path.name for path in out.iterdir()}
+    assert json.loads((out / "models" / "results.json").read_text())["cells"]
+    assert "m2x6_w3072: memory" in (out / "bars.txt").read_text()
+
+
+def test_aims_are_compared_for_models_that_the_script_measures():
+    bars, text = load_script("gpu_bars"), (ROOT / "scripts" / "bench_gpu.sh").read_text()
+    for model, time in bars.SPEEDUPS:
+        assert model in text and str(time) in text
+
+    def row(model: str, back_end: str, speedup: float, **more) -> dict:
+        beside = dict.fromkeys(("speedup", "low", "high"), speedup) | {
+            "limit": 1.1,
+            "memory": 1.01,
+            "back_end": "fused",
+        }
+        shared = {"buckets": 0, "baseline": None, "against": {bars.OURS: beside}}
+        return {"model": model, "back_end": back_end, **shared, **more}
+
+    ours = {"baseline": bars.OURS, "share_of_peak": 0.46}
+    rows = [
+        row("our bert_base", "fused", 1.0, **ours),
+        row("our bert_base", "eager", 0.5, **ours),
+        row("lazyformer_m2x6_s", "fused", 0.99),
+    ]
+    cells = [{"time": 512, "workload": "training", "rows": rows}, {"time": 8192, "workload": "encoder", "rows": rows}]
+    found = [(line[0], line[1], line[5], line[-1]) for line in bars.lines_of({"cells": cells})]
+    assert found == [
+        ("our bert_base: share of the matrix peak", 512, "46.0%", "yes"),
+        ("lazyformer_m2x6_s x our bert_base", 512, "0.990 (0.990 to 0.990)", "no"),
+        ("lazyformer_m2x6_s: memory / our bert_base's", 512, "1.010", "no"),
+        ("lazyformer_m2x6_s x our bert_base", 8192, "0.990 (0.990 to 0.990)", "no"),
+    ]

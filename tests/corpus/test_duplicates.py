@@ -127,10 +127,3 @@ def test_is_what_dicts_find_however_divided(units, width, documents_at_once):
     assert list(map(len, found)) == list(map(len, units))
     documents = [((*numbers[:2], "f"), numbers[2 : 2 + width]) for unit in units for numbers in unit]
     assert np.concatenate(found).tolist() == naive(documents)
-
-
-def test_reads_memory_mapped_arrays_and_no_unit_at_all(tmp_path):
-    np.save(tmp_path / "unit.npy", np.array([[1, 2], [1, 2]], dtype=np.uint64))
-    (found,) = find_duplicates([np.load(tmp_path / "unit.npy", mmap_mode="r")])
-    assert found.tolist() == [duplicates.KEEP, duplicates.DUPLICATE]
-    assert find_duplicates([]) == []

@@ -92,11 +92,6 @@ def test_many_mistakes_are_counted_and_what_is_no_json_is_refused(tmp_path):
         read_squad(path)
 
 
-def test_files_without_answers_are_read_for_prediction(tmp_path):
-    path = file_with(tmp_path, lambda file, part, asked: asked.pop("answers"))
-    assert len(read_squad(path, needs_answers=False).questions) == 2
-
-
 def test_the_official_part_is_without_mistakes(real_data):
     path = real_data / "squad" / "train-v1.1.part.json"
     file = read_squad(path)

@@ -130,7 +130,9 @@ class Windows:
                 f"not the {wanted['questions']:,} questions and {wanted['windows']:,} windows that {source} names"
             )
         rows = (self.question, self.place, self.first, self.count, self.own)
-        if any(len(each) != number for each in rows) or not np.array_equal(self.paragraph, file.paragraph_of):
+        is_whole = self.targets is None or self.targets.shape == (number, 2)
+        is_whole = is_whole and all(len(each) == number for each in rows)
+        if not is_whole or not np.array_equal(self.paragraph, file.paragraph_of):
             raise ValueError("its parts are not of one size")
         lengths = np.diff(self.context_starts)
         is_within = (

@@ -5,14 +5,29 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 from comparison_results import a_model, a_run, an_example, results_of
+from hypothesis import given
+from hypothesis import strategies as st
 from in_process import invoke, refusal
 from matplotlib.image import imread
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare import report as pictures
+from lazyformer_fairseq.experiments.compare import results as reading
 from lazyformer_fairseq.experiments.compare.report import notes, write_report
-from lazyformer_fairseq.experiments.compare.results import comparison_of, times_to_target
+from lazyformer_fairseq.experiments.compare.results import (
+    NEVER,
+    Measure,
+    Ratio,
+    comparison_of,
+    first_crossing,
+    fronts,
+    join,
+    not_dominated,
+    times_to_target,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +157,208 @@ def test_the_command_joins_folders_and_files_and_writes_where_it_is_told(tmp_pat
 )
 def test_mistakes_of_the_command(tmp_path, options, words):
     assert words in refusal("compare", "report", *options.format(tmp_path).split())
+
+
+def of_runs(**more):
+    """A comparison to bert: ``of_runs(bert=run, other={"1": run, "2": run})``, and fields to replace."""
+    runs = {name: more.pop(name) for name in list(more) if name in ("bert", "lazy", "other", "par")}
+    runs = {name: run if "curve" not in run else {"1": run} for name, run in runs.items()}
+    return comparison_of(results_of({name: a_model(run, name) for name, run in runs.items()}, "bert", **more))
+
+
+def of_seed(seed: int, end: float = 7.0, **more):
+    return of_runs(bert={str(seed): a_run([9, end], 1)}, lazy={str(seed): a_run([9, end], 0.5)}, **more)
+
+
+def test_families_are_the_models_of_one_name_the_shortest_training_first():
+    comparison = comparison_of(an_example())
+    assert [model.name for model in comparison.families["lazy_50%"]] == ["lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%"]
+    assert comparison.longest("lazy_50%").finals("loss") == [7.2, 7.22, 7.18]
+    assert comparison.baselines == ["bert"]
+
+
+def test_folders_of_other_seeds_are_one_comparison_unless_machines_differ():
+    joined = join({"a": of_seed(1), "b": of_seed(2, 7.5), "c": of_seed(3, 7.2)})
+    assert list(joined.models) == ["bert", "lazy"]
+    assert joined.models["lazy"].finals("loss") == [7.0, 7.5, 7.2]
+    assert times_to_target(joined)[0].target == 7.2
+    joined = join({"a": of_seed(1), "b": of_seed(2, machine={"device": "another"})})
+    assert joined.facts["machines"] == ["AMD EPYC, 2 cores", "another"]
+    assert "lazy [b]" in joined.models, "seconds of two machines have no common median"
+
+
+def test_folders_of_other_models_are_each_compared_with_their_own_baseline():
+    joined = join({"a": of_seed(1), "b": of_runs(bert=a_run([9, 6], 2), par=a_run([9, 6]))})
+    assert list(joined.models) == ["bert [a]", "lazy", "bert [b]", "par"]
+    assert joined.models["par"].baseline == "bert [b]" and joined.models["lazy"].baseline == "bert [a]"
+    ratios = {time.model: time.ratios["seconds"].median for time in times_to_target(joined)}
+    assert ratios == {"bert [a]": 1, "lazy": 0.5, "bert [b]": 1, "par": 0.25}
+    joined = join({"a": comparison_of(an_example()), "b": comparison_of(an_example())})
+    assert joined.models["lazy_50% [b]@0.7"].family == "lazy_50% [b]", "shorter trainings keep their share in the name"
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"data": {"checksums": {"train.bin": "cc"}}}, "the data's checksums is .*'aa'.* in the first and .*'cc'"),
+        ({"task": "language-model"}, "the task is 'masked-lm' in the first and 'language-model'"),
+        ({"measure": {"name": "loss", "unit": "nats"}}, "the measure is"),
+        ({"settings": {"sizes": {"tokens_per_sample": 128}}}, "sizes.tokens_per_sample is None in the first and 128"),
+        ({"settings": {"fairseq_options": ["--mask-prob", "0.4"]}}, "fairseq_options is None in the first and"),
+        (
+            {"data": {"checksums": {"train.bin": "aa", "valid.bin": "bb"}, "validation": {"seed": 7}}},
+            "what is masked and counted in validation is None in the first and .*7",
+        ),
+    ],
+)
+def test_other_rules_are_not_joined(more, named):
+    with pytest.raises(UserError, match=f"a and b cannot be joined: {named}"):
+        join({"a": of_seed(1), "b": of_seed(2, **more)})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda found: found["models"]["bert"].update(runs={}), "the baseline, bert, has no finished run yet"),
+        (lambda found: found.pop("measure"), "results.json: is no comparison's results"),
+        (lambda found: found["models"].update(x=3), "results.json: is no comparison's results"),
+        (
+            lambda found: found["models"]["bert"]["runs"]["1"]["curve"]["seconds"].pop(),
+            "the curve of seed 1 is empty, or its columns differ in length",
+        ),
+    ],
+)
+def test_results_that_lack_something_or_are_of_something_else_are_refused(tmp_path, spoil, message):
+    results = an_example()
+    spoil(results)
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(UserError, match=message):
+        reading.read_folder(tmp_path)
+    with pytest.raises(UserError, match="a folder is there twice"):
+        reading.read_folders([tmp_path, tmp_path])
+
+
+# --- Times to a target
+
+LOSS = Measure("loss", "bits")
+losses = st.lists(st.floats(0.5, 12), min_size=1, max_size=12)
+targets = st.floats(0, 13)
+
+
+def places(values: list[float]) -> np.ndarray:
+    return np.arange(1.0, len(values) + 1)
+
+
+def by_family(comparison, clock: str = "curve", target="baseline") -> dict:
+    return {time.model: time for time in times_to_target(comparison, target) if time.clock == clock}
+
+
+@given(losses, targets)
+def test_a_crossing_is_where_numpy_interpolates_to_the_target(values, target):
+    spent, found = places(values), first_crossing(places(values), np.array(values), target, LOSS)
+    if min(values) > target:
+        assert found == NEVER
+    else:
+        assert min(np.interp(found, spent, values), values[0]) <= target + 1e-9
+        assert all(value > target for value in values[: math.ceil(found) - 1])
+    mirrored = Measure("accuracy", "", lower_is_better=False)
+    assert found == first_crossing(spent, -np.array(values), -target, mirrored), "where more is better"
+
+
+def test_nothing_is_interpolated_from_a_loss_that_is_no_number():
+    for values, target in (([math.nan, 2.0], 2), ([4.0, math.nan], NEVER)):
+        assert first_crossing(places([0, 0]), np.array(values), 3, LOSS) == target
+
+
+falling = st.lists(st.floats(1, 10), min_size=2, max_size=8, unique=True).map(lambda values: sorted(values)[::-1])
+
+
+@given(falling, st.floats(0.1, 10))
+def test_a_model_that_is_the_baseline_on_a_slower_machine_takes_longer_by_as_much(values, factor):
+    ratios = by_family(of_runs(bert=a_run(values, 1.0), other=a_run(values, factor)))["other"].ratios
+    assert ratios["seconds"].median == pytest.approx(factor)
+    assert ratios["updates"].median == pytest.approx(1)
+
+
+def test_the_baselines_own_time_is_its_whole_training_unless_the_target_is_a_number():
+    """Even where its curve dips below its end before that."""
+    found = by_family(of_runs(bert=a_run([9, 6, 7]), other=a_run([9, 7, 6])))
+    assert found["bert"].times[1]["updates"] == 30 and found["bert"].ratios["updates"].median == 1
+    assert found["other"].times[1]["updates"] == 20
+    comparison = of_runs(bert=a_run([9, 8, 7]), other=a_run([8, 7, 6]))
+    found = by_family(comparison, target=8.0)
+    assert found["bert"].times[1]["updates"] == 20 and found["other"].times[1]["updates"] == 10
+    assert found["other"].ratios["updates"].median == 0.5
+    assert by_family(comparison, target=6.5)["other"].ratios == {}, "the baseline has no time to compare with"
+
+
+def test_the_target_is_the_median_of_the_baselines_ends_and_pairs_are_of_equal_seed():
+    bert = {str(seed): a_run([9, end]) for seed, end in ((1, 7.0), (2, 7.5), (3, 8.0))}
+    other = {str(seed): a_run([8, end], 0.25) for seed, end in ((1, 7.0), (2, 7.9), (4, 1.0))}
+    found = by_family(of_runs(bert=bert, other=other))["other"]
+    assert found.target == 7.5
+    assert found.times[1]["updates"] == 15 and found.times[2]["updates"] == NEVER
+    ratio = found.ratios["seconds"]
+    assert ratio.by_seed == {1: 15 * 0.25 / 10, 2: NEVER}, "no baseline has seed 4"
+    assert (ratio.low, ratio.median, ratio.high, ratio.reached) == (0.375, NEVER, NEVER, 1)
+
+
+def test_the_whole_clock_takes_the_shortest_training_that_ends_well():
+    models = {"bert": a_model({"1": a_run([9, 8])}, "bert")}
+    for share, end in ((1.0, 6.0), (0.3, 8.2), (0.5, 8.0), (0.7, 7.0)):
+        run = a_run([9, end], 0.5, every=round(10 * (9 - end)))
+        models["other" if share == 1 else f"other@{share}"] = a_model({"1": run}, "other", share)
+    comparison = comparison_of(results_of(models, "bert"))
+    found = by_family(comparison, "whole")
+    assert set(found) == {"other"}, "a single length of training says nothing by this clock"
+    assert found["other"].shares == {1: 0.5} and found["other"].times[1]["updates"] == 20
+    assert found["other"].ratios["seconds"].median == 1
+    assert by_family(comparison, "whole", 5.9)["other"].shares == {1: NEVER}
+
+
+def test_the_bounds_are_students_over_the_logarithms_of_the_ratios():
+    ratios = Ratio({1: 0.7, 2: 0.8, 3: 0.75})
+    logs = np.log([0.7, 0.8, 0.75])
+    half = 4.302652729911275 * logs.std(ddof=1) / math.sqrt(3)  # the 97.5% point of t with two degrees of freedom
+    assert ratios.bounds == pytest.approx((math.exp(logs.mean() - half), math.exp(logs.mean() + half)))
+    assert Ratio({1: 0.7, 2: 0.8}).bounds is None
+    assert Ratio({1: 0.7, 2: 0.8, 3: NEVER}).bounds is None
+
+
+# --- Fronts
+
+points = st.dictionaries(st.text("abc", min_size=1), st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1)
+
+
+@given(points)
+def test_whoever_is_not_on_the_front_is_beaten_by_somebody_on_it_and_nobody_on_it_is(named):
+    front = set(not_dominated(named))
+    assert front
+
+    def is_beaten_by(name: str, other: str) -> bool:
+        (cost, loss), (others_cost, others_loss) = named[name], named[other]
+        return others_cost <= cost and others_loss <= loss and (others_cost < cost or others_loss < loss)
+
+    assert not any(is_beaten_by(name, other) for name in front for other in named)
+    assert all(any(is_beaten_by(name, other) for other in front) for name in named.keys() - front)
+    mirrored = {name: (cost, -quality) for name, (cost, quality) in named.items()}
+    assert not_dominated(mirrored, lower_is_better=False) == not_dominated(named), "where more is better"
+
+
+def test_the_fronts_of_a_comparison():
+    found = {front.name: front for front in fronts(comparison_of(an_example()))}
+    assert list(found) == ["training", "update", "memory"]
+    assert found["training"].points["bert"] == (50, 7.5)
+    assert found["training"].members == ("lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%")
+    assert found["update"].members == ("lazy_50%",)
+    assert found["memory"].points["lazy_50%"] == (80, 7.2)
+    assert set(found["memory"].points) == {"bert", "lazy_50%", "hf:bert"}, "a shorter training changes no memory"
+
+
+def test_a_measured_latency_counts_before_an_updates_time_and_who_diverged_is_on_no_front():
+    models = {"bert": a_model({"1": a_run([9, 8])}, "bert", latency_milliseconds={"n": 3, "median": 4.0})}
+    found = fronts(comparison_of(results_of(models, "bert")))
+    assert [front.name for front in found] == ["training", "latency", "memory"]
+    assert found[1].points == {"bert": (4.0, 8)}
+    lost = of_runs(bert=a_run([9, 8]), other=a_run([9, math.nan], 0.1))
+    assert all(front.members == ("bert",) for front in fronts(lost))

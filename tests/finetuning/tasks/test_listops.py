@@ -104,8 +104,11 @@ def test_draws_are_uniform_and_the_first_never_change():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
+    """By the command, which prints its report."""
     folder = tmp_path_factory.mktemp("listops") / "data"
-    prepare_listops(SMALL, folder)
+    rows = "--train 60 --valid 8 --test 12 --min-length 6 --max-length 40 --max-depth 4 --max-arguments 5 --seed 3"
+    printed = invoke("diagnostics", "listops", folder, *rows.split())
+    assert "first operator" in printed and (folder / "report.md").read_text().strip() in printed
     return load_prepared(folder)
 
 
@@ -163,10 +166,3 @@ def test_rules_that_need_no_model(prepared):
 def test_impossible_settings_are_refused(options, reason, tmp_path):
     assert reason in refusal("diagnostics", "listops", tmp_path / "out", *options.split())
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_prints_the_report(tmp_path):
-    options = "--train 20 --valid 5 --test 5 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"
-    printed = invoke("diagnostics", "listops", tmp_path / "out", *options.split())
-    assert "first operator" in printed
-    assert (tmp_path / "out" / "report.md").read_text().strip() in printed

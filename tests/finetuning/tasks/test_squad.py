@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from fairseq.tasks import setup_task
 from helpers import toy_texts, train_tokenizer
 from in_process import config_of
+from squad_grids import START
 from torch import nn
 from toy_squad import article, write_squad, write_toy_squad
 from validation import batches, logged
@@ -24,7 +26,14 @@ from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.finetuning.squad_data import PreparedSplit, PreparedSquad, prepare_squad
+from lazyformer_fairseq.finetuning.squad_data import (
+    Preparation,
+    PreparedSplit,
+    PreparedSquad,
+    overview,
+    prepare,
+    prepare_squad,
+)
 from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, baselines, span_loss
 
 CONTEXT = "Anna sees Ben . Cara sees Dan . Anna sees Eva . Finn hears Gina ."
@@ -230,3 +239,84 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
         hub.answer("Who?", context, head="other")
     with pytest.raises(UserError, match="question ' '"):
         hub.answer(" ", context)
+
+
+@pytest.fixture
+def on_disk(folders, tmp_path):
+    """What is prepared of the official file to train on."""
+    files = {"train": folders / "train-v1.1.json"}
+    return prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", WindowSettings(15, 2, 6))
+
+
+@pytest.mark.parametrize("name", ["ids", "sizes", "question", "place", "first", "count", "targets", "context_starts"])
+def test_damaged_arrays_and_numbers_that_lead_outside_are_refused(on_disk, name):
+    path = on_disk.folder / "train.npz"
+    whole = dict(np.load(path))
+    changed = [np.array([None]), whole[name] * 1.0, whole[name].ravel()[1:]]
+    for value in (-1, 2**31 - 1):
+        changed.append(whole[name].astype(np.int64))
+        changed[-1].flat[-1] = value
+    for array in changed:
+        np.savez(path, **{**whole, name: array})
+        with pytest.raises(UserError, match=r"train\.\*: damaged \(.*; remove .*prepared and run"):
+            on_disk.read("train")
+
+
+def test_half_a_file_and_none_are_refused(on_disk):
+    path = on_disk.folder / "train.npz"
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:900]), path.unlink):
+        damage()
+        with pytest.raises(UserError, match=r"train\.\*: damaged"):
+            on_disk.read("train")
+
+
+def test_other_folders_and_splits_are_refused(on_disk, folders, tmp_path):
+    with pytest.raises(UserError, match="holds no split 'valid', but train"):
+        on_disk.read("valid")
+    path = on_disk.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for change, words in (
+        ({"format": "lazyformer glue task"}, "is not the manifest of prepared SQuAD"),
+        ({"format_version": 9}, "format version 9, but this program reads 1"),
+        ({"splits": {"../train": {}}}, "damaged"),
+        ({"max_length": "long"}, "damaged"),
+    ):
+        path.write_text(json.dumps({**manifest, **change}))
+        with pytest.raises(UserError, match=words):
+            PreparedSquad.load(on_disk.folder)
+    with pytest.raises(UserError, match="nowhere.json: no such file"):
+        prepare_squad({"train": tmp_path / "nowhere.json"}, folders / "tokenizer", tmp_path / "other")
+
+
+def wanted(data: Path, output: Path, **more) -> Preparation:
+    given = {"data": data, "tokenizer": START.parent / "tokenizer", "output": output, "max_length": 64}
+    return Preparation(**{**given, **more})
+
+
+def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_path):
+    prepared = prepare(wanted(toy_squad, tmp_path))
+    text = overview(prepared)
+    train = next(line for line in text.splitlines() if line.startswith("train-v1.1.json"))
+    assert train.split()[1:5] == ["8", "16", "48", "0"]
+    assert "note: dev-v1.1.json: has 12 questions; the official file has 10,570" in text
+    before = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
+    assert prepare(wanted(toy_squad, tmp_path)).sha256 == prepared.sha256
+    assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="was prepared before with other max length"):
+        prepare(wanted(toy_squad, tmp_path, max_length=80))
+
+
+def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
+    articles = json.loads((toy_squad / "train-v1.1.json").read_text())["data"]
+    for number in range(7):
+        articles[number]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"] += 1
+    write_squad(tmp_path / "files" / "train-v1.1.json", *articles)
+    (tmp_path / "files" / "dev-v1.1.json").write_bytes((toy_squad / "dev-v1.1.json").read_bytes())
+    with pytest.raises(UserError, match="7 mistakes.*--skip-mistakes"):
+        prepare(wanted(tmp_path / "files", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    text = overview(prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True)))
+    assert text.count("left out: article ") == 7
+    assert "(id Article 6-0-1)" in text
+    with pytest.raises(UserError, match="no room for a context"):
+        prepare(wanted(toy_squad, tmp_path / "new", max_length=4))

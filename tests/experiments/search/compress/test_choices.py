@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,16 +10,21 @@ from local_mean import LOCAL_MEAN
 from trained_encoders import trained
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Measured, compare
 from lazyformer_fairseq.experiments.search.compress.choices import (
     Choices,
+    Made,
+    best_choices,
     default_candidates,
     list_scorings,
     read_candidates,
     scores_of,
     summed,
-)
+)  # fmt: skip
+from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.patterns.grammar import expand, places_read, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, registered
+from lazyformer_fairseq.warm_start.losses import BlockLosses
 from lazyformer_fairseq.warm_start.start import start_from
 
 
@@ -39,20 +45,12 @@ def test_by_default_whatever_takes_the_weights_and_a_feed_forward_for_an_attenti
     assert windowed == ["s[window=8]", "s", *s[2:]]
     assert texts(choices_of("s-f"))[1] == ["-"]
     assert texts(choices_of("sf", "c")) == [["s", "c"], ["f"]]
-
-
-def test_a_kind_of_somebody_elses_is_a_candidate_where_the_model_has_it():
-    with registered(LOCAL_MEAN):
+    users = texts(choices_of("sf", "identity", "s[window=3,global=1]"))
+    assert users == [["s", "-", "s[window=3,global=1]"], ["f", "-"]]
+    with registered(LOCAL_MEAN):  # somebody else's kind is a candidate where the model has it
         letter = LOCAL_MEAN.letter
         assert all(letter not in options for options in texts(choices_of("sf")))
         assert texts(choices_of(f"s{letter}"))[1] == [letter, "-"]
-
-
-def test_candidates_of_the_users_own():
-    assert texts(choices_of("sf", "identity", "s[window=3,global=1]")) == [
-        ["s", "-", "s[window=3,global=1]"],
-        ["f", "-"],
-    ]
     with pytest.raises(UserError, match="--candidates: 'x' is no sublayer"):
         read_candidates(["x"])
 
@@ -73,13 +71,11 @@ def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
     old = trained(pattern)
     choices = Choices.of(old.plan, read_candidates(["s", "l", "k", "s[window=3]", "f", "identity"]))
     for scoring in list_scorings(choices, reach=2):
-        start = start_from(
-            old, {"sublayer_pattern": choices.pattern(scoring.by_place)}, choices.origins(scoring.by_place)
-        )
-        places = [made.place for made in choices.made(scoring.by_place)]
-        reads = [None if at is None else places[at] for at in places_read(start.new.plan)]
-        assert [made.producer for made in choices.made(scoring.by_place)] == reads
-        assert choices.pattern(scoring.by_place) == expand(start.new.cfg.sublayer_pattern)
+        pattern, made = choices.pattern(scoring.by_place), choices.made(scoring.by_place)
+        start = start_from(old, {"sublayer_pattern": pattern}, choices.origins(scoring.by_place))
+        reads = [None if at is None else made[at].place for at in places_read(start.new.plan)]
+        assert [each.producer for each in made] == reads
+        assert pattern == expand(start.new.cfg.sublayer_pattern)
 
 
 NAMES = ("s[window=2]", "l", "k", "identity")
@@ -125,19 +121,127 @@ def test_the_sum_over_one_lazy_block_is_its_loss_whatever_losses_are(pattern, le
         assert summed(choices, scores, tuple(block)) == pytest.approx(losses[tuple(block)])
 
 
-def test_reach_limits_what_is_measured_and_chosen():
+def test_reach_limits_what_is_measured_and_where_those_between_cannot_read_they_go():
     choices = choices_of("ssss", "l")
     for reach, expected in ((1, 3), (2, 5), (3, 6)):
         scorings = list_scorings(choices, reach)
         assert sum(scoring.made.text == "l" for scoring in scorings) == expected
         scores = scores_of(choices, scorings, {scoring.by_place: 1.0 for scoring in scorings})
         assert (summed(choices, scores, ("s", "l", "l", "l")) is None) == (reach < 3)
-
-
-def test_where_those_between_cannot_read_they_go():
-    """A k cannot read a synthesizer's keys, so that one that stands between goes; nobody else can take its place."""
+    # A k cannot read a synthesizer's keys, so that one that stands between goes; nobody else can take its place.
     choices = choices_of("ss[synthesizer=random]s", "l", "identity")
     measured = {scoring.made[:3]: scoring.by_place for scoring in list_scorings(choices, 2)}
     assert measured[2, "l", 0] == ("s", "l", "l")
     without = choices_of("sss", "k")
     assert (2, "k", 0) in {scoring.made[:3] for scoring in list_scorings(without, 2)}
+
+
+# A k cannot read the keys of a synthesizer.
+KINDS = ("s", "l", "k", "s[synthesizer=random]", "identity")
+
+
+def by_force(choices: Choices, scores, ticks, limit: int) -> list[tuple[float, int]]:
+    """(sum, ticks) of all patterns within the limit, the least first; from the text of each, not from states."""
+    found = []
+    for texts in itertools.product(*([option.text for option in options] for options in choices.options)):
+        stay = [place for place, text in enumerate(texts) if text != "-"]
+        try:
+            planned = plan("".join(texts[place] for place in stay), ENCODER)
+        except UserError:
+            continue
+        reads = {stay[n]: None if at is None else stay[at] for n, at in enumerate(places_read(planned))}
+        keys = [Made(place, text, reads.get(place)) for place, text in enumerate(texts)]
+        latency = latency_of(ticks, "".join(texts).replace("-", ""))
+        if latency <= limit and all(key in scores for key in keys):
+            found.append((sum(scores[key] for key in keys), latency))
+    return sorted(found)
+
+
+patterns = st.lists(st.sampled_from(["s", "f", "l", "k", "-"]), max_size=3).map(lambda rest: "".join(["s", *rest]))
+ticks_of = st.fixed_dictionaries(
+    {name: st.integers(0, 9) for name in (*KINDS[:-1], "f", "s_read", "s[synthesizer=random]_read")}
+)
+
+
+@settings(max_examples=10, deadline=None)
+@given(patterns, ticks_of, st.integers(1, 3), st.lists(st.integers(1, 60), min_size=1, max_size=3), st.randoms())
+def test_the_best_of_all_patterns(pattern, ticks, reach, limits, chance):
+    choices = choices_of(pattern, *KINDS)
+    ticks = ticks | {"rest": 1}
+    scores = {scoring.made: chance.uniform(-0.2, 1) for scoring in list_scorings(choices, reach)}
+    found = best_choices(choices, scores, ticks, limits, count=3)
+    for limit, best in zip(limits, found, strict=True):
+        expected = by_force(choices, scores, ticks, limit)
+        assert [each.score for each in best] == pytest.approx([score for score, _ in expected[:3]])
+        assert len({each.by_place for each in best}) == len(best)
+        for each in best:
+            assert latency_of(ticks, choices.pattern(each.by_place)) == each.ticks <= limit
+            assert choices.is_possible(each.by_place)
+
+
+@pytest.mark.parametrize(("read", "limit", "best"), [(4, 7, "sflf"), (5, 8, "sflf"), (5, 7, None), (6, 8, "sfsf")])
+def test_a_distribution_that_is_kept_is_paid_once_and_where_it_is_read(read, limit, best):
+    choices = choices_of("sfsf", "l")
+    scores = {Made(0, "s", None): 0, Made(1, "f", None): 0, Made(2, "s", None): 1, Made(3, "f", None): 0}
+    scores[Made(2, "l", 0)] = 0.5
+    (found,) = best_choices(choices, scores, {"s": 3, "f": 1, "l": 1, "s_read": read, "rest": 0}, [limit])
+    assert [choices.pattern(each.by_place) for each in found] == ([best] if best else [])
+
+
+def test_the_empty_pattern_is_none():
+    choices = choices_of("sf", "identity")
+    scores = {scoring.made: 0.0 for scoring in list_scorings(choices, 1)}
+    ((found,),) = best_choices(choices, scores, {"s": 1, "s_read": 1, "f": 1, "rest": 1}, [2])
+    assert choices.pattern(found.by_place) in ("s", "f")
+
+
+TICKS = {"s": 10, "s_read": 12, "l": 4, "f": 5, "rest": 1}
+
+
+class GivenLosses(dict):
+    """By a function of the pattern."""
+
+    def __init__(self, above):
+        self.above = above
+
+    def measure(self, patterns, description):
+        self.update({each: Measured(self.above(each), 0.0) for each in patterns})
+
+
+def budgets_of(pattern: str, above, limits, names=("l", "identity")) -> Budgets:
+    return Budgets(choices_of(pattern, *names), GivenLosses(above), TICKS, limits)
+
+
+def test_the_best_that_was_measured_within_the_budget():
+    def above(by_place):
+        costs = (3, 1, 3, 2)
+        return sum(costs[place] for place, text in enumerate(by_place) if text == "-") + 0.1 * by_place.count("l")
+
+    budgets = budgets_of("sfsf", above, [31, 27, 23])
+    budgets.score()
+    budgets.find(top=1)
+    assert [budgets.choices.pattern(budgets.best(limit)) for limit in budgets.limits] == ["sfsf", "sflf", "slf"]
+    assert budgets.sum_of(budgets.best(23)) == pytest.approx(1.1)
+
+
+def test_a_second_round_finds_what_sums_hide():
+    """Alone each f seems to cost little; the lower two cost much where both go."""
+
+    def above(by_place):
+        single = {0: 9.0, 1: 0.1, 2: 0.2, 3: 0.3}
+        cost = sum(single[place] for place, text in enumerate(by_place) if text == "-")
+        return cost + (5.0 if by_place[1] == by_place[2] == "-" else 0.0)
+
+    budgets = budgets_of("sfff", above, [16], ("identity",))
+    budgets.score()
+    for find, best in ((budgets.find, 5.3), (budgets.find_again, 0.4)):
+        find(top=1)
+        assert budgets.losses[budgets.best(16)].above == pytest.approx(best)
+
+
+def test_the_error_is_that_of_the_mean_where_blocks_are_alike():
+    chance = np.random.default_rng(1)
+    original, gains = chance.uniform(5, 9, 50), chance.normal(0.2, 1, 50)
+    found = compare(BlockLosses(original + gains, np.full(50, 7)), BlockLosses(original, np.full(50, 7)))
+    bits = gains / 7 / np.log(2)
+    assert found == pytest.approx((bits.mean(), bits.std(ddof=1) / np.sqrt(50)))

@@ -2,19 +2,21 @@
 
 import json
 import math
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from comparison_results import an_example
 from torch.nn import functional as F
 
+from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare import task
 from lazyformer_fairseq.experiments.compare.run import compare
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
-from lazyformer_fairseq.experiments.compare.task import ComparedTraining
 from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.storage.json_files import sha256_of
@@ -170,48 +172,32 @@ def test_validation_is_the_same_for_all_seeds_and_counts_masked_pieces_alone(dat
     assert training.trainer.model.training is False, "as it was before"
 
 
-@pytest.mark.slow
-def test_every_model_tries_every_rate_once_and_the_best_counts(data_folder, tmp_path, monkeypatch, without_costs):
-    """A rate of 0.5 ruins it, and one of 1e-6 teaches nothing."""
-    made, original = [], ComparedTraining.finish
-    monkeypatch.setattr(ComparedTraining, "finish", lambda self: (made.append(self.job), original(self)))
-    results = compare(tiny(data_folder, models=TWO, rates=(1e-6, 1e-2, 0.5), updates=8), tmp_path, [])
-    assert len(made) == 2 * 3 + 2, "the first seed's try in full length is its run"
-    for model in results["models"].values():
-        losses = {each["rate"]: each["loss"] for each in model["tries"]}
-        assert losses.keys() == {1e-6, 1e-2, 0.5} and model["rate"] == min(losses, key=losses.get)
-        assert {run["rate"] for run in model["runs"].values()} == {model["rate"]}
-
-
-def test_short_tries_stay_apart_from_the_runs(data_folder, tmp_path, without_costs):
-    settings = tiny(data_folder, models={"bert": "sf"}, rates=(1e-4, 1e-2), rate_updates=2, seeds=(1,))
-    (model,) = compare(settings, tmp_path, [])["models"].values()
-    assert [each["updates"] for each in model["tries"]] == [2, 2] and model["updates"] == 4
-    assert len(list((tmp_path / "tries").iterdir())) == 2 and len(list((tmp_path / "runs").iterdir())) == 1
-
-
 def slow_trial(monkeypatch, **seconds: float) -> None:
     """A trial in which an update of each model takes so long."""
     monkeypatch.setattr(comparison_run, "_trial", lambda *_: {name: 1000 * each for name, each in seconds.items()})
 
 
-def test_a_budget_becomes_updates_once(data_folder, tmp_path, monkeypatch):
+def test_a_budget_or_a_share_of_the_baselines_seconds_becomes_updates_once(data_folder, tmp_path, monkeypatch):
     settings = tiny(data_folder, models=TWO, updates=None, budget=3.0)
     compared, path = settings.row.load(settings), tmp_path / "lengths.json"
     for seconds in ({"bert": 0.5, "mine": 0.25}, {"bert": 0.1, "mine": 0.1}):
         slow_trial(monkeypatch, **seconds)
         found = kept(path, lambda: comparison_run.find_lengths(compared, settings.specs))["entries"]
         assert found == {"bert": ["bert", 6], "mine": ["mine", 12]}
-
-
-@pytest.mark.slow
-def test_shares_are_of_the_baselines_seconds(data_folder, tmp_path, monkeypatch, without_costs):
     slow_trial(monkeypatch, bert=0.5, mine=0.25)
-    results = compare(tiny(data_folder, models=TWO, updates=10, shares=(1.0, 0.5), seeds=(1,)), tmp_path, [])
-    updates = {entry: (model["of"], model["share"], model["updates"]) for entry, model in results["models"].items()}
-    assert updates == {"bert": ("bert", 1, 10), "mine": ("mine", 1, 20), "mine@0.5": ("mine", 0.5, 10)}
-    schedule = results["models"]["mine@0.5"]["runs"]["1"]["curve"]
-    assert schedule["updates"][-1] == 10, "a schedule of its own, over at its end"
+    settings = tiny(data_folder, models=TWO, updates=10, shares=(1.0, 0.5))
+    found = comparison_run.find_lengths(settings.row.load(settings), settings.specs)["entries"]
+    assert found == {"bert": ("bert", 10), "mine": ("mine", 20), "mine@0.5": ("mine", 10)}
+
+
+def test_short_tries_choose_the_rate_and_stay_apart_from_the_runs(data_folder, tmp_path, without_costs):
+    settings = tiny(data_folder, models=TWO, rates=(1e-4, 1e-2, 0.5), rate_updates=2, seeds=(1,))
+    for model in compare(settings, tmp_path, [])["models"].values():
+        losses = {each["rate"]: each["loss"] for each in model["tries"]}
+        assert losses.keys() == {1e-4, 1e-2, 0.5} and model["rate"] == min(losses, key=losses.get)
+        assert [each["updates"] for each in model["tries"]] == [2] * 3 and model["updates"] == 4
+        assert {run["rate"] for run in model["runs"].values()} == {model["rate"]}
+    assert len(list((tmp_path / "tries").iterdir())) == 6 and len(list((tmp_path / "runs").iterdir())) == 2
 
 
 def test_a_trial_times_all_models_and_leaves_nothing(data_folder, monkeypatch):
@@ -257,3 +243,81 @@ def test_on_a_gpu_in_turn_and_alone(data_folder, tmp_path):
     alone = compare(tiny(data_folder, **how, in_turn=False), tmp_path / "alone", [])
     assert without_times(together) == without_times(alone)
     assert all(model["peak_memory_bytes"] > 0 for model in together["models"].values())
+
+
+CAUSAL = {"transformer_xl": "sfsf", "lazy": "sflf"}
+SEGMENTS = {
+    **{"embed_dim": 8, "ffn_embed_dim": 16, "heads": 2, "adaptive_softmax_cutoff": (20,), "batch_size": 3},
+    **{"tgt_len": 6, "mem_len": 5},
+}
+
+
+def tiny_causal(data: Path, sizes: dict | None = None, **changes) -> CompareSettings:
+    row = find_task("language-model")
+    given = {"device": "cpu", "data": str(data), "models": CAUSAL, "baseline": "transformer_xl", "updates": 4}
+    given |= {"seeds": (1, 2)}
+    given |= {"sizes": {**row.sizes, **SEGMENTS, **(sizes or {})}, "rates": (3e-3,), "validation_tokens": 200}
+    return CompareSettings(**{"task": row.name, **given, **changes})
+
+
+@pytest.fixture(scope="module")
+def causal(lm_data, tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("finished")
+    compare(tiny_causal(lm_data), folder, ["lazyformer", "compare", "toy"])
+    return json.loads((folder / "results.json").read_text())
+
+
+def command_of(settings: CompareSettings, rate: float, updates: int) -> list[str]:
+    compared = settings.row.load(settings)
+    return compared.command(settings.specs["lazy"], 1, rate, updates)
+
+
+def test_every_token_of_both_splits_counts(causal, lm_data):
+    splits = json.loads((lm_data / "manifest.json").read_text())["splits"]
+    for model in causal["models"].values():
+        for run in model["runs"].values():
+            assert run["final"]["tokens"] == splits["valid"]["tokens"]
+            assert run["final"]["test_tokens"] == splits["test"]["tokens"]
+            assert run["final"]["perplexity"] == pytest.approx(2 ** run["final"]["loss"])
+            assert run["curve"]["perplexity"][-1] < run["curve"]["perplexity"][0]
+        assert model["latency_milliseconds"]["n"] == 50
+    assert causal["measure"] == {"name": "perplexity", "unit": "per word", "lower_is_better": True}
+    assert causal["models"]["lazy"]["flops"] < causal["models"]["transformer_xl"]["flops"]
+    assert causal["machine"]["threads"] == torch.get_num_threads()
+    tokens = open_tokens(lm_data / "test")
+    nats = -np.mean([math.log(np.count_nonzero(tokens == token) / len(tokens)) for token in tokens])
+    assert causal["data"]["unigram_perplexity"]["test"] == pytest.approx(math.exp(nats))
+
+
+def test_a_recipe_norms_and_the_rate_reach_training(lm_data):
+    options = command_of(tiny_causal(lm_data, recipe="nvidia", normalize_before=False), 0.02, 200)
+    given = "--optimizer nvlamb --max-weight-norm 10 --lr-scheduler cosine --lr 0.02 --min-lr 0.002 --warmup-updates 5"
+    words = [*given.split(), "--warmup-init-lr", "0"]
+    assert all(options[options.index(name) + 1] == value for name, value in zip(words[::2], words[1::2], strict=True))
+    assert "--no-bias-correction" in options and "--decoder-normalize-before" not in options
+    decay = ["--weight-decay", "0.1"]
+    assert options[-2:] != decay
+    assert command_of(tiny_causal(lm_data, fairseq_options=tuple(decay)), 0.02, 200)[-2:] == decay
+
+
+def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):
+    with pytest.raises(UserError, match="3 attention heads"):
+        compare(tiny_causal(lm_data, {"heads": 3}), tmp_path, [])
+    models = {"models": {"lazy": "sflf"}, "baseline": "lazy"}
+    found = compare(tiny_causal(lm_data, seeds=(1,), updates=1, **models), tmp_path, [])
+    assert found["settings"]["sizes"]["heads"] == 2
+
+
+def test_signals_are_for_who_drives_the_trainings(lm_data, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    StepwiseTraining(command_of(tiny_causal(lm_data), 1e-3, 4), tmp_path).update()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "option"),
+    [("cpu", "fp32", "--cpu"), ("cuda", "bf16", "--bf16"), ("cuda", "fp16", "--fp16"), ("cuda", "fp32", None)],
+)
+def test_a_gpu_without_bf16_trains_in_fp16(lm_data, device, precision, option):
+    words = command_of(tiny_causal(lm_data, device=device, precision=precision), 1e-3, 4)
+    assert {"--cpu", "--fp16", "--bf16"} & set(words) == ({option} if option else set())

@@ -65,8 +65,7 @@ if "$python" -c 'import pytest' 2>/dev/null; then
   echo "== tests on the GPU" # without conftest.py, which wants all that the corpus builder needs; SIGINT shows failures
   (cd "$root" && CUBLAS_WORKSPACE_CONFIG=:4096:8 part --signal=INT 110 "$python" -m pytest -q --noconftest \
     -p no:cacheprovider --override-ini "addopts=--import-mode=importlib" \
-    tests/modules/attention/test_recompute_on_gpu.py tests/modules/attention/test_fused_on_gpu.py \
-    tests/modules/attention/test_masks_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
+    tests/modules/attention/test_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
 else
   echo "== no tests: pytest cannot be imported" | tee "$out/tests.txt"
 fi

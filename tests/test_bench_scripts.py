@@ -1,6 +1,7 @@
 """What of the scripts that measure can be checked on any machine: loaders, start-up, a GPU's aims."""
 
 import json
+import re
 import subprocess
 import sys
 from itertools import count
@@ -108,8 +109,10 @@ def test_a_rehearsal_writes_all_files(bench_gpu, tmp_path):
     assert "m2x6_w3072: memory" in (out / "bars.txt").read_text()
 
 
-def test_aims_are_compared_for_models_that_the_script_measures():
+def test_aims_are_compared_for_models_that_the_script_measures_with_tests_that_there_are():
     bars, text = load_script("gpu_bars"), (ROOT / "scripts" / "bench_gpu.sh").read_text()
+    tests = re.findall(r"tests/[\w/]+\.py", text)
+    assert tests and all((ROOT / path).is_file() for path in tests)
     for model, time in bars.SPEEDUPS:
         assert model in text and str(time) in text
 

@@ -132,8 +132,8 @@ def test_other_data_and_rows_are_refused_and_the_pages_are_the_scripts(tmp_path)
 @pytest.mark.slow
 def test_the_corpus_is_built_with_these_checksums(real_data, tmp_path):
     (command,) = re.findall(r"^lazyformer (corpus wikitext:.*)$", PAGE, re.MULTILINE)
-    text = real_data / "lm" / "wikitext-2"
-    words = command.replace("my_wikitext", str(text)).replace("footing", str(tmp_path / "built")).split()
-    subprocess.run([sys.executable, "-m", "lazyformer_fairseq.cli", *words], cwd=ROOT, check=True)
+    text = real_data / "lm" / "wikitext-2" / "wiki.train.tokens"
+    words = command.replace("my_wikitext/wiki.train.tokens", str(text)).replace("footing", str(tmp_path / "built"))
+    subprocess.run([sys.executable, "-m", "lazyformer_fairseq.cli", *words.split()], cwd=ROOT, check=True)
     for name in ("train.bin", "valid.bin"):
         assert sha256_of(tmp_path / "built" / "shard0" / name) in PAGE

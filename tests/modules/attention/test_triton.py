@@ -1,4 +1,4 @@
-"""The Triton kernels, in Triton's interpreter and in its compiler; ``test_fused_on_gpu.py`` has the rest."""
+"""The Triton kernels, in Triton's interpreter and in its compiler; ``test_on_gpu.py`` has the rest."""
 
 import os
 import subprocess

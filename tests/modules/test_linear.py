@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lazyformer_fairseq.modules import linear
 from lazyformer_fairseq.modules.linear import Linear, Products, multiply_by_onednn
 
-needs_onednn = pytest.mark.skipif(not linear.has_onednn(), reason="this torch has not both MKL and oneDNN")
+pytestmark = pytest.mark.skipif(not linear.has_onednn(), reason="this torch has not both MKL and oneDNN")
 ROWS, INPUTS, OUTPUTS = 256, 256, 512  # as many as are worth it
 
 
@@ -44,7 +44,6 @@ def onednn_is_faster(monkeypatch):
     monkeypatch.setattr(linear, "onednn_wins", wins(True, True, True))
 
 
-@needs_onednn
 @settings(deadline=None, max_examples=40)
 @given(
     batch=st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -66,7 +65,6 @@ def test_onednn_multiplies_as_float64_does(batch, inputs, outputs, has_bias, see
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@needs_onednn
 def test_a_gradient_has_a_gradient():
     torch.manual_seed(0)
     x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((6, 5), (4, 5), (4,)))
@@ -79,7 +77,6 @@ def test_a_gradient_has_a_gradient():
     torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-4)
 
 
-@needs_onednn
 def test_where_onednn_is_faster_it_multiplies(onednn_is_faster):
     module = Linear(INPUTS, OUTPUTS)
     assert uses_onednn(module, torch.randn(2, ROWS // 2, INPUTS))
@@ -87,7 +84,6 @@ def test_where_onednn_is_faster_it_multiplies(onednn_is_faster):
         assert uses_onednn(module, torch.randn(ROWS, INPUTS))
 
 
-@needs_onednn
 @pytest.mark.parametrize(
     ("batch", "time", "faster", "kernels"),
     [
@@ -125,7 +121,6 @@ def measured_anew(monkeypatch, tmp_path):
     linear.onednn_wins.cache_clear()
 
 
-@needs_onednn
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch of oneDNN's operator under vmap
 def test_measuring_leaves_no_trace_in_what_is_computed(measured_anew):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(2, ROWS, INPUTS)
@@ -144,7 +139,6 @@ def test_measuring_leaves_no_trace_in_what_is_computed(measured_anew):
     assert x.grad is not None
 
 
-@needs_onednn
 def test_a_shape_is_measured_once_on_a_machine(measured_anew, monkeypatch):
     calls = []
     monkeypatch.setattr(linear, "_compare", lambda *shape: calls.append(shape) or Products(True, False, True))
@@ -158,7 +152,6 @@ def test_a_shape_is_measured_once_on_a_machine(measured_anew, monkeypatch):
     assert all("1 threads" in name or "2 threads" in name for name in per_machine)
 
 
-@needs_onednn
 def test_the_faster_library_is_found(measured_anew, monkeypatch):
     right = linear._onednn
 
@@ -176,7 +169,6 @@ def test_the_faster_library_is_found(measured_anew, monkeypatch):
     assert linear.onednn_wins(256, 256, 1) == Products(True, True, True)
 
 
-@needs_onednn
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # says torch of `flags`
 @pytest.mark.parametrize(
     ("rows", "dtype", "around"),
@@ -194,7 +186,6 @@ def test_elsewhere_torch_multiplies(onednn_is_faster, rows, dtype, around):
         assert not uses_onednn(Linear(INPUTS, OUTPUTS).to(dtype), torch.randn(rows, INPUTS, dtype=dtype))
 
 
-@needs_onednn
 def test_torch_multiplies_parts_of_matrices_subclasses_and_where_it_is_faster(onednn_is_faster, monkeypatch):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS)
     assert not uses_onednn(module, x.as_subclass(type("Quantised", (torch.Tensor,), {})))
@@ -205,7 +196,6 @@ def test_torch_multiplies_parts_of_matrices_subclasses_and_where_it_is_faster(on
     assert not uses_onednn(module, x)
 
 
-@needs_onednn
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
 def test_exporters_see_torchs_own_operator(onednn_is_faster):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS)
@@ -215,7 +205,6 @@ def test_exporters_see_torchs_own_operator(onednn_is_faster):
     assert "mkldnn" not in str(torch.jit.trace(module, x, check_trace=False).inlined_graph)
 
 
-@needs_onednn
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch of oneDNN's operator under vmap
 def test_functional_transforms_go_through(onednn_is_faster):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(2, ROWS, INPUTS, requires_grad=True)

@@ -86,15 +86,6 @@ def test_language_models_of_one_size_have_equally_many_sublayers(size, sublayers
         assert len(expand(row.sublayer_pattern)) == sublayers, name
 
 
-def test_the_rows_of_table_1_attend_as_often_as_it_says():
-    table = {name: row for name, row in CAUSAL_ARCHITECTURES.items() if "Table 1" in row.source}
-    assert len(table) == 8  # of its ten, (sf)x16 and (sfff)x6 (f)x8 are transformer_xl_base and par_transformer_base
-    for name, row in table.items():
-        attending = int(name.removeprefix("par_transformer_base_")[0])
-        assert expand(row.sublayer_pattern).count("s") == attending
-        assert row.sublayer_pattern.startswith(f"({name.split('_')[-1]})") or attending == 0
-
-
 def test_the_sparse_transformer_differs_from_the_papers_by_what_we_say():
     """95M in Table 1. There: biases, places in two tables of 96 rows and 128 columns, an output matrix. 256 bytes."""
     d, layers = 512, 30

@@ -1,21 +1,27 @@
+"""Which back end is chosen, and the files of what was measured: what is shipped, and the user's own."""
+
+import json
 import logging
 from pathlib import Path
 
 import pytest
 import torch
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import back_ends, choice
 from lazyformer_fairseq.modules.attention.choice import (
     BACKENDS,
+    SHIPPED,
     BackEndNotHereError,
     Block,
     Table,
     Workload,
+    add_rows,
     choose,
     choose_automatically,
+    read_table,
+    table_of,
 )
-from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
-from lazyformer_fairseq.patterns.attention_kinds import with_defaults
 
 CPU = Workload(
     device="cpu", precision=torch.float32, batch=1, heads=12, time=512, keys=512, head_size=64, is_training=True,
@@ -152,17 +158,6 @@ def test_what_cannot_run_is_not_chosen(fused_is_fastest, monkeypatch, has_triton
     assert choose_automatically(cuda._replace(head_size=256), 1) != "fused"
 
 
-def test_a_choice_is_logged_once_with_its_reason(measured, caplog):
-    choice._log_choice.cache_clear()
-    with caplog.at_level(logging.INFO, logger=choice.logger.name):
-        for time in (100, 100, 110):
-            choose_automatically(CPU._replace(time=time), 1)
-    assert [record.getMessage() for record in caplog.records] == [
-        "lazy back end: materialize (training, float32, blocks of 2, 1 x 128 tokens, 12 heads of 64: "
-        "materialize 1, eager 2, fused 2, recompute 2, tiles 2 ms)"
-    ]
-
-
 SPARSE = CPU._replace(features=frozenset({"mask"}), share=0.125)
 
 
@@ -228,24 +223,89 @@ def test_without_triton_a_gpu_computes_masks_in_tiles(measured, monkeypatch):
     assert choose_automatically(SPARSE._replace(device="cuda"), 0) == "tiles"
 
 
+BLOCK = Block(True, "nothing", True, "float32", 2, 8, 128, 12, 64)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The user's file and the shipped one; neither is there yet."""
+    monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice, "SHIPPED", tmp_path / "shipped.json")
+    table_of.cache_clear()
+    yield choice.user_file(), tmp_path / "shipped.json"
+    table_of.cache_clear()
+
+
+def test_what_is_written_is_read(files):
+    """A mask has a column, and older tables have none; new rows stand beside old ones."""
+    rows = {BLOCK: {"eager": 1.0, "fused": 3.0}, BLOCK._replace(share=0.125, training=False): {"tiles": 0.5}}
+    add_rows(files[0], "a kind", {"threads": 2}, rows)
+    assert read_table(files[0], "a kind") == (files[0], {"threads": 2}, rows)
+    assert read_table(files[0], "another") is None
+    written = json.loads(files[0].read_text())["a kind"]["rows"]  # a line each
+    assert len(written) == 2 and "1 nothing 1 float32 2 8 128 12 64 0 1.0 3.0 -" in written
+    older = {"columns": " ".join([*Block._fields[:-1], "eager"]), "rows": ["1 nothing 1 float32 2 8 128 12 64 1.0"]}
+    files[0].write_text(json.dumps({"a kind": {"origin": {}, **older}}))
+    assert read_table(files[0], "a kind").rows == {BLOCK: {"eager": 1.0}}
+    sparse = {BLOCK._replace(share=0.125): {"tiles": 0.5}}
+    add_rows(files[0], "a kind", {}, sparse)
+    assert read_table(files[0], "a kind").rows == {BLOCK: {"eager": 1.0}, **sparse}
+
+
+def test_the_nearest_block_is_one_of_its_like(files):
+    sparse = [BLOCK._replace(share=share) for share in (1 / 32, 1 / 4, 1)]
+    table = Table(files[0], {}, {block: {"eager": 1.0, "tiles": 1.0} for block in (BLOCK, *sparse)})
+    assert table.nearest(BLOCK._replace(time=4096), ["eager"]) == BLOCK
+    for share, expected in ((1 / 100, 0), (0.09, 1), (0.4, 1), (0.6, 2), (1, 2)):
+        assert table.nearest(BLOCK._replace(share=share, time=4096), ["tiles"]) == sparse[expected]
+    assert Table(files[0], {}, {BLOCK: {"eager": 1.0}}).nearest(sparse[2], ["eager"]) is None
+
+
+def test_the_users_own_counts(files):
+    own, shipped = files
+    assert table_of("a kind") is None
+    add_rows(shipped, "a kind", {}, {BLOCK: {"eager": 1.0}})
+    add_rows(own, "another kind", {}, {BLOCK: {"fused": 1.0}})
+    table_of.cache_clear()
+    assert table_of("a kind").where == shipped
+    add_rows(own, "a kind", {}, {BLOCK: {"fused": 1.0}})
+    table_of.cache_clear()
+    assert table_of("a kind").where == own and table_of("a kind").rows == {BLOCK: {"fused": 1.0}}
+
+
+def test_measuring_again_adds_on_the_same_machine_and_replaces_otherwise(files):
+    file, other = files[0], BLOCK._replace(time=512)
+    add_rows(file, "a kind", {"threads": 2}, {BLOCK: {"eager": 1.0}})
+    add_rows(file, "a kind", {"threads": 2}, {other: {"fused": 2.0}})
+    add_rows(file, "a kind", {"threads": 2}, {BLOCK: {"eager": 3.0}})
+    assert read_table(file, "a kind").rows == {BLOCK: {"eager": 3.0}, other: {"fused": 2.0}}
+    add_rows(file, "a kind", {"threads": 4}, {other: {"eager": 4.0}})
+    assert read_table(file, "a kind") == (file, {"threads": 4}, {other: {"eager": 4.0}})
+
+
 @pytest.mark.parametrize(
-    ("settings", "is_causal", "expected"),
+    "content",
     [
-        ({}, False, 0),
-        ({"window": 1}, False, (8 + 2 * 7) / 64),
-        ({"window": 1}, True, 2 / 12),  # of 12 keys, with 4 in memory
-        ({"window": 99}, False, 1),
-        ({"window": 1, "global": 1}, False, (8 + 2 * 7 + 6) / 64),
-        ({"strided": 4}, True, (5 * 8 + 4) / 96),  # 0 to 4 back; 8 back too where that is a key, from place 8 on
-        ({"fixed": 4, "summary": 1}, False, (4 * 8 + 8) / 64),
-        ({"span": 3}, False, (8 + 2 * 7 + 2 * 6) / 64),
-        ({"entmax": 1.5}, False, 0),
+        *("{", "[]", '{"a kind": 7}'),
+        *(f'{{"a kind": {{"columns": "training", "rows": ["{row}"], "origin": {{}}}}}}' for row in ("1", "1 2")),
     ],
 )
-def test_kinds_of_attention_say_what_they_show(settings, is_causal, expected):
-    features = frozenset({"causal"}) if is_causal else frozenset()
-    workload = CPU._replace(heads=2, time=8, keys=12 if is_causal else 8, features=features)
-    values = with_defaults(tuple(settings.items()))
-    for chosen in variant_classes(values):
-        workload = chosen.workload(workload, values)
-    assert workload.share == float(f"{expected:.3g}")
+def test_a_damaged_file_is_named(files, content):
+    files[0].parent.mkdir()
+    files[0].write_text(content)
+    with pytest.raises(UserError, match="backends.json.*remove it"):
+        table_of("a kind")
+
+
+def test_what_cannot_be_written_is_a_mistake_of_the_user(files):
+    files[0].parent.write_text("a file, no folder")
+    with pytest.raises(UserError, match="cannot be written"):
+        add_rows(files[0], "a kind", {}, {BLOCK: {"eager": 1.0}})
+
+
+def test_what_is_shipped_is_whole():
+    kinds = json.loads(SHIPPED.read_text())
+    assert kinds
+    for kind in kinds:
+        rows = read_table(SHIPPED, kind).rows
+        assert rows and all(set(row) <= set(BACKENDS) and len(row) >= 2 for row in rows.values())

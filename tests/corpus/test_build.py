@@ -120,7 +120,10 @@ def test_no_document_is_lost_without_a_reason(built):
     assert clean["lines in"] == clean["lines out"] + lines_dropped
 
 
-def test_same_input_same_bytes_with_more_workers(raw, built, tmp_path):
+def test_same_input_same_bytes_with_more_workers_after_a_stop(raw, built, tmp_path):
+    """Stopped as it tidied up: the work folder is half removed, and the next corpus of that name starts anew."""
+    (tmp_path / ".out.unfinished" / "tasks" / "words" / "completions").mkdir(parents=True)
+    (tmp_path / ".out.unfinished" / "published").touch()
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS, workers=2)
     assert content(tmp_path / "out") == content(built)
 
@@ -163,10 +166,7 @@ def started(given: list[str], folder: Path, problem: Path, largest_file: Optiona
     return child
 
 
-def test_a_full_disk_after_a_stop(raw, built, tmp_path):
-    # A corpus was stopped as its work folder was half removed: the next of that name starts from the beginning.
-    (tmp_path / ".out.unfinished" / "tasks" / "words" / "completions").mkdir(parents=True)
-    (tmp_path / ".out.unfinished" / "published").touch()
+def test_a_full_disk(raw, built, tmp_path):
     child = started(inputs(raw), tmp_path / "out", tmp_path / "problem", largest_file=12_000)
     child.join()
     assert child.exitcode == 1

@@ -75,7 +75,7 @@ def test_gold_set(half):
         ["Call foo.Bar of 3.11.7 here.", "Wait... what?"],
         ["No. 5 is alive.", "He said no.", "Then he left."],
         ['He wrote " It is late . "', "She read it .", '" Late ? "', "They left ."],
-        ["1. Open it.", "2. Close it."],
+        ["1. Open it.", "2. Close it.—", "He left.--", "She stayed."],
         ["He went to the U.K.", "The U.S. Army did not."],
         ["This is on <url> .", "<url> is down .", "Mr. <unk> wrote to <email> .", "<unk> did not ."],
         ["this text has no capitals.", "it has sentences."],

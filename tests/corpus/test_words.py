@@ -281,6 +281,7 @@ def test_validation_is_spelt_in_pieces_whatever_training_has_special_tokens_are_
     counts = write_splits(tmp_path, [*["the house"] * 4, "houses of the old kings"], tokenizer, kept={"the"})
     assert read(tmp_path / "0.valid") == [[*tokenizer.encode("houses of the old kings"), EOS], [EOS]]
     assert (counts["valid"]["unknown"], counts["train"]["unknown"]) == (0, 4)
+    assert write_splits(tmp_path / "none", ["the house"], tokenizer, kept=set())["train"]["unknown"] == 2
     write_splits(tmp_path / "more", ["<url> the ▁"], tokenizer, kept={"▁"})
     assert read(tmp_path / "more" / "0.train") == [[tokenizer.dictionary.index("<url>"), UNK, UNK, EOS], [EOS]]
 

@@ -1,5 +1,6 @@
 """A text's words by every combination of the settings: the fast way to them is sacremoses' own, to the character."""
 
+import pickle
 import random
 import tracemalloc
 from functools import cache
@@ -97,6 +98,7 @@ def test_sentences_are_the_same_words_alone_and_together():
     first, second = "Mr. Smith died in No. 5.", "The king left."
     assert normalise(f"{first} {second}") == f"{normalise(first)} {normalise(second)}"
     assert normalise(first) == "mr. smith died in no. 5 ."
+    assert pickle.loads(pickle.dumps(english)) is english  # with its tables
 
 
 @pytest.mark.slow

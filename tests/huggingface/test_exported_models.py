@@ -75,9 +75,8 @@ def test_what_else_a_model_takes_and_gives(attention, tmp_path):
     assert [each.shape for each in asked.attentions] == [(3, 2, 11, 11)] * 3
     assert asked.attentions[2][1, :, :, 8:].abs().max() == 0
     assert_close(plain.last_hidden_state[ids.ne(1)], asked.last_hidden_state[ids.ne(1)])
-    (output,) = model(ids, return_dict=False)
-    embedded = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=ids.ne(1))
-    assert_close(embedded.last_hidden_state, output)
+    (output,) = model(some_ids(), return_dict=False)
+    assert_close(model(inputs_embeds=model.get_input_embeddings()(some_ids())).last_hidden_state, output)
     for wrong, words in (
         ({}, "either input_ids or inputs_embeds"),
         ({"input_ids": ids.repeat(1, 3)}, f"33 tokens is longer than the model's {POSITIONS}"),

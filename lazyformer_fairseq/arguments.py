@@ -1,7 +1,8 @@
 """What commands take: paths that must be there, and options of several values, as in ``--seeds 1 2 3`` or ``1,2,3``."""
 
+import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -51,6 +52,13 @@ def checkpoint_at(path: Path, name: Optional[str] = None) -> Path:
     return found[0]
 
 
+def refuse_missing(*paths: Optional[Path]) -> None:
+    """Raises a UserError for a path that is given and not there."""
+    for path in paths:
+        if path is not None and not path.exists():
+            raise UserError(f"{path}: no such file or folder")
+
+
 def refuse_missing_folders(data: str) -> None:
     """Raises a UserError unless each of the folders in fairseq's ``FOLDER:FOLDER...`` is there."""
     for folder in data.split(":"):
@@ -75,6 +83,13 @@ def options_by_name(words: Sequence[str]) -> dict[str, str]:
         elif name:
             found[name], name = word, ""
     return found
+
+
+def as_words(options: Mapping[str, Any]) -> list[str]:
+    """Options by name with underscores, as words of fairseq-train's command line; False is no word."""
+    flags = ((f"--{name.replace('_', '-')}", getattr(value, "value", value)) for name, value in options.items())
+    given = ((flag,) if value is True else (flag, str(value)) for flag, value in flags if value is not False)
+    return list(itertools.chain.from_iterable(given))
 
 
 def words_of(text: str, option: str) -> list[str]:

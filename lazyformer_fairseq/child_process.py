@@ -19,12 +19,12 @@ def end_with_parent() -> None:
     """In a new process: Ctrl-C is for the parent, which ends this process; and so does the parent's own death."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_watch, daemon=True).start()
 
+    def watch() -> None:
+        connection.wait([multiprocessing.parent_process().sentinel])
+        os._exit(1)
 
-def _watch() -> None:
-    connection.wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class Ended(NamedTuple):
@@ -40,11 +40,10 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
     Where this process is killed, the command gets SIGTERM (on Linux; elsewhere it goes on by itself).
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    end_too = libc and (lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
     with (
         _Signals() as signals,
-        subprocess.Popen(
-            command, process_group=0, preexec_fn=libc and (lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
-        ) as process,
+        subprocess.Popen(command, process_group=0, preexec_fn=end_too) as process,
     ):
         signals.hand_on_to(process)
         process.wait()

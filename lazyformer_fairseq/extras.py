@@ -36,8 +36,4 @@ def versions(packages: Iterable[str], optional: Iterable[str] = ()) -> dict[str,
 
 
 def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return next(iter(metadata.distributions(name=package)), None) is not None

@@ -96,9 +96,7 @@ OLD_NAMES: dict[str, str] = {
         "is `lazyformer compare DATA OUT --task language-model` now, with --model in place of --pattern, --presets of "
         "--sublayers, --budget 8min of --minutes 8"
     ),
-    "lm evaluate --precision": Gone(
-        "went; leave it out: the number is that of fp32, and --batch-size makes it quicker"
-    ),
+    "lm evaluate --precision": Gone("went; leave it out: the number is fp32's, and --batch-size makes it quicker"),
     "import --checkpoint-file": Gone("went; give the checkpoint itself in place of its folder"),
     "corpus bench": Gone(
         "went; every corpus says what it cost: see `timing` in its manifest.json, or its report.html, for core-seconds "

@@ -34,7 +34,6 @@ class Option:
         low, high: inclusive bounds of a number; with `is_open` the lower one is exclusive.
         choices: of a word.
         parse: turns the text into the value, and raises a UserError; in place of the type's own way.
-        exists: of a path: it must be there.
         metavar: of the value, in ``--help``.
         section: of ``--help``.
         shown: the default in words, where it is worked out later.
@@ -47,7 +46,6 @@ class Option:
     is_open: bool = False
     choices: Sequence[str] = ()
     parse: Optional[Callable[[str], Any]] = None
-    exists: bool = False
     metavar: Optional[str] = None
     section: str = "Options"
     shown: str = ""
@@ -144,7 +142,8 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         how |= {"multiple": True, "default": (shown,) if shown else (), "show_default": said.shown or bool(shown)}
         how |= {"type": str, "callback": _several(said, kind, is_optional)}
     elif said.parse is not None:
-        how |= {"type": str, "callback": _single(said, kind)}
+        convert = lambda ctx, param, given: _read(given, said, kind) if isinstance(given, str) else given  # noqa: E731
+        how |= {"type": str, "callback": convert}
     else:
         how["type"] = _click_type(said, kind)
     return click.option(flag, *said.flags[1:], one.name, **how)
@@ -168,14 +167,7 @@ def _click_type(said: Option, kind: type) -> Any:
         low, high = (None if math.isinf(bound) else kind(bound) for bound in (said.low, said.high))
         within = click.IntRange if kind is int else click.FloatRange
         return kind if low is high is None else within(low, high, min_open=said.is_open)
-    return click.Path(path_type=Path, exists=said.exists) if kind is Path else kind
-
-
-def _single(said: Option, kind: type) -> Callable:
-    def convert(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
-        return _read(given, said, kind) if isinstance(given, str) else given
-
-    return convert
+    return click.Path(path_type=Path) if kind is Path else kind
 
 
 def _several(said: Option, kind: type, is_optional: bool) -> Callable:
@@ -183,8 +175,7 @@ def _several(said: Option, kind: type, is_optional: bool) -> Callable:
 
     def convert(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> Optional[tuple]:
         found = tuple(_read(word, said, kind) for text in given for word in divided(text))
-        twice = [value for value in found if found.count(value) > 1]
-        if twice:
+        if twice := [value for value in found if found.count(value) > 1]:
             raise click.BadParameter(f"{twice[0]} is there twice")
         return found if given or not is_optional else None
 
@@ -193,14 +184,9 @@ def _several(said: Option, kind: type, is_optional: bool) -> Callable:
 
 def _read(text: str, said: Option, kind: type) -> Any:
     try:
-        return said.parse(text) if said.parse is not None else _as_type(_click_type(said, kind), text)
+        return (said.parse or click.types.convert_type(_click_type(said, kind)))(text)
     except UserError as error:
         raise click.BadParameter(str(error)) from None
-
-
-def _as_type(kind: Any, text: str) -> Any:
-    """Raises click's BadParameter for what is no such value."""
-    return click.types.convert_type(kind).convert(text, None, None)
 
 
 def divided(text: str) -> list[str]:

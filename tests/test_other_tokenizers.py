@@ -23,7 +23,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.export import export
 from lazyformer_fairseq.fairseq_plugin.reliability.data import check_dictionaries
-from lazyformer_fairseq.finetuning.tasks.glue import Preparation, prepare_tasks
+from lazyformer_fairseq.finetuning.tasks.glue import GridSettings, prepare_tasks
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 WRITERS = {"bert": write_bert_files, "roberta": write_roberta_files}
@@ -126,7 +126,7 @@ def test_glue_is_prepared_as_its_own_files_give_it_and_fine_tuned(corpus, pretra
     tokenizer = load_tokenizer(pretrained / "tokenizer")
     data = write_toy_glue(tmp_path / "glue", train=40, valid=10)
     places = {"data": data, "tokenizer": pretrained / "tokenizer", "output": tmp_path / "out"}
-    for prepared in prepare_tasks(Preparation(**places, max_length=14, tasks=("CoLA", "RTE"))):
+    for prepared in prepare_tasks(GridSettings(**places, max_length=14, tasks=("CoLA", "RTE"))):
         bos, _, eos, *_ = tokenizer.special
         examples = PreparedTask.load(prepared.folder).read("train", None, eos)
         ends = [int((examples.inputs[index] == eos).sum()) for index in range(len(examples.inputs))]

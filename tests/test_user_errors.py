@@ -152,7 +152,7 @@ def test_impossible_options(data_folder, tmp_path, fairseq_train, monkeypatch, o
 def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, criterion):
     arch = "--arch transformer_xl_tiny" if criterion == "causal_lm" else "--arch bert_tiny"
     said = message_of(fairseq_train, data_folder, f"{arch} --batch-size 4", tmp_path, task=task)
-    assert said.startswith(f"--criterion: give {criterion}; fairseq's default, cross_entropy, cannot train --task ")
+    assert said.startswith(f"--criterion: give {criterion}; fairseq's cross_entropy cannot train --task ")
     said = message_of(fairseq_train, data_folder, f"{arch} --criterion {criterion}", tmp_path, task=task)
     assert said == "--batch-size: give the sequences that a process takes at once, or --max-tokens"
 
@@ -176,7 +176,7 @@ def test_missing_and_empty_data(data_folder, tmp_path, fairseq_train):
     assert f"{missing} is no folder" in message_of(fairseq_train, f"{data_folder}:{missing}", TINY, tmp_path / "run")
 
     missing.mkdir()
-    assert "dict.txt: no such file" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
+    assert "dict.txt: cannot be read (No such file" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
     (missing / "dict.txt").write_text("a 1\nb\n")
     assert "not a dictionary" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
     (missing / "dict.txt").write_bytes((data_folder / "dict.txt").read_bytes())

@@ -10,6 +10,7 @@ its tabs is the row; only a line feed ends it, for texts hold other characters t
 
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Union
@@ -105,13 +106,10 @@ class TaskDescription:
                 raise UserError(f"label {word!r} is none of {self.name}'s labels {', '.join(self.labels)}")
             return self.labels.index(word)
         lowest, highest = self.score_range
-        try:
-            score = float(word)
-        except ValueError:
-            score = float("nan")
-        if not lowest <= score <= highest:
-            raise UserError(f"score {word!r} is no number from {lowest:g} to {highest:g}, as {self.name}'s are")
-        return score
+        with suppress(ValueError):
+            if lowest <= (score := float(word)) <= highest:
+                return score
+        raise UserError(f"score {word!r} is no number from {lowest:g} to {highest:g}, as {self.name}'s are")
 
 
 _FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
@@ -133,6 +131,7 @@ def made_splits(texts: tuple[str, ...]) -> dict[str, Split]:
 
 
 _BINARY = ("0", "1")
+_ACCURACY, _AND_F1 = ("accuracy",), ("accuracy", "f1")
 _SENTENCES = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _INFERENCE = ("contradiction", "entailment", "neutral")
@@ -150,20 +149,14 @@ _MNLI = _splits(_SENTENCES, "gold_label", (392702, 9815, 9832, 9796, 9847), _MNL
 _AX = {"test": Split("diagnostic.tsv", _SENTENCES, None, 1104)}
 _TASKS = (
     TaskDescription("CoLA", _COLA, ("matthews", "accuracy"), _BINARY),
-    TaskDescription("SST-2", _splits(("sentence",), "label", (67349, 872, 1821)), ("accuracy",), _BINARY),
-    TaskDescription(
-        "MRPC", _splits(("#1 String", "#2 String"), "Quality", (3668, 408, 1725)), ("accuracy", "f1"), _BINARY
-    ),
-    TaskDescription(
-        "STS-B", _splits(_SENTENCES, "score", (5749, 1500, 1379)), ("pearson", "spearman"), score_range=(0.0, 5.0)
-    ),
-    TaskDescription("QQP", _QQP, ("accuracy", "f1"), _BINARY, has_odd_rows=True),
-    TaskDescription("MNLI", _MNLI, ("accuracy",), _INFERENCE),
-    TaskDescription(
-        "QNLI", _splits(("question", "sentence"), "label", (104743, 5463, 5463)), ("accuracy",), _ENTAILMENT
-    ),
-    TaskDescription("RTE", _splits(_SENTENCES, "label", (2490, 277, 3000)), ("accuracy",), _ENTAILMENT),
-    TaskDescription("WNLI", _splits(_SENTENCES, "label", (635, 71, 146)), ("accuracy",), _BINARY),
+    TaskDescription("SST-2", _splits(("sentence",), "label", (67349, 872, 1821)), _ACCURACY, _BINARY),
+    TaskDescription("MRPC", _splits(("#1 String", "#2 String"), "Quality", (3668, 408, 1725)), _AND_F1, _BINARY),
+    TaskDescription("STS-B", _splits(_SENTENCES, "score", (5749, 1500, 1379)), ("pearson", "spearman"), (), (0.0, 5.0)),
+    TaskDescription("QQP", _QQP, _AND_F1, _BINARY, has_odd_rows=True),
+    TaskDescription("MNLI", _MNLI, _ACCURACY, _INFERENCE),
+    TaskDescription("QNLI", _splits(("question", "sentence"), "label", (104743, 5463, 5463)), _ACCURACY, _ENTAILMENT),
+    TaskDescription("RTE", _splits(_SENTENCES, "label", (2490, 277, 3000)), _ACCURACY, _ENTAILMENT),
+    TaskDescription("WNLI", _splits(_SENTENCES, "label", (635, 71, 146)), _ACCURACY, _BINARY),
     TaskDescription("AX", _AX, ("matthews",), _INFERENCE, model_of="MNLI", own_folder="diagnostic"),
 )
 # No tasks of GLUE: `lazyformer diagnostics` makes their folders, which the task `glue` reads like prepared tasks.
@@ -205,10 +198,7 @@ class SplitFile:
         return describe_oddities(self.path, {name: getattr(self, name) for name in ODDITIES})
 
 
-ODDITIES = {
-    "short_lines": "with too few fields left out",
-    "empty_lines": "with an empty sentence, kept",
-}
+ODDITIES = {"short_lines": "with too few fields left out", "empty_lines": "with an empty sentence, kept"}
 
 
 def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:

@@ -11,7 +11,7 @@ TASK/tokenizer/                    a copy of the tokenizer
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Self, Union
@@ -24,7 +24,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, type_of_ids, write_items
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version, write_json
 
 MANIFEST = "manifest.json"
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")  # whose versions a manifest names
@@ -58,19 +58,25 @@ class PreparedFolder(ABC):
         manifest = read_json(path, f"run `{cls.COMMAND}`")
         if manifest.get("format") != cls.FORMAT:
             raise UserError(f"{path}: is not the manifest of {cls.CONTENT}; run `{cls.COMMAND}`")
-        if manifest.get("format_version") != cls.FORMAT_VERSION:
-            raise UserError(
-                f"{path}: format version {manifest.get('format_version')!r}, but this program reads "
-                f"{cls.FORMAT_VERSION}; remove {folder} and run `{cls.COMMAND}` again"
-            )
+        again = f"; remove {folder} and run `{cls.COMMAND}` again"
+        refuse_other_version(path, manifest, cls.FORMAT_VERSION, again)
         if not (all(name in manifest for name in cls.SETTINGS) and cls.is_whole(manifest)):
-            raise UserError(f"{path}: damaged; remove {folder} and run `{cls.COMMAND}` again")
+            raise UserError(f"{path}: damaged{again}")
         return cls(folder, manifest)
 
     @staticmethod
     @abstractmethod
     def is_whole(manifest: dict[str, Any]) -> bool:
         """Whether a manifest that has all SETTINGS has every other field that is read."""
+
+    @staticmethod
+    def has_splits(manifest: dict[str, Any], known: Collection[str], counts: Collection[str]) -> bool:
+        """Whether a manifest's splits are among the known ones, as they become files' names, and have these counts."""
+        splits = manifest.get("splits")
+        return isinstance(splits, dict) and all(
+            split in known and isinstance(found, dict) and all(type(found.get(name)) is int for name in counts)
+            for split, found in splits.items()
+        )
 
     @staticmethod
     def is_at(folder: Union[str, Path]) -> bool:
@@ -178,18 +184,9 @@ class PreparedTask(PreparedFolder):
 
     @classmethod
     def is_whole(cls, manifest: dict[str, Any]) -> bool:
-        name, splits = manifest["task"], manifest.get("splits")
-        return (
-            isinstance(name, str)
-            and name in cls.TABLE
-            and isinstance(splits, dict)
-            and all(
-                split in cls.TABLE[name].splits  # it becomes a file's name
-                and isinstance(counts, dict)
-                and all(type(counts.get(count)) is int for count in ("rows", "bytes"))
-                for split, counts in splits.items()
-            )
-        )
+        name = manifest["task"]
+        is_known = isinstance(name, str) and name in cls.TABLE
+        return is_known and cls.has_splits(manifest, cls.TABLE[name].splits, ("rows", "bytes"))
 
     @property
     def task(self) -> TaskDescription:
@@ -216,9 +213,8 @@ class PreparedTask(PreparedFolder):
                 raise FileNotFoundError(f"{split}.{gone[0]} is gone")
             check_items(self.folder / split, vocab_size=None, eos=None)
             items = MappedItems(self.folder / split)
-            targets = None
-            if self.task.splits[split].label is not None:
-                targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False)
+            is_labelled = self.task.splits[split].label is not None
+            targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False) if is_labelled else None
             found = (self.folder / f"{split}.bin").stat().st_size
             if len(items) != rows or found != written or (targets is not None and len(targets) != rows):
                 raise ValueError(f"not the {rows:,} rows and {written:,} bytes that {MANIFEST} names")

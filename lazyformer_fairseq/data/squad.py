@@ -105,8 +105,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
     path = Path(path)
     content = read_json(path, "give the official file, as train-v1.1.json")
     _check_layout(path, content)
-    reader = _Reader(needs_answers)
-    file = SquadFile(path, list(reader.paragraphs(content["data"])), reader.mistakes)
+    file = SquadFile(path, list(_paragraphs(content["data"], needs_answers, mistakes := [])), mistakes)
     if file.left_out and not skip_mistakes:
         number = len(file.left_out)
         lines = "\n".join(f"  {mistake}" for mistake in file.left_out[:SHOWN])
@@ -134,45 +133,38 @@ def _check_layout(path: Path, content: Mapping[str, Any]) -> None:
         )
 
 
-class _Reader:
-    """Walks the articles, keeps what is right, and lists what is not, a line each, in ``mistakes``."""
+def _paragraphs(articles: list[Any], needs_answers: bool, mistakes: list[str]) -> Iterator[Paragraph]:
+    """Walks the articles, keeps what is right, and lists what is not, a line each, among the mistakes."""
+    place_of_id: dict[str, str] = {}
 
-    def __init__(self, needs_answers: bool):
-        self.needs_answers = needs_answers
-        self.mistakes: list[str] = []
-        self._place_of_id: dict[str, str] = {}
+    def listed(parent: Any, name: str, place: str) -> Iterator[tuple[int, Any]]:
+        if (value := _field(parent, name, list)) is None:
+            mistakes.append(f"{place}: has no list {name!r}")
+        return enumerate(value or [], start=1)
 
-    def paragraphs(self, articles: list[Any]) -> Iterator[Paragraph]:
-        for number, article in enumerate(articles, start=1):
-            title = _field(article, "title", str) or ""
-            place = f"article {number}" + (f" ({title})" if title else "")
-            for at, paragraph in enumerate(self._list(article, "paragraphs", place), start=1):
-                where = f"{place}, paragraph {at}"
-                context = _field(paragraph, "context", str) or ""
-                if context.strip():
-                    yield Paragraph(title, context, tuple(self._questions(paragraph, context, where)))
-                else:
-                    self.mistakes.append(f"{where}: has no context")
-
-    def _list(self, parent: Any, name: str, place: str) -> list[Any]:
-        value = _field(parent, name, list)
-        if value is None:
-            self.mistakes.append(f"{place}: has no list {name!r}")
-        return value or []
-
-    def _questions(self, paragraph: Any, context: str, place: str) -> Iterator[Question]:
-        for number, values in enumerate(self._list(paragraph, "qas", place), start=1):
+    def questions(paragraph: Any, context: str, place: str) -> Iterator[Question]:
+        for number, values in listed(paragraph, "qas", place):
             identity = _field(values, "id", str)
             where = f"{place}, question {number}" + (f" (id {identity})" if identity is not None else "")
             try:
-                question = _question(values, context, self.needs_answers)
-                if first := self._place_of_id.get(question.id):
+                question = _question(values, context, needs_answers)
+                if first := place_of_id.get(question.id):
                     raise _MistakeError(f"its id is that of {first} too")
             except _MistakeError as mistake:
-                self.mistakes.append(f"{where}: {mistake}")
+                mistakes.append(f"{where}: {mistake}")
                 continue
-            self._place_of_id[question.id] = where
+            place_of_id[question.id] = where
             yield question
+
+    for number, article in enumerate(articles, start=1):
+        title = _field(article, "title", str) or ""
+        place = f"article {number}" + (f" ({title})" if title else "")
+        for at, paragraph in listed(article, "paragraphs", place):
+            where, context = f"{place}, paragraph {at}", _field(paragraph, "context", str) or ""
+            if context.strip():
+                yield Paragraph(title, context, tuple(questions(paragraph, context, where)))
+            else:
+                mistakes.append(f"{where}: has no context")
 
 
 def _field(values: Any, name: str, kind: type) -> Any:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 from collections.abc import Collection
 from itertools import takewhile
@@ -35,31 +36,22 @@ def count_gpus() -> int:
 
 def capabilities() -> list[Capability]:
     """Of every GPU of the machine. Empty where there is none, and where the driver is too old to tell."""
-    found = []
-    for line in _ask("--query-gpu=compute_cap", "--format=csv,noheader"):
-        major, _, minor = line.strip().partition(".")
-        if not (major.isdigit() and minor.isdigit()):
-            return []
-        found.append((int(major), int(minor)))
-    return found
+    lines = _ask("--query-gpu=compute_cap", "--format=csv,noheader")
+    found = [re.fullmatch(r"\s*(\d+)\.(\d+)\s*", line) for line in lines]
+    return [(int(each[1]), int(each[2])) for each in found] if all(found) else []
 
 
 def smallest_memory() -> Optional[int]:
     """Bytes of the GPU that has least; None where there is none, and where the driver does not tell."""
-    found = []
-    for line in _ask("--query-gpu=memory.total", "--format=csv,noheader,nounits"):
-        if not line.strip().isdigit():
-            return None
-        found.append(int(line) * 2**20)
-    return min(found, default=None)
+    lines = _ask("--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    return min(int(line) * 2**20 for line in lines) if lines and all(line.strip().isdigit() for line in lines) else None
 
 
 def driver() -> Optional[int]:
     """The driver's release, as 580 of 580.65.06; None where there is none."""
-    for line in _ask("--query-gpu=driver_version", "--format=csv,noheader"):
-        release = line.strip().partition(".")[0]
-        return int(release) if release.isdigit() else None
-    return None
+    release, *_ = [*_ask("--query-gpu=driver_version", "--format=csv,noheader"), ""]
+    release = release.strip().partition(".")[0]
+    return int(release) if release.isdigit() else None
 
 
 @functools.cache  # every run of a command asks, more than once; the answers take some tenths of a second

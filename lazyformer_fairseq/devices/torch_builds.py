@@ -132,10 +132,8 @@ def misfit_of_torch(processes: int = 1) -> Optional[str]:
 
 
 def _remedy(there: list[Capability], driver: Optional[int]) -> str:
-    build = newest_for(there, driver)
-    if build is None:
-        return "no torch from 2.6 on can use them"
-    return f"pip install torch==={build.version}, {why(there, driver)}"
+    build, reason = newest_for(there, driver), why(there, driver)
+    return f"pip install torch==={build.version}, {reason}" if build else "no torch from 2.6 on can use them"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Optional
@@ -61,21 +61,19 @@ def after_registration(follow: Callable[[], Any]) -> None:
         _watcher.followers.append(follow)
 
 
-class _Watcher:
-    """On ``sys.meta_path``: registers when fairseq has been loaded and no module of ours is half loaded.
+class ImportWatcher:
+    """On ``sys.meta_path``: calls `heard` whenever a watched module has been loaded and none is half loaded.
 
-    A module of ours may be what imports fairseq. Others that registering imports would then find it without its names,
-    so that it is to be whole first.
+    Args:
+        watches: whether the module of a name is watched.
     """
 
-    def __init__(self):
-        self.is_done = False
-        self.loading = 0
-        self.followers: list[Callable[[], Any]] = []
+    def __init__(self, watches: Callable[[str], bool], heard: Callable[[], Any]):
+        self.watches, self.heard, self.loading = watches, heard, 0
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
-        """fairseq's and ours, as all the other finders find them, with an end that we hear of."""
-        if name != "fairseq" and not name.startswith(f"{PACKAGE}."):
+        """Of a watched module, as all the other finders find it, with an end that we hear of."""
+        if not self.watches(name):
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         spec = next((spec for spec in others if spec is not None), None)
@@ -85,15 +83,41 @@ class _Watcher:
 
     def _execute(self, loader: Any, module: ModuleType) -> None:
         del loader.exec_module  # the class's own shows again
-        is_our_doing = module.__name__ == "fairseq" and self.loading
-        self.loading += 1
-        try:
-            with _logging_left_alone() if is_our_doing else nullcontext():
+        with self.around(module.__name__):
+            self.loading += 1
+            try:
                 loader.exec_module(module)
-        finally:
-            self.loading -= 1
-        if not self.loading and "fairseq" in sys.modules:
+            finally:
+                self.loading -= 1
+        if not self.loading:
+            self.heard()
+
+    def around(self, name: str) -> AbstractContextManager[Any]:
+        """In what a module is loaded."""
+        return nullcontext()
+
+
+class _Watcher(ImportWatcher):
+    """Registers when fairseq has been loaded and no module of ours is half loaded.
+
+    A module of ours may be what imports fairseq. Others that registering imports would then find it without its names,
+    so that it is to be whole first.
+    """
+
+    is_done = False
+
+    def __init__(self):
+        ours = f"{PACKAGE}."
+        super().__init__(lambda name: name == "fairseq" or name.startswith(ours), self._register)
+        self.followers: list[Callable[[], Any]] = []
+
+    def _register(self) -> None:
+        if "fairseq" in sys.modules:
             register()
+
+    def around(self, name: str) -> AbstractContextManager[Any]:
+        """fairseq's logging is left alone where it is our doing that it is loaded."""
+        return _logging_left_alone() if name == "fairseq" and self.loading else nullcontext()
 
 
 @contextmanager

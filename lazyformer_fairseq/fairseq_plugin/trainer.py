@@ -169,10 +169,9 @@ class SafeTrainer(fairseq_trainer.Trainer):
         Raises:
             UserError: the checkpoint is of another optimizer or criterion.
         """
+        resets = (reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
         with _other_optimizer_named(filename), _the_clock_running():
-            extra_state = super().load_checkpoint(
-                filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
-            )
+            extra_state = super().load_checkpoint(filename, *resets)
         if self.guard is not None:
             self.guard.load(extra_state, reset_optimizer)
         if extra_state is None:
@@ -183,9 +182,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
             return extra_state
         # The epoch was over. The log's averages over the last updates continue from epoch to epoch; only those of the
         # whole epoch start anew. The schedule would have received its validation next.
-        if not reset_meters:
-            meters = extra_state.get("metrics", {})
-            metrics.load_state_dict({name: meters[name] for name in ("train_inner",) if name in meters})
+        if not reset_meters and (meter := extra_state.get("metrics", {}).get("train_inner")) is not None:
+            metrics.load_state_dict({"train_inner": meter})
         if not (reset_optimizer or reset_lr_scheduler):
             self.lr_step(extra_state["train_iterator"]["epoch"] - 1, extra_state.get("val_loss"))
         return extra_state
@@ -376,10 +374,8 @@ def _memory(trainer: Any, error: BaseException) -> str:
     if trainer.cuda:
         there = torch.cuda.get_device_properties(trainer.device).total_memory
         held, reserved = torch.cuda.max_memory_allocated(trainer.device), torch.cuda.memory_reserved(trainer.device)
-        parts.append(
-            f"tensors took {held / GIB:.2f} GiB at most, torch has reserved {reserved / GIB:.2f} of the GPU's "
-            f"{there / GIB:.2f} GiB"
-        )
+        parts.append(f"tensors took {held / GIB:.2f} GiB at most, torch has reserved {reserved / GIB:.2f}")
+        parts[-1] += f" of the GPU's {there / GIB:.2f} GiB"
     return "; ".join(parts)
 
 

@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.glue import TASKS, TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.results import GRID_FILE, Results, ScoredTask
-from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings, Preparation
+from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings
 from lazyformer_fairseq.storage.json_files import read_json
 
 
@@ -55,19 +55,11 @@ class Score(NamedTuple):
     column: str
 
 
+_TASK_OF = {"MNLI-m": "MNLI", "MNLI-mm": "MNLI", "QNLI": "QNLI", "QQP": "QQP", "SST": "SST-2"}
+_TASK_OF |= {"CoLA": "CoLA", "MRPC": "MRPC", "RTE": "RTE", "STS": "STS-B"}
 SCORES: Mapping[str, Score] = {  # by name, each of the metric that selects its task's checkpoints
-    name: Score(name, task, split, TASKS[task].selecting_metric, name)
-    for name, task, split in (
-        ("MNLI-m", "MNLI", "valid"),
-        ("MNLI-mm", "MNLI", "valid1"),
-        ("QNLI", "QNLI", "valid"),
-        ("QQP", "QQP", "valid"),
-        ("SST", "SST-2", "valid"),
-        ("CoLA", "CoLA", "valid"),
-        ("MRPC", "MRPC", "valid"),
-        ("RTE", "RTE", "valid"),
-        ("STS", "STS-B", "valid"),
-    )
+    name: Score(name, task, "valid1" if name == "MNLI-mm" else "valid", TASKS[task].selecting_metric, name)
+    for name, task in _TASK_OF.items()
 }
 PAPER_TASKS = tuple(dict.fromkeys(score.task for score in SCORES.values()))
 
@@ -176,8 +168,11 @@ class Benchmark(ABC):
         return list(names or self.usual.tasks)
 
     @abstractmethod
-    def prepare(self, wanted: Preparation) -> str:
+    def prepare(self, wanted: GridSettings) -> str:
         """Makes the folders of data that a grid reads, or reuses them. Returns an overview for the user.
+
+        Args:
+            wanted: official files, a tokenizer's folder and tasks are named; no tasks: those that have files.
 
         Raises:
             UserError: a file is missing or wrong, or data of other settings is in the way.
@@ -187,7 +182,7 @@ class Benchmark(ABC):
     def load(self, folder: Path, names: Sequence[str]) -> Mapping[str, PreparedFolder]:
         """Task -> its prepared data in `folder`, checked; UserError where some is missing or damaged."""
 
-    def longest_input(self, wanted: Preparation) -> Optional[int]:
+    def longest_input(self, wanted: GridSettings) -> Optional[int]:
         """Tokens of the longest input that will be prepared, where they must fit the model."""
         return None
 
@@ -250,8 +245,7 @@ class TextsBenchmark(Benchmark):
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedTask]:
         """Raises a UserError for a task prepared with another tokenizer than the first, too."""
-        missing = [name for name in names if not PreparedTask.is_at(folder / name)]
-        if missing:
+        if missing := [name for name in names if not PreparedTask.is_at(folder / name)]:
             raise UserError(
                 f"{folder}: {', '.join(missing)} not prepared; give the official files by --data, or name the tasks "
                 "that you want, as in --tasks CoLA RTE"

@@ -6,19 +6,12 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.arguments import refuse_missing
 from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings
 from lazyformer_fairseq.options import Command, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
-
-
-def refuse_missing(*paths: Optional[Path]) -> None:
-    """Raises a UserError for a path that is given and not there."""
-    for path in paths:
-        if path is not None and not path.exists():
-            raise UserError(f"{path}: no such file or folder")
 
 
 def _file_of(checkpoint: str) -> Path:
@@ -42,9 +35,7 @@ def run_grid(task: str, settings: GridSettings) -> None:
 
 @click.command(cls=Command, takes_words=True)
 @click.argument("checkpoints", nargs=-1, metavar="CHECKPOINT...")
-@click.option(
-    "--task", type=click.Choice(list(MODULES)), default="glue", show_default=True, help="What to fine-tune on."
-)
+@click.option("--task", type=click.Choice(list(MODULES)), default="glue", show_default=True, help="To fine-tune on.")
 @takes(GridSettings, into="")
 @click.option("--checkpoint", "more", multiple=True, hidden=True)
 def finetune(task: str, checkpoints: tuple[str, ...], more: tuple[str, ...], **given: Any) -> None:

@@ -5,7 +5,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
@@ -33,9 +32,7 @@ class FineTuningConfig(ReliabilityConfig):
     data: str = option(MISSING, "folder of official files, or of data as prepared")
     # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
     tokenizer_folder: Optional[str] = option(
-        None,
-        "the checkpoint's tokenizer; default: that of prepared data, else tokenizer/ beside the "
-        "checkpoint, else in the data folder",
+        None, "the checkpoint's tokenizer; default: of prepared data, else tokenizer/ beside the checkpoint or in data"
     )
     seed: int = II("common.seed")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
@@ -59,16 +56,11 @@ class FineTuningTask(EncoderTask):
     """
 
     def __init__(
-        self,
-        cfg: FineTuningConfig,
-        tokenizer_folder: Path,
-        head_name: str,
-        head: tuple[int, str],
-        longest: Optional[int],
+        self, cfg: FineTuningConfig, tokenizer: Path, head_name: str, head: tuple[int, str], longest: Optional[int]
     ):
-        self.tokenizer: TextTokenizer = load_tokenizer(tokenizer_folder)
+        self.tokenizer: TextTokenizer = load_tokenizer(tokenizer)
         super().__init__(cfg, self.tokenizer.dictionary)
-        self.tokenizer_folder, self.head_name, self.head = tokenizer_folder, head_name, head
+        self.tokenizer_folder, self.head_name, self.head = tokenizer, head_name, head
         self.longest = self._wanted = longest
         self.has_token_types = self.marks_first_text = False
 
@@ -81,24 +73,17 @@ class FineTuningTask(EncoderTask):
         model = super().build_model(cfg, from_checkpoint)
         self.has_token_types = getattr(cfg, "token_types", 0) > 1
         self.longest = self._wanted or model.max_positions()
-        if self.longest > model.max_positions():
-            raise UserError(
-                f"--tokens-per-sample {self.longest}: the model has {model.max_positions()} positions; give as many at "
-                "most"
-            )
+        if self.longest > (most := model.max_positions()):
+            raise UserError(f"--tokens-per-sample {self.longest}: the model has {most} positions; give as many at most")
         if not hasattr(model, "register_classification_head"):
-            raise UserError(
-                f"--task {self.cfg._name} needs a model that encodes; this one writes text from left to right"
-            )
+            raise UserError(f"--task {self.cfg._name} needs a model that encodes; this one writes from left to right")
         self.marks_first_text = bool(model.encoder.sentence_encoder.asking)
         model.register_classification_head(self.head_name, *self.head)
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        if cfg._name != self.cfg._name:
-            raise UserError(
-                f"--criterion {cfg._name}: --task {self.cfg._name} has its own; give --criterion {self.cfg._name}"
-            )
+        if cfg._name != (own := self.cfg._name):
+            raise UserError(f"--criterion {cfg._name}: --task {own} has its own; give --criterion {own}")
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, **kwargs) -> None:
@@ -147,9 +132,7 @@ class FineTuningCriterion(FairseqCriterion):
         super().__init__(task)
         self.head_name = getattr(task, "head_name", None)
         if self.head_name is None:
-            raise UserError(
-                f"--criterion {self.NAME} works with --task {self.NAME} alone, not with {type(task).__name__}"
-            )
+            raise UserError(f"--criterion {self.NAME} works with --task {self.NAME} alone, not {type(task).__name__}")
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Loss of one batch.
@@ -203,7 +186,7 @@ def log_metrics(logging_outputs: list[dict], functions: Mapping[str, Callable[[n
     for log in logging_outputs:
         metrics.log_custom(_RowsMeter, "_rows", log["rows"])
     for name, function in functions.items():
-        metrics.log_derived(name, partial(_of_all_rows, function))
+        metrics.log_derived(name, lambda meters, function=function: function(np.concatenate(meters["_rows"].rows)))
 
 
 class _RowsMeter(MetersDict._DerivedMeter):
@@ -218,10 +201,6 @@ class _RowsMeter(MetersDict._DerivedMeter):
 
     def update(self, rows: np.ndarray) -> None:
         self.rows.append(rows)
-
-
-def _of_all_rows(function: Callable[[np.ndarray], float], meters: MetersDict) -> float:
-    return function(np.concatenate(meters["_rows"].rows))
 
 
 def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from fairseq import checkpoint_utils
 from omegaconf import open_dict
 
 from lazyformer_fairseq import USER_DIR
-from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.arguments import as_words, checkpoint_at
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
@@ -46,13 +46,9 @@ def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
         path = checkpoint_at(Path(given if found else text))
         name = name if found else path.absolute().parent.name
         if not MODEL_NAME.fullmatch(name):
-            raise UserError(
-                f"--checkpoint {text}: {name!r} cannot name a model's folder; give a name, as in m2x6={path}"
-            )
+            raise UserError(f"--checkpoint {text}: {name!r} cannot name a model's folder; give one, as in m2x6={path}")
         if name in models:
-            raise UserError(
-                f"--checkpoint {text}: {models[name]} is called {name} too; give each a name, as in NAME={path}"
-            )
+            raise UserError(f"--checkpoint {text}: {models[name]} is called {name} too; give names, as in NAME={path}")
         models[name] = path
     return models
 
@@ -120,20 +116,9 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenize
         sha256_of(path),
         history[-1].get("num_updates"),
         sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
-        _as_arguments({**with_new_names(options), "dropout": DROPOUT}),
+        tuple(as_words({"arch": "lazyformer", **with_new_names(options), "dropout": DROPOUT})),
         int(options["max_positions"]),
     )
-
-
-def _as_arguments(options: dict[str, Any]) -> tuple[str, ...]:
-    arguments = ["--arch", "lazyformer"]
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            arguments += [option] if value else []
-        else:
-            arguments += [option, str(getattr(value, "value", value))]
-    return tuple(arguments)
 
 
 def load_finetuned(
@@ -147,11 +132,11 @@ def load_finetuned(
     """A fine-tuned model, in evaluation mode and on the GPU if there is one, and its task of fairseq.
 
     Args:
-        data: for messages, what the model is loaded for.
+        data: what the model is loaded for.
         head: the setting that names the head, and the name where it is not set.
         fits: whether a head will do.
         wanted: for messages, the head that is needed; %r in it is the name.
-        settings_of: settings of the task that are to be changed.
+        settings_of: settings of the task that are to be changed, beside `data`.
 
     Raises:
         UserError: no such checkpoint, no head in it that fits, or it does not fit the settings.
@@ -165,7 +150,7 @@ def load_finetuned(
     if found is None or not fits(found):
         raise UserError(f"{checkpoint}: has {wanted % name}")
     with open_dict(settings):
-        settings.update(settings_of())
+        settings.update({"data": str(data), **settings_of()})
     try:
         with loading_safely():  # the checkpoint says which of fairseq's models is built
             (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
@@ -277,19 +262,10 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What decides the result, wherever the files lie; as JSON."""
-        return {
-            "model": self.model.name,
-            "checkpoint_sha256": self.model.sha256,
-            "task": self.task.name,
-            "data_sha256": self.data.sha256,
-            "lr": self.lr,
-            "seed": self.seed,
-            "epochs": self.epochs,
-            "tokens_per_sample": self.tokens_per_sample,
-            "precision": self.grid.precision,
-            "max_train_rows": self.grid.max_train_rows,
-            **self.recorded,
-        }
+        model, data = {"model": self.model.name, "checkpoint_sha256": self.model.sha256}, self.data.sha256
+        own = {name: getattr(self, name) for name in ("lr", "seed", "epochs", "tokens_per_sample")}
+        shared = {name: getattr(self.grid, name) for name in ("precision", "max_train_rows")}
+        return {**model, "task": self.task.name, "data_sha256": data, **own, **shared, **self.recorded}
 
     @property
     def recorded(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ And predictions of fine-tuned models: of a grid's best runs, of given runs, or o
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, Optional
 
@@ -20,7 +21,7 @@ from lazyformer_fairseq.finetuning.benchmark import Benchmark, benchmark_of_grid
 from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
 from lazyformer_fairseq.finetuning.results import BEST, RESULT, read_results, read_run
-from lazyformer_fairseq.finetuning.settings import SPECIAL_OPTIONS, GridSettings, PredictSettings, Preparation
+from lazyformer_fairseq.finetuning.settings import SPECIAL_OPTIONS, GridSettings, PredictSettings
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -36,7 +37,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     """
     prepared = given.data and (given.data, *(given.data / name for name in benchmark.tasks))
     is_official = bool(prepared) and not any(map(PreparedFolder.is_at, prepared))
-    for name in (name for name, nothing in SPECIAL_OPTIONS.items() if getattr(given, name) != nothing):
+    for name in (name for name in SPECIAL_OPTIONS if getattr(given, name) != getattr(GridSettings, name)):
         option = f"--{name.replace('_', '-')}"
         if name not in benchmark.options:
             raise UserError(f"{option}: means nothing for {benchmark.name}")
@@ -53,7 +54,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     if is_official:  # the models first, which takes less time
         tokenizer = find_tokenizer_folder(given.tokenizer or next(iter(checkpoints.values())).parent)
         models = load_start_models(checkpoints, tokenizer)
-        wanted = _preparation(given, tokenizer, names)
+        wanted = replace(given, tokenizer=tokenizer, tasks=tuple(names))
         if (longest := benchmark.longest_input(wanted)) is not None:
             refuse_short_models(models, longest)
         click.echo(benchmark.prepare(wanted))
@@ -83,12 +84,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
 
 def prepare_alone(benchmark: Benchmark, given: GridSettings) -> str:
     """Prepares official files, of GLUE those of all tasks that are there where none is named. Returns an overview."""
-    return benchmark.prepare(_preparation(given, find_tokenizer_folder(given.tokenizer), given.tasks))
-
-
-def _preparation(given: GridSettings, tokenizer: Path, names: Sequence[str]) -> Preparation:
-    own = {name: getattr(given, name) for name in PREPARING}
-    return Preparation(data=given.data, tokenizer=tokenizer, output=given.output, tasks=tuple(names), **own)
+    return benchmark.prepare(replace(given, tokenizer=find_tokenizer_folder(given.tokenizer)))
 
 
 def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given: Sequence[str]) -> dict[str, int]:

@@ -6,7 +6,7 @@ generators and of nothing that is made of them, so whole numbers are made of the
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, TextTokenize
 from lazyformer_fairseq.data.text.tokenizer import tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import LAZYFORMER, PROTOCOLS, Score, TextsBenchmark
-from lazyformer_fairseq.finetuning.settings import Preparation
+from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import write_json
 
@@ -128,7 +128,7 @@ def write_prepared(
     tokenizer: TextTokenizer,
     splits: Mapping[str, EncodedExamples],
     rules: Mapping[str, float],
-    notes: Optional[Mapping[str, Any]] = None,
+    **notes: Any,
 ) -> dict[str, Any]:
     """Writes a folder that is there already; returns its manifest.
 
@@ -142,15 +142,12 @@ def write_prepared(
     tokenizer.save(folder / "tokenizer")
     (folder / DICTIONARY_FILE).write_bytes((folder / "tokenizer" / DICTIONARY_FILE).read_bytes())
     manifest = {
-        "format": PreparedDiagnostic.FORMAT,
-        "format_version": PreparedDiagnostic.FORMAT_VERSION,
-        "task": task,
-        "settings": settings,
-        "tokenizer": tokenizer_hashes(folder / "tokenizer"),
+        **{"format": PreparedDiagnostic.FORMAT, "format_version": PreparedDiagnostic.FORMAT_VERSION},
+        **{"task": task, "settings": settings, "tokenizer": tokenizer_hashes(folder / "tokenizer")},
         "dictionary_size": len(tokenizer.dictionary),
         "splits": {name: _write(folder, name, task, examples, tokenizer) for name, examples in splits.items()},
         "rules": {name: round(accuracy, 4) for name, accuracy in rules.items()},
-        **(notes or {}),
+        **notes,
     }
     (folder / REPORT).write_text(f"{report_of(manifest)}\n", encoding="utf-8")
     write_json(folder / MANIFEST, manifest, durable=False)
@@ -183,15 +180,10 @@ def report_of(manifest: Mapping[str, Any]) -> str:
         for split, counts in manifest["splits"].items()
     ]
     rules = [{"rule": name, "accuracy on test": f"{value:.1%}"} for name, value in manifest["rules"].items()]
-    return "\n\n".join(
-        [
-            f"# {manifest['task']}",
-            "All symbols of an input are counted, those at its ends too.",
-            markdown_table(rows, left=("tokens of an input",)),
-            "What needs no model; one that does not beat the best of these has learnt nothing worth its time:",
-            markdown_table(rules),
-        ]
-    )
+    parts = [f"# {manifest['task']}", "All symbols of an input are counted, those at its ends too."]
+    parts.append(markdown_table(rows, left=("tokens of an input",)))
+    parts.append("What needs no model; one that does not beat the best of these has learnt nothing worth its time:")
+    return "\n\n".join([*parts, markdown_table(rules)])
 
 
 class MadeBenchmark(TextsBenchmark):
@@ -208,10 +200,8 @@ class MadeBenchmark(TextsBenchmark):
         cls.protocols = {LAZYFORMER: PROTOCOLS[LAZYFORMER]._replace(tasks=(cls.name,))}
         cls.scores = (Score("accuracy", cls.name, "valid", "accuracy", "accuracy"),)
 
-    def prepare(self, wanted: Preparation) -> str:
-        raise UserError(
-            f"--data: {self.name} is made by `lazyformer diagnostics {self.key}`; give its folder by --data"
-        )
+    def prepare(self, wanted: GridSettings) -> str:
+        raise UserError(f"--data: {self.name} is made by `lazyformer diagnostics {self.key}`; give its folder")
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedDiagnostic]:
         prepared = PreparedDiagnostic.load(folder)

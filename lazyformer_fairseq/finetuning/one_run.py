@@ -26,12 +26,11 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safel
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, LAST, LOG, RESULT, SETTINGS, split_file
+from lazyformer_fairseq.measure.costs.machine import PRECISIONS
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def fine_tune(run: Run, threads: int = 1) -> None:
@@ -79,17 +78,11 @@ def _train(run: Run) -> dict[str, Any]:
         "updates": run.model.updates,
         "best_epoch": int(best["extra_state"]["train_iterator"]["epoch"]) - 1,
         "selected_by": run.task.selecting_metric,
-        **found,
-        "train_rows": run.train_rows,
-        "rows_in_file": in_file,
-        "seconds": time.perf_counter() - began,
-        "train_seconds": train_seconds,
+        **{**found, "train_rows": run.train_rows, "rows_in_file": in_file},
+        **{"seconds": time.perf_counter() - began, "train_seconds": train_seconds},
         "tokens_per_second": float(tokens) / max(train_seconds, 1e-9),
-        **run.recorded,
-        "start": str(run.model.checkpoint),
-        "parameters": run.model.parameters,
-        "settings": run.settings,
-        "threads": torch.get_num_threads(),
+        **{**run.recorded, "start": str(run.model.checkpoint), "parameters": run.model.parameters},
+        **{"settings": run.settings, "threads": torch.get_num_threads()},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "versions": versions(("fairseq-fixed", "torch", "numpy", "scikit-learn", "scipy")),
     }
@@ -106,7 +99,7 @@ def evaluate(run: Run, cfg: DictConfig, best: dict[str, Any]) -> dict[str, Any]:
     model = task.build_model(cfg.model)
     model.load_state_dict(best["model"])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = model.to(device=device, dtype=DTYPES[run.grid.precision]).eval()
+    model = model.to(device=device, dtype=PRECISIONS[run.grid.precision]).eval()
     criterion = task.build_criterion(cfg.criterion).eval()
     task.load_dataset("train")
     found: dict[str, Any] = {"metrics": {}, "baseline": {}}
@@ -115,9 +108,8 @@ def evaluate(run: Run, cfg: DictConfig, best: dict[str, Any]) -> dict[str, Any]:
         file, baselines = split_file(run.task, split), task.baselines(split)
         found["metrics"][file] = task.marks(model, criterion, split)
         found["baseline"][file] = max(baselines.values(), key=lambda marks: marks[run.task.selecting_metric])
-        if len(baselines) > 1:
-            for name, marks in baselines.items():
-                found.setdefault("baselines", {}).setdefault(name, {})[file] = marks
+        for name, marks in baselines.items() if len(baselines) > 1 else ():
+            found.setdefault("baselines", {}).setdefault(name, {})[file] = marks
     return found
 
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from tqdm import tqdm
 
@@ -37,12 +37,11 @@ from lazyformer_fairseq.storage.run_lock import run_lock
 FINE_TUNE = "lazyformer_fairseq.finetuning.one_run:fine_tune"
 
 
-class Job:
+class Job(NamedTuple):
     """A run under way."""
 
-    def __init__(self, process: BaseProcess, place: Optional[str]):
-        self.process = process
-        self.place = place
+    process: BaseProcess
+    place: Optional[str]
 
     def is_over(self) -> bool:
         return not self.process.is_alive()
@@ -69,10 +68,8 @@ class Workers:
 
     def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int = 1, work: str = FINE_TUNE):
         self.count = count or len(gpus) or max(1, len(os.sched_getaffinity(0)) // threads)
-        self._threads = threads
-        self._work = work
-        self._places = [gpus[number % len(gpus)] if gpus else None for number in range(self.count)]
-        self._free = list(self._places)
+        self._threads, self._work = threads, work
+        self._free = [gpus[number % len(gpus)] if gpus else None for number in range(self.count)]
         self._jobs: list[Job] = []
         self._context = multiprocessing.get_context("spawn" if gpus else "forkserver")
         if not gpus:
@@ -85,7 +82,6 @@ class Workers:
 
     def start(self, runs: Sequence[tuple[Any, ...]]) -> list[Job]:
         """Starts runs, each with what its function is given beside it; no more than are free."""
-        jobs = []
         for run, *given in runs:
             place = self._free.pop(0)
             arguments = (self._work, (run, *given, self._threads))
@@ -93,9 +89,8 @@ class Workers:
             environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}
             with _environment(environment), _interrupts_held_back():
                 process.start()
-            jobs.append(Job(process, place))
-        self._jobs += jobs
-        return jobs
+            self._jobs.append(Job(process, place))
+        return self._jobs[len(self._jobs) - len(runs) :]
 
     def release(self, job: Job) -> None:
         """Gives the place of a job that is over to the next one."""
@@ -146,9 +141,8 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 TYPICAL = {"timeout_min": 24 * 60}
 
 
-class ClusterJob:
-    def __init__(self, job):
-        self.job = job
+class ClusterJob(NamedTuple):
+    job: Any
 
     def is_over(self) -> bool:
         return self.job.done()
@@ -205,9 +199,8 @@ class Cluster:
 
         with self._executor.batch():
             sent = [self._executor.submit(fine_tune, run, self._threads) for (run,) in runs]
-        jobs = [ClusterJob(job) for job in sent]
-        self._jobs += jobs
-        return jobs
+        self._jobs += map(ClusterJob, sent)
+        return self._jobs[len(self._jobs) - len(runs) :]
 
     def release(self, job: ClusterJob) -> None:
         self._jobs.remove(job)
@@ -267,9 +260,7 @@ class RunQueue:
     """
 
     def __init__(self, grid: Grid, executor: Workers | Cluster, keep: str = "best"):
-        self.grid = grid
-        self.executor = executor
-        self.keep = keep
+        self.grid, self.executor, self.keep = grid, executor, keep
         self.results: dict[Path, dict[str, Any]] = {}
         self.failed: dict[Run, str] = {}
         self._attempts: Counter[Path] = Counter()

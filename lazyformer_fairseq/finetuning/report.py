@@ -71,19 +71,16 @@ def notes(results: Results, benchmark: Benchmark) -> list[str]:
 def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
     """Rates, seeds and training rows; and where else runs differ from the protocol."""
     grid, runs = results.grid, list(results.runs.values())
-    listed = [", ".join(f"{value:g}" for value in values) for values in (grid.rates, grid.seeds, usual.lrs)]
-    ours, protocols = f"{listed[0]}; seeds {listed[1]}", f"{listed[2]} and {len(usual.seeds)} seeds"
-    yield f"Learning rates {ours}. The protocol has rates {protocols}."
+    rates, seeds, theirs = (", ".join(f"{value:g}" for value in of) for of in (grid.rates, grid.seeds, usual.lrs))
+    yield f"Learning rates {rates}; seeds {seeds}. The protocol has rates {theirs} and {len(usual.seeds)} seeds."
     of_task = {task: [run for run in runs if run.task == task] for task in grid.tasks}
     of_task = {task: found for task, found in of_task.items() if found}
     yield f"Training rows: {', '.join(_training_rows(results, task, found) for task, found in of_task.items())}."
     epochs = {task: _either(f"{run.epochs:g}" for run in found) for task, found in of_task.items()}
     if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(usual.epochs)]:
         yield f"Epochs: {', '.join(changed)}; the protocol has {usual.epochs}."
-    for name, called, number in (
-        ("batch_size", "Rows of an update", usual.batch_size),
-        ("warmup_ratio", "Share of the updates that warm up", usual.warmup),
-    ):
+    batch, warmup = ("Rows of an update", usual.batch_size), ("Share of the updates that warm up", usual.warmup)
+    for name, (called, number) in {"batch_size": batch, "warmup_ratio": warmup}.items():
         found = {getattr(run, name) or number for run in runs}
         if found != {number}:
             yield f"{called}: {_either(f'{value:g}' for value in found)}; the protocol has {number:g}."
@@ -207,12 +204,9 @@ def _median_and_span(one: Measurement) -> dict[str, str]:
 
 def _listed(keys: Sequence[RunKey]) -> str:
     """How many, and which: "3: 2e-05 (1 2), 3e-05 (1)"."""
-    seeds: dict[float, list[str]] = {}
-    for key in keys:
-        seeds.setdefault(key.rate, []).append(str(key.seed))
-    if not keys:
-        return "0"
-    return f"{len(keys)}: " + ", ".join(f"{rate:g} ({' '.join(numbers)})" for rate, numbers in seeds.items())
+    by_rate = itertools.groupby(keys, key=lambda key: key.rate)  # keys come rate by rate
+    found = ", ".join(f"{rate:g} ({' '.join(str(key.seed) for key in of_rate)})" for rate, of_rate in by_rate)
+    return f"{len(keys)}: {found}" if keys else "0"
 
 
 def _span(low: float, high: float) -> str:

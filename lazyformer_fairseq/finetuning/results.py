@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional, Protocol
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
 
 CONFIDENCE = 0.95
 FORMAT_VERSION = 1
@@ -143,13 +143,10 @@ class Results:
 
     def of(self, model: str, task: str) -> "TaskResults":
         keys = self.grid.keys_of(model, task)
-        return TaskResults(
-            self.benchmark.tasks[task],
-            asked=keys,
-            runs=[self.runs[key] for key in keys if key in self.runs],
-            failed=[key for key in keys if key in self.failures],
-            missing=[key for key in keys if key not in self.runs and key not in self.failures],
-        )
+        failed = [key for key in keys if key in self.failures]
+        missing = [key for key in keys if key not in self.runs and key not in self.failures]
+        runs = [self.runs[key] for key in keys if key in self.runs]
+        return TaskResults(self.benchmark.tasks[task], keys, runs, failed, missing)
 
     def measurements(self) -> Iterator["Measurement"]:
         """Every metric of every development set of each model's tasks that have a run, in the order of the grid."""
@@ -306,8 +303,8 @@ def _checked(
     path: Path, content: dict[str, Any], hints: Mapping[str, Any], is_versioned: bool = False
 ) -> dict[str, Any]:
     """The content of a file, each field of the kind in `hints`; an optional one that is missing is None."""
-    if is_versioned and (version := content.get("format_version")) != FORMAT_VERSION:
-        raise UserError(f"{path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
+    if is_versioned:
+        refuse_other_version(path, content, FORMAT_VERSION)
     for name, hint in hints.items():
         if name not in content and not typing.get_args(hint):
             raise UserError(f"{path}: has no field {name!r}; remove it and run the grid again")

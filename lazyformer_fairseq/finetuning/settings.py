@@ -8,24 +8,8 @@ from lazyformer_fairseq.options import PRECISION, option
 
 # Name on the command line -> module that has the benchmark as BENCHMARK. A new one is a file, and a row here.
 MODULES = {name: f"lazyformer_fairseq.finetuning.tasks.{name}" for name in ("glue", "squad", "listops", "pairs")}
-# Fields that only some benchmarks take, and what they are where nobody gives them.
-SPECIAL_OPTIONS = {
-    **dict.fromkeys(("max_length", "max_train_rows", "glue_head")),
-    "skip_mistakes": False,
-}
-TASKS = "Names of tasks."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """How official files become what is trained on; what is None is as the benchmark has it. Folders are there."""
-
-    data: Path
-    tokenizer: Path
-    output: Path
-    tasks: tuple[str, ...] = ()
-    max_length: Optional[int] = None
-    skip_mistakes: bool = False
+SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes")  # that only some benchmarks take
+USUAL = "the protocol's"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,62 +19,47 @@ class GridSettings:
     checkpoints: tuple[str, ...] = ()
     output: Path = option(MISSING, "Data, runs and report go into this folder.")
     data: Optional[Path] = option(
-        None,
-        "Official files, which are prepared in OUTPUT, or a folder of prepared data.",
-        shown="what is prepared in OUTPUT",
+        None, "Official files, which are prepared in OUTPUT, or prepared data.", shown="what is prepared in OUTPUT"
     )
     tokenizer: Optional[Path] = option(None, "For official files.", shown="beside the first checkpoint")
     max_length: Optional[int] = option(
-        None,
-        "Of official files: longer inputs are cut, or divided, at so many tokens, all counted.",
-        low=1,
-        shown="512; for SQuAD 384",
-    )
+        None, "Of official files: longer inputs are cut, or divided, at so many tokens, all counted.",
+        low=1, shown="512; for SQuAD 384",
+    )  # fmt: skip
     skip_mistakes: bool = option(False, "SQuAD: leave out, and list, questions that are wrong in the files.")
     protocol: Optional[str] = option(
         None,
         "Whose tasks, rates, seeds, epochs, batches and warm-up are the defaults: LazyFormer's Table 5, or PAR's Table "
         "4 (SST-2 and MRPC, or SQuAD).",
-        choices=("lazyformer", "par"),
-        shown="par for SQuAD, else lazyformer",
-    )
-    tasks: tuple[str, ...] = option((), TASKS, shown="the protocol's")
-    lrs: tuple[float, ...] = option(
-        (), "Learning rates.", "--lr", "--lrs", low=0, high=1, is_open=True, shown="the protocol's"
-    )
+        choices=("lazyformer", "par"), shown="par for SQuAD, else lazyformer",
+    )  # fmt: skip
+    tasks: tuple[str, ...] = option((), "Names of tasks.", shown=USUAL)
+    lrs: tuple[float, ...] = option((), "Learning rates.", "--lr", "--lrs", low=0, high=1, is_open=True, shown=USUAL)
     seeds: tuple[int, ...] = option((), "Random seeds; each runs at each rate.", low=0, shown="1 to 5")
     epochs: tuple[str, ...] = option(
-        (), "Of every task, and of some, as in 10 MNLI=3.", metavar="[TASK=]N...", shown="the protocol's"
+        (), "Of every task, and of some, as in 10 MNLI=3.", metavar="[TASK=]N...", shown=USUAL
     )
-    batch_size: Optional[int] = option(None, "Rows of an update.", low=1, shown="the protocol's")
+    batch_size: Optional[int] = option(None, "Rows of an update.", low=1, shown=USUAL)
     warmup_ratio: Optional[float] = option(
-        None, "Share of the updates in which the rate rises.", low=0, high=0.999999, shown="the protocol's"
+        None, "Share of the updates in which the rate rises.", low=0, high=0.999999, shown=USUAL
     )
-    max_train_rows: Optional[int] = option(
-        None, "Train on so many rows of a task, all runs on the same.", low=1, shown="all"
-    )
+    max_train_rows: Optional[int] = option(None, "Rows of a task to train on, equal in all runs.", low=1, shown="all")
     glue_head: Optional[str] = option(
-        None,
-        "On <s>, and its dropout: dense is RoBERTa's two linear maps with a tanh between, linear is one.",
-        metavar="KIND[:DROPOUT]",
-        shown="dense with the checkpoint's own dropout, 0 unless set; of a linear one 0.1",
-    )
+        None, "On <s>, and its dropout: dense is RoBERTa's two linear maps with a tanh between, linear is one.",
+        metavar="KIND[:DROPOUT]", shown="dense with the checkpoint's own dropout, 0 unless set; of a linear one 0.1",
+    )  # fmt: skip
     keep_checkpoints: str = option(
-        "best",
-        "Fine-tuned models to keep: of no run, of the best of each model and task, of each run.",
+        "best", "Fine-tuned models to keep: of no run, of the best of each model and task, of each run.",
         choices=("none", "best", "all"),
-    )
+    )  # fmt: skip
     precision: Optional[str] = PRECISION(help="Of training.")
     gpus: Optional[str] = option(None, "As CUDA_VISIBLE_DEVICES, or 'none' for the CPU.", shown="all")
     workers: Optional[int] = option(None, "Runs at a time.", low=1, shown="as many as GPUs, else cores / threads")
-    threads: int = option(
-        1, "Of a run on a CPU. Equal seeds and equal threads give equal results, to the last digit.", low=1
-    )
+    threads: int = option(1, "Of a run on a CPU. Equal seeds and threads give equal results, to the last digit.", low=1)
     slurm: tuple[str, ...] = option(
-        (),
-        "Send runs to Slurm, as an array, with submitit's parameters: slurm_partition=gpu timeout_min=600.",
+        (), "Send runs to Slurm, as an array, with submitit's parameters: slurm_partition=gpu timeout_min=600.",
         metavar="NAME=VALUE...",
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +67,9 @@ class PredictSettings:
     """The request to predict; what is None is as the model was trained."""
 
     data: Optional[Path] = option(
-        None,
-        "GLUE: official files, or prepared ones; SQuAD: a file of questions, in the official layout.",
+        None, "GLUE: official files, or prepared ones; SQuAD: a file of questions, in the official layout.",
         shown="what the runs were trained on; for SQuAD what they were marked on",
-    )
+    )  # fmt: skip
     tasks: tuple[str, ...] = option((), "GLUE: names of tasks, AX too.", shown="all")
     n_best: int = option(20, "SQuAD: answers to a question in nbest_predictions.json.", low=1)
     max_answer_tokens: int = option(30, "SQuAD: longest answer.", low=1)

@@ -15,18 +15,13 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from tabulate import tabulate
 
-from lazyformer_fairseq.data.datasets.question_windows import (
-    USUAL,
-    Windows,
-    WindowSettings,
-    make_windows,
-)
+from lazyformer_fairseq.data.datasets.question_windows import USUAL, Windows, WindowSettings, make_windows
 from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedFolder
 from lazyformer_fairseq.data.squad import SPLITS, SquadFile, read_squad
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.settings import Preparation
+from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.storage.indexed_format import type_of_ids
 from lazyformer_fairseq.storage.json_files import sha256_of
 
@@ -49,19 +44,10 @@ class PreparedSquad(PreparedFolder):
     SETTINGS = ("format_version", *SIZES, "skip_mistakes", "tokenizer", "files")
     CONTENT, COMMAND = "prepared SQuAD", "lazyformer finetune --task squad"
 
-    @staticmethod
-    def is_whole(manifest: dict[str, Any]) -> bool:
-        splits = manifest.get("splits")
-        return (
-            isinstance(splits, dict)
-            and all(
-                name in SPLITS  # it becomes a file's name
-                and isinstance(counts, dict)
-                and all(type(counts.get(count)) is int for count in ("rows", "windows", "kept_tokens"))
-                for name, counts in splits.items()
-            )
-            and all(type(manifest[size]) is int for size in SIZES)
-        )
+    @classmethod
+    def is_whole(cls, manifest: dict[str, Any]) -> bool:
+        are_sizes = all(type(manifest[size]) is int for size in SIZES)
+        return are_sizes and cls.has_splits(manifest, SPLITS, ("rows", "windows", "kept_tokens"))
 
     @property
     def settings(self) -> WindowSettings:
@@ -137,13 +123,10 @@ def _write(
     arrays["targets"] = np.zeros((0, 2), np.int64) if windows.targets is None else windows.targets
     np.savez(folder / f"{split}.npz", **arrays)
     shutil.copyfile(file.path, folder / f"{split}.json")
+    articles = len({paragraph.title for paragraph in file.paragraphs})
     return {
-        "file": file.path.name,
-        "articles": len({paragraph.title for paragraph in file.paragraphs}),
-        "paragraphs": len(file.paragraphs),
-        "rows": len(file.questions),
-        "left_out": file.left_out,
-        "windows": len(windows),
+        **{"file": file.path.name, "articles": articles, "paragraphs": len(file.paragraphs)},
+        **{"rows": len(file.questions), "left_out": file.left_out, "windows": len(windows)},
         "windows_with_answer": 0 if windows.targets is None else int((windows.targets[:, 0] > 0).sum()),
         "cut_questions": windows.cut_questions,
         "kept_tokens": int(windows.sizes.sum()),
@@ -158,7 +141,7 @@ def window_settings(longest: Optional[int]) -> WindowSettings:
     return WindowSettings(longest, min(USUAL.stride, longest // 2), min(USUAL.longest_question, longest // 4))
 
 
-def prepare(wanted: Preparation) -> PreparedSquad:
+def prepare(wanted: GridSettings) -> PreparedSquad:
     """Prepares the official files into OUT/data, or reuses what is there.
 
     Raises:
@@ -173,23 +156,15 @@ def overview(prepared: PreparedSquad) -> str:
     """A table of the prepared data, a row per file, and under it what was left out and unofficial numbers."""
     rows, remarks = [], []
     for split, counts in prepared.manifest["splits"].items():
-        whole = {name: f"{counts[name]:,}" for name in ("rows", "windows", "windows_with_answer", "cut_questions")}
-        rows.append(
-            {
-                "file": counts["file"],
-                "articles": f"{counts['articles']:,}",
-                "paragraphs": f"{counts['paragraphs']:,}",
-                "questions": whole["rows"],
-                "left out": f"{len(counts['left_out']):,}",
-                "windows": whole["windows"],
-                "with the answer": whole["windows_with_answer"],
-                "questions cut": whole["cut_questions"],
-                "tokens a window": f"{counts['kept_tokens'] / counts['windows']:.1f}",
-                "unknown tokens": f"{100 * counts['unknown_tokens'] / counts['kept_tokens']:.2f}%",
-            }
-        )
-        remarks += [f"{counts['file']}: left out: {mistake}" for mistake in counts["left_out"]]
+        file, left_out, windows, tokens = (counts[name] for name in ("file", "left_out", "windows", "kept_tokens"))
+        row = {"file": file, "articles": counts["articles"], "paragraphs": counts["paragraphs"]}
+        row |= {"questions": counts["rows"], "left out": len(left_out), "windows": windows}
+        row |= {"with the answer": counts["windows_with_answer"], "questions cut": counts["cut_questions"]}
+        row = {name: f"{value:,}" if isinstance(value, int) else value for name, value in row.items()}
+        unknown = f"{100 * counts['unknown_tokens'] / tokens:.2f}%"
+        rows.append({**row, "tokens a window": f"{tokens / windows:.1f}", "unknown tokens": unknown})
+        remarks += [f"{file}: left out: {mistake}" for mistake in left_out]
         if counts["rows"] != (official := OFFICIAL_QUESTIONS[split]):
-            remarks.append(f"{counts['file']}: has {whole['rows']} questions; the official file has {official:,}")
+            remarks.append(f"{file}: has {row['questions']} questions; the official file has {official:,}")
     table = tabulate(rows, "keys", colalign=("left", *["right"] * 9), disable_numparse=True)
     return "\n".join([table, *(f"note: {remark}" for remark in remarks)])

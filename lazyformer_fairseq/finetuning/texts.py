@@ -30,28 +30,14 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import end_with_parent
+from lazyformer_fairseq.data import prepared_folder
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.glue import TASKS, SplitFile, TaskDescription, find_task, read_split
-from lazyformer_fairseq.data.prepared_folder import (
-    EncodedExamples,
-    PreparedDiagnostic,
-    PreparedTask,
-    draw_rows,
-    load_prepared,
-    targets_of,
-)
+from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
-from lazyformer_fairseq.finetuning.fairseq_task import (
-    FineTuningConfig,
-    FineTuningCriterion,
-    FineTuningTask,
-    check_options,
-    find_tokenizer,
-    log_loss,
-    log_metrics,
-)
+from lazyformer_fairseq.finetuning import fairseq_task
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 
 logger = logging.getLogger(__name__)
@@ -109,12 +95,8 @@ def encode_split(
     words, unknown_words, unknown = int(word[-1]), len(np.unique(word[is_unknown])), int(is_unknown.sum())
     counts = {
         "truncated": sum(max_length is not None and len(each) > max_length for each in whole),
-        "tokens": len(ids),
-        "unknown_tokens": unknown,
-        "unknown_token_share": unknown / max(len(ids), 1),
-        "words": words,
-        "unknown_words": unknown_words,
-        "unknown_word_share": unknown_words / max(words, 1),
+        **{"tokens": len(ids), "unknown_tokens": unknown, "unknown_token_share": unknown / max(len(ids), 1)},
+        **{"words": words, "unknown_words": unknown_words, "unknown_word_share": unknown_words / max(words, 1)},
     }
     eos = tokenizer.special.eos
     return whole if max_length is None else [cut_input(each, max_length, eos) for each in whole], counts
@@ -145,7 +127,7 @@ TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits
 
 
 @dataclass
-class GlueConfig(FineTuningConfig):
+class GlueConfig(fairseq_task.FineTuningConfig):
     data: str = option(MISSING, "folder of the task's official files, train.tsv and so on, or of the task as prepared")
     glue_task: Optional[str] = option(None, f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name")
     # Not `max_positions`: the model has an option of that name already, and one option would set both.
@@ -162,7 +144,7 @@ class GlueConfig(FineTuningConfig):
 
 
 @register_task("glue", dataclass=GlueConfig)
-class GlueTask(FineTuningTask):
+class GlueTask(fairseq_task.FineTuningTask):
     """Reads and encodes the files, adds the head to the model, and checks the options before anything is trained.
 
     Attributes:
@@ -187,7 +169,7 @@ class GlueTask(FineTuningTask):
         if not kwargs.get("from_checkpoint"):
             check_task(cfg, description)
         prepared = load_prepared(cfg.data).tokenizer_folder if PreparedTask.is_at(cfg.data) else None
-        task = cls(cfg, description, find_tokenizer(cfg, prepared))
+        task = cls(cfg, description, fairseq_task.find_tokenizer(cfg, prepared))
         kind = "scores" if description.is_regression else f"classes {', '.join(description.labels)}"
         size, folder = len(task.dictionary), task.tokenizer_folder
         logger.info("%s: %s; dictionary of %d symbols from %s", description.name, kind, size, folder)
@@ -202,7 +184,7 @@ class GlueTask(FineTuningTask):
         else:
             examples = self._read_official(split)
         if split == "train" and self.cfg.max_train_rows:
-            examples = draw_rows(examples, self.cfg.max_train_rows)
+            examples = prepared_folder.draw_rows(examples, self.cfg.max_train_rows)
             logger.info("trained on %d rows", len(examples.inputs))
         marks = self.dictionary.eos() if self.marks_first_text else None
         return LabelledTextsDataset(examples.inputs, examples.targets, marks_before=marks, **self.order_of(split))
@@ -216,7 +198,7 @@ class GlueTask(FineTuningTask):
             "%s: %d examples, %d cut to %s tokens, %.2f%% of tokens unknown",
             *(file.path, len(inputs), counts["truncated"], self.longest, 100 * counts["unknown_token_share"]),
         )
-        return EncodedExamples(inputs, targets_of(self.description, file.examples))
+        return EncodedExamples(inputs, prepared_folder.targets_of(self.description, file.examples))
 
     @torch.no_grad()
     def marks(self, model: torch.nn.Module, criterion: "GlueCriterion", split: str) -> dict[str, float]:
@@ -245,7 +227,7 @@ def describe_task(cfg: GlueConfig) -> TaskDescription:
     """
     if not cfg.glue_task and PreparedTask.is_at(cfg.data):
         prepared = load_prepared(cfg.data)
-        if isinstance(prepared, PreparedDiagnostic):
+        if isinstance(prepared, prepared_folder.PreparedDiagnostic):
             return prepared.task
     try:
         return find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
@@ -255,7 +237,7 @@ def describe_task(cfg: GlueConfig) -> TaskDescription:
 
 def check_task(cfg: GlueConfig, description: TaskDescription) -> None:
     """Raises a UserError for options that would fail late, or select the worst checkpoint."""
-    check_options(cfg, description.name, description.metrics)
+    fairseq_task.check_options(cfg, description.name, description.metrics)
     if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task is not description:
         raise UserError(f"{cfg.data}: holds {load_prepared(cfg.data).task.name}, not {description.name}")
     for split in cfg.valid_subset.split(","):
@@ -264,7 +246,7 @@ def check_task(cfg: GlueConfig, description: TaskDescription) -> None:
 
 
 @register_criterion("glue", dataclass=FairseqDataclass)
-class GlueCriterion(FineTuningCriterion):
+class GlueCriterion(fairseq_task.FineTuningCriterion):
     """Cross-entropy of classes, or squared error of scores; reads from the task ``glue`` which of them.
 
     Scores are regressed as they are in the file (STS-B: 0 to 5), as BERT and RoBERTa do. In validation the row of an
@@ -302,9 +284,10 @@ class GlueCriterion(FineTuningCriterion):
         In validation every metric of the task is logged, computed from all predictions of the split.
         """
         first, of_classes = logging_outputs[0], "ncorrect" in logging_outputs[0]
-        log_loss(logging_outputs, **({} if of_classes else {"unit": 1.0}))
+        fairseq_task.log_loss(logging_outputs, **({} if of_classes else {"unit": 1.0}))
         if "rows" in first:
-            log_metrics(logging_outputs, {name: partial(_metric_of_rows, name) for name in first["metrics"]})
+            functions = {name: partial(_metric_of_rows, name) for name in first["metrics"]}
+            fairseq_task.log_metrics(logging_outputs, functions)
         elif of_classes:
             correct, examples = (sum(log.get(key, 0) for log in logging_outputs) for key in ("ncorrect", "sample_size"))
             metrics.log_scalar("accuracy", correct / examples, examples, round=4)

@@ -4,12 +4,10 @@
 its folder: the same classes come from here. It waits until transformers is loaded, without loading it itself.
 """
 
-import functools
 import importlib.util
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any, Optional
+
+from lazyformer_fairseq.fairseq_plugin.registration import ImportWatcher
 
 LIBRARY, AUTO_CLASSES = "transformers", "transformers.models.auto.configuration_auto"
 
@@ -19,7 +17,7 @@ def register_when_transformers_is_loaded() -> None:
     if AUTO_CLASSES in sys.modules:
         register()
     elif importlib.util.find_spec(LIBRARY) is not None:
-        sys.meta_path.insert(0, _Watcher())
+        sys.meta_path.insert(0, _watcher)
 
 
 def register() -> None:
@@ -38,32 +36,12 @@ def register() -> None:
             getattr(transformers, auto).register(config_class, model_class, exist_ok=True)
 
 
-class _Watcher:
-    """On ``sys.meta_path``: registers when the auto classes are there and no module of transformers is half loaded."""
-
-    def __init__(self):
-        self.loading = 0
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
-        """A module of transformers, as all other finders find it, with an end that we hear of."""
-        if name.partition(".")[0] != LIBRARY:
-            return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in others if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = functools.partial(self._execute, spec.loader)
-        return spec
-
-    def _execute(self, loader: Any, module: ModuleType) -> None:
-        del loader.exec_module  # the class's own shows again
-        self.loading += 1
-        try:
-            loader.exec_module(module)
-        finally:
-            self.loading -= 1
-        if not self.loading and AUTO_CLASSES in sys.modules and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            register()
+def _register_if_there() -> None:
+    """When no module of transformers is half loaded."""
+    if AUTO_CLASSES in sys.modules and _watcher in sys.meta_path:
+        sys.meta_path.remove(_watcher)
+        register()
 
 
+_watcher = ImportWatcher(lambda name: name.partition(".")[0] == LIBRARY, _register_if_there)
 register_when_transformers_is_loaded()

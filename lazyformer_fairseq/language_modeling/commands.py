@@ -65,9 +65,7 @@ class Reading:
     split: str = option("test", "Which text of DATA.", choices=("train", "valid", "test"))
     tgt_len: Optional[int] = option(None, "Tokens predicted at once.", low=1, shown=TRAINING_S)
     mem_len: Optional[int] = option(None, "Tokens remembered before them.", low=0, shown=TRAINING_S)
-    clamp_len: Optional[int] = option(
-        None, "Longer distances, in tokens, count as it; 0: no limit.", low=-1, shown=TRAINING_S
-    )
+    clamp_len: Optional[int] = option(None, "Longer distances count as it; 0: no limit.", low=-1, shown=TRAINING_S)
     same_length: Optional[bool] = option(
         None,
         "Every query sees itself and the --mem-len tokens before it; else all of memory and segment up to itself.",

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
@@ -33,7 +33,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safel
 from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, refuse_same_length_without_memory
+from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 
@@ -61,13 +61,9 @@ class Evaluation:
         return math.exp(self.nats) if self.nats < 700 else math.inf
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "tokens": self.tokens,
-            "bits_per_token": self.bits,
-            "perplexity": self.perplexity,
-            "seconds": round(self.seconds, 3),
-            "tokens_per_second": round(self.tokens / self.seconds, 1),
-        }
+        numbers = {"tokens": self.tokens, "bits_per_token": self.bits, "perplexity": self.perplexity}
+        speed = round(self.tokens / self.seconds, 1)
+        return {**numbers, "seconds": round(self.seconds, 3), "tokens_per_second": speed}
 
 
 def in_words(result: Evaluation, unit: str, split: str) -> str:
@@ -205,29 +201,21 @@ def attending_sublayers(model: CausalLanguageModel) -> int:
 def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
     """Sources and targets of some segments of the text, (B, T); a short last one ends in padding."""
     rows = [text[segment] for segment in segments]
-    time = max(row["target"].size(1) for row in rows)
-
-    def joined(parts: list[Tensor]) -> Tensor:
-        return torch.cat([F.pad(part, (0, time - part.size(1)), value=text.pad) for part in parts])
-
-    return joined([row["net_input"]["src_tokens"] for row in rows]), joined([row["target"] for row in rows])
+    pairs = zip(*((row["net_input"]["src_tokens"][0], row["target"][0]) for row in rows), strict=True)
+    return tuple(pad_sequence(parts, batch_first=True, padding_value=text.pad) for parts in pairs)
 
 
 @contextmanager
 def _evaluating(model: CausalLanguageModel, **lengths: int) -> Iterator[None]:
     """Without dropout and gradients, with other lengths than in training; undoes all of it afterwards."""
-    decoder, was_training = model.decoder, model.training
-    before = {name: getattr(decoder, name) for name in lengths}
+    was_training, before = model.training, {name: getattr(model.decoder, name) for name in lengths}
     model.eval()
     try:
-        _set(decoder, lengths)
+        for name, length in lengths.items():
+            setattr(model.decoder, name, length)
         with torch.inference_mode():
             yield
     finally:
-        _set(decoder, before)
+        for name, length in before.items():
+            setattr(model.decoder, name, length)
         model.train(was_training)
-
-
-def _set(decoder: CausalDecoder, lengths: dict[str, int]) -> None:
-    for name, length in lengths.items():
-        setattr(decoder, name, length)

@@ -5,7 +5,6 @@ the training split, most frequent symbol first, as adaptive embeddings need it, 
 multiple of 8.
 """
 
-import hashlib
 import itertools
 import string
 from collections import Counter
@@ -15,13 +14,13 @@ from typing import Any, Optional, Union
 
 import numpy as np
 from fairseq.data import Dictionary
-from tabulate import tabulate
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import hash_of, read_json, write_json
 
 SPLITS = ("train", "valid", "test")
 CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}  # the standard splits, in the file's order
@@ -46,9 +45,7 @@ class WordsOfLines:
         self.files = {split: Path(folder) / f"wiki.{split}.tokens" for split in SPLITS}
         for path in self.files.values():
             if not path.is_file():
-                raise UserError(
-                    f"{path}: no such file; give the folder with wiki.train.tokens, .valid. and .test. in it"
-                )
+                raise UserError(f"{path}: no such file; give the folder that holds wiki.train, .valid and .test.tokens")
             if not path.stat().st_size:
                 raise UserError(f"{path}: is empty; download it again")
 
@@ -57,10 +54,7 @@ class WordsOfLines:
 
     def count(self, split: str, progress: Progress) -> Counter:
         """Raises a UserError where the text is not UTF-8, or has a word that is a symbol of fairseq's own."""
-        counts: Counter = Counter()
-        for words in self._blocks(split, progress):
-            counts.update(words)
-        return counts
+        return Counter(itertools.chain.from_iterable(self._blocks(split, progress)))
 
     def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(ids, ids of each item) of a block at a time, an item a line; words not in `dictionary` become ``<unk>``."""
@@ -133,16 +127,13 @@ class Characters:
             numbers += np.bincount(block, minlength=256)
             progress(len(block))
         if strange := set(np.flatnonzero(numbers).tolist()) - set(self.symbols):
-            raise UserError(
-                f"{self.file}: has the byte {min(strange)}, but text8 is a to z and spaces; download it again"
-            )
+            raise UserError(f"{self.file}: has the byte {min(strange)}, but text8 is a to z and spaces; download again")
         return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
     def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """As above, but the split is one item. Bytes that `dictionary` lacks become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
-        for byte, symbol in self.symbols.items():
-            table[byte] = dictionary.index(symbol)
+        table[list(self.symbols)] = list(map(dictionary.index, self.symbols.values()))
         remaining = self.size(split)
         for block in self._blocks(split):
             remaining -= len(block)
@@ -151,10 +142,9 @@ class Characters:
 
     def _blocks(self, split: str) -> Iterator[np.ndarray]:
         start = sum(CHARACTERS[before] for before in SPLITS[: SPLITS.index(split)])
-        end = start + CHARACTERS[split]
-        text = np.memmap(self.file, dtype=np.uint8, mode="r")
-        for first in range(start, end, BLOCK):
-            yield text[first : min(first + BLOCK, end)]
+        text = np.memmap(self.file, np.uint8, "r", start, (CHARACTERS[split],))
+        for first in range(0, len(text), BLOCK):
+            yield text[first : first + BLOCK]
 
 
 TextSource = Union[WordsOfLines, Characters]
@@ -229,9 +219,7 @@ def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: P
 def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
     """Which official text this is; None where it is none."""
     if isinstance(text, Characters):
-        with text.file.open("rb") as file:
-            found = hashlib.file_digest(file, "md5").hexdigest()
-        return text.name if found == OFFICIAL_MD5[text.name] else None
+        return text.name if hash_of(text.file, "md5") == OFFICIAL_MD5[text.name] else None
     found = _counts(manifest)
     return next((name for name, counts in OFFICIAL_COUNTS.items() if counts == found), None)
 
@@ -257,13 +245,13 @@ def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
 
 def overview(manifest: dict[str, Any]) -> str:
     """The manifest in words."""
+    items = f"lines, each with {END_OF_LINE}" if manifest["unit"] == "word" else "items"
+    names = {"tokens": f"{manifest['unit']}s", "items": items, "unknown": "<unk>"}
     rows = [
-        (split, f"{counts['tokens']:,}", f"{counts['items']:,}", f"{counts['unknown']:,}")
+        {"split": split, **{name: f"{counts[key]:,}" for key, name in names.items()}}
         for split, counts in manifest["splits"].items()
     ]
-    unit = f"{manifest['unit']}s"
-    items = f"lines, each with {END_OF_LINE}" if manifest["unit"] == "word" else "items"
-    table = tabulate(rows, ("split", unit, items, "<unk>"), disable_numparse=True, colalign=("left", *["right"] * 3))
+    table = Table("", rows).printed("simple")
     if manifest["official"]:
         verdict = f"these are {manifest['official']}'s official counts"
     else:

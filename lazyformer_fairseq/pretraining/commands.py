@@ -1,14 +1,13 @@
 """The command ``lazyformer pretrain``."""
 
 import shlex
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import click
 
-from lazyformer_fairseq.arguments import options_by_name, refuse_missing_folders
+from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing, refuse_missing_folders
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.options import Command, option, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -36,9 +35,7 @@ class Pretraining(Launch):
     )  # fmt: skip
     phase1: str = option("", "With --recipe phases, for phase 1 alone, as '--max-update 100'.", metavar="'OPTIONS'")
     phase2: str = option("", "For phase 2 alone.", metavar="'OPTIONS'")
-    distill: Optional[Path] = option(
-        None, "Where ARCH is a folder: a teacher, a checkpoint or its folder.", metavar="ORIGINAL"
-    )
+    distill: Optional[Path] = option(None, "If ARCH is a folder: a teacher, checkpoint or folder.", metavar="ORIGINAL")
 
 
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True})
@@ -95,10 +92,9 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     warm = Path(arch) if arch not in known and Path(arch).is_dir() else None
     if warm is None and arch not in known:
         raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}")
-    if run.distill and not (warm and run.distill.exists()):
-        raise UserError(
-            f"{run.distill}: no such file or folder" if warm else f"--distill: {arch} is no folder of a model"
-        )
+    if run.distill and not warm:
+        raise UserError(f"--distill: {arch} is no folder of a model")
+    refuse_missing(run.distill)
     if run.recipe and warm:
         raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
     if run.recipe and is_causal != (run.recipe in CAUSAL_CHOICES):
@@ -116,7 +112,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     model = _options_of_model(warm) if warm else ["--arch", arch]
     tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
-    job = job_of("bert_base" if warm else arch, None, data, (*sizes, *model[2:], *given), run.sequences_per_update)
+    job = ("bert_base" if warm else arch, None, data, (*sizes, *model[2:], *given), run.sequences_per_update)
     at_once = (16 if run.found else 4) * (1 if warm else max(1, 512 // tokens))
     if not run.distill:  # whose memory is not counted
         run.show_plan(job)
@@ -138,7 +134,7 @@ def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretrain
     rows = run.sequences_per_update or known.rows
     run.refuse_uneven(rows)
     _refuse_missing(data, run)
-    job = job_of(arch, None, data, given, rows)
+    job = (arch, None, data, given, rows)
     run.show_plan(job)
     per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
     options = f"""
@@ -158,25 +154,12 @@ def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -
     config, per_gpu, per_update = find_config(name), run.per_gpu, run.sequences_per_update
     run.refuse_uneven(per_update or 256)
     _refuse_missing(data, run)
-    job = job_of(None, config, data, given, per_update)
+    job = (None, config, data, given, per_update)
     run.show_plan(job)
     if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
         per_gpu = run.batch(job, 0) or None  # else the file's
     sizes = {"task.data": data, "dataset.batch_size": per_gpu, "task.sequences_per_update": per_update}
     run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
-
-
-def job_of(
-    arch: Optional[str], config: Optional[Path], data: str, given: Sequence[str], per_update: Optional[int]
-) -> Callable[[], Any]:
-    """What makes a plan's job of a launch, and imports torch for it."""
-
-    def make() -> Any:
-        from lazyformer_fairseq.measure.planning.job import job_of_launch
-
-        return job_of_launch(arch, config, data, given, per_update)
-
-    return make
 
 
 def _refuse_missing(data: str, run: Launch) -> None:
@@ -186,12 +169,7 @@ def _refuse_missing(data: str, run: Launch) -> None:
 
 def _options_of_model(warm: Path) -> list[str]:
     """The options of fairseq-train that build the model of a folder. Raises a UserError where it has none."""
-    if not (warm / WEIGHTS).is_file():
-        raise UserError(f"{warm / WEIGHTS}: no such file or folder")
+    refuse_missing(warm / WEIGHTS)
     from lazyformer_fairseq.fairseq_plugin.models.export import CONFIG_FILE, read_config
 
-    words = ["--arch", "lazyformer"]
-    for name, value in read_config(warm / CONFIG_FILE).items():
-        if value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return words
+    return as_words({"arch": "lazyformer", **read_config(warm / CONFIG_FILE)})

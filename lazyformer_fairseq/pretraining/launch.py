@@ -3,21 +3,19 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Union
 
 import click
 
+from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here, smallest_memory
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.options import PRECISION, flag_of, option
-
-if TYPE_CHECKING:
-    from lazyformer_fairseq.measure.planning.job import Job
 
 PACKAGE_FOLDER = Path(__file__).absolute().parents[1]
 CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())
@@ -29,6 +27,7 @@ OWN = {  # what a launch decides: given a second time, it would no longer be tru
 }
 V100_BYTES = 16 * 10**9  # of the paper's GPUs, for a plan where none is
 Setting = Union[str, int, float, bool]
+Job = tuple[Any, ...]  # arguments of measure.planning.job.job_of_launch, which imports torch
 GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # several processes without GPUs
 
 
@@ -46,18 +45,15 @@ class Launch:
     )  # fmt: skip
     precision: Optional[str] = PRECISION()
     fit: bool = option(True, "Take as large a batch as fits the GPUs' memory by formula, unless you give one.")
-    dry_run: bool = option(
-        False, "Print the command, and on standard error what `lazyformer plan` prints; run nothing."
-    )
+    dry_run: bool = option(False, "Print the command, on standard error what `lazyformer plan` prints; run nothing.")
 
     def __post_init__(self):
         """Raises a UserError for what this machine cannot do."""
         host, _, port = self.master.rpartition(":")
         if not (host and port.isdecimal()):
             raise UserError(f"--master {self.master}: give HOST:PORT")
-        if self.node_rank >= self.nodes:
-            last = self.nodes - 1
-            raise UserError(f"--node-rank {self.node_rank}: --nodes {self.nodes} are numbered from 0 to {last}")
+        if self.node_rank >= (nodes := self.nodes):
+            raise UserError(f"--node-rank {self.node_rank}: --nodes {nodes} are numbered from 0 to {nodes - 1}")
         if self.found and self.processes > self.found:
             raise UserError(f"--gpus {self.processes}: this node has {self.found}; give as many at most")
 
@@ -84,33 +80,35 @@ class Launch:
                 "--sequences-per-update N"
             )
 
-    def batch(self, job: Callable[[], "Job"], otherwise: int) -> int:
+    def batch(self, job: Job, otherwise: int) -> int:
         """Sequences that a process takes at once: what fits the GPUs by formula.
 
         Args:
-            job: makes what is trained, once it is needed.
+            job: what is trained.
             otherwise: where there is no GPU, where its memory is not known, and with ``--no-fit``.
         """
         memory = smallest_memory() if self.found and self.fit else None
         if memory is None:
             return otherwise
         from lazyformer_fairseq.measure.planning.fit import Place, batch_that_fits
+        from lazyformer_fairseq.measure.planning.job import job_of_launch
 
         try:
-            size, why = batch_that_fits(job(), Place(self.world, memory, self._precision))
+            size, why = batch_that_fits(job_of_launch(*job), Place(self.world, memory, self._precision))
         except UserError as error:  # such as of a kind of sublayer whose memory nobody counts
             size, why = otherwise, f"the memory is not counted: {error}"
         click.echo(f"--batch-size {size or 'as the file says'}: {why}", err=True)
         return size
 
-    def show_plan(self, job: Callable[[], "Job"]) -> None:
+    def show_plan(self, job: Job) -> None:
         """For ``--dry-run``: on standard error, as the command stands on standard output. Not with ``--no-fit``."""
         if not (self.dry_run and self.fit):
             return
         from lazyformer_fairseq.measure.planning.fit import Place, as_text, make_plan
+        from lazyformer_fairseq.measure.planning.job import job_of_launch
 
         try:
-            made = job()
+            made = job_of_launch(*job)
             precision = self.precision or (precision_here() if self.found else "fp16")
             place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
             click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
@@ -123,12 +121,8 @@ class Launch:
             if advice := OWN.get(name):
                 raise UserError(f"{name}: {advice}")
         options = [*options, "--distributed-world-size", str(self.world)]
-        if not self.found:
-            options.append("--cpu")
-            for name, value in GLOO.items():
-                options += [f"--{name.replace('_', '-')}", value]
-        if self._precision != "fp32":
-            options.append(f"--{self._precision}")
+        half = {self._precision: self._precision != "fp32"}
+        options += as_words({**({} if self.found else {"cpu": True, **GLOO}), **half})
         self._become("fairseq_cli.train", [data, "--user-dir", str(PACKAGE_FOLDER), *options, *given])
 
     def train_from_yaml(self, config: Path, settings: dict[str, Setting], given: tuple[str, ...]) -> None:
@@ -138,8 +132,7 @@ class Launch:
         settings = settings | {
             "common.user_dir": str(PACKAGE_FOLDER),
             "common.cpu": not self.found,
-            "common.fp16": self._precision == "fp16",
-            "common.bf16": self._precision == "bf16",
+            **{f"common.{half}": self._precision == half for half in ("fp16", "bf16")},
             "distributed_training.distributed_world_size": self.world,
         }
         if not self.found:
@@ -206,7 +199,5 @@ def find_config(name: str) -> Path:
     paths = (Path(folder, name) for folder in ("", *folders))
     if path := next(filter(Path.is_file, paths), None):
         return path
-    known = [path.name for folder in folders for path in folder.glob("*.yaml")]
-    raise UserError(
-        f"{name}: no such file, here or in {' or '.join(map(str, folders))}{nearest(Path(name).name, known)}"
-    )
+    known = nearest(Path(name).name, [path.name for folder in folders for path in folder.glob("*.yaml")])
+    raise UserError(f"{name}: no such file, here or in {' or '.join(map(str, folders))}{known}")

@@ -48,7 +48,13 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phase1: str, phas
     words = {phase: _words(phase, own, given) for phase, own in zip(PHASES, (phase1, phase2), strict=True)}
     if not is_dry:
         refuse_missing_folders(data)
-        settings = {"arch": arch, "data": data, **_kept(words)}
+        kept = {  # of all phases' options those that decide what is trained
+            f"{phase} --{name.replace('_', '-')}": value
+            for phase in words
+            for name, value in options_by_name(words[phase]).items()
+            if name not in FREE
+        }
+        settings = {"arch": arch, "data": data, **kept}
         keep_settings(out / "phases.json", settings, "a pre-training", begun=(out / "phase1").exists())
     words["phase2"] += ["--finetune-from-model", str(out / "phase1" / LAST)]
     for phase in PHASES:
@@ -68,16 +74,6 @@ def _words(phase: str, options: str, given: list[str]) -> list[str]:
         if name in refused and (name in options_by_name(own) or name != "save_dir"):
             raise UserError(f"--{name.replace('_', '-')}: {OWN[name]}")
     return [*given, *own]
-
-
-def _kept(words: dict[str, list[str]]) -> dict[str, str]:
-    """Of all phases' options those that decide what is trained, by phase and name."""
-    return {
-        f"{phase} --{name.replace('_', '-')}": value
-        for phase in words
-        for name, value in options_by_name(words[phase]).items()
-        if name not in FREE
-    }
 
 
 def _run(phase: str, arch: str, data: str, folder: Path, words: list[str], is_dry: bool) -> None:

@@ -16,14 +16,12 @@ class Recipe:
     """How a model is pre-trained.
 
     Attributes:
-        source: where it stands.
         tokens: of a sequence; None for as many as the arch has positions.
         sequences: of an update.
         updates: of the whole run.
         options: of fairseq-train, beside these.
     """
 
-    source: str
     tokens: Optional[int]
     sequences: int
     updates: int
@@ -34,17 +32,14 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
     --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01
     --save-interval-updates 5000 --keep-interval-updates 3 --log-interval 100"""
 RECIPES = {
-    "table5": Recipe("LazyFormer, Table 5", None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),
-    "continue": Recipe("a tenth of it, for a trained model", None, 256, 100_000, ADAM),
-    # Tokens, sequences and updates are the paper's, which says no more than NVLAMB of all else: that is what NVIDIA's
-    # BERT (DeepLearningExamples, PyTorch) has for the same sequences and updates.
-    "phase1": Recipe(
-        "PAR Transformer, section 3.2, phase 1", 128, 65_536, 7_038, f"{NVLAMB} --lr 6e-3 --warmup-ratio 0.2843"
-    ),
-    "phase2": Recipe(
-        "PAR Transformer, section 3.2, phase 2", 512, 32_768, 1_563, f"{NVLAMB} --lr 4e-3 --warmup-ratio 0.128"
-    ),
-}  # fmt: skip
+    # LazyFormer, Table 5; and a tenth of it, for a trained model.
+    "table5": Recipe(None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),
+    "continue": Recipe(None, 256, 100_000, ADAM),
+    # PAR Transformer, section 3.2: tokens, sequences and updates are the paper's, which says no more than NVLAMB of all
+    # else: that is what NVIDIA's BERT (DeepLearningExamples, PyTorch) has for the same sequences and updates.
+    "phase1": Recipe(128, 65_536, 7_038, f"{NVLAMB} --lr 6e-3 --warmup-ratio 0.2843"),
+    "phase2": Recipe(512, 32_768, 1_563, f"{NVLAMB} --lr 4e-3 --warmup-ratio 0.128"),
+}
 PHASES = ("phase1", "phase2")
 
 CAUSAL_CHOICES = ("nvidia", "transformer-xl")

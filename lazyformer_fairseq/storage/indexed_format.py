@@ -23,11 +23,8 @@ from lazyformer_fairseq.storage.atomic import atomic_file
 
 # As in fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
 MAGIC = b"MMIDIDX\x00\x00"
-TYPES = dict(
-    enumerate(
-        (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.double, np.uint16, np.uint32, np.uint64), 1
-    )
-)
+_KINDS = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.double, np.uint16, np.uint32, np.uint64)
+TYPES = dict(enumerate(_KINDS, 1))
 HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
 BYTES_OF_ITEM = 4 + 8
 WRITE_AGAIN = "copy or binarise both files again"
@@ -76,10 +73,8 @@ def read_index(prefix: Prefix) -> Index:
     if (magic, version) != (MAGIC, 1):
         raise UserError(f"{path}: no index of fairseq's mmap format, or its start is damaged; binarise the text again")
     if found != (expected := HEADER.size + items * BYTES_OF_ITEM):
-        what = "truncated" if found < expected else "too long"
-        raise UserError(
-            f"{path}: {what}: {found:,} bytes, {expected:,} for the {items:,} items of its header; {WRITE_AGAIN}"
-        )
+        sizes = f"{found:,} bytes, {expected:,} for the {items:,} items of its header"
+        raise UserError(f"{path}: {'truncated' if found < expected else 'too long'}: {sizes}; {WRITE_AGAIN}")
     dtype = np.dtype(TYPES.get(code, np.void))
     if dtype.kind not in "iu":
         raise UserError(f"{path}: its ids are of type {code}, which is no integer; binarise the text again")
@@ -218,9 +213,7 @@ def check_items(
     """
     index = read_index(prefix)
     if not len(index.sizes):
-        raise UserError(
-            f"{index.path}: an empty shard, it has no item; leave it out of --data, or binarise the text again"
-        )
+        raise UserError(f"{index.path}: an empty shard, it has no item; leave it out of --data, or binarise it again")
     data, largest = Path(f"{prefix}.bin"), np.iinfo(index.dtype).max
     vocab_size = largest + 1 if vocab_size is None else vocab_size
     if index.pointers[0] != 0:
@@ -253,16 +246,15 @@ def _samples(index: Index) -> Iterator[tuple[int, int]]:
 
 
 def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]]:
-    items = len(index.sizes)
+    items, end, number = len(index.sizes), 0, 0
     name = f"checking {index.path.parent.name}/{index.path.stem}"
     with tqdm(total=items, desc=name, unit="item", unit_scale=True, disable=True if part else None) as bar:
-        start, number = 0, 0
-        while start < items:
-            end = _end_of_piece(index, start, ITEMS_AT_ONCE, IDS_AT_ONCE)
+        while end < items:
+            start, end = end, _end_of_piece(index, end, ITEMS_AT_ONCE, IDS_AT_ONCE)
             if number % parts == part:
                 yield start, end
             bar.update(end - start)
-            start, number = end, number + 1
+            number += 1
 
 
 def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> int:
@@ -281,10 +273,8 @@ def _check_piece(
         raise UserError(f"{index.path}: item {item:,} has {index.sizes[item]} ids: damaged; {WRITE_AGAIN}")
     start, width = int(index.pointers[first]) // index.dtype.itemsize, index.dtype.itemsize
     ends = start + np.cumsum(sizes)
-    followers = index.pointers[first + 1 : last + 1]
-    wrong = np.concatenate(
-        [index.pointers[first:last] != (ends - sizes) * width, followers != ends[: len(followers)] * width]
-    )
+    after = index.pointers[first + 1 : last + 1]
+    wrong = np.concatenate([index.pointers[first:last] != (ends - sizes) * width, after != ends[: len(after)] * width])
     if wrong.any() or start < 0 or ends[-1] > len(ids):
         item = first + int(np.argmax(wrong)) % len(sizes)
         raise UserError(f"{index.path}: damaged at item {item:,}: items do not follow each other; {WRITE_AGAIN}")

@@ -32,6 +32,22 @@ def read_json(path: Path, remedy: str = "remove it and run the same command agai
     return content
 
 
+def read_text(path: Path, remedy: str) -> str:
+    """Raises a UserError, which ends in the remedy, where the file cannot be read or is no text in UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start}); {remedy}") from None
+
+
+def refuse_other_version(path: Path, content: Mapping[str, Any], known: int, remedy: str = "") -> None:
+    """Raises a UserError where what a file holds has another format version than the one that is known."""
+    if (version := content.get("format_version")) != known:
+        raise UserError(f"{path}: format version {version!r}, but this program reads {known}{remedy}")
+
+
 T = TypeVar("T")
 VARIABLE = "LAZYFORMER_CACHE"  # another folder, where the home is not to be written to
 
@@ -56,21 +72,24 @@ def remembered(name: str, machine: str, key: str, measure: Callable[[], T]) -> T
         UserError: the file is there, but damaged.
     """
     path = cache_file(name)
-    if (found := _read(path).get(machine, {}).get(key)) is not None:
+
+    def known() -> dict[str, dict]:
+        return read_json(path) if path.is_file() else {}
+
+    if (found := known().get(machine, {}).get(key)) is not None:
         return found
-    measured = measure()
-    known = _read(path)
-    measured = known.setdefault(machine, {}).setdefault(key, measured)
+    measured, others = measure(), known()
+    measured = others.setdefault(machine, {}).setdefault(key, measured)
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, known)
+        write_json(path, others)
     return measured
 
 
-def _read(path: Path) -> dict[str, dict]:
-    return read_json(path) if path.is_file() else {}
+def hash_of(path: Path, kind: str) -> str:
+    """In hexadecimal, by a method of hashlib's."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_of(path, "sha256")

@@ -101,13 +101,11 @@ def keep_settings(
     """
     settings = json.loads(json.dumps(settings))  # as they come back from the file: tuples become lists
     if file.exists():
-        differing = differences(read_json(file), settings)
-        if not differing:
+        odd = differences(read_json(file), settings)
+        if not odd:
             return
         if begun:
-            raise UserError(
-                f"{file.parent}: holds {of_what} of other settings ({differing}); give those, or another folder"
-            )
+            raise UserError(f"{file.parent}: holds {of_what} of other settings ({odd}); give those, or another folder")
     for path in made_by_them:
         path.unlink(missing_ok=True)
     write_json(file, settings)

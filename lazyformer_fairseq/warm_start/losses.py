@@ -162,11 +162,6 @@ class Scorer:
         self.seed = seed
         self._known: dict[tuple[str, Optional[tuple[str, ...]]], float] = {}
 
-    @property
-    def tokens(self) -> int:
-        """Masked tokens that are predicted."""
-        return sum(len(batch["masked_positions"]) for batch in self.text)
-
     def start(self, changes: Mapping[str, Any], from_sublayers: Optional[Sequence[str]] = None) -> WarmStart:
         return start_from(self.old, changes, from_sublayers, seed=self.seed)
 
@@ -178,8 +173,7 @@ class Scorer:
         """
         key = (pattern, from_sublayers and tuple(from_sublayers))
         if key not in self._known:
-            trained = self.start({"sublayer_pattern": pattern}, from_sublayers).new
-            self._known[key] = masked_lm_bits(trained, self.text)
+            self._known[key] = masked_lm_bits(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text)
         return self._known[key]
 
     def by_block(self, pattern: str, from_sublayers: Sequence[str]) -> BlockLosses:
@@ -204,7 +198,8 @@ def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
             so_far = after if number == len(changes) else _bits(scorer, *merged.with_changes(changes[:number]))
             progress.update(2)
             rows.append({"old": change.old, "new": change.new, "change": change.text, "alone": alone, "so_far": so_far})
-    return {"unit": "bits", "tokens": scorer.tokens, "before": before, "after": after, "changes": rows}
+    tokens = sum(len(batch["masked_positions"]) for batch in scorer.text)
+    return {"unit": "bits", "tokens": tokens, "before": before, "after": after, "changes": rows}
 
 
 def _bits(scorer: Scorer, pattern: str, from_sublayers: list[str]) -> Optional[float]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
+from lazyformer_fairseq.arguments import refuse_missing
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import option
 
@@ -26,15 +27,13 @@ class WarmOptions:
     )
     max_positions: Optional[int] = option(None, "Of the new model; the old positions are repeated.", low=1, shown=OLD)
     from_sublayers: Optional[str] = option(
-        None,
-        "For each new sublayer the number of the old one whose weights it takes, from 0, or -, as in 0,1,-,3.",
+        None, "For each new sublayer the number of the old one whose weights it takes, from 0, or -, as in 0,1,-,3.",
         shown="the patterns are aligned",
-    )
+    )  # fmt: skip
     text: Optional[Path] = option(
-        None,
-        "Held-out text, to measure the masked-LM loss before and after, and what the change of each sublayer costs: a "
-        "file of raw text, or what lazyformer corpus wrote, whose split valid is read.",
-    )
+        None, "Held-out text, to measure the masked-LM loss before and after, and what the change of each sublayer "
+        "costs: a file of raw text, or what lazyformer corpus wrote, whose split valid is read.",
+    )  # fmt: skip
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -46,8 +45,7 @@ class WarmOptions:
         """Raises a UserError for options of a model that changes where none does, and for a text that is not there."""
         if not self.changes and (self.from_sublayers or self.text):
             raise UserError("--from-sublayers and --text are for a model that changes: give --sublayer-pattern")
-        if self.text is not None and not self.text.exists():
-            raise UserError(f"{self.text}: no such file or folder")
+        refuse_missing(self.text)
 
     def start(self, old: "Trained", tokenizer: "TextTokenizer", source: str) -> "WarmStart":
         """The warm start, its record with losses where there is a text.

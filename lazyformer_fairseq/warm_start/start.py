@@ -41,7 +41,16 @@ def page(record: Mapping[str, Any]) -> str:
     """What became what, and what it cost, in Markdown."""
     name = f" of {record['source']}" if record["source"] else ""
     changed = record["changed_options"].items()
-    rows = [_row(index, sublayer) for index, sublayer in enumerate(record["sublayers"])]
+    rows = [
+        {
+            "": str(index),
+            "sublayer": f"`{sublayer['sublayer']}`",
+            "was": "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}",
+            **{name: ", ".join(sublayer[name]) for name in ("kept", "borrowed")},
+            "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
+        }
+        for index, sublayer in enumerate(record["sublayers"])
+    ]
     parts = [
         f"# Warm start{name}",
         f"`{record['old_pattern']}` became `{record['new_pattern']}`.",
@@ -51,17 +60,6 @@ def page(record: Mapping[str, Any]) -> str:
         _losses(record["losses"]) if record["losses"] else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _row(index: int, sublayer: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "": str(index),
-        "sublayer": f"`{sublayer['sublayer']}`",
-        "was": "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}",
-        "kept": ", ".join(sublayer["kept"]),
-        "borrowed": ", ".join(sublayer["borrowed"]),
-        "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
-    }
 
 
 def _losses(losses: Mapping[str, Any]) -> str:
@@ -129,10 +127,7 @@ class WarmStart:
 
 
 def start_from(
-    old: Trained,
-    changes: Mapping[str, Any],
-    from_sublayers: Optional[Sequence[str]] = None,
-    seed: int = 1,
+    old: Trained, changes: Mapping[str, Any], from_sublayers: Optional[Sequence[str]] = None, seed: int = 1
 ) -> WarmStart:
     """A new encoder with the weights of an old one.
 
@@ -160,8 +155,8 @@ def start_from(
             raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
     taken = [_take(index, origin, old, model, new_plan[index]) for index, origin in enumerate(alignment)]
     weights = _around(old, cfg)
-    for index, part in enumerate(taken):
-        weights |= {f"{SUBLAYERS}{index}.{name}": weight for name, weight in part.weights.items()}
+    parts = ((f"{SUBLAYERS}{index}.", part.weights) for index, part in enumerate(taken))
+    weights |= {f"{place}{name}": weight for place, part in parts for name, weight in part.items()}
     if not cfg.encoder_normalize_before:
         weights |= carry_norms(old.weights, weights, alignment, old.plan, new_plan)
     _keep_ties(weights, model)
@@ -182,9 +177,7 @@ def start_from(
         "source": "",
         "old_pattern": "".join(planned.text for planned in old.plan),
         "new_pattern": "".join(planned.text for planned in new_plan),
-        "changed_options": {
-            name: [before[name], cfg[name]] for name in RESIZED if before[name] != cfg[name]
-        },
+        "changed_options": {name: [before[name], cfg[name]] for name in RESIZED if before[name] != cfg[name]},
         "sublayers": sublayers,
         "left_out": left_out(old.plan, alignment),
         "losses": None,
@@ -206,10 +199,11 @@ def _take(index: int, origin: Optional[int], old: Trained, model: LazyFormerMode
             f"new sublayer {index} ({planned.text}) has no old one to start from, and cannot start without changing "
             f"what the model computes: give an old {planned.kind.letter} by --from-sublayers, or leave it out"
         )
-    fresh = {name: weight.clone() for name, weight in sublayer.state_dict().items()}
-    for name in fresh:
-        if name.startswith(f"{INNER}{last}"):
-            fresh[name].zero_()
+    is_last = f"{INNER}{last}"
+    fresh = {
+        name: torch.zeros_like(weight) if name.startswith(is_last) else weight.clone()
+        for name, weight in sublayer.state_dict().items()
+    }
     return Taken(fresh, new=sorted(fresh))
 
 

@@ -141,8 +141,8 @@ def _take_feed_forward(old: Weights, taken: Taken) -> set[str]:
             f"--encoder-ffn-embed-dim {new_width}: the old model's is {width}, and nothing says which of its numbers "
             f"to leave out; give {width} or more"
         )
-    taken.weights[f"{INNER}fc1.weight"][:width] = old[f"{INNER}fc1.weight"]
-    taken.weights[f"{INNER}fc1.bias"][:width] = old[f"{INNER}fc1.bias"]
+    for kind in KINDS:
+        taken.weights[f"{INNER}fc1.{kind}"][:width] = old[f"{INNER}fc1.{kind}"]
     taken.weights[f"{INNER}fc2.weight"].zero_()[:, :width] = old[f"{INNER}fc2.weight"]
     taken.weights[f"{INNER}fc2.bias"] = old[f"{INNER}fc2.bias"].clone()
     taken.kept += ["fc1", "fc2"]

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from squad_grids import START, write_articles
 
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
-from lazyformer_fairseq.finetuning.tasks.glue import Preparation, prepare_tasks
+from lazyformer_fairseq.finetuning.tasks.glue import GridSettings, prepare_tasks
 
 TOY_TASKS = ("CoLA", "RTE", "MNLI", "STS-B")
 
@@ -27,7 +27,7 @@ def toy_squad(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def prepared(toy_glue, tmp_path_factory) -> dict[str, PreparedTask]:
     """Task -> its prepared data; all lie in one folder ``tasks``."""
-    wanted = Preparation(
+    wanted = GridSettings(
         data=toy_glue, tokenizer=START.parent / "tokenizer", output=tmp_path_factory.mktemp("prepared"), max_length=64,
         tasks=TOY_TASKS,
     )  # fmt: skip

@@ -52,10 +52,9 @@ class SizedDataset(FairseqDataset):
         too_long = int((self.sizes[indices] > max_sizes).sum())
         if too_long:
             raise UserError(
-                f"{too_long} of {len(indices)} examples have more than {max_sizes} tokens, "
-                f"the longest {self.sizes.max()}; "
-                "give as many --max-positions (of the model) and --max-tokens (of a batch), or, in pre-training, fewer "
-                "--tokens-per-sample"
+                f"{too_long} of {len(indices)} examples have more than {max_sizes} tokens, the longest "
+                f"{self.sizes.max()}; give as many --max-positions (of the model) and --max-tokens (of a batch), or, "
+                "in pre-training, fewer --tokens-per-sample"
             )
         return indices, []
 
@@ -91,16 +90,10 @@ def collate_sources(samples: list[dict[str, Any]], pad: int, width: Optional[int
     """
     tokens = data_utils.collate_tokens([sample["source"] for sample in samples], pad, pad_to_length=width)
     lengths = torch.tensor([len(sample["source"]) for sample in samples])
-    return {
-        "id": torch.tensor([sample["id"] for sample in samples]),
-        "nsentences": len(samples),
-        "ntokens": int(lengths.sum()),
-        "net_input": {
-            "src_tokens": tokens,
-            "src_lengths": lengths,
-            "has_padding": bool((lengths != tokens.size(1)).any()),
-        },
-    }
+    net_input = {"src_tokens": tokens, "src_lengths": lengths}
+    net_input["has_padding"] = bool((lengths != tokens.size(1)).any())
+    counts = {"nsentences": len(samples), "ntokens": int(lengths.sum())}
+    return {"id": torch.tensor([sample["id"] for sample in samples]), **counts, "net_input": net_input}
 
 
 class LabelledTextsDataset(SizedDataset):

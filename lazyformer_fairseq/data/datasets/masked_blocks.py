@@ -77,18 +77,18 @@ def kept_blocks(prefix: Union[str, Path], item_sizes: np.ndarray, tokens_per_sam
 
 def _mapped(path: Path, items: int, tokens_per_sample: int) -> Optional[Blocks]:
     """The blocks in a file; None where it is not there, or damaged."""
+    if not path.exists():
+        return None
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        return None
     except Exception as error:  # numpy may raise anything for a damaged header
         logger.warning("%s: damaged, is written anew (%s)", path, error)
         return None
-    if rows.dtype == np.int32 and rows.ndim == 2 and len(rows) == 5 and rows.size:
+    if rows.dtype == np.int32 and rows.ndim == 2 and len(rows) == 5 and rows.size and rows.min() >= 0:
         blocks = Blocks(*map(np.asarray, rows))
-        follow = (np.diff(blocks.first_item) >= 0).all() and (blocks.first_item <= blocks.last_item).all()
-        inside = rows.min() >= 0 and blocks.last_item[-1] < items and (np.diff(blocks.last_item) >= 0).all()
-        if follow and inside and blocks.sizes.max() <= tokens_per_sample:
+        first, last = blocks.first_item, blocks.last_item
+        follow = (first <= last).all() and all((np.diff(each) >= 0).all() for each in (first, last))
+        if follow and last[-1] < items and blocks.sizes.max() <= tokens_per_sample:
             return blocks
     logger.warning("%s: damaged, is written anew", path)
     return None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -126,28 +126,27 @@ class Windows:
         number, sizes = len(self), self.sizes
         found = {"questions": len(file.questions), "windows": number, "tokens": int(sizes.sum())}
         if found != dict(wanted):
-            raise ValueError(
-                f"not the {wanted['questions']:,} questions and {wanted['windows']:,} windows that {source} names"
-            )
+            raise ValueError(f"not the {wanted['questions']:,} questions and {wanted['windows']:,} windows of {source}")
         rows = (self.question, self.place, self.first, self.count, self.own)
         is_whole = self.targets is None or self.targets.shape == (number, 2)
         is_whole = is_whole and all(len(each) == number for each in rows)
         if not is_whole or not np.array_equal(self.paragraph, file.paragraph_of):
             raise ValueError("its parts are not of one size")
         lengths = np.diff(self.context_starts)
+
+        def within(numbers: np.ndarray, end: Any = np.inf) -> bool:
+            return ((numbers >= 0) & (numbers < end)).all()
+
         is_within = (
             len(self.ids) == found["tokens"]
-            and ((self.ids >= 0) & (self.ids < symbols)).all()
-            and (sizes > 0).all()
-            and ((self.question >= 0) & (self.question < found["questions"])).all()
-            and ((self.place >= 0) & (self.first >= 0) & (self.count >= 0)).all()
-            and (self.place + self.count <= sizes).all()
-            and len(lengths) == len(file.contexts)
-            and self.context_starts[0] == 0
-            and (lengths >= 0).all()
+            and within(self.ids, symbols)
+            and within(sizes - 1)
+            and within(self.question, found["questions"])
+            and all(map(within, (self.place, self.first, self.count, sizes - self.place - self.count, lengths)))
+            and (len(lengths), self.context_starts[0]) == (len(file.contexts), 0)
             and self.context_starts[-1] == len(self.offsets)
-            and (self.first + self.count <= lengths[self.paragraph[self.question]]).all()
-            and (self.targets is None or ((self.targets >= 0) & (self.targets < sizes[:, None])).all())
+            and within(lengths[self.paragraph[self.question]] - self.first - self.count)
+            and (self.targets is None or within(self.targets, sizes[:, None]))
         )
         if not is_within:
             raise ValueError("its numbers lead outside")
@@ -435,8 +434,7 @@ class QuestionWindowsDataset(LabelledTextsDataset):
 
     def collater(self, samples: list[dict]) -> dict:
         """As of LabelledTextsDataset, `target` (B, 2), and the `split`."""
-        batch = super().collater(samples)
-        if not batch:
+        if not (batch := super().collater(samples)):
             return batch
         batch["split"] = self.split
         if self.marks_questions:

@@ -179,8 +179,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
 
     def __init__(self, *args, separators: int = 2, has_token_types: bool = False, **kwargs):
         super().__init__(*args, **kwargs)
-        self.separators = separators
-        self.has_token_types = has_token_types
+        self.separators, self.has_token_types = separators, has_token_types
         self.room = self.tokens_per_sample - 2 - separators  # of text
         if self.room < 2:
             raise UserError(
@@ -206,9 +205,8 @@ class SentencePairsDataset(MaskedBlocksDataset):
         return self.pairs.sizes + (2 + self.separators)
 
     def set_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            for drawn in ("pairs", "sizes"):
-                self.__dict__.pop(drawn, None)
+        for drawn in ("pairs", "sizes") if epoch != self.epoch else ():
+            vars(self).pop(drawn, None)
         super().set_epoch(epoch)
 
     def block(self, index: int) -> np.ndarray:
@@ -233,8 +231,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
 
         For models with token types `net_input` has `token_types` (B, T) too.
         """
-        batch = super().collater(samples)
-        if not batch:
+        if not (batch := super().collater(samples)):
             return batch
         batch["next_sentence"] = torch.tensor([int(sample["is_random"]) for sample in samples])
         if self.has_token_types:

@@ -135,20 +135,16 @@ class TokenStreams(FairseqDataset):
         if not 0 <= segment < len(self):
             raise IndexError(segment)
         start, end = (int(border) for border in self.borders[segment : segment + 2])
-        source, target = (torch.full((len(self.starts), end - start), self.pad) for _ in range(2))
-        for row in range(len(self.starts)):
+        rows = len(self.starts)
+        source, target = (torch.full((rows, end - start), self.pad) for _ in range(2))
+        for row in range(rows):
             filled = 0
             for first, last in self._stretches(row, start, end):
                 self._fill(source[row, filled:], target[row, filled:], first, last)
                 filled += last - first
-        return {
-            "id": torch.full((len(self.starts),), segment),
-            "segment": segment,
-            "nsentences": len(self.starts),
-            "ntokens": int(target.ne(self.pad).sum()),
-            "net_input": {"src_tokens": source},
-            "target": target,
-        }
+        counts = {"segment": segment, "nsentences": rows, "ntokens": int(target.ne(self.pad).sum())}
+        place = torch.full((rows,), segment)
+        return {"id": place, **counts, "net_input": {"src_tokens": source}, "target": target}
 
     def _stretches(self, row: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Where places `start` to `end` of a stream of this worker are in the text: in two parts around its end."""

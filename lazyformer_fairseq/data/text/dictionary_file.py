@@ -19,6 +19,7 @@ from fairseq.data import Dictionary
 
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.json_files import read_text
 
 SPECIAL_LINE = "#lazyformer:special "
 ROLES = ("bos", "pad", "eos", "unk", "mask")
@@ -38,9 +39,7 @@ class PlacedDictionary(Dictionary):
 
     def __init__(self, symbols: Sequence[str], special: Mapping[str, str]):
         if set(special) != set(ROLES) or len(set(special.values())) < len(ROLES):
-            raise UserError(
-                f"special symbols {dict(special)}: must be one for each of {', '.join(ROLES)}, all different"
-            )
+            raise UserError(f"special symbols {dict(special)}: must be one each of {', '.join(ROLES)}, all different")
         if lacking := sorted(set(special.values()) - set(symbols)):
             raise UserError(f"special symbol {lacking[0]!r} is not in the dictionary")
         if len(set(symbols)) < len(symbols):
@@ -49,9 +48,8 @@ class PlacedDictionary(Dictionary):
         for symbol in symbols:
             self.add_symbol(symbol)
         self.special = dict(special)
-        self.bos_index, self.pad_index, self.eos_index, self.unk_index = (
-            self.indices[special[role]] for role in ROLES[:4]
-        )
+        for role in ROLES[:4]:
+            setattr(self, f"{role}_index", self.indices[special[role]])
         self.nspecial = 0  # `save` leaves none out
 
     def _get_meta(self) -> tuple[list[str], list[str]]:
@@ -88,33 +86,19 @@ def load_dictionary(path: Union[str, Path]) -> Dictionary:
         UserError: the file is missing, not UTF-8, or holds no symbol, or a line has another form or comes twice.
     """
     path = Path(path)
-    lines = _read_lines(path)
+    text = read_text(path, "give the folder that preprocessing wrote, with dict.txt in it")
+    lines = io.StringIO(text, newline=None).readlines()
     if lines and lines[0].startswith(SPECIAL_LINE):
         try:
             special = _parse_special(lines[0])
-            return PlacedDictionary(
-                _parse_lines(path, lines, Dictionary(add_special_symbols=False), 2).symbols, special
-            )
+            symbols = _parse_lines(path, lines, Dictionary(add_special_symbols=False), 2).symbols
+            return PlacedDictionary(symbols, special)
         except UserError as error:
             raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     dictionary = _parse_lines(path, lines, Dictionary(), first=1)
     if len(dictionary) == dictionary.nspecial:
         raise UserError(f"{path}: not a dictionary, it holds no symbol")
     return dictionary
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.readlines()
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file; give the folder that preprocessing wrote, with dict.txt in it"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not a dictionary, no UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _parse_lines(path: Path, lines: Sequence[str], dictionary: Dictionary, first: int) -> Dictionary:

@@ -17,7 +17,7 @@ import numpy as np
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -78,9 +78,8 @@ class TextTokenizer(ABC):
         """The symbols as fairseq's Dictionary. Whoever needs ids alone does not wait seconds for fairseq."""
         from lazyformer_fairseq.data.text.dictionary_file import dictionary_of_symbols
 
-        return dictionary_of_symbols(
-            self.symbols, {role: self.symbols[index] for role, index in self.special._asdict().items()}
-        )
+        special = {role: self.symbols[index] for role, index in self.special._asdict().items()}
+        return dictionary_of_symbols(self.symbols, special)
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -158,8 +157,7 @@ class TextTokenizer(ABC):
 def read_description(path: Path, format_version: int) -> dict[str, Any]:
     """The contents of tokenizer.json in a version's format; UserError for anything else."""
     description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
-    if (version := description.get("format_version")) != format_version:
-        raise UserError(f"{path}: format version {version!r}, but this program reads {format_version}")
+    refuse_other_version(path, description, format_version)
     return description
 
 
@@ -174,9 +172,7 @@ def read_hashed_files(folder: Path, names: Sequence[str], description: Mapping[s
         try:
             contents[name] = (folder / name).read_bytes()
         except OSError as error:
-            raise UserError(
-                f"{folder / name}: cannot be read ({error.strerror}); is {folder} a tokenizer folder?"
-            ) from None
+            raise UserError(f"{folder / name}: cannot be read ({error.strerror}); is {folder} a tokenizer's?") from None
         if description["sha256"].get(name) != hashlib.sha256(contents[name]).hexdigest():
             raise UserError(
                 f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "

@@ -75,9 +75,7 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
         model = {**defaults, **model}
         if model["continuing_subword_prefix"] != "##" or model["max_input_chars_per_word"] < 1:
-            raise UserError(
-                f"its model is no WordPiece of BERT's, whose pieces inside a word begin with ##; {ACCEPTED}"
-            )
+            raise UserError(f"its model is no WordPiece of BERT's, whose pieces inside words begin with ##; {ACCEPTED}")
     elif model.get("dropout"):
         raise UserError(f"its model cuts words at random (dropout {model['dropout']}); set dropout to null")
     elif model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -110,9 +108,7 @@ def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
     ids = dict(recipe["model"]["vocab"])
     for token in recipe["added_tokens"]:
         if ids.setdefault(token["content"], token["id"]) != token["id"]:
-            raise UserError(
-                f"the added token {token['content']!r} has the ids {ids[token['content']]} and {token['id']}"
-            )
+            raise UserError(f"the added token {token['content']!r} has ids {ids[token['content']]} and {token['id']}")
     if len(set(ids.values())) < len(ids):
         raise UserError("two of its symbols share an id")
     return ids
@@ -247,9 +243,8 @@ class LibraryNormaliser:
         """
         if not keep_unknown:
             return self._words(text)
-        parts = [
-            part for plain in text.split(UNKNOWN_OF_CORPUS) for part in (self._words(plain), self.settings.unknown)
-        ]
+        unknown, plain = self.settings.unknown, text.split(UNKNOWN_OF_CORPUS)
+        parts = [part for each in plain for part in (self._words(each), unknown)]
         return " ".join(filter(None, parts[:-1]))
 
     def _words(self, text: str) -> str:
@@ -260,9 +255,7 @@ class LibraryNormaliser:
 
 @lru_cache(maxsize=4)
 def _components(normaliser: str, division: str) -> tuple:
-    from tokenizers import Tokenizer
-
     model = {"type": "WordLevel", "vocab": {}, "unk_token": UNKNOWN_OF_CORPUS}
     parts = {"normalizer": json.loads(normaliser), "pre_tokenizer": json.loads(division), "model": model}
-    library = Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **parts}))
+    library = library_from({"version": "1.0", "added_tokens": [], **parts})
     return library.normalizer, library.pre_tokenizer

@@ -10,6 +10,7 @@ goes through in tokenizer.json or, beside a vocab.txt, in tokenizer_config.json.
 in transformers.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -18,32 +19,13 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
-from lazyformer_fairseq.data.text.interface import (
-    DICTIONARY_FILE,
-    SETTINGS_FILE,
-    FolderName,
-    SpecialIds,
-    TextTokenizer,
-    read_description,
-    read_hashed_files,
-    write_hashed_files,
-)
-from lazyformer_fairseq.data.text.library_recipe import (
-    ACCEPTED,
-    MOST_IDS,
-    LibraryNormaliser,
-    LibrarySettings,
-    build_library,
-    check_recipe,
-    ids_of,
-    library_from,
-    refusals_of_the_library,
-    trimming_of,
-)
+from lazyformer_fairseq.data.text import interface, library_recipe
+from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, FolderName, SpecialIds
+from lazyformer_fairseq.data.text.library_recipe import ACCEPTED, MOST_IDS, check_recipe, ids_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.json_files import read_json, read_text, write_json
 
 FORMAT_VERSION = 2  # 1 is the format of a SentencePiece model's folder
 KIND = "tokenizers"
@@ -53,7 +35,7 @@ INSIDE_WORD = "##"  # how WordPiece marks a piece that begins no word
 ROLES = SpecialIds._fields
 
 
-class LibraryTokenizer(TextTokenizer):
+class LibraryTokenizer(interface.TextTokenizer):
     """Text <-> ids of another model's vocabulary: equal to those of the library on the model's own files.
 
     A special symbol of the model in a text is one id only where it is ``[MASK]``, ``[UNK]`` or an added token; what
@@ -92,15 +74,15 @@ class LibraryTokenizer(TextTokenizer):
         symbol_of = {index: symbol for symbol, index in ids.items()}
         self.symbols = [symbol_of.get(row, f"<row {row}>") for row in range(description["rows"])]
         silent = tuple(self._names[role] for role in ("bos", "pad", "eos"))
-        self._library = build_library(recipe, silent)
+        self._library = library_recipe.build_library(recipe, silent)
         self._model = self._library.model
         for symbol in silent:
             if ids[symbol] in self.encode(symbol):
                 raise UserError(f"a text that holds the word {symbol!r} would end there; this program cannot use it")
-        self.settings = LibrarySettings(
+        self.settings = library_recipe.LibrarySettings(
             json.dumps(recipe["normalizer"]), json.dumps(recipe["pre_tokenizer"]), self._names["unk"]
         )
-        self.normalise = LibraryNormaliser(self.settings)
+        self.normalise = library_recipe.LibraryNormaliser(self.settings)
 
     @classmethod
     def load(cls, folder: FolderName) -> "LibraryTokenizer":
@@ -114,7 +96,7 @@ class LibraryTokenizer(TextTokenizer):
         refuse_without_extra("huggingface", "a tokenizer that came with another model")
         folder = Path(folder)
         description = check_description(folder / SETTINGS_FILE)
-        contents = read_hashed_files(folder, (PIECES_FILE, DICTIONARY_FILE), description)
+        contents = interface.read_hashed_files(folder, (PIECES_FILE, DICTIONARY_FILE), description)
         try:
             recipe = check_recipe(read_json(folder / PIECES_FILE, "copy the whole tokenizer folder again"))
             tokenizer = cls(folder, recipe, description)
@@ -142,7 +124,7 @@ class LibraryTokenizer(TextTokenizer):
             PIECES_FILE: (json.dumps(recipe, indent=1) + "\n").encode(),
             DICTIONARY_FILE: dictionary_bytes(tokenizer.dictionary),
         }
-        write_hashed_files(folder, contents, {"format_version": FORMAT_VERSION, "kind": KIND, **description})
+        interface.write_hashed_files(folder, contents, {"format_version": FORMAT_VERSION, "kind": KIND, **description})
         return cls.load(folder)
 
     def encode(self, text: str) -> list[int]:
@@ -154,7 +136,7 @@ class LibraryTokenizer(TextTokenizer):
         return encoding.ids, encoding.offsets
 
     def encode_normalised(self, words: str) -> list[int]:
-        return [index for ids in self._numbers_of(words.split(" ") if words else []) for index in ids]
+        return list(itertools.chain.from_iterable(self._numbers_of(words.split(" ") if words else [])))
 
     def _numbers_of(self, words: list[str]) -> list[list[int]]:
         unknown, tokenize = self._names["unk"], self._model.tokenize
@@ -165,7 +147,7 @@ class LibraryTokenizer(TextTokenizer):
 
         There a mark such as a comma belongs to the word before it, and the first piece of a text begins a word.
         """
-        is_end = np.isin(ids, (self.special.bos, self.special.pad, self.special.eos))
+        is_end = np.isin(ids, self.special[:3])  # <s>, <pad>, </s>
         after_end = np.append(True, is_end[:-1]) if len(ids) else is_end
         return ~is_end & (self._starts_word[ids] | after_end)
 
@@ -177,8 +159,7 @@ class LibraryTokenizer(TextTokenizer):
         return np.array([symbol.startswith(SPACE) or symbol in whole for symbol in self.symbols])
 
     def decode(self, ids: Iterable[int]) -> str:
-        silent = (self.special.bos, self.special.pad, self.special.eos)
-        kept = [index for index in map(int, ids) if index not in silent]
+        kept = [index for index in map(int, ids) if index not in self.special[:3]]
         return self._library.decode(kept, skip_special_tokens=False).strip()
 
     def write_for_transformers(self, folder: FolderName, token_types: bool = False) -> None:
@@ -209,7 +190,7 @@ class LibraryTokenizer(TextTokenizer):
             },
         }
         whole = {**self._recipe, "truncation": None, "padding": None, "post_processor": around}
-        if trimming := trimming_of(self._recipe):
+        if trimming := library_recipe.trimming_of(self._recipe):
             whole["post_processor"] = {"type": "Sequence", "processors": [trimming, around]}
         (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
         config = {
@@ -218,13 +199,12 @@ class LibraryTokenizer(TextTokenizer):
             "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
             "clean_up_tokenization_spaces": False,
         }
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+        write_json(folder / "tokenizer_config.json", config, durable=False)
 
 
 def check_description(path: Path) -> dict[str, Any]:
     """The checked contents of tokenizer.json; UserError for anything else."""
-    description = read_description(path, FORMAT_VERSION)
+    description = interface.read_description(path, FORMAT_VERSION)
     kinds = {"special": dict, "sha256": dict, "rows": int, "separators": int, "second_type": int}
     is_whole = (
         description.get("kind") == KIND
@@ -240,9 +220,8 @@ def check_description(path: Path) -> dict[str, Any]:
     return description
 
 
-NAMES_OF_ROLES = dict(
-    bos="cls_token", pad="pad_token", eos="sep_token", unk="unk_token", mask="mask_token"
-)  # in the files of a model
+# In the files of a model.
+NAMES_OF_ROLES = dict(bos="cls_token", pad="pad_token", eos="sep_token", unk="unk_token", mask="mask_token")
 USUAL_NAMES = (("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
 OPTIONS_OF_BERT = {  # of tokenizer_config.json -> of the library's normaliser
     "do_lower_case": ("lowercase", (bool,)),
@@ -295,17 +274,12 @@ def _main_file(source: Path) -> Path:
     """The file that holds the vocabulary."""
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; give the one with the model's config.json")
-    for name in ("tokenizer.json", "vocab.txt"):
-        if (source / name).is_file():
-            return source / name
-    if (source / "vocab.json").is_file() and (source / "merges.txt").is_file():
-        return source / "vocab.json"
-    for name in SENTENCE_PIECE_FILES:
-        if (source / name).is_file():
-            raise UserError(f"{source / name}: is a SentencePiece model (ALBERT, DeBERTa, XLM-R); {ACCEPTED}")
-    raise UserError(
-        f"{source}: no tokenizer there; expected tokenizer.json, or vocab.txt, or vocab.json and merges.txt"
-    )
+    for names in (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")):
+        if all((source / name).is_file() for name in names):
+            return source / names[0]
+    if found := next(filter(Path.is_file, (source / name for name in SENTENCE_PIECE_FILES)), None):
+        raise UserError(f"{found}: is a SentencePiece model (ALBERT, DeBERTa, XLM-R); {ACCEPTED}")
+    raise UserError(f"{source}: no tokenizer there; expected tokenizer.json, vocab.txt, or vocab.json and merges.txt")
 
 
 def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,9 +287,9 @@ def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, A
     if path.name == "tokenizer.json":
         values = read_json(path, ADVICE)
     elif path.name == "vocab.txt":
-        values = _word_piece(_read_text(path).split("\n"))
+        values = _word_piece(read_text(path, ADVICE).split("\n"))
     else:
-        values = _byte_level(read_json(path, ADVICE), _read_text(source / "merges.txt").split("\n"))
+        values = _byte_level(read_json(path, ADVICE), read_text(source / "merges.txt", ADVICE).split("\n"))
     if path.name != "tokenizer.json":
         added = _optional_json(source / "added_tokens.json")
         values["added_tokens"] = [{"id": index, "content": symbol} for symbol, index in added.items()]
@@ -336,15 +310,10 @@ def _word_piece(lines: list[str]) -> dict[str, Any]:
         lines.pop()
     vocabulary = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
     is_cased = any(any(map(str.isupper, piece)) for piece in vocabulary if not piece.startswith(("[", "<")))
+    normaliser = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
     return {
         "model": {"type": "WordPiece", "vocab": vocabulary},
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": not is_cased,
-        },
+        "normalizer": {**normaliser, "lowercase": not is_cased},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
     }
 
@@ -408,10 +377,10 @@ def _joining(
     """How many separators stand in a pair, and the token type of its second text: asked of the library itself."""
     if post_processor is None:
         return (1, 1) if recipe["model"]["type"] == "WordPiece" else (2, 0)
-    build_library(recipe)  # is the rest all right?
-    library = library_from({**recipe, "post_processor": post_processor})
+    library_recipe.build_library(recipe)  # is the rest all right?
+    library = library_recipe.library_from({**recipe, "post_processor": post_processor})
     bos, eos = ids[special["bos"]], ids[special["eos"]]
-    with refusals_of_the_library():
+    with library_recipe.refusals_of_the_library():
         single, pair = library.encode("a"), library.encode("a", "a")
     around = [
         [index for index, is_special in zip(of.ids, of.special_tokens_mask, strict=True) if is_special]
@@ -428,12 +397,3 @@ def _joining(
 
 def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path, ADVICE) if path.is_file() else {}
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start}); {ADVICE}") from None

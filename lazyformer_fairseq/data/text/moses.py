@@ -28,6 +28,7 @@ that stands for several stops, and very long gaps (writing that the rules know a
 rules with the whole text.
 """
 
+import itertools
 import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
@@ -95,12 +96,8 @@ REWRITTEN = {
         (rf'\.\K"(?=[{WHITESPACE}]*[^<{SIGNS}]{MARK})', ""),
         (MARK, ""),
     ],
-    ("(\\d)\u00a0(\\d)", r"\g<1>,\g<2>"): [
-        (rf"{NOT_TAKEN}[{DECIMALS}]\K\u00a0(?=[{DECIMALS}])", ","),
-    ],
-    ("(\\d)\u00a0(\\d)", r"\g<1>.\g<2>"): [
-        (rf"{NOT_TAKEN}[{DECIMALS}]\K\u00a0(?=[{DECIMALS}])", "."),
-    ],
+    ("(\\d)\u00a0(\\d)", r"\g<1>,\g<2>"): [(rf"{NOT_TAKEN}[{DECIMALS}]\K\u00a0(?=[{DECIMALS}])", ",")],
+    ("(\\d)\u00a0(\\d)", r"\g<1>.\g<2>"): [(rf"{NOT_TAKEN}[{DECIMALS}]\K\u00a0(?=[{DECIMALS}])", ".")],
 }
 
 
@@ -128,12 +125,11 @@ def punctuation_rules(language: str) -> list[Rule]:
             )
         else:
             rules.append((pattern, content))
-    return [Rule(*rule) for rule in rules]
+    return list(itertools.starmap(Rule, rules))
 
 
-def whitespace_rules() -> list[Rule]:
-    """Single spaces, and none at the edges."""
-    return [Rule(f"[{WHITESPACE}]+", " "), Rule(f"{START} +| +{END}", "")]
+NO_SPACE_AT_EDGES = Rule(f"{START} +| +{END}", "")
+WHITESPACE_RULES = [Rule(f"[{WHITESPACE}]+", " "), NO_SPACE_AT_EDGES]
 
 
 def word_rules(language: str) -> list[Rule]:
@@ -166,7 +162,7 @@ def word_rules(language: str) -> list[Rule]:
 def moses_rules(language: str, normalise_punctuation: bool, tokenise: bool) -> list[Rule]:
     """All rules of these settings, which leave single spaces."""
     rules = punctuation_rules(language) if normalise_punctuation else []
-    return rules + (word_rules(language) if tokenise else []) + whitespace_rules()
+    return rules + (word_rules(language) if tokenise else []) + WHITESPACE_RULES
 
 
 def _apostrophe_rules(language: str, numeric: str) -> list[Rule]:

@@ -265,10 +265,8 @@ def _length_of_swap(raw: str, normal: str, at: int, here: int) -> int:
 def _change(raw: str, normal: str, at: int, here: int) -> tuple[int, int]:
     """The fewest units of raw that have gone and of normal that have come, so that both agree behind them."""
     for total in range(1, LONGEST_CHANGE):
-        for gone in range(total + 1):
-            come = total - gone
-            first, second = at + gone, here + come
-            if raw[first : first + TELLING] == normal[second : second + TELLING]:
+        for gone, come in zip(range(total + 1), range(total, -1, -1), strict=True):
+            if raw[at + gone :][:TELLING] == normal[here + come :][:TELLING]:
                 return gone, come
     return 1, 1
 

@@ -11,6 +11,7 @@ fraction of the time and memory: the 2 million running words of WikiText-2 are 2
 """
 
 import io
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -21,29 +22,10 @@ from typing import Union
 import numpy as np
 import sentencepiece
 
-from lazyformer_fairseq.data.text.interface import (
-    DICTIONARY_FILE,
-    SETTINGS_FILE,
-    FolderName,
-    SpecialIds,
-    TextTokenizer,
-    read_description,
-    read_hashed_files,
-    write_hashed_files,
-)
+from lazyformer_fairseq.data.text import interface, normalisation
+from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, FolderName, SpecialIds
 from lazyformer_fairseq.data.text.library_tokenizer import KIND, LibraryTokenizer
-from lazyformer_fairseq.data.text.normalisation import (
-    FIRST_SYMBOLS,
-    MASK,
-    UNKNOWN,
-    Span,
-    TextNormaliser,
-    TextSettings,
-    cover,
-    places_of,
-    spans_of_parts,
-    symbol_pattern,
-)
+from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, Span, TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
@@ -94,7 +76,7 @@ def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, setting
 
 def _training_lines(word_counts: Iterable[tuple[str, int]], settings: TextSettings) -> Iterator[str]:
     """``word TAB count``, without what reads like a symbol, in one order."""
-    symbol = symbol_pattern(settings)
+    symbol = normalisation.symbol_pattern(settings)
     for word, count in sorted(word_counts, key=lambda pair: (-pair[1], pair[0])):
         for part in symbol.split(word)[0::2]:
             if part:
@@ -109,9 +91,7 @@ def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -
         return UserError(f"vocabulary of {vocab_size}: too large for this text; give at most {largest}, or more text")
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         smallest = int(found[1]) + symbols_beside_pieces
-        return UserError(
-            f"vocabulary of {vocab_size}: too small for the characters of this text; give at least {smallest}"
-        )
+        return UserError(f"vocabulary of {vocab_size}: too small for this text's characters; give at least {smallest}")
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return UserError("no text to train the tokenizer on: every sentence is empty")
     return error
@@ -123,7 +103,7 @@ BOS, PAD, EOS, UNK = range(len(FIRST_SYMBOLS))
 SPACE = "\u2581"  # sentencepiece's own sign for it
 
 
-class Tokenizer(TextTokenizer):
+class Tokenizer(interface.TextTokenizer):
     """Text <-> ids of one dictionary. Make one with :meth:`load` or :meth:`train_on_counts`.
 
     Attributes:
@@ -139,7 +119,7 @@ class Tokenizer(TextTokenizer):
         super().__init__(folder)
         self._model = model
         self.settings = settings
-        self.normalise = TextNormaliser(settings)
+        self.normalise = normalisation.TextNormaliser(settings)
         self.symbols = symbols_of(model, settings)
         self._index = {symbol: index for index, symbol in enumerate(self.symbols)}
         self.special = SpecialIds(BOS, PAD, EOS, UNK, self._index[MASK])
@@ -149,7 +129,7 @@ class Tokenizer(TextTokenizer):
         self._piece_of_id = {
             int(index): piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
         }
-        self._symbol = symbol_pattern(settings)
+        self._symbol = normalisation.symbol_pattern(settings)
 
     @classmethod
     def load(cls, folder: FolderName) -> "Tokenizer":
@@ -159,12 +139,10 @@ class Tokenizer(TextTokenizer):
             UserError: a file is missing, damaged, of another format version, or does not match the others.
         """
         folder = Path(folder)
-        description = read_description(folder / SETTINGS_FILE, FORMAT_VERSION)
+        description = interface.read_description(folder / SETTINGS_FILE, FORMAT_VERSION)
         if not isinstance(description.get("sha256"), dict) or "settings" not in description:
-            raise UserError(
-                f"{folder / SETTINGS_FILE}: sha256 or settings is missing; copy the whole tokenizer folder again"
-            )
-        contents = read_hashed_files(folder, (MODEL_FILE, DICTIONARY_FILE), description)
+            raise UserError(f"{folder / SETTINGS_FILE}: sha256 or settings is missing; copy the whole folder again")
+        contents = interface.read_hashed_files(folder, (MODEL_FILE, DICTIONARY_FILE), description)
         try:
             settings = TextSettings.from_json(description["settings"])
         except UserError as error:
@@ -222,7 +200,7 @@ class Tokenizer(TextTokenizer):
     def _write(cls, model_bytes: bytes, name: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
         symbols = symbols_of(_load_model(model_bytes, name), settings)
         contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(symbols)}
-        write_hashed_files(folder, contents, {"format_version": FORMAT_VERSION, "settings": asdict(settings)})
+        interface.write_hashed_files(folder, contents, {"format_version": FORMAT_VERSION, "settings": asdict(settings)})
         return cls.load(folder)
 
     def encode(self, text: str) -> list[int]:
@@ -275,9 +253,9 @@ class Tokenizer(TextTokenizer):
         starts_at = places[0][0]
         of_plain = [(starts_at, starts_at), *places]
         if written != plain:  # the model has a normalisation of its own
-            covered = [cover(of_plain[first:last]) for first, last in places_of(written, plain)]
-            of_plain = [span or (starts_at, starts_at) for span in covered]
-        return spans_of_parts(written, of_plain, [len(piece) for piece in pieces])
+            covers = (of_plain[first:last] for first, last in normalisation.places_of(written, plain))
+            of_plain = [normalisation.cover(each) or (starts_at, starts_at) for each in covers]
+        return normalisation.spans_of_parts(written, of_plain, [len(piece) for piece in pieces])
 
     @cached_property
     def _id_of_number(self) -> np.ndarray:
@@ -307,16 +285,13 @@ class Tokenizer(TextTokenizer):
     def words(self, ids: Iterable[int]) -> str:
         """The normalised words that ids stand for, divided by spaces: undoes :meth:`encode_normalised`."""
         parts: list[str] = []
-        pieces: list[int] = []
-        for index in map(int, ids):
-            if index in self._piece_of_id and index != UNK:
-                pieces.append(self._piece_of_id[index])
+        is_piece = lambda index: index in self._piece_of_id and index != UNK  # noqa: E731
+        for are_pieces, run in itertools.groupby(map(int, ids), key=is_piece):
+            if are_pieces:
+                parts.append(self._model.decode([self._piece_of_id[index] for index in run]))
                 continue
-            parts.append(self._model.decode(pieces))
-            is_silent = index in (BOS, PAD, EOS)
-            parts.append("" if is_silent else self.symbols[index] if index < len(self.symbols) else UNKNOWN)
-            pieces = []
-        parts.append(self._model.decode(pieces))
+            said = (index for index in run if index not in (BOS, PAD, EOS))
+            parts += (self.symbols[index] if index < len(self.symbols) else UNKNOWN for index in said)
         return " ".join(filter(None, (part.strip() for part in parts)))
 
 
@@ -326,8 +301,8 @@ def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettin
     Raises:
         UserError: a piece reads like one of the symbols (possible only without Moses tokens).
     """
-    number_of_pieces = range(model.get_piece_size())
-    pieces = [model.id_to_piece(i) for i in number_of_pieces if not (model.is_unknown(i) or model.is_control(i))]
+    numbers = [i for i in range(model.get_piece_size()) if not (model.is_unknown(i) or model.is_control(i))]
+    pieces = list(map(model.id_to_piece, numbers))
     symbols = dict.fromkeys(FIRST_SYMBOLS)
     for symbol in (*pieces, *settings.special_tokens, MASK):
         if symbol in symbols:
@@ -363,7 +338,7 @@ def _dictionary_bytes(symbols: Sequence[str]) -> bytes:
     return "".join(f"{symbol} 1\n" for symbol in symbols[len(FIRST_SYMBOLS) :]).encode()
 
 
-def load_tokenizer(folder: FolderName) -> TextTokenizer:
+def load_tokenizer(folder: FolderName) -> interface.TextTokenizer:
     """Reads a tokenizer folder; nothing in it is run or unpickled.
 
     Raises:

@@ -100,10 +100,9 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
 
     def positions(self, sample: dict) -> Tensor:
         """Those of the masked tokens among the B * T of a batch, int64 (M,)."""
-        positions = sample.get("masked_positions")
-        if positions is None:  # a batch of fairseq's own tasks
-            positions = as_positions(sample["target"].ne(self.padding_idx))
-        return positions
+        if (positions := sample.get("masked_positions")) is not None:
+            return positions
+        return as_positions(sample["target"].ne(self.padding_idx))  # a batch of fairseq's own tasks
 
     def score(self, model, sample: dict, positions: Tensor, logits_MV: Tensor) -> tuple[Tensor, dict]:
         """The summed loss in nats, without that of spans, and what to log."""
@@ -132,8 +131,8 @@ def _to_log(sample: dict, loss: Tensor, sample_size) -> dict:
 
 def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
     """The summed loss with that of spans, if the model has any; logs the latter, and their mean, times tokens."""
-    network = next((module for module in model.modules() if isinstance(module, Stack)), None)
-    spans = [] if network is None else network.options.common.get(SPANS, [])
+    networks = (module for module in model.modules() if isinstance(module, Stack))
+    spans = next((network.options.common.get(SPANS, []) for network in networks), [])
     if not spans:
         return loss
     penalty = torch.stack([span.penalty() for span in spans]).sum() * sample_size
@@ -195,8 +194,9 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
         """As :class:`MaskedLMAccuracyCriterion`'s; in training with a teacher's terms."""
         if not self.training or not self.teacher:
             return super().forward(model, sample, reduce)
-        if not self.networks:
-            self._meet(model)
+        if not self.networks:  # puts the teacher where the model is
+            weight, (teacher,) = next(model.parameters()), self.teacher
+            self.networks = (network_of(model), network_of(teacher.to(device=weight.device, dtype=weight.dtype)))
         cfg, positions = self.cfg, self.positions(sample)
         wants_attention = cfg.distill_attention_weight > 0
         given = {**sample["net_input"], "masked_tokens": positions, "return_all_hiddens": wants_attention}
@@ -224,23 +224,13 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
                 bits = total(name, logging_outputs) / sample_size / math.log(2)
                 metrics.log_scalar(name, bits, sample_size, round=3)
 
-    def _meet(self, model: nn.Module) -> None:
-        """Puts the teacher where the model is."""
-        weight = next(model.parameters())
-        self.teacher[0].to(device=weight.device, dtype=weight.dtype)
-        self.networks = (network_of(model), network_of(self.teacher[0]))
-        if self.cfg.distill_attention_weight > 0:
-            last_attentions(*self.networks)  # raises where they cannot be compared
-
-    def _attention(self, net_input: dict, states: list[Tensor], teachers_states: list[Tensor]) -> Tensor:
-        """The mean divergence of the last distributions."""
-        own, teachers = self.networks
-        last, teachers_last = last_attentions(own, teachers)
-        padding_mask = net_input["src_tokens"].eq(self.padding_idx)
-        padding_mask = padding_mask if net_input.get("has_padding", True) else None
-        found = distribution(own, last, states[last], padding_mask)
+    def _attention(self, net_input: dict, *states: list[Tensor]) -> Tensor:
+        """The mean divergence of the last distributions, from the states of the model and the teacher."""
+        padding_mask = net_input["src_tokens"].eq(self.padding_idx) if net_input.get("has_padding", True) else None
+        (own, place), (teachers, teachers_place) = zip(self.networks, last_attentions(*self.networks), strict=True)
+        found = distribution(own, place, states[0][place], padding_mask)
         with torch.no_grad():
-            teachers_own = distribution(teachers, teachers_last, teachers_states[teachers_last], padding_mask)
+            teachers_own = distribution(teachers, teachers_place, states[1][teachers_place], padding_mask)
         return attention_kl(found, teachers_own, padding_mask)
 
 
@@ -286,14 +276,13 @@ def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
             f"--distill: the teacher has {teacher.num_heads} heads, the model {student.num_heads}: their attention "
             f"cannot be compared; {_ADVICE}"
         )
-    return _last_attention(student), _last_attention(teacher)
-
-
-def _last_attention(network: Stack) -> int:
-    found = [number for number, planned in enumerate(network.plan) if DISTRIBUTION in planned.kind.hands_on]
-    if not found:
+    found = [
+        [number for number, planned in enumerate(network.plan) if DISTRIBUTION in planned.kind.hands_on]
+        for network in (student, teacher)
+    ]
+    if not all(found):
         raise UserError("--distill: teacher or model has no sublayer that makes an attention distribution; " + _ADVICE)
-    return found[-1]
+    return found[0][-1], found[1][-1]
 
 
 def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:

@@ -47,8 +47,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             f"the checkpoint was trained with a dictionary of {loaded[per_word].size(0)} symbols, this run's has "
             f"{own[per_word].size(0)}; use the tokenizer and data that the checkpoint was trained with"
         )
-    ours = own["dictionary_sha256"]
-    if not torch.equal(loaded.get("dictionary_sha256", ours).to(ours.device), ours):
+    if not torch.equal(loaded.get("dictionary_sha256", ours := own["dictionary_sha256"]).to(ours.device), ours):
         raise UserError(
             "the checkpoint was trained with another dictionary, of the same size but with other symbols or another "
             "order; use the tokenizer and data that the checkpoint was trained with"
@@ -68,9 +67,8 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             )
         if not loaded[name].isfinite().all():
             raise UserError(f"the checkpoint's {name} holds NaN or Inf; take an older checkpoint")
-    for name in loaded:
-        if name not in own:
-            raise UserError(f"the checkpoint has a weight {name} that this model lacks; {advice}")
+    if lacking := [name for name in loaded if name not in own]:
+        raise UserError(f"the checkpoint has a weight {lacking[0]} that this model lacks; {advice}")
 
 
 class CheckedModel(BaseFairseqModel):
@@ -157,7 +155,6 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     pooler is also what stands below the classes of the head ``next_sentence``.
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
-    in_checkpoint = {name for name in state_dict if name.startswith(PREFIX)}
     shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
     unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
     fresh = {_head(name) for name in own if name not in state_dict or _head(name) in unfit}
@@ -169,9 +166,8 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     for head in sorted(unfit - ({source} if from_pooler else set())):
         reason = "has another number of outputs, or of maps, there" if head in heads else "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
-    for name in in_checkpoint:
-        if _head(name) in unfit:
-            del state_dict[name]
+    for name in [name for name in state_dict if name.startswith(PREFIX) and _head(name) in unfit]:
+        del state_dict[name]
     for head in sorted(fresh - unfit):
         logger.info("classification head %s is not in the checkpoint and starts with fresh weights", head)
     for name in sorted(from_pooler):

@@ -9,14 +9,9 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+from fairseq import models
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import (
-    ARCH_CONFIG_REGISTRY,
-    ARCH_MODEL_INV_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-    register_model_architecture,
-)
+from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model_architecture
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.errors import UserError
@@ -46,9 +41,7 @@ class LazyFormerConfig(FairseqDataclass):
     encoder_ffn_embed_dim: int = option(_ENCODER.encoder_ffn_embed_dim, "width of the feed-forward sublayers")
     encoder_attention_heads: int = option(_ENCODER.encoder_attention_heads, "number of attention heads")
     encoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm), not after it (BERT)")
-    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option(
-        "gelu", "of the feed-forward sublayers; relu_squared is Primer's"
-    )
+    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("gelu", "of feed-forward sublayers; relu_squared is Primer's")
     head_activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("gelu", "activation of the masked-LM head")
     layer_norm_eps: float = option(EPS, "what each LayerNorm adds to the variance; BERT's is 1e-12")
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs")
@@ -58,9 +51,7 @@ class LazyFormerConfig(FairseqDataclass):
     max_positions: int = option(512, "longest sequence, <s> and </s> included")
     copy_positions: bool = option(False, "repeat a checkpoint's positions up to --max-positions, where it has fewer")
     token_types: int = option(0, "rows of a table that says which of two texts a token is of; BERT has 2")
-    relative_position_buckets: int = option(
-        _ENCODER.relative_position_buckets, "of T5's relative position bias; 0: none"
-    )
+    relative_position_buckets: int = option(_ENCODER.relative_position_buckets, "of T5's relative bias; 0: none")
     relative_position_max_distance: int = option(128, "from this distance on all relative positions share a bucket")
     attention_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(AUTO, BACKENDS_HELP)
     lazy_backend: str = option("", SUPPRESS)  # see reliability.options.OLD_NAMES
@@ -77,15 +68,11 @@ class CausalLMConfig(FairseqDataclass):
     decoder_ffn_embed_dim: int = option(_DECODER.decoder_ffn_embed_dim, "width of the feed-forward sublayers")
     decoder_attention_heads: int = option(_DECODER.decoder_attention_heads, "number of attention heads")
     decoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm) instead of after it")
-    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option(
-        "relu", "of the feed-forward sublayers; relu_squared is Primer's"
-    )
+    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("relu", "of feed-forward sublayers; relu_squared is Primer's")
     dropout: float = option(_DECODER.dropout, "dropout on embeddings, encoded distances, sublayer outputs and features")
     attention_dropout: float = option(_DECODER.attention_dropout, "dropout on attention distributions")
     activation_dropout: float = option(_DECODER.activation_dropout, "dropout after the feed-forward activation")
-    adaptive_softmax_cutoff: str = option(
-        _DECODER.adaptive_softmax_cutoff, "ids that start a new band of words; '': one band"
-    )
+    adaptive_softmax_cutoff: str = option(_DECODER.adaptive_softmax_cutoff, "ids that start a band of words; '': one")
     adaptive_softmax_factor: int = option(_DECODER.adaptive_softmax_factor, "by which each band's vectors are narrower")
     mem_len: int = option(_DECODER.mem_len, "tokens of the previous segments to attend to; 0 for no memory")
     clamp_len: int = option(0, "distances beyond this one are taken for it; 0 or -1 for no such limit")
@@ -128,6 +115,6 @@ def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
 def without_bert_base(models_by_name: dict[str, str]) -> dict[str, str]:
     """fairseq's ``ARCH_MODEL_NAME_REGISTRY``, in place, and the three beside it, without its own ``bert_base``."""
     if (model := models_by_name.pop("bert_base", None)) is not None:
-        del ARCH_MODEL_REGISTRY["bert_base"], ARCH_CONFIG_REGISTRY["bert_base"]
-        ARCH_MODEL_INV_REGISTRY[model].remove("bert_base")
+        del models.ARCH_MODEL_REGISTRY["bert_base"], models.ARCH_CONFIG_REGISTRY["bert_base"]
+        models.ARCH_MODEL_INV_REGISTRY[model].remove("bert_base")
     return models_by_name

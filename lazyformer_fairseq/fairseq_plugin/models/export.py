@@ -25,7 +25,7 @@ from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import SAFETENSORS, loading_checked
 from lazyformer_fairseq.fairseq_plugin.reliability.options import OLD_NAMES, with_new_names
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 FORMAT, FORMAT_VERSION = "lazyformer model", 1
@@ -85,10 +85,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config = read_json(path, "copy the whole folder again")
     if config.get("format") != FORMAT:
         raise UserError(f"{path}: not the config of an exported model; write it with `lazyformer export`")
-    if config.get("format_version") != FORMAT_VERSION:
-        raise UserError(
-            f"{path}: format version {config.get('format_version')!r}, but this program reads {FORMAT_VERSION}"
-        )
+    refuse_other_version(path, config, FORMAT_VERSION)
     options = config.get("model")
     if not isinstance(options, dict) or config.get("architecture") != ARCHITECTURE:
         raise UserError(f"{path}: must have the architecture {ARCHITECTURE} and the options of its model")
@@ -121,12 +118,8 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
 def write_model(loaded: LazyFormerHub, folder: Path) -> None:
     """Writes a model and its tokenizer into a folder that is there already, file by file."""
     options = with_new_names(OmegaConf.to_container(OmegaConf.structured(loaded.model.cfg), enum_to_str=True))
-    config = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "architecture": ARCHITECTURE,
-        "model": {name: options[name] for name in OPTIONS},
-    }
+    config = {"format": FORMAT, "format_version": FORMAT_VERSION, "architecture": ARCHITECTURE}
+    config["model"] = {name: options[name] for name in OPTIONS}
     metadata = {"format": "pt", "architecture": ARCHITECTURE, "sublayer_pattern": options["sublayer_pattern"]}
     save_model(loaded.model, str(folder / WEIGHTS_FILE), metadata)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

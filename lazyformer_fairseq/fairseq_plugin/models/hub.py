@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
@@ -97,9 +98,7 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
         for part, registry in (("model", ARCH_MODEL_REGISTRY), ("task", TASK_REGISTRY)):
             name = (state["cfg"].get(part) or {}).get("_name")
             if name is not None and name not in registry:
-                raise UserError(
-                    f"{path}: its {part} {name!r} is unknown here; import what registers it, if it is yours"
-                )
+                raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it if it is yours")
         if unknown := sorted(set(options) - set(LazyFormerConfig.__dataclass_fields__)):
             known = "not a checkpoint of this package's models, or of a later version"
             raise UserError(f"{path}: {known}: no setting {', '.join(unknown)}")
@@ -153,9 +152,8 @@ class LazyFormerHub(nn.Module):
             (texts,) = texts
         if not texts:
             raise UserError("no text: give one or more, as in extract_features('One text.', 'Another.')")
-        for text in texts:
-            if not isinstance(text, str):
-                raise UserError(f"{text!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise UserError(f"{wrong[0]!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
         rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
         return data_utils.collate_tokens(rows, self.tokenizer.special.pad).to(self.device)
@@ -256,20 +254,13 @@ class LazyFormerHub(nn.Module):
             raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: must be 1 at least")
         head = self._span_head(head)
         longest = min(settings.longest, self.model.max_positions())
-        settings = question_windows.WindowSettings(
-            longest, settings.stride, min(settings.longest_question, longest // 2)
-        )
+        settings = replace(settings, longest=longest, longest_question=min(settings.longest_question, longest // 2))
         file = SquadFile(Path("the text"), [Paragraph("", context, (Question("", question, ()),))])
-        dataset = question_windows.QuestionWindowsDataset(
-            file,
-            question_windows.make_windows(self.tokenizer, file, settings),
-            split="",
-            longest_answer=longest_answer,
-            pad=self.tokenizer.special.pad,
-            shuffle=False,
-            types_after=self.tokenizer.special.eos if self.model.cfg.token_types > 1 else None,
-            marks_questions=bool(self.model.encoder.sentence_encoder.asking),
-        )
+        windows, special = question_windows.make_windows(self.tokenizer, file, settings), self.tokenizer.special
+        types_after = special.eos if self.model.cfg.token_types > 1 else None
+        marks = bool(self.model.encoder.sentence_encoder.asking)
+        how = {"pad": special.pad, "shuffle": False, "types_after": types_after, "marks_questions": marks}
+        dataset = question_windows.QuestionWindowsDataset(file, windows, "", longest_answer, **how)
         (answers,) = find_answers(self.model, head, dataset, max(n_best, question_windows.USUAL_ANSWERS))
         return answers[:n_best]
 
@@ -318,8 +309,8 @@ def logits_of(
     """
     device = next(model.parameters()).device
     batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max(max_tokens, int(dataset.sizes.max())))
-    bar = tqdm(total=len(dataset), desc=name, unit=f" {unit}", delay=2, disable=None if name else True, leave=False)
-    with bar as progress:
+    shown = {"desc": name, "unit": f" {unit}", "delay": 2, "disable": None if name else True, "leave": False}
+    with tqdm(total=len(dataset), **shown) as progress:
         for batch in batches:
             sample = dataset.collater([dataset[index] for index in batch])
             inputs = apply_to_sample(lambda tensor: tensor.to(device), sample["net_input"])

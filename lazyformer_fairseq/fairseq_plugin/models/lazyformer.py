@@ -11,14 +11,9 @@ import torch
 from fairseq.models import FairseqEncoder, FairseqEncoderModel, register_model
 from torch import Tensor, nn
 
-from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match, hub
+from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match, config, hub
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import CheckedModel, dictionary_hash
-from lazyformer_fairseq.fairseq_plugin.models.config import (
-    CausalLMConfig,
-    LazyFormerConfig,
-    parse_cutoffs,
-    register_presets,
-)
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.modules.networks import heads
@@ -30,6 +25,8 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
 logger = logging.getLogger(__name__)
+
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 @register_model("lazyformer", dataclass=LazyFormerConfig)
@@ -118,14 +115,11 @@ class LazyFormerModel(checkpoint_match.CheckedModel, FairseqEncoderModel):
                 name, num_classes, kind, heads.outputs_of(previous),
             )  # fmt: skip
         head = heads.HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
-        head.apply(init_bert_weights)
-        self.classification_heads[name] = head
+        self.classification_heads[name] = head.apply(init_bert_weights)
 
     def register_pooler(self) -> None:
         """Adds a pooler with fresh weights, as the head that is called so."""
-        pooler = heads.Pooler(self.cfg.encoder_embed_dim)
-        pooler.apply(init_bert_weights)
-        self.classification_heads[heads.POOLER] = pooler
+        self.classification_heads[heads.POOLER] = heads.Pooler(self.cfg.encoder_embed_dim).apply(init_bert_weights)
 
     def register_next_sentence_head(self) -> None:
         """Adds BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
@@ -142,6 +136,9 @@ class LazyFormerModel(checkpoint_match.CheckedModel, FairseqEncoderModel):
 class _EncoderWithHead(FairseqEncoder):
     """The encoder and its masked-LM head behind fairseq's encoder interface."""
 
+    SIZES = ("max_positions", "relative_position_buckets", "relative_position_max_distance", "token_types",
+             "layer_norm_eps")  # fmt: skip
+
     def __init__(self, cfg: LazyFormerConfig, dictionary):
         super().__init__(dictionary)
         self.sentence_encoder = Encoder(
@@ -150,18 +147,11 @@ class _EncoderWithHead(FairseqEncoder):
             embed_dim=cfg.encoder_embed_dim,
             ffn_embed_dim=cfg.encoder_ffn_embed_dim,
             num_heads=cfg.encoder_attention_heads,
-            max_positions=cfg.max_positions,
             padding_idx=dictionary.pad(),
-            dropout=cfg.dropout,
-            attention_dropout=cfg.attention_dropout,
-            activation_dropout=cfg.activation_dropout,
             activation=ACTIVATIONS[str(cfg.activation_fn)],
             normalize_before=cfg.encoder_normalize_before,
-            relative_position_buckets=cfg.relative_position_buckets,
-            relative_position_max_distance=cfg.relative_position_max_distance,
-            token_types=cfg.token_types,
-            layer_norm_eps=cfg.layer_norm_eps,
             attention_backend=backend_of(cfg),
+            **{name: getattr(cfg, name) for name in (*DROPOUTS, *self.SIZES)},
         )
         self.sentence_encoder.compiles = cfg.compile
         self.lm_head = heads.MaskedLMHead(
@@ -187,7 +177,7 @@ class _EncoderWithHead(FairseqEncoder):
         return self.sentence_encoder.max_positions
 
 
-register_presets("lazyformer", ARCHITECTURES)
+config.register_presets("lazyformer", ARCHITECTURES)
 
 
 @register_model("lazyformer_lm", dataclass=CausalLMConfig)
@@ -217,17 +207,12 @@ class CausalLanguageModel(CheckedModel):
             embed_dim=cfg.decoder_embed_dim,
             ffn_embed_dim=cfg.decoder_ffn_embed_dim,
             num_heads=cfg.decoder_attention_heads,
-            mem_len=cfg.mem_len,
-            clamp_len=cfg.clamp_len,
-            same_length=cfg.same_length,
-            cutoffs=parse_cutoffs(cfg.adaptive_softmax_cutoff),
+            cutoffs=config.parse_cutoffs(cfg.adaptive_softmax_cutoff),
             div_val=cfg.adaptive_softmax_factor,
-            dropout=cfg.dropout,
-            attention_dropout=cfg.attention_dropout,
-            activation_dropout=cfg.activation_dropout,
             activation=ACTIVATIONS[str(cfg.activation_fn)],
             normalize_before=cfg.decoder_normalize_before,
             attention_backend=backend_of(cfg),
+            **{name: getattr(cfg, name) for name in (*DROPOUTS, "mem_len", "clamp_len", "same_length")},
         )
         self.softmax = AdaptiveSoftmax(self.decoder.embedding)
         self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))
@@ -266,4 +251,4 @@ class CausalLanguageModel(CheckedModel):
         return nll.view_as(target).masked_fill(target == self.padding_idx, 0), extra
 
 
-register_presets("lazyformer_lm", CAUSAL_ARCHITECTURES)
+config.register_presets("lazyformer_lm", CAUSAL_ARCHITECTURES)

@@ -27,7 +27,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, List, NamedTuple, Optional  # noqa: UP035
+from typing import Any, List, Optional  # noqa: UP035
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -50,13 +50,21 @@ class AdamLikeOptimizer(FairseqOptimizer):
 
     Attributes:
         NAME: the value of ``--optimizer``.
+        PREFIX: of its own options.
     """
 
-    NAME = ""
+    NAME = PREFIX = ""
 
     @property
-    def rate(self) -> float:
-        return self.cfg.lr[0] if isinstance(self.cfg.lr, Collection) else self.cfg.lr
+    def optimizer_config(self) -> dict[str, Any]:
+        """Options of the torch optimizer."""
+        betas, eps = (getattr(self.cfg, f"{self.PREFIX}_{name}") for name in ("betas", "eps"))
+        return {
+            "lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Collection) else self.cfg.lr,
+            "betas": betas_of(betas, f"--{self.PREFIX}-betas"),
+            "eps": eps,
+            "weight_decay": self.cfg.weight_decay,
+        }
 
     def groups_of(self, params: list[torch.Tensor]) -> list[dict]:
         """One group, or with ``--no-decay-bias-and-norm`` two: matrices, and vectors.
@@ -81,7 +89,8 @@ class AdamLikeOptimizer(FairseqOptimizer):
         Raises:
             UserError: it is of another optimizer, of other weights, or of other groups of them.
         """
-        if _is_lambs(self.param_groups) != _is_lambs(state_dict["param_groups"]):
+        ours, theirs = (any(name in of[0] for name in LAMBS) for of in (self.param_groups, state_dict["param_groups"]))
+        if ours != theirs:
             raise UserError(
                 f"the checkpoint was not trained with --optimizer {self.NAME}: give the one it was trained with, or "
                 "--reset-optimizer"
@@ -127,10 +136,6 @@ class AdamLikeOptimizer(FairseqOptimizer):
         )
 
 
-def _is_lambs(groups: list[dict]) -> bool:
-    return any(name in groups[0] for name in LAMBS)
-
-
 def betas_of(value: Any, option: str) -> tuple[float, float]:
     """Two numbers in [0, 1), given as a pair or as text, by `option`.
 
@@ -159,22 +164,12 @@ class FusedAdamConfig(FairseqDataclass):
 class FusedAdam(AdamLikeOptimizer):
     """Adam in the paper's setting by default (LazyFormer, Table 5)."""
 
-    NAME = "fused_adam"
+    NAME, PREFIX = "fused_adam", "adam"
 
     def __init__(self, cfg: FusedAdamConfig, params):
         super().__init__(cfg)
         logger.info("optimizer: torch.optim.AdamW(fused=True)")
         self._optimizer = torch.optim.AdamW(self.groups_of(list(params)), fused=True, **self.optimizer_config)
-
-    @property
-    def optimizer_config(self) -> dict[str, Any]:
-        """Options of the torch optimizer."""
-        return {
-            "lr": self.rate,
-            "betas": betas_of(self.cfg.adam_betas, "--adam-betas"),
-            "eps": self.cfg.adam_eps,
-            "weight_decay": self.cfg.weight_decay,
-        }
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
         if not self.cfg.no_decay_bias_and_norm:  # which one vector cannot have
@@ -182,33 +177,22 @@ class FusedAdam(AdamLikeOptimizer):
         super().load_state_dict(state_dict, optimizer_overrides)
 
     def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """apex's counts the updates elsewhere."""
-        return from_apex(saved, self._optimizer)
+        """apex's FusedAdam counts the updates elsewhere; what is torch's comes back as it is."""
+        has_steps = any("step" in moments for moments in saved["state"].values())
+        if has_steps or "bias_correction" not in saved["param_groups"][0]:
+            return saved
+        state, groups, updates = dict(saved["state"]), [], 0
+        for group, own_group in zip(saved["param_groups"], self.param_groups, strict=True):
+            updates = int(group.get("step", 0))
+            for number in state.keys() & set(group["params"]):
+                state[number] = {**state[number], "step": torch.tensor(float(updates))}
+            groups.append({**own_group, **{name: group[name] for name in (*SHARED_SETTINGS, "params")}})
+        logger.info("optimizer: the checkpoint's state is apex's FusedAdam's, after %d updates", updates)
+        return {**saved, "state": state, "param_groups": groups}
 
     @property
     def supports_flat_params(self) -> bool:
         return not self.cfg.no_decay_bias_and_norm
-
-
-def from_apex(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
-    """A checkpoint's state in the layout of torch's AdamW, which is to load it; what is torch's comes back as it is.
-
-    Args:
-        saved: what ``state_dict`` of apex's FusedAdam returned, or torch's, with as many groups as `own` has.
-    """
-    if (
-        any("step" in moments for moments in saved["state"].values())
-        or "bias_correction" not in saved["param_groups"][0]
-    ):
-        return saved
-    state, groups, updates = dict(saved["state"]), [], 0
-    for group, own_group in zip(saved["param_groups"], own.param_groups, strict=True):
-        updates = int(group.get("step", 0))
-        for number in state.keys() & set(group["params"]):
-            state[number] = {**state[number], "step": torch.tensor(float(updates))}
-        groups.append({**own_group, **{name: group[name] for name in (*SHARED_SETTINGS, "params")}})
-    logger.info("optimizer: the checkpoint's state is apex's FusedAdam's, after %d updates", updates)
-    return {**saved, "state": state, "param_groups": groups}
 
 
 def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
@@ -287,22 +271,23 @@ class Lamb(torch.optim.Optimizer):
             time = _time_of(group, torch.device("cpu"))
             for weight in weights:
                 if not _is_on_gpu(weight):
-                    self._step_on_processor(group, time, self._tensors_of(weight))
+                    self._step_on_processor(group, time, *self._tensors_of(weight))
             for bucket in _buckets(filter(_is_on_gpu, weights)):
                 _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
         return loss
 
-    def _tensors_of(self, weight: Tensor) -> "_Tensors":
+    def _tensors_of(self, weight: Tensor) -> list[Tensor]:
+        """The weight, its gradient, its first and second moments; all but the weight contiguous."""
         state = self.state[weight]
         if not state:
             for name in MOMENTS:
                 state[name] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        return _Tensors(weight, weight.grad.contiguous(), *(state[name] for name in MOMENTS))
+        return [weight, weight.grad.contiguous(), *(state[name] for name in MOMENTS)]
 
-    def _step_on_processor(self, group: dict[str, Any], time: Tensor, tensors: "_Tensors") -> None:
-        weight = tensors.weight.contiguous()
+    def _step_on_processor(self, group: dict[str, Any], time: Tensor, own: Tensor, *tensors: Tensor) -> None:
+        weight = own.contiguous()
         update = self._scratch_like(weight)
-        flat = [tensor.view(-1) for tensor in (weight, update, *tensors[1:])]
+        flat = [tensor.view(-1) for tensor in (weight, update, *tensors)]
         squares = [0.0, 0.0]
         for w, u, g, m, v in zip(*(tensor.split(PIECE) for tensor in flat), strict=True):
             torch.mul(w, -group["weight_decay"], out=u)
@@ -310,8 +295,8 @@ class Lamb(torch.optim.Optimizer):
             squares[0] += torch.dot(w, w).item()
             squares[1] += torch.dot(u, u).item()
         flat[0].add_(update, alpha=group["lr"] * _ratio(*map(math.sqrt, squares), group))
-        if weight is not tensors.weight:
-            tensors.weight.copy_(weight)
+        if weight is not own:
+            own.copy_(weight)
 
     def _scratch_like(self, weight: Tensor) -> Tensor:
         """Memory of the largest tensor so far, as `weight`; what it holds is undefined."""
@@ -321,28 +306,20 @@ class Lamb(torch.optim.Optimizer):
         return scratch[: weight.numel()]
 
 
-class _Tensors(NamedTuple):
-    """A weight and what belongs to it; all but the weight contiguous."""
-
-    weight: Tensor
-    gradient: Tensor
-    first: Tensor
-    second: Tensor
-
-
-def _step_on_gpu(group: dict[str, Any], tensors: list[_Tensors]) -> None:
+def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
     """Of many tensors in a few kernels, and once waiting for their norms."""
-    weights = [each.weight.contiguous() for each in tensors]
+    own, *others = map(list, zip(*tensors, strict=True))
+    weights = [weight.contiguous() for weight in own]
     updates = torch._foreach_mul(weights, -group["weight_decay"])
     times = [_time_of(group, weights[0].device)] * len(weights)
-    _subtract_adams_update(group, times, updates, *map(list, list(zip(*tensors, strict=True))[1:]))
+    _subtract_adams_update(group, times, updates, *others)
     norms = torch.stack([*torch._foreach_norm(weights), *torch._foreach_norm(updates)]).tolist()
     pairs = zip(norms[: len(weights)], norms[len(weights) :], strict=True)
     torch._foreach_mul_(updates, [group["lr"] * _ratio(*pair, group) for pair in pairs])
     torch._foreach_add_(weights, updates)
-    for each, weight in zip(tensors, weights, strict=True):
-        if weight is not each.weight:
-            each.weight.copy_(weight)
+    for each, weight in zip(own, weights, strict=True):
+        if weight is not each:
+            each.copy_(weight)
 
 
 def _is_on_gpu(weight: Tensor) -> bool:
@@ -386,21 +363,6 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
     return min(weight_norm, group["max_weight_norm"] or math.inf) / update_norm
 
 
-def fitted(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
-    """A state that another LAMB saved, for `own` to load: it keeps its settings that the other does not know.
-
-    Ours, apex's ``FusedLAMB`` and pytorch_optimizer's ``Lamb`` count updates in the same place and have moments of the
-    same names.
-    """
-    groups = []
-    for group, own_group in zip(saved["param_groups"], own.param_groups, strict=True):
-        known = {name: value for name, value in own_group.items() if name not in ("params", "step")}
-        shared = {name: value for name, value in group.items() if name in known or name in ("params", "step")}
-        groups.append({**known, **shared})
-    moments = {number: {name: each[name] for name in MOMENTS} for number, each in saved["state"].items() if each}
-    return {**saved, "state": moments, "param_groups": groups}
-
-
 @dataclass
 class NvLambConfig(FairseqDataclass):
     lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
@@ -415,9 +377,12 @@ class NvLambConfig(FairseqDataclass):
 
 @register_optimizer("nvlamb", dataclass=NvLambConfig)
 class NvLamb(AdamLikeOptimizer):
-    """Gradients are clipped by fairseq's ``--clip-norm`` alone: apex's ``FusedLAMB`` does it itself, to norm 1."""
+    """Gradients are clipped by fairseq's ``--clip-norm`` alone: apex's ``FusedLAMB`` does it itself, to norm 1.
 
-    NAME = "nvlamb"
+    Flat weights are not supported, as fairseq has it unless told otherwise: each tensor has its own ratio.
+    """
+
+    NAME, PREFIX = "nvlamb", "lamb"
 
     def __init__(self, cfg: NvLambConfig, params):
         super().__init__(cfg)
@@ -431,20 +396,22 @@ class NvLamb(AdamLikeOptimizer):
     def optimizer_config(self) -> dict[str, Any]:
         """Options of the torch optimizer."""
         return {
-            "lr": self.rate,
-            "betas": betas_of(self.cfg.lamb_betas, "--lamb-betas"),
-            "eps": self.cfg.lamb_eps,
-            "weight_decay": self.cfg.weight_decay,
+            **super().optimizer_config,
             "bias_correction": not self.cfg.no_bias_correction,
             "max_weight_norm": self.cfg.max_weight_norm,
             "ratio_without_decay": not self.cfg.no_ratio_without_decay,
         }
 
     def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """apex's and ours differ in their settings."""
-        return fitted(saved, self._optimizer)
+        """A state that another LAMB saved: ours keeps its settings that the other does not know.
 
-    @property
-    def supports_flat_params(self) -> bool:
-        """False: each tensor has its own ratio."""
-        return False
+        Ours, apex's ``FusedLAMB`` and pytorch_optimizer's ``Lamb`` count updates in the same place and have moments of
+        the same names.
+        """
+        groups = []
+        for group, own_group in zip(saved["param_groups"], self.param_groups, strict=True):
+            known = {name: value for name, value in own_group.items() if name not in ("params", "step")}
+            shared = {name: value for name, value in group.items() if name in known or name in ("params", "step")}
+            groups.append({**known, **shared})
+        moments = {number: {name: each[name] for name in MOMENTS} for number, each in saved["state"].items() if each}
+        return {**saved, "state": moments, "param_groups": groups}

@@ -68,7 +68,8 @@ class UpdateGuard:
             getattr(trainer.cfg.task, name, getattr(ReliabilityConfig, name))
             for name in ("max_skipped_updates", "max_rollbacks", "loss_spike")
         )
-        self._check_options()
+        if self.spike and not self.spike > 1:
+            raise UserError(f"--loss-spike {self.spike}: must be more than 1, or 0 for never")
         self.losses: deque[float] = deque(maxlen=RECENT)
         self.checkpoints = GoodCheckpoints(trainer.cfg.checkpoint.save_dir, trainer.checkpoint_suffix)
         self.bad: deque[dict[str, Any]] = deque(maxlen=100)
@@ -76,14 +77,6 @@ class UpdateGuard:
         self.first_bad = 0
         self.begin_update()
         trainer.get_criterion().register_forward_hook(self.hear_batch)
-
-    def _check_options(self) -> None:
-        if self.max_in_a_row < 1:
-            raise UserError(f"--max-skipped-updates {self.max_in_a_row}: must be 1 or more")
-        if self.max_rollbacks < 0:
-            raise UserError(f"--max-rollbacks {self.max_rollbacks}: must not be negative")
-        if self.spike and not self.spike > 1:
-            raise UserError(f"--loss-spike {self.spike}: must be more than 1, or 0 for never")
 
     def begin_update(self) -> None:
         self.logs: list[dict] = []
@@ -211,21 +204,13 @@ class UpdateGuard:
             self.first_bad = update
         self.skipped += 1
         self.skipped_in_a_row += 1
-        self.bad.append(
-            {
-                "update": update + 1,
-                "epoch": getattr(trainer.epoch_iterator, "epoch", None),
-                "reason": str(reason),
-                "loss": self.in_unit(self.loss),
-                "gradient_norm": self.gradient_norm,
-                "learning_rate": trainer.get_lr(),
-                "samples": [torch.as_tensor(sample["id"]).tolist() for sample in samples if sample and "id" in sample],
-            }
-        )
+        numbers = {"loss": self.in_unit(self.loss), "gradient_norm": self.gradient_norm}
+        place = {"update": update + 1, "epoch": getattr(trainer.epoch_iterator, "epoch", None), "reason": str(reason)}
+        found = [torch.as_tensor(sample["id"]).tolist() for sample in samples if sample and "id" in sample]
+        self.bad.append({**place, **numbers, "learning_rate": trainer.get_lr(), "samples": found})
         self._warn(
             f"update {update + 1} is skipped: {reason} (loss {self.in_unit(self.loss)} {self.unit}, gradient norm "
-            f"{self.gradient_norm}); "
-            f"{self.skipped_in_a_row} in a row, {self.skipped} in all"
+            f"{self.gradient_norm}); {self.skipped_in_a_row} in a row, {self.skipped} in all"
         )
         trainer.zero_grad()
         if getattr(trainer.optimizer, "_multiply_factor", None) is not None and trainer.optimizer.scaler is None:
@@ -288,13 +273,12 @@ def can_be_guarded(trainer) -> bool:
 
 def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
     """Numbers and tensors of one element as a float64 vector on the CPU, by one copy from the device of `like`."""
-    values = [like, *others]
     on_device = [
         value.detach().double().reshape(())
         if torch.is_tensor(value) and value.device == like.device
         # A fill, not a copy: it need not wait.
         else like.new_full((), float(value), dtype=torch.float64)
-        for value in values
+        for value in (like, *others)
     ]
     return torch.stack(on_device).cpu()
 
@@ -327,7 +311,7 @@ class GoodCheckpoints:
     def leave_behind(self, updates: int) -> None:
         """Ignores checkpoints of more than `updates`, which the run has abandoned; one saved again counts again."""
         for path in checkpoints_in(self.folder, self.suffix):
-            version = _version(path)
+            version = path, path.stat().st_mtime_ns
             self.left_behind[version] = min(updates, self.left_behind.get(version, updates))
 
     def choose(self, first_bad: int) -> Optional[Path]:
@@ -346,13 +330,9 @@ class GoodCheckpoints:
             except UserError as error:
                 logger.warning("not gone back to: %s", error)
                 continue
-            if has_optimizer and updates <= self.left_behind.get(_version(path), updates):
+            if has_optimizer and updates <= self.left_behind.get((path, path.stat().st_mtime_ns), updates):
                 found[path] = updates
         return max(found, key=lambda path: (found[path] < first_bad, found[path]), default=None)
-
-
-def _version(path: Path) -> tuple[Path, int]:
-    return path, path.stat().st_mtime_ns
 
 
 def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional[Path]:
@@ -394,13 +374,9 @@ def write_report(guard: UpdateGuard) -> Path:
         report = {
             "stopped_at_update": trainer.get_num_updates() + 1,
             "reason": updates[-1]["reason"],
-            "skipped": guard.skipped,
-            "skipped_in_a_row": guard.skipped_in_a_row,
-            "rollbacks": guard.rollbacks,
-            "max_skipped_updates": guard.max_in_a_row,
-            "max_rollbacks": guard.max_rollbacks,
-            "loss_spike": guard.spike,
-            "bad_updates": updates,
+            **{name: getattr(guard, name) for name in ("skipped", "skipped_in_a_row", "rollbacks")},
+            **{"max_skipped_updates": guard.max_in_a_row, "max_rollbacks": guard.max_rollbacks},
+            **{"loss_spike": guard.spike, "bad_updates": updates},
             "unit_of_losses": guard.unit,
             "losses_of_last_good_updates": [guard.in_unit(loss) for loss in guard.losses],
             "what_to_try": WHAT_TO_TRY,

@@ -80,10 +80,10 @@ def save(state: Any, path: Union[str, Path]) -> None:
 class _HashedFile:
     """The file interface that torch.save needs; hashes what it writes and remembers why a write failed."""
 
+    error = None
+
     def __init__(self, file: BinaryIO):
-        self.file = file
-        self.sha256 = hashlib.sha256()
-        self.error = None
+        self.file, self.sha256, self.flush = file, hashlib.sha256(), file.flush
 
     def write(self, data) -> int:
         self.sha256.update(data)
@@ -92,9 +92,6 @@ class _HashedFile:
         except OSError as error:
             self.error = error
             raise
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 def check(path: Union[str, Path]) -> None:
@@ -267,15 +264,14 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except pickle.UnpicklingError as error:
         if "GLOBAL" not in str(error) and "Unsupported" not in str(error):
-            raise DamagedCheckpointError(
-                f"{path}: truncated, damaged or no checkpoint ({_first_line(error)})"
-            ) from error
+            damage = _first_line(error)
+            raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})") from error
         # torch's own message recommends to allow what it found, or to switch the protection off.
         found = _first_line(error.__context__ or error).split(" Please use")[0].rstrip(".")
         raise UserError(
             f"{path}: refused, nothing of it was run. It holds Python objects beyond weights and settings, which could "
-            f"run code when loaded ({found}). Do not use it if you do not trust "
-            "where it comes from; save weights and plain settings alone if it is yours"
+            f"run code when loaded ({found}). Do not use it if you do not trust where it comes from; save weights and "
+            "plain settings alone if it is yours"
         ) from error
     except Exception as error:  # damage makes an unpickler raise anything; its KeyError holds just a number
         speaks = isinstance(error, (OSError, RuntimeError, EOFError))
@@ -295,9 +291,7 @@ def without_code() -> AbstractContextManager[None]:
 def forbid_unsafe_loads(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
     """Removes from it, for children too, what makes ``torch.load`` run code from a file."""
     if environment.pop(UNSAFE_LOADS, None):
-        logger.warning(
-            "%s is set, and taken back: no checkpoint needs it here, and one could run code by it", UNSAFE_LOADS
-        )
+        logger.warning("%s is set, and taken back: a checkpoint could run code by it, and none needs it", UNSAFE_LOADS)
     return environment
 
 
@@ -329,9 +323,7 @@ _NAME = re.compile(
     r"checkpoint(\d+|_\d+_\d+|_update_\d+|_best|\.best_\S+?_(-?\d+\.\d+|nan\d|-?inf\d)|_last)"
     r"(?P<suffix>\S*)\.pt"
 )
-AT_EVERY_START = (
-    "taken at every start, after a kill too; to start from it once, give --continue-once and a new --save-dir"
-)
+AT_EVERY_START = "taken at every start, after a kill too; to start so once, give --continue-once and a new --save-dir"
 
 
 def listed_name(updates: int, suffix: str) -> str:
@@ -399,35 +391,22 @@ def choose(cfg: Any) -> Optional[Path]:
         except DamagedCheckpointError as error:
             damaged = [str(error)]
             others.remove(last)
-    path, updates = newest_intact(others, damaged, without_optimizer=cfg.no_save_optimizer_state)
-    if path is None:
-        listed = "\n  ".join(damaged)
-        raise UserError(f"{cfg.save_dir}: holds no intact checkpoint; move these away to start anew\n  {listed}")
-    logger.warning(
-        "%s\nThe run resumes from the newest intact checkpoint: %s, update %d", "\n".join(damaged), path, updates
-    )
-    return path
-
-
-def newest_intact(paths: list[Path], damaged: list[str], without_optimizer: bool = False) -> tuple[Optional[Path], int]:
-    """The file with the most updates of those that a run can resume from (None: there is none), and its updates.
-
-    Args:
-        damaged: receives what is wrong with the others.
-        without_optimizer: the run does not save the optimizer's state, so a file may lack it.
-    """
-    newest, most = None, -1
-    for path in paths:
+    updates: dict[Path, int] = {}  # of those that the run can resume from
+    for path in others:
         try:
-            contents = look_into(path)
+            updates[path], has_optimizer = look_into(path)
         except DamagedCheckpointError as error:
             damaged.append(str(error))
             continue
-        if not (contents.has_optimizer or without_optimizer):
+        if not (has_optimizer or cfg.no_save_optimizer_state):
+            del updates[path]
             damaged.append(f"{path}: holds no state of the optimizer, so no run can resume from it")
-        elif contents.updates > most:
-            newest, most = path, contents.updates
-    return newest, most
+    if not updates:
+        listed = "\n  ".join(damaged)
+        raise UserError(f"{cfg.save_dir}: holds no intact checkpoint; move these away to start anew\n  {listed}")
+    path, said = max(updates, key=updates.get), "\n".join(damaged)
+    logger.warning("%s\nThe run resumes from the newest intact checkpoint: %s, update %d", said, path, updates[path])
+    return path
 
 
 def _names_of(cfg: Any) -> tuple[Path, Optional[str]]:

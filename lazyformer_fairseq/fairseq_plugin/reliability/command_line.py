@@ -7,6 +7,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
@@ -27,8 +28,7 @@ def printing_user_errors(excepthook: Callable) -> Callable:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
     def hook(kind, error, traceback):
-        user_error = find_user_error(error)
-        if user_error is not None:
+        if (user_error := find_user_error(error)) is not None:
             message = f"error: {user_error}"
             note_user_error()
         elif issubclass(kind, KeyboardInterrupt):
@@ -69,7 +69,5 @@ def without_warnings_nobody_can_act_on(filters: list) -> list:
 
 def note_user_error() -> None:
     """Writes the file that torchrun looks into when a process of its has failed: another try is useless."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        with open(path, "w") as file:
-            json.dump({"message": USER_ERROR}, file)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        Path(path).write_text(json.dumps({"message": USER_ERROR}))

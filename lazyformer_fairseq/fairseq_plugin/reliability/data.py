@@ -81,8 +81,7 @@ def check_data(
 def check_shards(folders: Sequence[str]) -> None:
     """Raises a UserError where a corpus is not whole: a number is missing, or there are fewer shards than written."""
     for parent in dict.fromkeys(Path(folder).parent for folder in folders if SHARD.fullmatch(Path(folder).name)):
-        named = {_shard_number(folder) for folder in folders if Path(folder).parent == parent}
-        there = {_shard_number(path) for path in parent.glob("shard*") if SHARD.fullmatch(path.name)}
+        there = {int(path.name[5:]): path for path in parent.glob("shard*") if SHARD.fullmatch(path.name)}
         wanted = _shards_of_manifest(parent) or 1 + max(there)
         missing = next(number for number in itertools.count() if number not in there)
         if missing < wanted:
@@ -90,16 +89,14 @@ def check_shards(folders: Sequence[str]) -> None:
                 f"{parent / f'shard{missing}'}: this shard is missing; {len(there)} of {wanted} are there. "
                 "Copy the corpus again, or name the shards that are to be read: shard0:shard2"
             )
-        if left_out := sorted(there - named):
+        if left_out := sorted(number for number, path in there.items() if path not in map(Path, folders)):
             logger.warning("%s: shards %s are not read", parent, ", ".join(map(str, left_out)))
 
 
 def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer: Optional[Path] = None) -> None:
     """Raises a UserError where a folder or the tokenizer has another dict.txt than the first folder."""
-    first = Path(folders[0]) / "dict.txt"
+    first, *others = (Path(folder) / "dict.txt" for folder in (*folders, *filter(None, [tokenizer])))
     own = _symbols(first)
-    others = [Path(folder) / "dict.txt" for folder in folders[1:]]
-    others += [tokenizer / "dict.txt"] if tokenizer else []
     for path in others:
         if path.is_file() and path.read_bytes() != first.read_bytes() and _symbols(path) != own:
             raise UserError(
@@ -122,8 +119,7 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
     if manifest is None or parents != {parent} or not SHARD.fullmatch(Path(folders[0]).name) or not is_whole:
         return
     counts = manifest.get(split)
-    wanted = counts.get("tokens") if isinstance(counts, dict) else None
-    if isinstance(wanted, int) and wanted != tokens:
+    if isinstance(counts, dict) and isinstance(wanted := counts.get("tokens"), int) and wanted != tokens:
         raise UserError(
             f"{parent}: its {split} files hold {tokens:,} tokens, {parent / 'manifest.json'} speaks of {wanted:,}: a "
             "file is of another corpus, or of another shard. Copy the corpus again"
@@ -136,10 +132,6 @@ def prefixes(prefix: Path, combine: bool) -> list[Path]:
     while combine and (next_one := prefix.with_name(f"{prefix.name}{len(found)}")).with_suffix(".idx").is_file():
         found.append(next_one)
     return found
-
-
-def _shard_number(folder) -> int:
-    return int(SHARD.fullmatch(Path(folder).name).group(1))
 
 
 def _symbols(path: Path) -> list[str]:
@@ -209,10 +201,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
             )
             return super().load_state_dict({**state, "iterations_in_epoch": 0})
         self.pieces = [dict(piece) for piece in state["pieces"]]
-        if (
-            None not in (self.batch_size, self.pieces[-1]["batch_size"])
-            and self.batch_size != self.pieces[-1]["batch_size"]
-        ):
+        if None not in (self.batch_size, before := self.pieces[-1]["batch_size"]) and self.batch_size != before:
             logger.info("batch size %s, before %s: the rest of the epoch is cut anew", self.batch_size, self.pieces[-1])
             self.pieces.append(self._new_piece())
         self._rest = self._what_is_left(state["epoch"], state["shuffle"])
@@ -240,9 +229,8 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         """Batches of the rest of the epoch, in the order in which all processes together consume them."""
         first, *others = self.pieces
         known = first["batch_size"] in (self.batch_size, None)
-        left = self._whole_order(
-            self.frozen_batches if known else tuple(self._make(first["batch_size"])), first["shards"], epoch, shuffle
-        )[first["consumed"] :]
+        batches = self.frozen_batches if known else tuple(self._make(first["batch_size"]))
+        left = self._whole_order(batches, first["shards"], epoch, shuffle)[first["consumed"] :]
         for piece in others:
             samples = np.array(list(itertools.chain.from_iterable(left)))
             left = self._cut(samples, piece["batch_size"])[piece["consumed"] :]

@@ -42,10 +42,7 @@ CRITERIONS = {
     "stream_language_modeling": "causal_lm",
 }
 OURS = "'lazyformer_fairseq[logging]', or in a checkout pip install '.[logging]'"
-LOGS_NEED = {
-    "tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS),
-    "wandb_project": (("wandb",), OURS),
-}
+LOGS_NEED = {"tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS), "wandb_project": (("wandb",), OURS)}
 
 
 def option(default: Any, help: str) -> Any:
@@ -75,9 +72,7 @@ def backend_of(model: Any) -> str:
 
 @dataclass
 class ReliabilityConfig(FairseqDataclass):
-    keep_updates_list: Optional[str] = option(
-        None, "updates saved for good as checkpoint_update_N.pt, as 100000,200000"
-    )
+    keep_updates_list: Optional[str] = option(None, "updates kept for good as checkpoint_update_N.pt, as 100000,200000")
     max_skipped_updates: int = option(10, "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback")
     max_rollbacks: int = option(3, "to the last good checkpoint, of the whole run, before it stops with a report")
     loss_spike: float = option(0.0, "skip a loss of more than this many times the recent median; 0: never")
@@ -94,6 +89,7 @@ LEAST = {
     **dict.fromkeys(("log_interval", "save_interval", "validate_interval"), 1),
     **dict.fromkeys(("tokens_per_sample", "tgt_len", "valid_tgt_len", "max_positions"), 1),
     **{f"{side}_{size}": 1 for side in ("encoder", "decoder") for size in SIZES},
+    **{"max_skipped_updates": 1, "max_rollbacks": 0},
     **dict.fromkeys(("num_workers", "mem_len", "relative_position_buckets"), 0),
     "clamp_len": -1,
 }
@@ -134,9 +130,7 @@ def refuse_unfit(cfg: DictConfig) -> None:
     """Raises a UserError for what is missing of a run's settings, or where a package is that one of them needs."""
     task = cfg.task._name
     if task in CRITERIONS and getattr(cfg.criterion, "_name", None) in (None, "cross_entropy"):
-        raise UserError(
-            f"--criterion: give {CRITERIONS[task]}; fairseq's default, cross_entropy, cannot train --task {task}"
-        )
+        raise UserError(f"--criterion: give {CRITERIONS[task]}; fairseq's cross_entropy cannot train --task {task}")
     if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
         raise UserError("--batch-size: give the sequences that a process takes at once, or --max-tokens")
     refuse_long_temporary_folder(cfg.dataset.num_workers)
@@ -155,10 +149,8 @@ def refuse_long_temporary_folder(workers: int) -> None:
     """
     if workers == 0 or torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
         return
-    surplus = len(os.fsencode(get_temp_dir())) + SOCKET - LONGEST_SOCKET
-    if surplus > 0:
-        folder = tempfile.gettempdir()
-        length = len(os.fsencode(folder))
+    if (surplus := len(os.fsencode(get_temp_dir())) + SOCKET - LONGEST_SOCKET) > 0:
+        length = len(os.fsencode(folder := tempfile.gettempdir()))
         raise UserError(
             f"--num-workers {workers}: data workers need sockets in the folder of temporary files, whose name is too "
             f"long for that: {folder} has {length} characters, {length - surplus} may be; set TMPDIR to a shorter one, "
@@ -199,9 +191,7 @@ def settle_update_size(cfg: DictConfig) -> None:
     update_freq = share // batch
     if list(cfg.optimization.update_freq) not in ([1], [update_freq]):
         given = ",".join(map(str, cfg.optimization.update_freq))
-        raise UserError(
-            f"--update-freq {given}: --sequences-per-update {per_update} works it out; leave one of them out"
-        )
+        raise UserError(f"--update-freq {given}: --sequences-per-update {per_update} works it out; leave one out")
     cfg.dataset.batch_size, cfg.optimization.update_freq = batch, [update_freq]
     _say(f"an update is {per_update} sequences: {world} processes x {batch} sequences x update-freq {update_freq}")
 
@@ -269,12 +259,11 @@ def importing_one_plugin(import_user_module, args):
     try:
         import_user_module(args)
     except (ImportError, FileNotFoundError) as error:
-        if isinstance(error, FileNotFoundError):
-            what = "no such folder"
-        elif "not globally unique" in str(error) and Path(args.user_dir).name == PACKAGE:
+        what = "no such folder"
+        if isinstance(error, ImportError):
+            if "not globally unique" not in str(error) or Path(args.user_dir).name != PACKAGE:
+                raise
             what = f"{PACKAGE} is loaded already, from another folder; give {Path(__file__).parents[2]}"
-        else:
-            raise
         if "--user-dir" in sys.argv:
             install(Stage.COMMAND_LINE)
         raise UserError(f"--user-dir {args.user_dir}: {what}") from error

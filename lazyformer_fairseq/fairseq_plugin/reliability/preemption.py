@@ -52,10 +52,8 @@ class Preemption:
     """
 
     def __init__(self, trainer):
-        self._trainer = weakref.ref(trainer)
-        self._before = {}
-        self.signal = None
-        self.saved = False
+        self._trainer, self._before = weakref.ref(trainer), {}
+        self.signal, self.saved = None, False
         self.exiting = mmap.mmap(-1, 1)  # a byte that data workers see too: 1 when this process is about to exit
         self._asked, self._arrived = 0.0, None
         self._busy = False
@@ -129,14 +127,12 @@ class Preemption:
             path = checkpoint_utils.save_checkpoint(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
         if trainer.not_saved:
             raise UserError(trainer.not_saved)
+        who = self.signal.name if self.signal else "another process was sent a signal"
+        what = "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)"
         (logger.warning if trainer.is_data_parallel_master else logger.debug)(
-            "%s: %s at %d updates; before the next one the run ends with exit code %d, and the same command resumes "
-            "from %s",
-            self.signal.name if self.signal else "another process was sent a signal",
-            "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)",
-            trainer.get_num_updates(),
-            self.agreed_code(),
-            path or "what was saved before, if anything was",
+            f"{who}: {what} at {trainer.get_num_updates()} updates; before the next one the run ends with exit code "
+            f"{self.agreed_code()}, and the same command resumes from "
+            f"{path or 'what was saved before, if anything was'}"
         )
 
     def end_if_saved(self) -> None:

@@ -23,13 +23,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run
 
-from lazyformer_fairseq.fairseq_plugin.reliability.command_line import (
-    EXIT_CODE,
-    FORWARDED,
-    INTERRUPTED,
-    SIGNALS,
-    USER_ERROR,
-)
+from lazyformer_fairseq.fairseq_plugin.reliability import command_line
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS
 
 
 class Agent(LocalElasticAgent):
@@ -59,8 +54,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group):
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
-            meant_to = (EXIT_CODE, INTERRUPTED)
-            if any(each.exitcode in meant_to or each.message == USER_ERROR for each in result.failures.values()):
+            meant_to, failures = (EXIT_CODE, INTERRUPTED), result.failures.values()
+            if any(each.exitcode in meant_to or each.message == command_line.USER_ERROR for each in failures):
                 self._remaining_restarts = 0
             if self._remaining_restarts:
                 rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
@@ -95,7 +90,7 @@ def main(arguments: list[str]) -> int:
             codes |= {INTERRUPTED if -code == signal.SIGINT else EXIT_CODE for code in codes if -code in SIGNALS}
         if preempted := codes & {INTERRUPTED, EXIT_CODE}:
             return max(preempted)
-        if not any(failure.message == USER_ERROR for failure in failures):
+        if not any(failure.message == command_line.USER_ERROR for failure in failures):
             rank, first = error.get_first_failure()
             print(f"error: process {rank} ended with {ending(first)}; its own output says why", file=sys.stderr)
         return 1

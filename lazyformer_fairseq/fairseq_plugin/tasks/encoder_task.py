@@ -12,7 +12,7 @@ from fairseq.tasks import FairseqTask
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.fairseq_plugin.reliability.data import ExactEpochBatchIterator
+from lazyformer_fairseq.fairseq_plugin.reliability.data import BatchSize, ExactEpochBatchIterator
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +45,15 @@ class EncoderTask(FairseqTask):
         **others,
     ):
         """fairseq's iterator, which can also finish an epoch that began with another batch size."""
-        make_iterator = super().get_batch_iterator
-        iterator = make_iterator(
-            dataset, max_tokens, max_sentences, disable_iterator_cache=disable_iterator_cache, **others
-        )
-
+        make_iterator, cached = super().get_batch_iterator, {"disable_iterator_cache": disable_iterator_cache}
+        iterator = make_iterator(dataset, max_tokens, max_sentences, **cached, **others)
         if not self.can_reuse_epoch_itr(dataset):  # workers that stay for another epoch would wait in vain
             iterator.persistent_workers = False
 
-        def make(size: dict[str, Optional[int]]):
+        def make(size: BatchSize):
             return make_iterator(dataset, **size, disable_iterator_cache=True, **others).frozen_batches
 
-        def cut(samples: np.ndarray, size: dict[str, Optional[int]]):
+        def cut(samples: np.ndarray, size: BatchSize):
             return dataset.batch_by_size(samples, **size)
 
         if isinstance(iterator, ExactEpochBatchIterator):  # as in every run; without one there is nothing to resume

@@ -40,9 +40,7 @@ class FullSentencesMaskedLMConfig(ReliabilityConfig):
     mask_prob: float = option(0.15, "share of tokens to predict")
     leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
     random_token_prob: float = option(0.1, "share of these that become another word")
-    next_sentence: bool = option(
-        False, "read pairs of texts, and learn which follow each other, as BERT; --token-types 2"
-    )
+    next_sentence: bool = option(False, "read pairs of texts, and learn which follow which, as BERT; --token-types 2")
     verify: ChoiceEnum(["quick", "full", "none"]) = option(
         "quick", "check all epochs' data at the start: quick at samples, full at every id"
     )
@@ -122,18 +120,9 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         if items is None:
             raise UserError(f"{path}.bin, {path}.idx: no such files; does --data name the folder of binarised data?")
         make, own_options = self._dataset_class(tokenizer)
-        dataset = make(
-            items,
-            items.sizes,
-            cfg.tokens_per_sample,
-            bos=self.dictionary.bos(),
-            eos=self.dictionary.eos(),
-            masking=self.masking,
-            seed=cfg.seed,
-            name=path,
-            shuffle=split == "train",
-            **own_options,
-        )
+        ends = {"bos": self.dictionary.bos(), "eos": self.dictionary.eos()}
+        how = {"masking": self.masking, "seed": cfg.seed, "name": path, "shuffle": split == "train", **own_options}
+        dataset = make(items, items.sizes, cfg.tokens_per_sample, **ends, **how)
         if split == "train":
             dataset.set_epoch(epoch)
         self.datasets[split] = dataset

@@ -8,9 +8,10 @@ empty at its start.
 """
 
 import logging
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -43,18 +44,7 @@ class StreamLanguageModelingConfig(ReliabilityConfig):
     train_subset: str = II("dataset.train_subset")
 
 
-@dataclass(frozen=True)
-class StreamsShape:
-    """What must be equal for a memory to fit: tokens of the text, rows of all workers, tokens of segment and memory.
-
-    And how epochs cut the streams; older checkpoints do not name it.
-    """
-
-    tokens: int
-    rows: int
-    tgt_len: int
-    mem_len: int
-    cut: str = ""
+Shape = Mapping[str, Union[int, str]]  # what must be equal for a memory to fit, by name
 
 
 class CarriedMemory:
@@ -68,10 +58,6 @@ class CarriedMemory:
     def __init__(self) -> None:
         self.memory = StreamMemory()
         self.next_segment = 0
-
-    def forget(self) -> None:
-        """Empties the memory: the streams continue without a past."""
-        self.memory.clear()
 
     def before(self, segment: int) -> StreamMemory:
         """The memory to read `segment` with: empty at the start of the text (each epoch's) and after a jump."""
@@ -89,7 +75,7 @@ class CarriedMemory:
         self.memory.states = [torch.nan_to_num(state, 0.0, 0.0, 0.0) for state in self.memory.states]
         self.next_segment = segment + 1
 
-    def gather(self, shape: StreamsShape) -> Optional[dict[str, Any]]:
+    def gather(self, shape: Shape) -> Optional[dict[str, Any]]:
         """Returns what a checkpoint keeps: numbers and tensors (rows of all workers, M, C). All workers must call it.
 
         Returns:
@@ -105,20 +91,14 @@ class CarriedMemory:
             states = [_gather_rows(state) for state in states]
             if distributed.get_rank() > 0:
                 return None
-        return {**asdict(shape), "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
+        return {**shape, "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
 
-    def restore(self, saved: dict[str, Any], shape: StreamsShape, rows: slice) -> None:
+    def restore(self, saved: dict[str, Any], shape: Shape, rows: slice) -> None:
         """Takes this worker's `rows` of what :meth:`gather` gave; if that does not fit, warns and stays empty."""
-        differences = [
-            f"{name} {saved.get(name, '')}, now {value}"
-            for name, value in asdict(shape).items()
-            if saved.get(name, "") != value
-        ]
-        if differences:
-            logger.warning(
-                f"the checkpoint's memory does not fit ({'; '.join(differences)}): streams start with empty memory"
-            )
-            return self.forget()
+        pairs = {name: (saved.get(name, ""), value) for name, value in shape.items()}
+        if odd := [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]:
+            logger.warning(f"the checkpoint's memory does not fit ({'; '.join(odd)}): streams start with empty memory")
+            return self.memory.clear()
         self.memory.load_state_dict({"states": [state[rows].clone() for state in saved["states"]]})
         self.next_segment = saved["next_segment"]
         logger.info("restored a memory of %d tokens a stream from the checkpoint", self.memory.length)
@@ -148,11 +128,10 @@ class SegmentIterator(EpochBatchIterator):
     """
 
     def __init__(self, streams: TokenStreams, **settings: Any):
-        batches = [[segment] for segment in range(len(streams))]
         super().__init__(
             streams,
             collate_fn=streams.collater,
-            batch_sampler=batches,
+            batch_sampler=[[segment] for segment in range(len(streams))],
             disable_shuffling=True,
             persistent_workers=False,  # each epoch has an iterator of its own; workers would stay behind
             **settings,
@@ -228,11 +207,9 @@ class StreamLanguageModelingTask(EncoderTask):
         seed: int = 1,
         num_shards: int = 1,
         shard_id: int = 0,
-        num_workers: int = 0,
         epoch: int = 1,
         data_buffer_size: int = 0,
-        skip_remainder_batch: bool = False,
-        **unused,
+        **others,
     ) -> SegmentIterator:
         """The segments in order; none is shuffled.
 
@@ -257,13 +234,8 @@ class StreamLanguageModelingTask(EncoderTask):
             self._streams = streams
             check_memory_fits(self.mem_len, streams)
             logger.info("%d streams of %d tokens: %d segments", streams.rows, streams.longest, len(streams))
-        return SegmentIterator(
-            streams,
-            num_workers=num_workers,
-            epoch=epoch,
-            buffer_size=data_buffer_size,
-            skip_remainder_batch=skip_remainder_batch,
-        )
+        taken = {name: others[name] for name in ("num_workers", "skip_remainder_batch") if name in others}
+        return SegmentIterator(streams, epoch=epoch, buffer_size=data_buffer_size, **taken)
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """fairseq's step, with the memory of the segments before; a dummy batch leaves no memory."""
@@ -271,7 +243,7 @@ class StreamLanguageModelingTask(EncoderTask):
             sample = _with_memory(sample, StreamMemory())
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
         self._restore_memory()
-        self.validation.forget()  # it is done, and its memory is large
+        self.validation.memory.clear()  # it is done, and its memory is large
         sample = _with_memory(sample, self.training.before(sample["segment"]))
         result = super().train_step(sample, model, criterion, optimizer, update_num)
         self.training.has_read(sample["segment"])
@@ -286,7 +258,7 @@ class StreamLanguageModelingTask(EncoderTask):
     def forget_memory(self) -> None:
         """After an update that was skipped or undone: what it left in the memory may not be sound."""
         self._restored = None
-        self.training.forget()
+        self.training.memory.clear()  # the streams continue without a past
 
     def gather_memory(self) -> None:
         """Gathers the memories of all workers on the one that writes checkpoints; all workers call it."""
@@ -303,7 +275,7 @@ class StreamLanguageModelingTask(EncoderTask):
         """Keeps a checkpoint's memory for the next batch, if it ends where that batch starts."""
         self._restored = extra_state.get(CHECKPOINT_KEY)
         if self._restored is None:
-            self.training.forget()
+            self.training.memory.clear()
             logger.warning("the checkpoint has no memory of streams: they start with empty memory")
 
     def _restore_memory(self) -> None:
@@ -312,9 +284,14 @@ class StreamLanguageModelingTask(EncoderTask):
             first = self._streams.shard * self._streams.rows_of_shard
             self.training.restore(saved, self._shape(), slice(first, first + self._streams.rows_of_shard))
 
-    def _shape(self) -> StreamsShape:
+    def _shape(self) -> Shape:
+        """Tokens of the text, rows of all workers, tokens of segment and memory.
+
+        And how epochs cut the streams; older checkpoints do not name it.
+        """
+        sizes = {"tokens": len(self._streams.tokens), "rows": self._streams.rows, "tgt_len": self._streams.tgt_len}
         cut = ", ".join(name for name in ("roll", "varlen") if getattr(self.cfg, name))
-        return StreamsShape(len(self._streams.tokens), self._streams.rows, self._streams.tgt_len, self.mem_len, cut)
+        return {**sizes, "mem_len": self.mem_len, "cut": cut}
 
 
 def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:

@@ -13,30 +13,16 @@ import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
-from lazyformer_fairseq.data.glue import (
-    ODDITIES,
-    TASKS,
-    SplitFile,
-    TaskDescription,
-    describe_oddities,
-    find_task,
-    read_split,
-)
+from lazyformer_fairseq.data import glue
+from lazyformer_fairseq.data.glue import TASKS, SplitFile, TaskDescription, find_task
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, targets_of, write_split
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import (
-    COLUMNS,
-    PAPER_ROWS,
-    PAR_ROWS,
-    PROTOCOLS,
-    SCORES,
-    TableRow,
-    TextsBenchmark,
-)
+from lazyformer_fairseq.finetuning import benchmark
+from lazyformer_fairseq.finetuning.benchmark import PROTOCOLS, SCORES, TableRow, TextsBenchmark
 from lazyformer_fairseq.finetuning.results import BEST, Results
-from lazyformer_fairseq.finetuning.settings import PredictSettings, Preparation
+from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 from lazyformer_fairseq.storage.json_files import sha256_of
 
 LONGEST = 512  # ids of an input where nobody says
@@ -51,7 +37,7 @@ class Glue(TextsBenchmark):
     protocols = PROTOCOLS
     options = frozenset(("max_length", "max_train_rows", "glue_head"))
     scores = tuple(SCORES.values())
-    columns = COLUMNS
+    columns = benchmark.COLUMNS
     average = True
 
     def choose_tasks(self, names: Sequence[str]) -> list[str]:
@@ -61,21 +47,22 @@ class Glue(TextsBenchmark):
             if task in tasks[:number]:
                 raise UserError(f"--tasks: {task.name} is there twice")
             if "train" not in task.splits:
-                raise UserError(
-                    f"--tasks: {task.name} has no training data; it is predicted with {task.model_of}'s model"
-                )
+                raise UserError(f"--tasks: {task.name} has no training data; {task.model_of}'s model predicts it")
         return [task.name for task in tasks]
 
-    def prepare(self, wanted: Preparation) -> str:
+    def prepare(self, wanted: GridSettings) -> str:
         return overview(prepare_tasks(wanted))
 
     # --- report -------------------------------------------------------------------------------------------------------
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
         """The baseline and LazyFormer's Table 1; PAR's Table 4 too where the grid is of its two tasks alone."""
-        rows = PAPER_ROWS if set(results.grid.tasks) - set(PROTOCOLS["par"].tasks) else (*PAPER_ROWS, *PAR_ROWS)
+        rows = (*benchmark.PAPER_ROWS, *(benchmark.PAR_ROWS if self._is_pars(results) else ()))
         papers = [TableRow(f"{row.model} (paper)", "paper", row.updates, row.scores) for row in rows]
         return [*super().other_rows(results), *papers]
+
+    def _is_pars(self, results: Results) -> bool:
+        return set(results.grid.tasks) <= set(PROTOCOLS["par"].tasks)
 
     def notes(self, results: Results) -> Iterator[str]:
         yield (
@@ -87,7 +74,7 @@ class Glue(TextsBenchmark):
             "nine are complete. Rows marked (paper) are those of LazyFormer, arXiv 2102.12702, Table 1: theirs, not "
             "measured here."
         )
-        if not set(results.grid.tasks) - set(PROTOCOLS["par"].tasks):
+        if self._is_pars(results):
             yield (
                 "The last rows are those of PAR Transformer, arXiv 2009.04534, Table 4: medians of five runs; "
                 "DistilBERT's are of its own paper."
@@ -131,7 +118,7 @@ class Glue(TextsBenchmark):
 # --- from official files to folders of memory-mapped data -------------------------------------------------------------
 
 
-def prepare_tasks(wanted: Preparation) -> list[PreparedTask]:
+def prepare_tasks(wanted: GridSettings) -> list[PreparedTask]:
     """Prepares the wanted tasks, or else those that have a folder in the data, in OUT/tasks; reuses what is there.
 
     Raises:
@@ -162,7 +149,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
     lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
     for split, counts in manifest["splits"].items():
         file, official = f"{manifest['data']}/{counts['file']}", task.splits[split].rows
-        lines += describe_oddities(file, counts)
+        lines += glue.describe_oddities(file, counts)
         if counts["rows"] != official:
             lines.append(
                 f"{file}: ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
@@ -191,7 +178,7 @@ def overview(prepared: Sequence[PreparedTask]) -> str:
     return "\n".join([table, *(f"note: {remark}" for task in prepared for remark in remarks(task))])
 
 
-def _settings(wanted: Preparation, task: TaskDescription) -> dict[str, Any]:
+def _settings(wanted: GridSettings, task: TaskDescription) -> dict[str, Any]:
     folder = wanted.data / task.folder
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; put {task.name}'s official files there, or leave it out of --tasks")
@@ -209,7 +196,7 @@ def _prepare(
 ) -> PreparedTask:
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
     there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
-    files = {split: read_split(task, source, split) for split in there}  # reports wrong rows before any is encoded
+    files = {split: glue.read_split(task, source, split) for split in there}  # reports wrong rows before any is encoded
 
     def write_splits(folder: Path) -> dict[str, Any]:
         return {name: _write(folder / name, task, file, tokenizer, settings) for name, file in files.items()}
@@ -232,7 +219,7 @@ def _write(
         "file": file.path.name,
         "rows": len(file.examples),
         "short_rows": len(file.short_lines),
-        **{name: getattr(file, name) for name in ODDITIES},
+        **{name: getattr(file, name) for name in glue.ODDITIES},
         "last_line": max([file.examples[-1].line, *file.short_lines]),
         "labels": {word: words[number] for number, word in enumerate(task.labels)} if words else None,
         "longest": max(map(len, inputs)),
@@ -272,12 +259,11 @@ def predict_task(task: TaskDescription, run: Path, data: Path, wanted: PredictSe
     words = {}
     for split in leaderboard_splits(task):
         glue_task.load_dataset(split)
-        dataset, predictions = glue_task.dataset(split), []
-        bar = submission_file(task, split)
+        dataset, bar = glue_task.dataset(split), submission_file(task, split)
+        predictions = np.empty(len(dataset), np.float32 if task.is_regression else np.int64)
         for index, logits in logits_of(model, glue_task.head_name, dataset, wanted.max_tokens, bar, "rows"):
-            answers = logits[:, 0] if logits.shape[-1] == 1 else logits.argmax(-1)
-            predictions += zip(index.tolist(), answers.tolist(), strict=True)
-        words[split] = prediction_words(task, np.array([answer for _, answer in sorted(predictions)]))
+            predictions[index] = logits[:, 0] if task.is_regression else logits.argmax(-1)
+        words[split] = prediction_words(task, predictions)
     return words
 
 
@@ -297,7 +283,7 @@ def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Opti
             if found is None:
                 known = " or ".join(map(str, candidates))
                 raise UserError(f"no tokenizer at {known}; give the checkpoint's by --tokenizer")
-        return {"glue_task": task.name, "data": str(data), "tokenizer_folder": found and str(found)}
+        return {"glue_task": task.name, "tokenizer_folder": found and str(found)}
 
     head = ("glue_head_name", task.head_name)
     wanted = f"no classification head %r of {task.name}; give one fine-tuned for it"

@@ -26,15 +26,7 @@ from lazyformer_fairseq.data.prepared_folder import EncodedExamples
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.made import (
-    CONSTANT,
-    Draws,
-    MadeBenchmark,
-    bag_of_words,
-    constant_answer,
-    frequent_by_group,
-    write_prepared,
-)
+from lazyformer_fairseq.finetuning import made
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 
 OPERATORS = ("MAX", "MIN", "MED", "SM")
@@ -120,7 +112,7 @@ class Level(NamedTuple):
     arguments: np.ndarray
 
 
-def draw_expressions(draws: Draws, settings: ListOpsSettings) -> Iterator[tuple[np.ndarray, int]]:
+def draw_expressions(draws: made.Draws, settings: ListOpsSettings) -> Iterator[tuple[np.ndarray, int]]:
     """The expressions with a length within the bounds among TREES that are drawn; perhaps none.
 
     Yields:
@@ -130,8 +122,7 @@ def draw_expressions(draws: Draws, settings: ListOpsSettings) -> Iterator[tuple[
     operators = [np.full(len(level.tree), -1) for level in levels]
     digits = [draws.below(DIGITS, len(level.tree)) for level in levels]
     for level, chosen in zip(levels, operators, strict=True):
-        is_operator = level.arguments > 0
-        names = np.array([OPERATORS.index(name) for name in settings.operators])
+        is_operator, names = level.arguments > 0, np.array(list(map(OPERATORS.index, settings.operators)))
         chosen[is_operator] = names[draws.below(len(names), int(is_operator.sum()))]
     sizes = _sizes(levels)
     values = _values(levels, operators, digits).tolist()
@@ -139,7 +130,7 @@ def draw_expressions(draws: Draws, settings: ListOpsSettings) -> Iterator[tuple[
     yield from zip(parts, values, strict=True)
 
 
-def _draw_levels(draws: Draws, settings: ListOpsSettings) -> list[Level]:
+def _draw_levels(draws: made.Draws, settings: ListOpsSettings) -> list[Level]:
     """The shapes of trees whose lengths are within the bounds. A tree that is too long is not drawn to its end."""
     nodes, levels = np.arange(TREES), []
     written = np.zeros(TREES, np.int64)  # tokens of the levels above
@@ -153,11 +144,9 @@ def _draw_levels(draws: Draws, settings: ListOpsSettings) -> list[Level]:
         written += np.bincount(nodes, minlength=TREES) + np.bincount(nodes[is_operator], minlength=TREES)
         nodes = np.repeat(nodes, arguments)
         fits = written + np.bincount(nodes, minlength=TREES) <= settings.max_length
-        nodes_fit = fits[nodes]
         written[~fits] = settings.max_length + 1
         # Arguments of trees that are too long are left out; the trees themselves go below.
-        nodes = nodes[nodes_fit]
-        if not len(nodes):
+        if not len(nodes := nodes[fits[nodes]]):
             break
     is_kept = (written >= settings.min_length) & (written <= settings.max_length)
     number = np.cumsum(is_kept) - 1
@@ -244,9 +233,8 @@ def prepare_listops(settings: ListOpsSettings, out: Path) -> dict[str, Any]:
         with tqdm(total=sum(settings.rows.values()), desc="draw", unit=" expressions", disable=None) as progress:
             for split, rows in settings.rows.items():
                 splits[split] = _encoded(drawn, rows, progress)
-        return write_prepared(
-            folder, "ListOps", settings.as_json(), tokenizer, splits, simple_rules(splits["train"], splits["test"])
-        )
+        rules = simple_rules(splits["train"], splits["test"])
+        return made.write_prepared(folder, "ListOps", settings.as_json(), tokenizer, splits, rules)
 
 
 def listops_tokenizer(scratch: Path) -> TextTokenizer:
@@ -263,12 +251,11 @@ def distinct_expressions(settings: ListOpsSettings) -> Iterator[tuple[np.ndarray
     Raises:
         UserError: no new one is found.
     """
-    draws, seen, vain = Draws(settings.seed), set(), 0
+    draws, seen, vain = made.Draws(settings.seed), set(), 0
     while vain < VAIN_BATCHES:
         vain += 1
         for symbols, value in draw_expressions(draws, settings):
-            key = symbols.tobytes()
-            if key not in seen:
+            if (key := symbols.tobytes()) not in seen:
                 seen.add(key)
                 vain = 0
                 yield symbols, value
@@ -293,15 +280,14 @@ def _encoded(drawn: Iterator[tuple[np.ndarray, int]], rows: int, progress: tqdm)
 def simple_rules(train: EncodedExamples, test: EncodedExamples) -> dict[str, float]:
     """Accuracy on test of what needs no nested operation, by rule."""
     outer = [[int(ids[1]) for ids in examples.inputs] for examples in (train, test)]
-    usual = np.bincount(train.targets).argmax()
+    by_operator = made.frequent_by_group(outer[0], train.targets, outer[1], test.targets)
+    usual, symbols = np.bincount(train.targets).argmax(), FIRST_SYMBOL + len(SYMBOLS)
     shallow = [outermost_alone(ids, usual) for ids in test.inputs]
     return {
-        CONSTANT: constant_answer(train.targets, test.targets),
-        "the most frequent class of the first operator": frequent_by_group(
-            outer[0], train.targets, outer[1], test.targets
-        ),
+        made.CONSTANT: made.constant_answer(train.targets, test.targets),
+        "the most frequent class of the first operator": by_operator,
         "the first operator on those of its arguments that are digits": float(np.mean(test.targets == shallow)),
-        "how often each symbol occurs (logistic regression)": bag_of_words(train, test, FIRST_SYMBOL + len(SYMBOLS)),
+        "how often each symbol occurs (logistic regression)": made.bag_of_words(train, test, symbols),
     }
 
 
@@ -317,7 +303,7 @@ def outermost_alone(ids: np.ndarray, otherwise: int) -> int:
     return int(apply[OPERATORS[symbols[0] - DIGITS]](digits))
 
 
-class ListOps(MadeBenchmark):
+class ListOps(made.MadeBenchmark):
     """ListOps alone."""
 
     name, key = "ListOps", "listops"

@@ -19,15 +19,7 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders, tokenizer_of
-from lazyformer_fairseq.finetuning.made import (
-    CONSTANT,
-    Draws,
-    MadeBenchmark,
-    bag_of_words,
-    constant_answer,
-    shared_words,
-    write_prepared,
-)
+from lazyformer_fairseq.finetuning import made
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 from lazyformer_fairseq.storage.json_files import sha256_of
@@ -62,9 +54,7 @@ class PairsSettings:
                 "and no length may be below the minimum"
             )
         if odd := [split for split, rows in self.rows.items() if rows < 4 or rows % 2]:
-            raise UserError(
-                f"--{odd[0]} {self.rows[odd[0]]}: half of them are of one document; give an even number from 4"
-            )
+            raise UserError(f"--{odd[0]} {self.rows[odd[0]]}: half are of one document; give an even number from 4")
 
 
 class Stretches(NamedTuple):
@@ -99,7 +89,7 @@ class Halves(NamedTuple):
         return (self.first == self.second).astype(np.int64)
 
 
-def choose_stretches(sizes: np.ndarray, settings: PairsSettings, draws: Draws) -> dict[str, Stretches]:
+def choose_stretches(sizes: np.ndarray, settings: PairsSettings, draws: made.Draws) -> dict[str, Stretches]:
     """By split; no document is in two.
 
     Args:
@@ -131,7 +121,7 @@ def choose_stretches(sizes: np.ndarray, settings: PairsSettings, draws: Draws) -
     return found
 
 
-def pair_halves(stretches: Stretches, gap: int, draws: Draws) -> Halves:
+def pair_halves(stretches: Stretches, gap: int, draws: made.Draws) -> Halves:
     """Half of the examples have both halves of their stretch, the others the second half of a stretch as long.
 
     Stretches are paired with their neighbour by length. A pair keeps its own second halves or exchanges them, and both
@@ -149,9 +139,7 @@ def pair_halves(stretches: Stretches, gap: int, draws: Draws) -> Halves:
     can_exchange = np.flatnonzero(stretches.document[by_length[:, 0]] != stretches.document[by_length[:, 1]])
     exchanged = len(by_length) // 2
     if len(can_exchange) < exchanged:
-        raise UserError(
-            "too few documents: most stretches of one length are of the same one; give fewer --per-document"
-        )
+        raise UserError("too few documents: most stretches of a length are of the same one; give fewer --per-document")
     chosen = can_exchange[draws.permutation(len(can_exchange))[:exchanged]]
     second = by_length.copy()
     second[chosen] = second[chosen, ::-1]
@@ -218,7 +206,7 @@ def prepare_pairs(
     """
     refuse_filled_folder(out)
     with prepared_corpus(corpus, vocab_size, tokenizer, settings.seed) as folder:
-        documents, draws, splits = CorpusDocuments(folder), Draws(settings.seed), {}
+        documents, draws, splits = CorpusDocuments(folder), made.Draws(settings.seed), {}
         stretches = choose_stretches(documents.sizes, settings, draws)
         with atomic_folder(out) as unfinished:
             total = sum(settings.rows.values())
@@ -228,13 +216,14 @@ def prepare_pairs(
             symbols, eos = len(documents.tokenizer.dictionary), documents.tokenizer.special.eos
             train, test = splits["train"], splits["test"]
             rules = {
-                CONSTANT: constant_answer(train.targets, test.targets),
-                WORDS_ALONE: bag_of_words(train, test, symbols),
-                SHARED_WORDS: shared_words(train, test, symbols, eos),
+                made.CONSTANT: made.constant_answer(train.targets, test.targets),
+                WORDS_ALONE: made.bag_of_words(train, test, symbols),
+                SHARED_WORDS: made.shared_words(train, test, symbols, eos),
             }
             kept = asdict(settings) | {"corpus": documents.sha256}
-            notes = {"documents": {split: len(np.unique(chosen.document)) for split, chosen in stretches.items()}}
-            return write_prepared(unfinished, "Pairs", kept, documents.tokenizer, splits, rules, notes)
+            counts = {split: len(np.unique(chosen.document)) for split, chosen in stretches.items()}
+            found = (documents.tokenizer, splits, rules)
+            return made.write_prepared(unfinished, "Pairs", kept, *found, documents=counts)
 
 
 @contextmanager
@@ -252,7 +241,7 @@ def prepared_corpus(corpus: str, vocab_size: int, tokenizer: Optional[Path], see
 
 
 def _examples(
-    documents: CorpusDocuments, stretches: Stretches, gap: int, draws: Draws, progress: tqdm
+    documents: CorpusDocuments, stretches: Stretches, gap: int, draws: made.Draws, progress: tqdm
 ) -> EncodedExamples:
     halves, texts = pair_halves(stretches, gap, draws), []
     for document, start, size in zip(*(values.tolist() for values in stretches), strict=True):
@@ -272,7 +261,7 @@ def build_pair(tokenizer: TextTokenizer, first: np.ndarray, second: np.ndarray) 
     return np.concatenate([[special.bos], first, between, second, [special.eos]]).astype(np.int32)
 
 
-class Pairs(MadeBenchmark):
+class Pairs(made.MadeBenchmark):
     """Pairs alone."""
 
     name, key = "Pairs", "pairs"

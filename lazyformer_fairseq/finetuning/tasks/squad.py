@@ -26,40 +26,19 @@ from omegaconf import MISSING
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.data.datasets.question_windows import (
-    USUAL,
-    FoundAnswer,
-    QuestionWindowsDataset,
-    WindowSettings,
-    make_windows,
-)
+from lazyformer_fairseq.data.datasets import question_windows
+from lazyformer_fairseq.data.datasets.question_windows import USUAL, FoundAnswer, QuestionWindowsDataset
 from lazyformer_fairseq.data.squad import METRICS, SPLITS, SquadFile, read_squad, score
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.hub import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
+from lazyformer_fairseq.finetuning import fairseq_task, squad_data
 from lazyformer_fairseq.finetuning.benchmark import SEEDS, Benchmark, Score, TableRow, TuningProtocol
-from lazyformer_fairseq.finetuning.fairseq_task import (
-    FineTuningConfig,
-    FineTuningCriterion,
-    FineTuningTask,
-    check_options,
-    find_tokenizer,
-    log_loss,
-    log_metrics,
-)
 from lazyformer_fairseq.finetuning.grid import load_finetuned
 from lazyformer_fairseq.finetuning.results import BEST, Results, ScoredTask, split_file
-from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings, Preparation
-from lazyformer_fairseq.finetuning.squad_data import (
-    OFFICIAL_QUESTIONS,
-    PREPARED_IN,
-    PreparedSplit,
-    PreparedSquad,
-    overview,
-    prepare,
-    window_settings,
-)
+from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
+from lazyformer_fairseq.finetuning.squad_data import OFFICIAL_QUESTIONS, PreparedSplit, PreparedSquad
 from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.storage.atomic import write_text
 
@@ -73,18 +52,14 @@ PREDICTIONS, N_BEST = "predictions.json", "nbest_predictions.json"
 
 
 @dataclass
-class SquadConfig(FineTuningConfig):
+class SquadConfig(fairseq_task.FineTuningConfig):
     data: str = option(MISSING, f"folder of the official files {', '.join(SPLITS.values())}, or of SQuAD as prepared")
     train_file: str = option(SPLITS["train"], "name of the file to train on, in the folder of official files")
     valid_file: str = option(SPLITS["valid"], "name of the file to validate on, in the folder of official files")
     skip_mistakes: bool = option(False, "leave out what is wrong in the files, as answers that are not at their place")
-    tokens_per_sample: Optional[int] = option(
-        None, f"tokens of an input, all counted; default: {USUAL.longest}, or as prepared"
-    )
+    tokens_per_sample: Optional[int] = option(None, f"tokens of an input; default: {USUAL.longest}, or as prepared")
     doc_stride: Optional[int] = option(
-        None,
-        "a context too long for one input gets several, each so many tokens further on; default: "
-        f"{USUAL.stride}, or as prepared",
+        None, f"of a long context's inputs each is so many tokens further on; default: {USUAL.stride}, or as prepared"
     )
     max_question_tokens: Optional[int] = option(
         None, f"longer questions are cut to so many tokens; default: {USUAL.longest_question}, or as prepared"
@@ -94,7 +69,7 @@ class SquadConfig(FineTuningConfig):
 
 
 @register_task("squad", dataclass=SquadConfig)
-class SquadTask(FineTuningTask):
+class SquadTask(fairseq_task.FineTuningTask):
     """Reads and encodes the files, adds the head to the model, and checks the options before anything is trained.
 
     Attributes:
@@ -103,7 +78,7 @@ class SquadTask(FineTuningTask):
 
     cfg: SquadConfig
 
-    def __init__(self, cfg: SquadConfig, tokenizer_folder: Path, settings: WindowSettings):
+    def __init__(self, cfg: SquadConfig, tokenizer_folder: Path, settings: question_windows.WindowSettings):
         super().__init__(cfg, tokenizer_folder, cfg.squad_head_name, (2, SPAN), settings.longest)
         self.settings = settings
 
@@ -115,19 +90,17 @@ class SquadTask(FineTuningTask):
             UserError: an option that does not fit, or no tokenizer where it should be.
         """
         if not kwargs.get("from_checkpoint"):
-            check_options(cfg, "SQuAD", list(METRICS))
+            fairseq_task.check_options(cfg, "SQuAD", list(METRICS))
         if cfg.max_answer_tokens < 1:
             raise UserError(f"--max-answer-tokens {cfg.max_answer_tokens}: must be 1 at least")
         prepared = PreparedSquad.load(cfg.data) if PreparedSquad.is_at(cfg.data) else None
-        folder = find_tokenizer(cfg, prepared and prepared.tokenizer_folder)
+        folder = fairseq_task.find_tokenizer(cfg, prepared and prepared.tokenizer_folder)
         task = cls(cfg, folder, settings_of(cfg, prepared))
         logger.info("SQuAD v1.1: dictionary of %d symbols from %s; %s", len(task.dictionary), folder, task.settings)
         return task
 
     def read(self, split: str) -> QuestionWindowsDataset:
         """`train` or `valid`."""
-        if split not in SPLITS:
-            raise UserError(f"SQuAD has no split {split!r}; it has {', '.join(SPLITS)}")
         is_prepared = PreparedSquad.is_at(self.cfg.data)
         read = PreparedSquad.load(self.cfg.data).read(split) if is_prepared else self._read_official(split)
         logger.info(
@@ -143,13 +116,15 @@ class SquadTask(FineTuningTask):
         return QuestionWindowsDataset(*read, split, self.cfg.max_answer_tokens, **more)
 
     def _read_official(self, split: str) -> PreparedSplit:
-        name = {"train": self.cfg.train_file, "valid": self.cfg.valid_file}[split]
-        file = read_squad(Path(self.cfg.data) / name, self.cfg.skip_mistakes)
+        files = {"train": self.cfg.train_file, "valid": self.cfg.valid_file}
+        if split not in files:
+            raise UserError(f"SQuAD has no split {split!r}; it has {', '.join(files)}")
+        file = read_squad(Path(self.cfg.data) / files[split], self.cfg.skip_mistakes)
         for mistake in file.left_out:
             logger.warning("%s, left out: %s", file.path, mistake)
-        return PreparedSplit(file, make_windows(self.tokenizer, file, self.settings))
+        return PreparedSplit(file, question_windows.make_windows(self.tokenizer, file, self.settings))
 
-    def marks(self, model: torch.nn.Module, criterion: FineTuningCriterion, split: str) -> dict[str, float]:
+    def marks(self, model: torch.nn.Module, criterion: Any, split: str) -> dict[str, float]:
         """Of the texts that are answered, as the official evaluation has them."""
         dataset = self.dataset(split)
         return score(dataset.file, best_texts(dataset.file, find_answers(model, self.head_name, dataset, n_best=1)))
@@ -158,7 +133,7 @@ class SquadTask(FineTuningTask):
         return baselines(self.dataset(split).file)
 
 
-def settings_of(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSettings:
+def settings_of(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> question_windows.WindowSettings:
     """The sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
     usual = prepared.settings if prepared else USUAL
     given = {
@@ -174,7 +149,7 @@ def settings_of(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSe
 
 
 @register_criterion("squad", dataclass=FairseqDataclass)
-class SquadCriterion(FineTuningCriterion):
+class SquadCriterion(fairseq_task.FineTuningCriterion):
     """The mean of two cross-entropies over the tokens of a window (Devlin et al., 2019, section 4.2).
 
     As in BERT's run_squad.py all tokens take part, those of the question too; padding alone does not, for here it
@@ -197,8 +172,7 @@ class SquadCriterion(FineTuningCriterion):
     def _rows(self, sample: dict, logits_BT2: Tensor) -> np.ndarray:
         """Float64 (B, 5)."""
         dataset = self.task.dataset(sample["split"])
-        index = sample["id"].cpu().numpy()
-        rows = []
+        index, rows = sample["id"].cpu().numpy(), []
         best = dataset.best_answers(index, logits_BT2.detach().cpu().numpy())
         for window, answer in zip(index.tolist(), best, strict=True):
             number = int(dataset.windows.question[window])
@@ -210,10 +184,10 @@ class SquadCriterion(FineTuningCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict]) -> None:
         """Logs the loss (bits a window), and in validation exact match and F1 (0 to 1) over whole questions."""
-        log_loss(logging_outputs)
+        fairseq_task.log_loss(logging_outputs)
         if "rows" in logging_outputs[0]:
             means = {name: partial(_mean_over_questions, place) for place, name in enumerate(METRICS)}
-            log_metrics(logging_outputs, means)
+            fairseq_task.log_metrics(logging_outputs, means)
 
 
 def _mean_over_questions(metric: int, rows: np.ndarray) -> float:
@@ -282,7 +256,7 @@ class Squad(Benchmark):
     protocols: ClassVar = {"par": TuningProtocol((SQUAD.name,), (3e-5,), SEEDS, 2, 32, 0.1)}
     options = frozenset(("max_length", "skip_mistakes"))
     rows_worth_resuming = 20_000
-    prepared_in = PREPARED_IN
+    prepared_in = squad_data.PREPARED_IN
     cuts_inputs = False
     scores = (
         Score("F1", SQUAD.name, "valid", "f1", "f1"),
@@ -290,11 +264,11 @@ class Squad(Benchmark):
     )
     baseline_name = "the best sentence by F1"
 
-    def prepare(self, wanted: Preparation) -> str:
-        return overview(prepare(wanted))
+    def prepare(self, wanted: GridSettings) -> str:
+        return squad_data.overview(squad_data.prepare(wanted))
 
-    def longest_input(self, wanted: Preparation) -> int:
-        return window_settings(wanted.max_length).longest
+    def longest_input(self, wanted: GridSettings) -> int:
+        return squad_data.window_settings(wanted.max_length).longest
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:
         if not PreparedSquad.is_at(folder):
@@ -348,15 +322,18 @@ class Squad(Benchmark):
         if not (run := runs.get(SQUAD.name)):
             return []
         checkpoint = run if run.is_file() else run / BEST
-        file = wanted.data or next(iter(run.absolute().parents[3:4]), run) / PREPARED_IN / "valid.json"
+        file = wanted.data or next(iter(run.absolute().parents[3:4]), run) / squad_data.PREPARED_IN / "valid.json"
         if not file.is_file():
             raise UserError(f"{file}: no such file; give the questions too, by --data dev-v1.1.json")
         read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
         model, task = load_squad_model(checkpoint, wanted)
-        dataset = task.dataset_of(PreparedSplit(read, make_windows(task.tokenizer, read, task.settings)), "valid")
+        windows = question_windows.make_windows(task.tokenizer, read, task.settings)
+        dataset = task.dataset_of(PreparedSplit(read, windows), "valid")
         answers = find_answers(model, task.head_name, dataset, wanted.n_best, wanted.max_tokens, file.name)
-        texts = best_texts(read, answers)
-        for name, content in ((PREDICTIONS, texts), (N_BEST, _n_best(read, answers))):  # one line a question
+        texts, fields = best_texts(read, answers), ("text", "probability", "score", "start", "end")
+        best = [[{name: getattr(answer, name) for name in fields} for answer in found] for found in answers]
+        n_best = {question.id: found for question, found in zip(read.questions, best, strict=True)}
+        for name, content in ((PREDICTIONS, texts), (N_BEST, n_best)):  # one line a question
             write_text(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         has_answers = all(question.answers for question in read.questions)
         marks = score(read, texts).items() if has_answers else ()
@@ -366,20 +343,7 @@ class Squad(Benchmark):
 
 def best_texts(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dict[str, str]:
     """Each question's id with the text of its best answer; "" where its context has no token of text."""
-    return {
-        question.id: found[0].text if found else "" for question, found in zip(file.questions, answers, strict=True)
-    }
-
-
-def _n_best(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dict[str, list[dict[str, Any]]]:
-    """By question its best answers: text, probability among them, sum of logits, characters of the context."""
-    return {
-        question.id: [
-            {name: getattr(answer, name) for name in ("text", "probability", "score", "start", "end")}
-            for answer in found
-        ]
-        for question, found in zip(file.questions, answers, strict=True)
-    }
+    return {one.id: found[0].text if found else "" for one, found in zip(file.questions, answers, strict=True)}
 
 
 def load_squad_model(checkpoint: Path, wanted: PredictSettings) -> tuple[torch.nn.Module, Any]:
@@ -391,8 +355,7 @@ def load_squad_model(checkpoint: Path, wanted: PredictSettings) -> tuple[torch.n
 
     def changes() -> dict[str, Any]:
         tokenizer = str(find_tokenizer_folder(wanted.tokenizer or checkpoint))
-        known = {"data": str(checkpoint.parent), "tokenizer_folder": tokenizer}
-        return {**known, "max_answer_tokens": wanted.max_answer_tokens}
+        return {"tokenizer_folder": tokenizer, "max_answer_tokens": wanted.max_answer_tokens}
 
     head = ("squad_head_name", "squad")
     words = "no span head %r; give a checkpoint fine-tuned on SQuAD"

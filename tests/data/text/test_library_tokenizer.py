@@ -227,7 +227,7 @@ CHANGES = {
     "begin with ##": lambda values: values["model"].update(continuing_subword_prefix="@@"),
     "added_tokens are no list": lambda values: values.update(added_tokens={}),
     "an added token is": lambda values: values["added_tokens"].append("a"),
-    "has the ids": lambda values: values["added_tokens"].append({"id": 4, "content": "anna"}),
+    "has ids": lambda values: values["added_tokens"].append({"id": 4, "content": "anna"}),
     "puts .* around a text": lambda values: values.update(
         post_processor={"type": "BertProcessing", "sep": ["anna", 3], "cls": ["[CLS]", 4]}
     ),

@@ -14,19 +14,19 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import texts
-from lazyformer_fairseq.finetuning.tasks.glue import Preparation, overview, prepare_tasks, remarks
+from lazyformer_fairseq.finetuning.tasks.glue import GridSettings, overview, prepare_tasks, remarks
 
 
 @pytest.fixture
-def wanted(toy_glue, data_folder, tmp_path) -> Preparation:
-    return Preparation(data=toy_glue, tokenizer=data_folder / "tokenizer", output=tmp_path / "out")
+def wanted(toy_glue, data_folder, tmp_path) -> GridSettings:
+    return GridSettings(data=toy_glue, tokenizer=data_folder / "tokenizer", output=tmp_path / "out")
 
 
 @pytest.fixture
 def copied(wanted, toy_glue, tmp_path):
     """``copied("RTE")``: what is wanted of a copy of that task's files, which may be changed."""
 
-    def copy(*tasks: str) -> Preparation:
+    def copy(*tasks: str) -> GridSettings:
         for task in tasks:
             shutil.copytree(toy_glue / task, tmp_path / "data" / task)
         return replace(wanted, data=tmp_path / "data", tasks=tasks)
@@ -34,7 +34,7 @@ def copied(wanted, toy_glue, tmp_path):
     return copy
 
 
-def prepared_of(wanted: Preparation, *names: str) -> list:
+def prepared_of(wanted: GridSettings, *names: str) -> list:
     return prepare_tasks(replace(wanted, tasks=names))
 
 
@@ -177,7 +177,7 @@ def test_rows_are_drawn_once_for_all_seeds(prepared, glue_config):
 
 @pytest.mark.slow
 def test_every_row_of_the_real_files(real_data, data_folder, tmp_path):
-    wanted = Preparation(data=real_data / "glue", tokenizer=data_folder / "tokenizer", output=tmp_path)
+    wanted = GridSettings(data=real_data / "glue", tokenizer=data_folder / "tokenizer", output=tmp_path)
     for prepared in prepare_tasks(wanted):
         assert not [line for line in remarks(prepared) if "is not there" not in line]
         for split, counts in prepared.manifest["splits"].items():

@@ -16,7 +16,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.launch import predict
 from lazyformer_fairseq.finetuning.results import RunKey
-from lazyformer_fairseq.finetuning.settings import PredictSettings, Preparation
+from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 from lazyformer_fairseq.finetuning.tasks.glue import SUBMISSION_FILES, prediction_words, prepare_tasks
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion glue --batch-size 16"
@@ -83,7 +83,8 @@ def test_rows_keep_their_order_whatever_the_batches(glue, data_folder, tmp_path,
         target = tmp_path / f"of {max_tokens}"
         lines = predict([run], target, PredictSettings(data=glue, max_tokens=max_tokens))
         assert read(target / "CoLA.tsv") == one_by_one
-    prepare_tasks(Preparation(data=glue, tokenizer=data_folder / "tokenizer", output=tmp_path / "out", tasks=("CoLA",)))
+    wanted = GridSettings(data=glue, tokenizer=data_folder / "tokenizer", output=tmp_path / "out", tasks=("CoLA",))
+    prepare_tasks(wanted)
     predict([run], tmp_path / "prepared", PredictSettings())  # finds what is prepared in the grid's folder
     assert read(tmp_path / "prepared" / "CoLA.tsv") == one_by_one
     assert lines == [

@@ -27,7 +27,7 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.squad_data import (
-    Preparation,
+    GridSettings,
     PreparedSplit,
     PreparedSquad,
     overview,
@@ -288,9 +288,9 @@ def test_other_folders_and_splits_are_refused(on_disk, folders, tmp_path):
         prepare_squad({"train": tmp_path / "nowhere.json"}, folders / "tokenizer", tmp_path / "other")
 
 
-def wanted(data: Path, output: Path, **more) -> Preparation:
+def wanted(data: Path, output: Path, **more) -> GridSettings:
     given = {"data": data, "tokenizer": START.parent / "tokenizer", "output": output, "max_length": 64}
-    return Preparation(**{**given, **more})
+    return GridSettings(**{**given, **more})
 
 
 def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_path):

@@ -4,10 +4,11 @@ OUT/runs/grid.json                        the grid that was asked for
 OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: LOG always, RESULT where it ended well, FAILED where it did not
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -189,13 +190,8 @@ class Grid:
     @cached_property
     def runs(self) -> list["Run"]:
         """In the order of models, tasks, rates and seeds."""
-        return [
-            Run(self, model, self.benchmark.tasks[name], lr, seed)
-            for model in self.models
-            for name in self.tasks
-            for lr in self.lrs
-            for seed in self.seeds
-        ]
+        every = itertools.product(self.models, map(self.benchmark.tasks.get, self.tasks), self.lrs, self.seeds)
+        return list(itertools.starmap(partial(Run, self), every))
 
     def asked_before(self) -> dict[str, Any]:
         """What an existing grid.json asks for, {} without one; UserError where that is a grid of other tasks."""

@@ -169,8 +169,7 @@ def _score_table(results: Results, benchmark: Benchmark) -> Table:
             {
                 **{"model": one.model, "score": names.get((one.task, one.split), one.task), "metric": one.metric},
                 **_median_and_span(one),
-                "seeds": f"{len(one.values)} of {len(results.grid.seeds)}",
-                "rate": f"{one.found.rate:g}",
+                **{"seeds": f"{len(one.values)} of {len(results.grid.seeds)}", "rate": f"{one.found.rate:g}"},
                 "baseline": f"{one.baseline:.2f}",
                 "95% bounds of the mean": NOTHING if bounds is None else _span(*bounds),
                 "above baseline": NOTHING if bounds is None else ("yes" if bounds[0] > one.baseline else "no"),

@@ -189,10 +189,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
                 dictionary.add_symbol(symbol, n=count)
         dictionary.save(str(folder / "dict.txt"))
         manifest = {
-            "corpus": corpus,
-            "unit": text.unit,
-            "source": str(Path(source).absolute()),
-            "vocabulary": len(counts),
+            **{"corpus": corpus, "unit": text.unit, "source": str(Path(source).absolute()), "vocabulary": len(counts)},
             "splits": {split: _write_split(text, split, dictionary, folder / split, bar) for split in SPLITS},
         }
         manifest["official"] = _official_name(text, manifest)

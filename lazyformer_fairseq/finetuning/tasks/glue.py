@@ -162,13 +162,9 @@ def overview(prepared: Sequence[PreparedTask]) -> str:
     """A table of the prepared data, a row per split, with remarks for the user under it."""
     rows = [
         {
-            "task": task.task.name,
-            "file": counts["file"],
-            "rows": f"{counts['rows']:,}",
-            "left out": f"{counts['short_rows']:,}",
-            "cut": f"{counts['truncated']:,}",
-            "unknown words": f"{100 * counts['unknown_word_share']:.2f}%",
-            "unknown tokens": f"{100 * counts['unknown_token_share']:.2f}%",
+            **{"task": task.task.name, "file": counts["file"], "rows": f"{counts['rows']:,}"},
+            **{"left out": f"{counts['short_rows']:,}", "cut": f"{counts['truncated']:,}"},
+            **{f"unknown {what}s": f"{100 * counts[f'unknown_{what}_share']:.2f}%" for what in ("word", "token")},
             "tokens a row": f"{counts['kept_tokens'] / counts['rows']:.1f}",
         }
         for task in prepared
@@ -216,15 +212,11 @@ def _write(
     write_split(prefix.parent, prefix.name, examples, len(tokenizer.dictionary))
     words = {} if task.is_regression or examples.targets is None else Counter(examples.targets.tolist())
     return {
-        "file": file.path.name,
-        "rows": len(file.examples),
-        "short_rows": len(file.short_lines),
+        **{"file": file.path.name, "rows": len(file.examples), "short_rows": len(file.short_lines)},
         **{name: getattr(file, name) for name in glue.ODDITIES},
         "last_line": max([file.examples[-1].line, *file.short_lines]),
         "labels": {word: words[number] for number, word in enumerate(task.labels)} if words else None,
-        "longest": max(map(len, inputs)),
-        "kept_tokens": sum(map(len, inputs)),
-        **counts,
+        **{"longest": max(map(len, inputs)), "kept_tokens": sum(map(len, inputs)), **counts},
         "bytes": prefix.with_suffix(".bin").stat().st_size,
     }
 

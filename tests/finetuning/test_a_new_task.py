@@ -4,7 +4,6 @@ import pytest
 from repeats_task import make_repeats
 from squad_grids import START
 
-from lazyformer_fairseq.data.glue import DIAGNOSTICS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import benchmark_of_grid, find_benchmark
 from lazyformer_fairseq.finetuning.launch import grid_and_executor
@@ -13,15 +12,10 @@ from lazyformer_fairseq.finetuning.report import write_report
 from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings
 
 
-@pytest.fixture
-def repeats(monkeypatch, tmp_path):
-    """The benchmark, with its row in the table; and its data."""
+def test_it_is_fine_tuned_and_reported_and_has_its_own_words_where_something_is_wrong(monkeypatch, tmp_path):
     monkeypatch.setitem(MODULES, "repeats", "repeats_task")
     make_repeats(tmp_path / "repeats", START.parent / "tokenizer", rows=24)
-    return find_benchmark("repeats")
-
-
-def test_it_is_fine_tuned_and_reported(repeats, tmp_path):
+    repeats = find_benchmark("repeats")
     settings = GridSettings(
         checkpoints=(f"m={START}",), output=tmp_path / "out", data=tmp_path / "repeats", gpus="none",
         lrs=(1e-3,), seeds=(1,), epochs=("1",),
@@ -35,11 +29,7 @@ def test_it_is_fine_tuned_and_reported(repeats, tmp_path):
     page = write_report(tmp_path / "out", tmp_path / "report")
     assert "## Repeats, development set, percent" in page and "| majority class or constant |" in page
     assert (tmp_path / "report" / "repeats_seeds.png").stat().st_size > 5_000
-
-
-def test_it_has_its_own_words_where_something_is_wrong(repeats, tmp_path):
     with pytest.raises(UserError, match="--data: Repeats is made by `lazyformer diagnostics repeats`"):
         repeats.prepare(None)
     with pytest.raises(UserError, match="Repeats has no data without labels to predict"):
         repeats.predict({}, tmp_path, None)
-    assert DIAGNOSTICS["Repeats"].labels == ("no", "yes")

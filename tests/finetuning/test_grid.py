@@ -160,47 +160,43 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     assert "the tokenizer beside it has other settings" in message(f"m={broken}")
 
 
-def test_tasks_and_epochs():
+def test_tasks_epochs_and_executors(tmp_path, monkeypatch):
     assert GLUE.choose_tasks(()) == list(PAPER_TASKS)
     tasks = GLUE.choose_tasks(("mnli", "RTE"))
-    assert choose_epochs(GLUE, tasks, 10, ("MNLI=3",)) == {"MNLI": 3, "RTE": 10}
     assert choose_epochs(GLUE, tasks, 2, ()) == {"MNLI": 2, "RTE": 2}
+    assert choose_epochs(GLUE, tasks, 10, ("MNLI=3",)) == {"MNLI": 3, "RTE": 10}
     assert choose_epochs(GLUE, tasks, 10, ("MNLI=3", "5")) == {"MNLI": 3, "RTE": 5}
-    for names, words in ((("RTE", "rte"), "twice"), (("RTEE",), "no GLUE task")):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    given = GridSettings(workers=3, output=tmp_path)
+    assert choose_executor(given, "jobs").free == 3
+    for make, words in (
+        (lambda: GLUE.choose_tasks(("RTE", "rte")), "twice"),
+        (lambda: GLUE.choose_tasks(("RTEE",)), "no GLUE task"),
+        (lambda: choose_epochs(GLUE, tasks, 10, ("MNLI",)), "--epochs"),
+        (lambda: choose_epochs(GLUE, tasks, 10, ("MNLI=0",)), "--epochs"),
+        (lambda: choose_executor(replace(given, gpus="0"), "jobs"), "nvidia-smi shows no GPU"),
+        (lambda: choose_executor(replace(given, slurm=("partition",)), "jobs"), "give NAME=VALUE"),
+        (lambda: choose_executor(replace(given, slurm=("slurm_partition=x",)), "jobs"), "no sbatch here"),
+    ):
         with pytest.raises(UserError, match=words):
-            GLUE.choose_tasks(names)
-    for text in ("MNLI", "MNLI=0", "CoLA=3"):
-        with pytest.raises(UserError, match="--epochs"):
-            choose_epochs(GLUE, tasks, 10, (text,))
+            make()
 
 
 def test_what_is_not_prepared_is_told(prepared, tmp_path):
     folder = prepared["CoLA"].folder.parent
     assert list(GLUE.load(folder, ["RTE", "CoLA"])) == ["RTE", "CoLA"]
-    with pytest.raises(UserError, match="QQP, WNLI not prepared"):
-        GLUE.load(folder, ["QQP", "CoLA", "WNLI"])
     copy = shutil.copytree(folder, tmp_path / "tasks")
     (copy / "RTE" / "valid.bin").unlink()
-    with pytest.raises(UserError, match=r"RTE/valid.\*: damaged"):
-        GLUE.load(copy, ["RTE"])
     manifest = json.loads((copy / "CoLA" / "manifest.json").read_text())
     manifest["tokenizer"]["dict.txt"] = "0"
     (copy / "CoLA" / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="CoLA was prepared with another tokenizer than MNLI"):
-        GLUE.load(copy, ["MNLI", "CoLA"])
-
-
-def test_options_of_executors(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    given = GridSettings(workers=3, output=tmp_path)
-    assert choose_executor(given, "jobs").free == 3
-    for change, words in (
-        ({"gpus": "0"}, "nvidia-smi shows no GPU"),
-        ({"slurm": ("partition",)}, "give NAME=VALUE"),
-        ({"slurm": ("slurm_partition=x",)}, "no sbatch here"),
+    for tasks, words in (
+        ("QQP CoLA WNLI", "QQP, WNLI not prepared"),
+        ("RTE", r"RTE/valid.\*: damaged"),
+        ("MNLI CoLA", "CoLA was prepared with another tokenizer than MNLI"),
     ):
         with pytest.raises(UserError, match=words):
-            choose_executor(replace(given, **change), "jobs")
+            GLUE.load(copy, tasks.split())
 
 
 @pytest.fixture

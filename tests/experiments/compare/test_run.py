@@ -23,18 +23,20 @@ from lazyformer_fairseq.storage.json_files import sha256_of
 
 TWO = {"bert": "sf", "mine": "f"}
 MODELS = {"bert": "(sf)x2", "mine": "sff", "roberta": "fairseq:roberta_base"}
+CAUSAL = {"transformer_xl": "sfsf", "lazy": "sflf"}
+SEGMENTS = {
+    **{"embed_dim": 8, "ffn_embed_dim": 16, "heads": 2, "adaptive_softmax_cutoff": (20,), "batch_size": 3},
+    **{"tgt_len": 6, "mem_len": 5},
+}
 TINY = {"embed_dim": 8, "ffn_embed_dim": 16, "heads": 2, "tokens_per_sample": 32, "batch_size": 4}
 
 
-class Killed(BaseException):
-    """Stands for Ctrl-C at a chosen moment."""
-
-
-def tiny(data: Path, **changes) -> CompareSettings:
-    row = find_task("masked-lm")
-    given = {"device": "cpu", "data": str(data), "models": MODELS, "baseline": "bert", "sizes": {**row.sizes, **TINY}}
-    given |= {"seeds": (1, 2), "updates": 4, "rates": (1e-2,), "validation_tokens": 200}
-    return CompareSettings(**{"task": row.name, **given, **changes})
+def tiny(data: Path, task: str = "masked-lm", **changes) -> CompareSettings:
+    row, is_causal = find_task(task), task == "language-model"
+    given = {"models": CAUSAL, "baseline": "transformer_xl"} if is_causal else {"models": MODELS, "baseline": "bert"}
+    given |= {"rates": (3e-3,) if is_causal else (1e-2,), "sizes": {**row.sizes, **(SEGMENTS if is_causal else TINY)}}
+    given |= {"device": "cpu", "seeds": (1, 2), "updates": 4, "validation_tokens": 200}
+    return CompareSettings(**{"task": task, "data": str(data), **given, **changes})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -53,7 +55,7 @@ def finished(data_folder, tmp_path_factory) -> tuple[Path, list]:
     def update(self):
         if getattr(self, "name", None) == "mine" and (self.cfg.common.seed, self.updates) == (2, 3) and interrupts:
             interrupts.clear()
-            raise Killed
+            raise KeyboardInterrupt
 
         def train_step(samples, step=self.trainer.train_step):
             batches.append((getattr(self, "name", None), self.cfg.common.seed, self.updates, samples[0]))
@@ -65,7 +67,7 @@ def finished(data_folder, tmp_path_factory) -> tuple[Path, list]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(StepwiseTraining, "update", update)
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             compare(tiny(data_folder), folder, ["lazyformer", "compare"])
         assert not (folder / "results.json").exists()
         compare(tiny(data_folder), folder, ["lazyformer", "compare"])
@@ -245,25 +247,10 @@ def test_on_a_gpu_in_turn_and_alone(data_folder, tmp_path):
     assert all(model["peak_memory_bytes"] > 0 for model in together["models"].values())
 
 
-CAUSAL = {"transformer_xl": "sfsf", "lazy": "sflf"}
-SEGMENTS = {
-    **{"embed_dim": 8, "ffn_embed_dim": 16, "heads": 2, "adaptive_softmax_cutoff": (20,), "batch_size": 3},
-    **{"tgt_len": 6, "mem_len": 5},
-}
-
-
-def tiny_causal(data: Path, sizes: dict | None = None, **changes) -> CompareSettings:
-    row = find_task("language-model")
-    given = {"device": "cpu", "data": str(data), "models": CAUSAL, "baseline": "transformer_xl", "updates": 4}
-    given |= {"seeds": (1, 2)}
-    given |= {"sizes": {**row.sizes, **SEGMENTS, **(sizes or {})}, "rates": (3e-3,), "validation_tokens": 200}
-    return CompareSettings(**{"task": row.name, **given, **changes})
-
-
 @pytest.fixture(scope="module")
 def causal(lm_data, tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("finished")
-    compare(tiny_causal(lm_data), folder, ["lazyformer", "compare", "toy"])
+    compare(tiny(lm_data, "language-model"), folder, ["lazyformer", "compare", "toy"])
     return json.loads((folder / "results.json").read_text())
 
 
@@ -290,27 +277,27 @@ def test_every_token_of_both_splits_counts(causal, lm_data):
 
 
 def test_a_recipe_norms_and_the_rate_reach_training(lm_data):
-    options = command_of(tiny_causal(lm_data, recipe="nvidia", normalize_before=False), 0.02, 200)
+    options = command_of(tiny(lm_data, "language-model", recipe="nvidia", normalize_before=False), 0.02, 200)
     given = "--optimizer nvlamb --max-weight-norm 10 --lr-scheduler cosine --lr 0.02 --min-lr 0.002 --warmup-updates 5"
     words = [*given.split(), "--warmup-init-lr", "0"]
     assert all(options[options.index(name) + 1] == value for name, value in zip(words[::2], words[1::2], strict=True))
     assert "--no-bias-correction" in options and "--decoder-normalize-before" not in options
     decay = ["--weight-decay", "0.1"]
     assert options[-2:] != decay
-    assert command_of(tiny_causal(lm_data, fairseq_options=tuple(decay)), 0.02, 200)[-2:] == decay
+    assert command_of(tiny(lm_data, "language-model", fairseq_options=tuple(decay)), 0.02, 200)[-2:] == decay
 
 
 def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):
     with pytest.raises(UserError, match="3 attention heads"):
-        compare(tiny_causal(lm_data, {"heads": 3}), tmp_path, [])
+        compare(tiny(lm_data, "language-model", sizes={**SEGMENTS, "heads": 3}), tmp_path, [])
     models = {"models": {"lazy": "sflf"}, "baseline": "lazy"}
-    found = compare(tiny_causal(lm_data, seeds=(1,), updates=1, **models), tmp_path, [])
+    found = compare(tiny(lm_data, "language-model", seeds=(1,), updates=1, **models), tmp_path, [])
     assert found["settings"]["sizes"]["heads"] == 2
 
 
 def test_signals_are_for_who_drives_the_trainings(lm_data, tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    StepwiseTraining(command_of(tiny_causal(lm_data), 1e-3, 4), tmp_path).update()
+    StepwiseTraining(command_of(tiny(lm_data, "language-model"), 1e-3, 4), tmp_path).update()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -319,5 +306,5 @@ def test_signals_are_for_who_drives_the_trainings(lm_data, tmp_path):
     [("cpu", "fp32", "--cpu"), ("cuda", "bf16", "--bf16"), ("cuda", "fp16", "--fp16"), ("cuda", "fp32", None)],
 )
 def test_a_gpu_without_bf16_trains_in_fp16(lm_data, device, precision, option):
-    words = command_of(tiny_causal(lm_data, device=device, precision=precision), 1e-3, 4)
+    words = command_of(tiny(lm_data, "language-model", device=device, precision=precision), 1e-3, 4)
     assert {"--cpu", "--fp16", "--bf16"} & set(words) == ({option} if option else set())

@@ -17,10 +17,6 @@ from lazyformer_fairseq.experiments.demo.run import Clock, DemoTraining, run_dem
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, DemoSettings
 
 
-class Killed(BaseException):
-    """Stands for Ctrl-C at a chosen moment."""
-
-
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory) -> DemoSettings:
     text = tmp_path_factory.mktemp("text") / "toy.txt"
@@ -37,7 +33,7 @@ def finished(settings, tmp_path_factory) -> tuple[Path, dict[str, list[torch.Ten
     def interrupted(training):
         if training.updates == 13 and interrupts:
             interrupts.clear()
-            raise Killed
+            raise KeyboardInterrupt
         return update(training)
 
     def looked_at(trainer, samples, *args, **kwargs):
@@ -49,7 +45,7 @@ def finished(settings, tmp_path_factory) -> tuple[Path, dict[str, list[torch.Ten
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(DemoTraining, "update", interrupted)
         patched.setattr(Trainer, "train_step", looked_at)
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             run_demo(settings, folder)
         run_demo(settings, folder)
     return folder, seen
@@ -153,11 +149,11 @@ def test_a_resumed_demo_gets_no_more_time_than_another(settings, prepared, monke
     def stop(fake):
         if stops and fake.seconds > fake.began + stops[0]:
             stops.clear()
-            raise Killed
+            raise KeyboardInterrupt
 
     fake = FakeClock(monkeypatch, stop)
     settings = replace(settings, minutes=3, updates=1000)
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         run_demo(settings, prepared / "demo")
     fake.seconds += 1000  # between two starts time does not count
     run_demo(settings, prepared / "demo")

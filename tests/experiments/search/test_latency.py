@@ -1,4 +1,4 @@
-"""Settings of a search, the two parts of its data, and the latency of patterns: as a number, as an expectation, as a price."""
+"""Settings of a search, the two parts of its data, and what a pattern's latency is expected to be and costs."""
 
 import itertools
 import json

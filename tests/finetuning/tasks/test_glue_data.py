@@ -145,8 +145,13 @@ def test_missing_folders_are_told_before_anything_is_done(wanted, copied, tmp_pa
     assert not wanted.output.exists()
 
 
-def test_damage_is_found(wanted):
+def test_damage_and_what_does_not_belong_together_are_refused(wanted, glue_config, tmp_path):
     (prepared,) = prepared_of(wanted, "CoLA")
+    with pytest.raises(UserError, match="holds CoLA, not RTE"):
+        loaded(glue_config(prepared.folder, "--glue-task", "RTE"))
+    train_tokenizer(tmp_path / "other", toy_texts(60), 120, TextSettings())
+    with pytest.raises(UserError, match="was prepared with another tokenizer"):
+        loaded(glue_config(prepared.folder, "--tokenizer-folder", tmp_path / "other", "--max-positions", "512"))
     path = prepared.folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=r"CoLA/train.\*: damaged"):
@@ -154,15 +159,6 @@ def test_damage_is_found(wanted):
     (prepared.folder / "manifest.json").write_text("{")
     with pytest.raises(UserError, match="manifest.json: cannot be read"):
         PreparedTask.load(prepared.folder)
-
-
-def test_the_task_refuses_what_does_not_belong_together(glue_config, tmp_path, prepared):
-    folder = prepared["CoLA"].folder
-    with pytest.raises(UserError, match="holds CoLA, not RTE"):
-        loaded(glue_config(folder, "--glue-task", "RTE"))
-    train_tokenizer(tmp_path / "other", toy_texts(60), 120, TextSettings())
-    with pytest.raises(UserError, match="was prepared with another tokenizer"):
-        loaded(glue_config(folder, "--tokenizer-folder", tmp_path / "other", "--max-positions", "512"))
 
 
 def test_rows_are_drawn_once_for_all_seeds(prepared, glue_config):

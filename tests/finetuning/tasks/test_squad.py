@@ -197,9 +197,17 @@ def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message)
 def test_what_is_not_there_is_refused(config, folders, tmp_path):
     with pytest.raises(UserError, match="nowhere: no such folder; give the one with SQuAD's official files"):
         setup_task(config(data="nowhere").task)
-    task, _ = load(config())
+    task, model = load(config())
     with pytest.raises(UserError, match="no split 'test'"):
         task.load_dataset("test")
+    content = json.loads((folders / "dev-v1.1.json").read_text())
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
+    (tmp_path / "open.json").write_text(json.dumps(content))
+    file = read_squad(tmp_path / "open.json", needs_answers=False)
+    task.datasets["valid"] = task.dataset_of(PreparedSplit(file, make_windows(task.tokenizer, file)), "valid")
+    batch = task.dataset("valid").collater([task.dataset("valid")[0]])
+    with pytest.raises(UserError, match="open.json: has questions without an answer"):
+        task.build_criterion(config().criterion)(model, batch)
     with pytest.raises(UserError, match="give --criterion squad"):
         task.build_criterion(config("--criterion", "cross_entropy").criterion)
     with pytest.raises(UserError, match="--tokens-per-sample 384: the model has 64 positions"):
@@ -207,18 +215,6 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     shutil.copytree(folders / "tokenizer", tmp_path / "tokenizer")
     with pytest.raises(UserError, match="mine.json: cannot be read as JSON"):
         load(config("--train-file", "mine.json", data=tmp_path), "train")
-
-
-def test_questions_without_answers_are_refused_by_file(config, folders, tmp_path):
-    content = json.loads((folders / "dev-v1.1.json").read_text())
-    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
-    (tmp_path / "open.json").write_text(json.dumps(content))
-    task, model = load(config())
-    file = read_squad(tmp_path / "open.json", needs_answers=False)
-    task.datasets["valid"] = task.dataset_of(PreparedSplit(file, make_windows(task.tokenizer, file)), "valid")
-    batch = task.dataset("valid").collater([task.dataset("valid")[0]])
-    with pytest.raises(UserError, match="open.json: has questions without an answer"):
-        task.build_criterion(config().criterion)(model, batch)
 
 
 @pytest.mark.slow
@@ -262,15 +258,12 @@ def test_damaged_arrays_and_numbers_that_lead_outside_are_refused(on_disk, name)
             on_disk.read("train")
 
 
-def test_half_a_file_and_none_are_refused(on_disk):
+def test_half_a_file_other_folders_and_splits_are_refused(on_disk, folders, tmp_path):
     path = on_disk.folder / "train.npz"
     for damage in (lambda: path.write_bytes(path.read_bytes()[:900]), path.unlink):
         damage()
         with pytest.raises(UserError, match=r"train\.\*: damaged"):
             on_disk.read("train")
-
-
-def test_other_folders_and_splits_are_refused(on_disk, folders, tmp_path):
     with pytest.raises(UserError, match="holds no split 'valid', but train"):
         on_disk.read("valid")
     path = on_disk.folder / "manifest.json"

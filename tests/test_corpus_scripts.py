@@ -332,14 +332,6 @@ def test_what_would_be_done_and_help(name, file):
         assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith(f"usage: scripts/prepare_{name}.sh")
 
 
-@pytest.mark.slow
-def test_a_text_that_is_there_and_not_the_official_one_is_refused(tmp_path):
-    run = run_script("prepare_wikitext103.sh", "data", "--from", write_toy_wikitext(tmp_path / "my text"))
-    assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert "error: " in run.stderr and "not wikitext-103: train" in run.stderr
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_download_goes_on_where_it_broke_off_and_is_checked(mirror, archive, tmp_path):
     mirror.files["/wiki.zip"] = archive
     part = tmp_path / "data.download" / "wiki.zip.part"
@@ -356,13 +348,17 @@ def test_a_download_goes_on_where_it_broke_off_and_is_checked(mirror, archive, t
 
 
 @pytest.mark.slow
-def test_what_was_downloaded_is_unpacked_and_prepared(archive, tmp_path):
+def test_what_was_downloaded_is_unpacked_and_prepared_if_it_is_official_or_need_not_be(archive, tmp_path):
     text = (ROOT / "scripts" / "prepare_wikitext103.sh").read_text()
     text = text.replace("9ddaacaf6af0710eda8c456decff7832", hashlib.md5(archive).hexdigest())
     copy = tmp_path / "prepare_toy.sh"
     copy.write_text(text.replace('"$(dirname "$0")/prepare_text.sh"', f'"{ROOT}/scripts/prepare_text.sh"'))
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "wikitext-103-v1.zip").write_bytes(archive)
+    run = run_script(copy, "data", "--downloads", "kept")
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "error: " in run.stderr and "not wikitext-103: train" in run.stderr
+    assert not (tmp_path / "data").exists()
     run = run_script(copy, "data", "--downloads", "kept", "--unofficial")
     assert run.returncode == 0, run.stderr
     assert "NOT an official text" in run.stdout and read_manifest(tmp_path / "data")["official"] is None

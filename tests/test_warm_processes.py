@@ -26,13 +26,17 @@ def run(warm_python, tmp_path, monkeypatch):
     return run
 
 
-def test_words_folder_input_and_output(run, tmp_path):
+def test_words_folder_input_output_and_what_it_starts(run, tmp_path, warm_python):
     show = "import os, sys; print(sys.argv, os.getcwd(), sys.path[0], sys.path[1], __name__, input())"
     (tmp_path / "module.py").write_text(show)
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "script.py").write_text(show)
     for words in (("-c", show), ("-m", "module"), ("inner/script.py",), ("-u", "inner/script.py")):
         assert str(tmp_path) in run(*words, "a b", "--c", input="read\n").stdout
+    loaded = "print(*(name in sys.modules for name in ('torch', 'fairseq', 'lazyformer_fairseq')))"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; ' + {loaded!r}])"
+    done = subprocess.run([warm_python / "python", "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True False False\n", "what it starts is as quick, and has only libraries of others"
     assert run("-X", "utf8", "-c", "import sys; print(sys.flags.utf8_mode)").stdout == "1\n"
 
 
@@ -53,13 +57,6 @@ def test_it_ends_as_python_does(run, code, status):
     assert done.returncode == status
     assert ("a reason" in done.stderr) == ("a reason" in code)
     assert ("ZeroDivisionError" in done.stderr) == (code == "1 / 0")
-
-
-def test_processes_that_it_starts_are_as_quick_and_only_libraries_of_others_are_there(warm_python):
-    show = "import sys; print('torch' in sys.modules, 'fairseq' in sys.modules, 'lazyformer_fairseq' in sys.modules)"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {show!r}])"
-    done = subprocess.run([warm_python / "python", "-c", code], capture_output=True, text=True)
-    assert done.stdout == "True False False\n", done.stderr
 
 
 @pytest.fixture

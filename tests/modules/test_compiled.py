@@ -1,6 +1,7 @@
 import copy
 import functools
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -106,10 +107,8 @@ def test_one_graph_writes_the_bias_of_every_length(quick_compiler):
 
     for time in (5, 9, 200):
         weights = torch.randn(2, time, time)
-        outcome, expected = (
-            write_out(torch.zeros(time), relative(time)),
-            relative(time).dense(time, time, relative.table),
-        )
+        outcome = write_out(torch.zeros(time), relative(time))
+        expected = relative(time).dense(time, time, relative.table)
         torch.testing.assert_close(outcome, expected)
         gradients = [torch.autograd.grad((bias * weights).sum(), relative.table)[0] for bias in (outcome, expected)]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
@@ -117,13 +116,8 @@ def test_one_graph_writes_the_bias_of_every_length(quick_compiler):
 
 
 def test_no_compiler_is_a_user_error_for_which_fairseq_writes_no_checkpoint(monkeypatch):
-    def without(function, fullgraph):
-        def call(*args):
-            raise TorchDynamoException("InvalidCxxCompiler: No working C++ compiler found\n\nmore lines")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", without)
+    error = TorchDynamoException("InvalidCxxCompiler: No working C++ compiler found\n\nmore lines")
+    monkeypatch.setattr(torch, "compile", lambda function, fullgraph: mock.Mock(side_effect=error))
     compiled.cache_clear()
     with pytest.raises(UserError, match="--compile: .*No working C.* compiler found.*; install") as raised:
         compiled(torch.relu)(torch.zeros(1))

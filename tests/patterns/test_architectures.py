@@ -10,7 +10,6 @@ from helpers import ROOT, count_causal_parameters, count_parameters
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import expand
 
 PAPER = {name: row for name, row in ARCHITECTURES.items() if row.parameters_in_millions}
 CONFIGS = ROOT / "configs" / "pretraining"
@@ -40,11 +39,7 @@ def test_rows_of_pars_table_4_count_what_the_published_models_count(name, family
 
 def test_the_small_models_lie_between_tiny_and_base_and_are_equally_large():
     bert, lazy = (count_parameters(name) for name in ("bert_small", "lazyformer_small"))
-    d, vocabulary, positions = 512, 32_768, 512
-    layers = 8 * (4 * d * d + 4 * d + 4 * d + 2 * d * 2048 + 2048 + d)
-    head = d * d + 3 * d + vocabulary
-    assert bert == (vocabulary + positions + 2) * d + layers + head + 32 * 8 == 42_556_160
-    assert lazy == pytest.approx(bert, rel=1e-4)
+    assert bert == 42_556_160 and lazy == pytest.approx(bert, rel=1e-4)
     assert count_parameters("bert_tiny") < bert < count_parameters("bert_base")
 
 
@@ -76,14 +71,6 @@ def test_sukhbaatars_small_models_differ_from_the_papers_by_what_we_say(name, su
     positions_and_biases, table, output = sublayers * d * d + 2 * d, 8192 * 64, vocabulary * d
     theirs = count_causal_parameters(name, vocabulary) - positions_and_biases + table + output
     assert theirs == pytest.approx(38.5e6, rel=0.002)
-
-
-@pytest.mark.parametrize("size, sublayers", [("_base", 32), ("_large", 36), ("_24b", 24)])
-def test_language_models_of_one_size_have_equally_many_sublayers(size, sublayers):
-    named = {name: row for name, row in CAUSAL_ARCHITECTURES.items() if size in name and "Sparse" not in row.source}
-    assert len(named) >= 3
-    for name, row in named.items():
-        assert len(expand(row.sublayer_pattern)) == sublayers, name
 
 
 def test_the_sparse_transformer_differs_from_the_papers_by_what_we_say():

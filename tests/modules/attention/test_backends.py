@@ -158,16 +158,19 @@ def test_each_reader_and_no_more_than_announced(back_end, consumers):
 
 
 @pytest.mark.parametrize(
-    ("mask", "consumers"),
-    [(WINDOW, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((WINDOW, 0), (DILATED, 0), (DILATED, 1)))],
+    ("mask", "consumers", "dropout"),
+    [
+        *((WINDOW, 1, rate) for rate in (0.0, 0.25)),
+        *(pytest.param(*each, 0.0, marks=pytest.mark.slow) for each in ((WINDOW, 0), (DILATED, 0), (DILATED, 1))),
+    ],
 )
-def test_time_and_memory_of_a_window_are_linear(mask, consumers):
+def test_time_and_memory_of_a_window_are_linear(mask, consumers, dropout):
     """FLOPs in place of time: they wait for no clock."""
     scores = Scores(mask=mask)
     flops = [tile_geometry.count((1, 2, time, 8), (1, 2, time, 8), scores) for time in (1024, 2048)]
     assert flops[1] == 2 * flops[0]
     cases = [Case(mask, 1, time, consumers=consumers, dtype=torch.float32) for time in (2048, 4096)]
-    taken = [peak_memory(lambda case=case: case.by("tiles"), "cpu") for case in cases]
+    taken = [peak_memory(lambda case=case: case.by("tiles", dropout=dropout), "cpu") for case in cases]
     assert taken[1] < 2.6 * taken[0]
 
 
@@ -230,24 +233,6 @@ def test_all_sublayers_share_one_bias():
     assert first is second and first.stride(-1) == 1 and first.stride(-2) == 16
     assert len(case.scores._written) == 1
     torch.testing.assert_close(first, case.dense())
-
-
-def test_pieces_are_as_many_sequences_as_the_limit_allows(monkeypatch):
-    case, seen = biased(5, 8, 4, padded=False), []
-    attention = back_ends.F.scaled_dot_product_attention
-
-    def watched(q, k, v, attn_mask, dropout_p):
-        seen.append((q.size(0), k.size(0), v.size(0), attn_mask.size(0)))
-        return attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p)
-
-    monkeypatch.setattr(back_ends.F, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(back_ends, "PIECE_NUMBERS", 2 * 2 * 8 * 8)
-    attention_with_learned_bias(case.q, case.k, case.values[0], case.dense())
-    assert seen == [(2, 2, 2, 1), (2, 2, 2, 1), (1, 1, 1, 1)]
-    seen.clear()
-    monkeypatch.setattr(back_ends, "PIECE_NUMBERS", 1)  # a sequence is not cut
-    attention_with_learned_bias(case.q, case.k, case.values[0], case.dense().expand(5, -1, -1, -1))
-    assert seen == [(1, 1, 1, 1)] * 5
 
 
 def test_no_kernel_is_allowed_that_has_no_gradient_for_the_bias(monkeypatch):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from masked_attention import Case, use_tiles
 
-from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.modules.attention import attend, tiles
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.weights import Dropout, Masks
@@ -90,10 +89,3 @@ def test_masks_drop_their_share_of_entries_that_have_nothing_to_do_with_each_oth
         expected = rate**2 + (1 - rate) ** 2 if is_pair else rate
         assert abs(dropped - expected) < 4e-3
     assert dropout.scale * max(1 - rate, 2**-16) == pytest.approx(1, rel=1e-3)
-
-
-def test_memory_is_linear_in_the_length():
-    mask = AttentionMask(((2, (Band(6, 6),)),))
-    cases = [Case(mask, 1, time, size=8, dtype=torch.float32) for time in (2048, 4096)]
-    taken = [peak_memory(lambda case=case: case.by("tiles", dropout=RATE), "cpu") for case in cases]
-    assert taken[1] < 2.6 * taken[0]

@@ -9,9 +9,8 @@ from packaging.version import Version
 from torch.nn.attention import flex_attention as torchs
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import attend, flex
+from lazyformer_fairseq.modules.attention import flex
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
-from lazyformer_fairseq.modules.attention.scores import Scores
 
 pytestmark = pytest.mark.skipif(
     Version(torch.__version__) < Version("2.7"),
@@ -81,14 +80,6 @@ def test_blocks_that_torch_computes_are_those_with_a_pair_to_see(block, **given)
         assert not never.any()
     if case.scores.features.isdisjoint({"padding"}) and case.scores.seen_BK is None:
         assert torch.equal((partial | full).expand_as(shown), shown)
-
-
-def test_fewer_keys_than_queries(monkeypatch):
-    """As Linformer's, of which all see all."""
-    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
-    q, k = torch.randn(2, 3, 20, 4).double(), torch.randn(2, 3, 4, 4).double()
-    (ours, _), (theirs, _) = (attend(q, k, k, Scores(), 0.0, 0, back_end) for back_end in ("flex", "eager"))
-    torch.testing.assert_close(ours, theirs)
 
 
 def test_sublayers_share_one_block_mask():

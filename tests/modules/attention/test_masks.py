@@ -68,14 +68,6 @@ def test_it_travels_as_numbers(mask):
     assert Scores(mask=mask, extra=2).flat().scores().mask == mask
 
 
-def test_what_scores_add_hides_what_is_masked_out_and_shows_what_all_see():
-    mask = AttentionMask(((2, (Band(1, 0),)),))
-    seen = torch.tensor([[False, True, False, False]])
-    added = Scores(mask=mask, seen_BK=seen, extra=1).dense(4, 5, torch.zeros(()))
-    rows = [[1, 1, 0, 0, 1], [1, 1, 0, 0, 1], [0, 1, 1, 0, 1], [0, 1, 1, 1, 1]]  # the last key is no token
-    assert torch.equal(added.isneginf().logical_not().squeeze((0, 1)), torch.tensor(rows, dtype=torch.bool))
-
-
 def test_sublayers_of_one_pass_write_what_they_share_once_for_each_mask():
     shared = Scores(is_causal=True)
     like, near, far = torch.zeros(()), *(AttentionMask(((1, (Band(reach, 0),)),)) for reach in (1, 2))

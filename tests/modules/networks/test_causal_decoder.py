@@ -50,13 +50,6 @@ def test_no_gradient_flows_into_earlier_segments():
     assert decoder.sublayers[0].inner.kv_proj.weight.grad.abs().max() > 0  # memory's keys and values do teach
 
 
-def test_without_memory_length_every_segment_starts_anew():
-    decoder, memory, tokens = make_decoder("sflf", mem_len=0), StreamMemory(), random_tokens(2, 4)
-    first, _ = decoder(tokens, memory)
-    assert memory.length == 0
-    assert torch.equal(decoder(tokens, memory)[0], first)
-
-
 def test_training_with_memory_is_repeatable_and_each_dropout_acts():
     tokens, still = random_tokens(2, 6), make_decoder("sflf").train()
     assert torch.equal(still(tokens)[0], still(tokens)[0])

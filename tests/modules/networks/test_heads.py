@@ -68,18 +68,17 @@ def log_probability_by_hand(embedding, softmax, feature: torch.Tensor, word: int
     """Scores one by one: of the first band's words and the other bands, then of the words of the word's band."""
     bounds = [band.start for band in embedding.bands] + [len(softmax.bias)]
 
-    def word_score(word):
-        return feature @ vector_by_hand(embedding, word) + softmax.bias[word]
+    def word_scores(first: int, end: int) -> list[torch.Tensor]:
+        return [feature @ vector_by_hand(embedding, word) + softmax.bias[word] for word in range(first, end)]
 
-    head = [word_score(word) for word in range(bounds[1])]
-    for number in range(len(bounds) - 2):
-        head.append(feature @ softmax.band_weight[number] + softmax.band_bias[number])
+    bands = range(len(bounds) - 2)
+    others = [feature @ softmax.band_weight[number] + softmax.band_bias[number] for number in bands]
+    head = torch.stack([*word_scores(0, bounds[1]), *others]).log_softmax(0)
     band = sum(word >= bound for bound in bounds[1:-1])
     if band == 0:
-        return head[word] - torch.stack(head).logsumexp(0)
-    tail = [word_score(other) for other in range(bounds[band], bounds[band + 1])]
-    chosen = head[bounds[1] + band - 1] - torch.stack(head).logsumexp(0)
-    return chosen + tail[word - bounds[band]] - torch.stack(tail).logsumexp(0)
+        return head[word]
+    tail = torch.stack(word_scores(bounds[band], bounds[band + 1])).log_softmax(0)
+    return head[bounds[1] + band - 1] + tail[word - bounds[band]]
 
 
 @pytest.mark.parametrize("cutoffs, div_val", SHAPES)

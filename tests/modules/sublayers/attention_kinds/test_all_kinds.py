@@ -109,9 +109,7 @@ def assert_an_l_reuses_all(direction: str, s: str) -> None:
     network = build(direction, f"{s} l")
     attention, lazy = (sublayer.inner for sublayer in network.sublayers)
     with torch.no_grad():
-        source = next(
-            getattr(attention, name) for name in ("qkv_proj", "kv_proj", "v_proj") if hasattr(attention, name)
-        )
+        source = attention.qkv_proj if direction == ENCODER else attention.kv_proj
         lazy.v_proj.weight.copy_(source.weight[-WIDTH:])
         if lazy.v_proj.bias is not None:  # Linformer adds an s's after its projection, as the published code does
             lazy.v_proj.bias.zero_()
@@ -180,10 +178,8 @@ def test_a_k_with_the_queries_of_the_s_is_the_s_or_is_refused(direction, s):
 def test_padding_on_either_side_changes_nothing(s):
     network = build(ENCODER, f"{s} f l")
     alone, padding = tokens(time=TOKENS - 4), torch.ones(2, 4, dtype=torch.long)
-    for padded, text in (
-        (torch.cat([alone, padding], 1), slice(0, -4)),
-        (torch.cat([padding, alone], 1), slice(4, None)),
-    ):
+    for both, text in (([alone, padding], slice(0, -4)), ([padding, alone], slice(4, None))):
+        padded = torch.cat(both, 1)
         assert_alike(run(network, padded, padded.eq(1))[:, text], run(network, alone))
 
 
@@ -421,6 +417,5 @@ def test_compiled_it_computes_the_same(direction, s):
         features = run(network, tokens())
         features.sin().sum().backward()
         results.append([features, *(weight.grad for weight in network.parameters() if weight.grad is not None)])
-    for one, same in zip(*results, strict=True):
-        torch.testing.assert_close(same, one, atol=1e-8, rtol=1e-6)
+    torch.testing.assert_close(*results, atol=1e-8, rtol=1e-6)
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters

@@ -114,15 +114,6 @@ def test_one_pass_of_a_network_measures_all_spans_and_a_copy_its_own():
     ]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_keys_beyond_the_longest_span_are_masked_out(is_causal):
-    span = Span(SublayerOptions(12, 4, HEADS, values=with_defaults((("span", 900),)), is_causal=is_causal))
-    attending = Attending("s", 5, memory=500 if is_causal else None)
-    parts = span._parts(attending.context().scores, attending.keys, attending.time)
-    (_, ((before, after, *_),)), = parts["mask"].groups  # fmt: skip
-    assert (before, after) == (63, 0 if is_causal else 63)
-
-
 @pytest.mark.parametrize("pattern", ["s[span=5,ramp=2]", "s[span=5,ramp=2]l"])
 def test_memory_that_no_head_reaches_is_left_out(pattern):
     """Nothing changes but the cost, which is what the formula says; a consumer above needs all."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.modules.attention import blockwise
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.sublayers.attention_kinds.synthesizer import factors_of
 from lazyformer_fairseq.patterns.attention_kinds import SETTINGS
 from lazyformer_fairseq.patterns.grammar import plan
@@ -148,11 +147,6 @@ def test_factors_make_every_position(length):
     a, b = factors_of(length)
     assert a * (b - 1) < length <= a * b and a <= b
     assert length not in (64, 512) or a * b == length
-
-
-def test_a_causal_models_scores_are_for_512_positions():
-    model = CausalDecoder("s[synthesizer=random]", 11, 8, 8, 2, mem_len=0)
-    assert model.sublayers[0].inner.choices["synthesizer"].random_NLL.shape == (2, 512, 512)
 
 
 def test_torchs_attention_needs_queries_of_the_values_size():

@@ -14,37 +14,15 @@ from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.grammar import plan
 
 
-def of_paper(kind: str, part: str, length: int, block: int, summary: int) -> list[set[int]]:
-    """A causal model's connectivity by section 4.3: for each i the set of j that it attends to."""
-    sets = []
-    for i in range(length):
-        past = range(i + 1)
-        if kind == "strided":
-            local = set(range(max(0, i - block), i + 1))
-            summaries = {j for j in past if (i - j) % block == 0}
-        else:
-            local = {j for j in past if j // block == i // block}
-            summaries = {j for j in past if j % block in range(block - summary, block)}
-        sets.append({"local": local, "summary": summaries, "both": local | summaries}[part])
-    return sets
-
-
 def mask_of_paper(causal: bool, kind: str, part: str, length: int, block: int, summary: int) -> Tensor:
-    """(K, K). An encoder's: what the same conditions give without j <= i, so that the strided one is symmetric."""
-    mask = torch.zeros(length, length, dtype=torch.bool)
-    for i, seen in enumerate(of_paper(kind, part, length, block, summary)):
-        mask[i, list(seen)] = True
-    if causal:
-        return mask
+    """(K, K), by section 4.3. An encoder's: the same without j <= i, so that the strided one is symmetric."""
+    i, j = torch.arange(length)[:, None], torch.arange(length)
     if kind == "strided":
-        return mask | mask.T
-    of_last = of_paper(kind, part, length + block, block, summary)  # a query far behind sees all summaries
-    for i in range(length):
-        last_of_block = i - i % block + block - 1
-        mask[i, [j for j in of_last[last_of_block] if j < length]] = True
-        if part != "local":
-            mask[i, [j for j in range(length) if j % block >= block - summary]] = True
-    return mask
+        local, summaries = (i - j).abs() <= block, (i - j) % block == 0
+    else:
+        local, summaries = i // block == j // block, (j % block >= block - summary).expand(length, -1)
+    seen = {"local": local, "summary": summaries, "both": local | summaries}[part]
+    return seen & (j <= i) if causal else seen
 
 
 def mask_of(text: str, causal: bool, time: int, keys: int) -> Tensor:

@@ -72,12 +72,6 @@ def test_what_cannot_be_run_is_refused_before_anything_is_done(
     assert not (tmp_path / "out").exists()
 
 
-def start(arguments: list) -> subprocess.Popen:
-    program = "from lazyformer_fairseq.cli import main; main()"
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def states(runs: Path) -> dict[Path, tuple[int, int]]:
     return {
         path: (path.stat().st_ino, path.stat().st_mtime_ns)
@@ -106,7 +100,8 @@ def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path):
     options += ["--seeds", *seeds]
     before: dict = {}
     for count, stop in enumerate(signals, start=1):
-        queue = start(options)
+        command = [sys.executable, "-c", "from lazyformer_fairseq.cli import main; main()", *map(str, options)]
+        queue = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         while len(list(runs.glob("*/*/*/result.json"))) < count:
             assert queue.poll() is None, queue.stdout.read()
             time.sleep(0.02)

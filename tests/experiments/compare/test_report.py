@@ -170,13 +170,6 @@ def of_seed(seed: int, end: float = 7.0, **more):
     return of_runs(bert={str(seed): a_run([9, end], 1)}, lazy={str(seed): a_run([9, end], 0.5)}, **more)
 
 
-def test_families_are_the_models_of_one_name_the_shortest_training_first():
-    comparison = comparison_of(an_example())
-    assert [model.name for model in comparison.families["lazy_50%"]] == ["lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%"]
-    assert comparison.longest("lazy_50%").finals("loss") == [7.2, 7.22, 7.18]
-    assert comparison.baselines == ["bert"]
-
-
 def test_folders_of_other_seeds_are_one_comparison_unless_machines_differ():
     joined = join({"a": of_seed(1), "b": of_seed(2, 7.5), "c": of_seed(3, 7.2)})
     assert list(joined.models) == ["bert", "lazy"]
@@ -261,13 +254,11 @@ def test_a_crossing_is_where_numpy_interpolates_to_the_target(values, target):
     else:
         assert min(np.interp(found, spent, values), values[0]) <= target + 1e-9
         assert all(value > target for value in values[: math.ceil(found) - 1])
+    # Nothing is interpolated from a loss that is no number.
+    for broken, where in (([math.nan, 2.0], 2), ([4.0, math.nan], NEVER)):
+        assert first_crossing(places(broken), np.array(broken), 3, LOSS) == where
     mirrored = Measure("accuracy", "", lower_is_better=False)
     assert found == first_crossing(spent, -np.array(values), -target, mirrored), "where more is better"
-
-
-def test_nothing_is_interpolated_from_a_loss_that_is_no_number():
-    for values, target in (([math.nan, 2.0], 2), ([4.0, math.nan], NEVER)):
-        assert first_crossing(places([0, 0]), np.array(values), 3, LOSS) == target
 
 
 falling = st.lists(st.floats(1, 10), min_size=2, max_size=8, unique=True).map(lambda values: sorted(values)[::-1])
@@ -345,8 +336,12 @@ def test_whoever_is_not_on_the_front_is_beaten_by_somebody_on_it_and_nobody_on_i
     assert not_dominated(mirrored, lower_is_better=False) == not_dominated(named), "where more is better"
 
 
-def test_the_fronts_of_a_comparison():
-    found = {front.name: front for front in fronts(comparison_of(an_example()))}
+def test_the_families_and_fronts_of_a_comparison():
+    comparison = comparison_of(an_example())
+    assert [model.name for model in comparison.families["lazy_50%"]] == ["lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%"]
+    assert comparison.longest("lazy_50%").finals("loss") == [7.2, 7.22, 7.18]
+    assert comparison.baselines == ["bert"]
+    found = {front.name: front for front in fronts(comparison)}
     assert list(found) == ["training", "update", "memory"]
     assert found["training"].points["bert"] == (50, 7.5)
     assert found["training"].members == ("lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%")

@@ -20,44 +20,15 @@ from lazyformer_fairseq.patterns.grammar import expand, plan
 SIZES = {"embed_dim": 32, "ffn_embed_dim": 64, "heads": 2}
 
 
-def read(*specs: str, task: str = "masked-lm") -> list:
-    by_name = {f"model{number}": spec for number, spec in enumerate(specs)}
-    return list(read_models(by_name, find_task(task), SIZES).values())
-
-
 def test_a_pattern_an_arch_and_models_from_elsewhere():
-    pattern, arch, own, roberta, hugging = read(
-        "(sf)x4", "par_bert_base", "bert_base; sizes=own", "fairseq:roberta_base; ffn=96", "hf:bert; layers=3"
-    )
+    specs = ("(sf)x4", "par_bert_base", "bert_base; sizes=own", "fairseq:roberta_base; ffn=96", "hf:bert; layers=3")
+    models = read_models(dict(enumerate(specs)), find_task("masked-lm"), SIZES)
+    pattern, arch, own, roberta, hugging = models.values()
     assert (pattern.what, pattern.pattern, pattern.ffn_embed_dim) == ("pattern", "(sf)x4", 64)
     assert (arch.what, expand(arch.pattern), arch.embed_dim) == ("arch", "sff" * 5 + "f" * 9, 32)
     assert (own.embed_dim, own.ffn_embed_dim, own.heads) == (768, 3072, 12)
     assert (roberta.what, roberta.arch, roberta.layers, roberta.ffn_embed_dim) == ("fairseq", "roberta_base", 4, 96)
     assert (hugging.what, hugging.layers, hugging.is_external) == ("huggingface", 3, True)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("lf", "no s below it"),
-        ("sf; width=3", "'width=3' is none of embed=, ffn="),
-        ("sf; ffn=0", "ffn=0 is no whole number above 0"),
-        ("sf; sizes=own", "sizes=own is for a named arch"),
-        ("sf; layers=3", "layers is for fairseq: and hf: alone"),
-        ("bert_huge", "docs/architectures.md lists"),
-        ("fairseq:bart_base", "choose from fairseq:roberta_base"),
-        ("hf:bert", "say how many layers"),
-        ("sf; pretrain=3", "pretrain= is for --task listops and pairs"),
-    ],
-)
-def test_a_wrong_spec_is_named(spec, message):
-    with pytest.raises(UserError, match=message):
-        read(spec)
-
-
-def test_models_from_elsewhere_are_for_masked_words():
-    with pytest.raises(UserError, match="for --task masked-lm alone"):
-        read("sf", "fairseq:roberta_base", task="language-model")
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -177,6 +148,16 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ("--model m=lf", "no s below it"),
+        ("--model m=sf;width=3", "'width=3' is none of embed=, ffn="),
+        ("--model m=sf;ffn=0", "ffn=0 is no whole number above 0"),
+        ("--model m=sf;sizes=own", "sizes=own is for a named arch"),
+        ("--model m=sf;layers=3", "layers is for fairseq: and hf: alone"),
+        ("--model m=bert_huge", "docs/architectures.md lists"),
+        ("--model m=fairseq:bart_base", "choose from fairseq:roberta_base"),
+        ("--model m=hf:bert", "say how many layers"),
+        ("--model m=sf;pretrain=3", "pretrain= is for --task listops and pairs"),
+        ("--task language-model --model m=fairseq:roberta_base", "for --task masked-lm alone"),
         ("--model sfsf", "'sfsf' is no NAME=SPEC"),
         ("--model a=sf --model a=sff", "a is there twice"),
         ("--presets 12 --model bert=sf", "bert is a model already"),

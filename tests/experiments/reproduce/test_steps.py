@@ -142,12 +142,10 @@ def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
     assert re.search(r"In all some [\d,.]+ hours and [\d,.]+ GB; [\d,.]+ GB are free", said)
     assert "pretrain_bert_base: python -m lazyformer_fairseq.cli pretrain bert_base" in said
     assert not (tmp_path / "out").exists()
-
-
-def test_without_a_text_the_demos_is_made(tmp_path):
-    first, corpus, *_ = steps(TINY, find_inputs("demo", (), TINY, tmp_path / "raw"), tmp_path, "fp32")
-    assert first.command[1:] == (str(tmp_path / "raw"), "0.1")
-    assert str(tmp_path / "raw" / PROSE) in corpus.command
+    # Without a text the demo's is made.
+    made = tmp_path / "new" / "raw"
+    first, corpus, *_ = steps(TINY, find_inputs("demo", (), TINY, made), made.parent, "fp32")
+    assert first.command[1:] == (str(made), "0.1") and str(made / PROSE) in corpus.command
     assert corpus.needs == (first.name,)
 
 

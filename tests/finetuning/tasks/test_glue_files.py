@@ -17,7 +17,7 @@ from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.launch import predict
 from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
-from lazyformer_fairseq.finetuning.tasks.glue import SUBMISSION_FILES, prediction_words, prepare_tasks
+from lazyformer_fairseq.finetuning.tasks.glue import SUBMISSION_FILES, prediction_words, prepare_tasks, submission_file
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion glue --batch-size 16"
 OF_MNLI = {"entailment", "neutral", "contradiction"}
@@ -64,6 +64,7 @@ def read(path: Path) -> list[str]:
 def test_the_leaderboard_s_names_words_and_scores():
     names = "AX CoLA MNLI-m MNLI-mm MRPC QNLI QQP RTE SST-2 STS-B WNLI".split()
     assert sorted(SUBMISSION_FILES) == [f"{name}.tsv" for name in names]
+    assert submission_file(TASKS["MNLI"], "test1") == "MNLI-mm.tsv"
     assert prediction_words(TASKS["RTE"], np.array([1, 0])) == ["not_entailment", "entailment"]
     assert prediction_words(TASKS["AX"], np.array([0, 1, 2])) == ["contradiction", "entailment", "neutral"]
     assert prediction_words(TASKS["CoLA"], np.array([1, 0])) == ["1", "0"]

@@ -54,30 +54,25 @@ def test_it_is_table_5():
         ("--sequences-per-gpu 64", 8, 32, 1),  # as many as there are
         ("--gpus 4 --sequences-per-gpu 24", 4, 16, 4),  # the largest that divides 64
         ("--gpus 3 --sequences-per-update 258", 3, 2, 43),
+        ("--gpus 1 --max-restarts 7", 1, 16, 16),
+        ("--gpus 2 --max-restarts 7", 2, 16, 8),
         ("--gpus 2 --batch-size 32", 2, 32, 4),  # fairseq-train's own name for --sequences-per-gpu
         ("--gpus 2 --max-sentences=32", 2, 32, 4),
     ],
 )
-def test_an_update_has_256_sequences(gpus, arguments, world, batch, update_freq):
+def test_an_update_has_256_sequences_and_several_processes_start_again(gpus, arguments, world, batch, update_freq):
     gpus(*["9.0"] * 8)
     launcher, _ = dry_run("bert_base", "data", *arguments.split())
     cfg = settings_of("bert_base", "data", *arguments.split())
     assert cfg.distributed_training.distributed_world_size == world
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (batch, [update_freq])
-    assert ("lazyformer_fairseq.fairseq_plugin.reliability.torchrun" in launcher) == (world > 1)
+    restarts = "7" if "--max-restarts" in arguments else "3"
+    by_torchrun = world > 1 or "--max-restarts" in arguments
+    assert ("lazyformer_fairseq.fairseq_plugin.reliability.torchrun" in launcher) == by_torchrun
+    assert (f"--max-restarts {restarts} " in " ".join(launcher)) == by_torchrun
     if world == 16:
         assert "--nnodes 2 --nproc-per-node 8 " in " ".join(launcher)
         assert "--rdzv-endpoint other:1234 --rdzv-id lazyformer --rdzv-conf is_host=0 " in " ".join(launcher)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "restarts"),
-    [("--gpus 2", "3"), ("--gpus 2 --max-restarts 7", "7"), ("--gpus 1 --max-restarts 2", "2"), ("--gpus 1", None)],
-)
-def test_how_often_it_starts_again(arguments, restarts):
-    launcher, _ = dry_run("bert_base", "data", *arguments.split())
-    assert (launcher[launcher.index("--max-restarts") + 1] if restarts else None) == restarts
-    assert ("--max-restarts" in launcher) == (restarts is not None)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which runs a grid has, the command of each, and what is refused before anything trains."""
+"""Which runs a grid has, the command of each, what is refused before anything trains; and the queue that runs them."""
 
 import functools
 import json
@@ -197,6 +197,9 @@ def test_what_is_not_prepared_is_told(prepared, tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             GLUE.load(copy, tasks.split())
+
+
+# --- The queue: order, retries, what is kept, what is left alone; and runs in processes of their own
 
 
 @pytest.fixture

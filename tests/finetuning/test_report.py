@@ -1,4 +1,4 @@
-"""The report on made results: the papers' tables where the grid is whole, and what is said where it is not."""
+"""Results of a grid's folder, read and refused; the report on made ones: the papers' tables, and what is said."""
 
 import csv
 import itertools
@@ -221,6 +221,9 @@ def test_a_missing_mark_is_counted_and_no_run_at_all_is_an_error(tmp_path):
     assert "Training rows: SQuAD 100 (the official file has 87,599)." in markdown
     with pytest.raises(UserError, match="no run has ended well yet, 0 failed.*lazyformer finetune"):
         report_of(make_squad_grid(tmp_path / "empty", [None]))
+
+
+# --- Reading a grid's folder: what is chosen, what is missing, what is refused
 
 
 FIRST = RunKey("lazy", "CoLA", 2e-5, 1)

@@ -1,4 +1,4 @@
-"""A report's files: tables that fit a screen, numbers in full precision, LaTeX that is whole, pictures."""
+"""Results read, joined or refused in words; times to a target and fronts; a report's tables, notes and pictures."""
 
 import csv
 import json
@@ -157,6 +157,9 @@ def test_the_command_joins_folders_and_files_and_writes_where_it_is_told(tmp_pat
 )
 def test_mistakes_of_the_command(tmp_path, options, words):
     assert words in refusal("compare", "report", *options.format(tmp_path).split())
+
+
+# --- Results: joined or refused in words
 
 
 def of_runs(**more):

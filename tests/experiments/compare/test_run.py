@@ -1,4 +1,4 @@
-"""Comparisons of tiny masked language models: batches, turns, interrupts, rates, shares, results."""
+"""Comparisons of tiny models: batches, turns, interrupts, rates, shares, results; causal ones count every token."""
 
 import json
 import math

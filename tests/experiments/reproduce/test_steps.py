@@ -1,4 +1,4 @@
-"""The table of steps: every command is one that the real parsers take, and says what the paper says."""
+"""Every step is a command that the real parsers take; steps run once, resume, stop at a signal and fail in words."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Task and criterion ``squad``: what is loaded and refused, losses, marks over whole questions, a run that learns."""
+"""Task and criterion ``squad``: losses, marks over whole questions, refusals, a run that learns; prepared files."""
 
 import json
 import shutil
@@ -235,6 +235,9 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
         hub.answer("Who?", context, head="other")
     with pytest.raises(UserError, match="question ' '"):
         hub.answer(" ", context)
+
+
+# --- Prepared files: damage, oddities listed, the second time reused
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a sublayer may become, the patterns that are made of it, and what a change costs."""
+"""What a sublayer may become, what a change costs, and the best patterns under a budget."""
 
 import itertools
 
@@ -136,6 +136,9 @@ def test_reach_limits_what_is_measured_and_where_those_between_cannot_read_they_
     assert (2, "k", 0) in {scoring.made[:3] for scoring in list_scorings(without, 2)}
 
 
+# --- The best patterns under a budget, against all patterns there are, tried one by one
+
+
 # A k cannot read the keys of a synthesizer.
 KINDS = ("s", "l", "k", "s[synthesizer=random]", "identity")
 
@@ -193,6 +196,9 @@ def test_the_empty_pattern_is_none():
     scores = {scoring.made: 0.0 for scoring in list_scorings(choices, 1)}
     ((found,),) = best_choices(choices, scores, {"s": 1, "s_read": 1, "f": 1, "rest": 1}, [2])
     assert choices.pattern(found.by_place) in ("s", "f")
+
+
+# --- Few patterns of each budget are measured
 
 
 TICKS = {"s": 10, "s_read": 12, "l": 4, "f": 5, "rest": 1}

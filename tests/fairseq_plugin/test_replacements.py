@@ -5,7 +5,7 @@ import importlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -27,26 +27,22 @@ def other_parameters(row: Replacement) -> Iterator[str]:
     if standing is replacements._ABSENT or row.how is How.MAKES or inspect.isbuiltin(standing):
         return
     ours = replacements._ours(row)
+    pairs = [(standing, ours, 1 if row.how is How.AROUND else 0)]
     if inspect.isclass(ours):
         methods = [getattr(method, "__func__", method) for method in vars(ours).values()]
-        methods = [method for method in methods if getattr(method, "__override__", False)]
-        pairs = [(inspect.getattr_static(standing, method.__name__), method, 0) for method in methods]
-    else:
-        pairs = [(standing, ours, 1 if row.how is How.AROUND else 0)]
+        overriding = [method for method in methods if getattr(method, "__override__", False)]
+        pairs = [(inspect.getattr_static(standing, method.__name__), method, 0) for method in overriding]
+    any_others = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     for theirs, function, skip in pairs:
-        expected, takes_all = parameters_of(getattr(theirs, "__func__", theirs))
-        names, passes_all_on = parameters_of(function)
+        signatures = [inspect.signature(getattr(each, "__func__", each)).parameters for each in (theirs, function)]
+        kinds = [{parameter.kind for parameter in each.values()} for each in signatures]
+        expected, names = (
+            [name for name, each in those.items() if each.kind not in any_others] for those in signatures
+        )
         names = names[skip:]
+        takes_all, passes_all_on = (any_others <= each for each in kinds)
         if not takes_all and names != (expected[: len(names)] if passes_all_on else expected):
             yield f"{row.target} takes ({', '.join(expected)}), not ({', '.join(names)})"
-
-
-def parameters_of(function: Callable) -> tuple[list[str], bool]:
-    """Names of a function's parameters, and whether it takes any others too, as one does that passes all on."""
-    parameters = inspect.signature(function).parameters.values()
-    any_others = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    names = [parameter.name for parameter in parameters if parameter.kind not in any_others]
-    return names, any_others <= {parameter.kind for parameter in parameters}
 
 
 def test_every_row_fits_the_fairseq_that_is_installed_and_says_why(warm_python):

@@ -1,16 +1,15 @@
 """fairseq's RoBERTa and Hugging Face's BERT learn by our task and criterion, as they would by code of their own."""
 
-import shlex
+import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from helpers import assert_equal_state, dictionary_of
+from helpers import assert_equal_state, dictionary_of, train_words
 from torch.nn import functional as F
 
-from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import (
@@ -27,12 +26,12 @@ OPTIONS = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SIZE
 PAD = 1
 
 
-def build(arch: str, dropout: float = 0.0, vocabulary: int = 40) -> torch.nn.Module:
+def build(arch: str) -> torch.nn.Module:
     torch.manual_seed(1)
-    task = SimpleNamespace(source_dictionary=dictionary_of(vocabulary))
+    task = SimpleNamespace(source_dictionary=dictionary_of(40))
     if arch == "huggingface_bert":
-        return HuggingFaceBert.build_model(HuggingFaceBertConfig(**SIZES, dropout=dropout, max_positions=16), task)
-    options = Namespace(**SIZES, max_positions=16, dropout=dropout, attention_dropout=dropout)
+        return HuggingFaceBert.build_model(HuggingFaceBertConfig(**SIZES, dropout=0.0, max_positions=16), task)
+    options = Namespace(**SIZES, max_positions=16, dropout=0.0, attention_dropout=0.0)
     ARCH_CONFIG_REGISTRY[arch](options)
     return ARCH_MODEL_REGISTRY[arch].build_model(options, task)
 
@@ -61,9 +60,8 @@ def own_loss(arch: str, model: torch.nn.Module, batch: dict) -> torch.Tensor:
 def test_the_loss_and_its_gradient_are_those_of_the_model_by_its_own_code(arch):
     batch, own, ours = a_batch(), build(arch), build(arch)
     assert_equal_state(own.state_dict(), ours.state_dict())
-    loss, sample_size, log = MaskedLMAccuracyCriterion(SimpleNamespace(target_dictionary=dictionary_of(40)))(
-        ours, batch
-    )
+    criterion = MaskedLMAccuracyCriterion(SimpleNamespace(target_dictionary=dictionary_of(40)))
+    loss, sample_size, log = criterion(ours, batch)
     expected = own_loss(arch, own, batch)
     torch.testing.assert_close(loss, expected)
     assert sample_size == 4 and 0 <= log["ncorrect"] <= 4
@@ -74,33 +72,28 @@ def test_the_loss_and_its_gradient_are_those_of_the_model_by_its_own_code(arch):
         assert weight.grad.any() or "k_proj.bias" in name or "key.bias" in name, f"{name} learns nothing"
 
 
-def command(data, arch: str, seed: int = 3) -> list[str]:
-    """Of a training by our task and criterion."""
-    pattern = "--sublayer-pattern (sf)x2" if arch == "lazyformer" else OPTIONS
-    return shlex.split(
-        f"{data} --user-dir {USER_DIR} --task full_sentences_masked_lm --tokens-per-sample 32 --criterion "
-        f"masked_lm_accuracy --arch {arch} {pattern} --optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 "
-        f"--max-update 4 --batch-size 4 --cpu --num-workers 0 --seed {seed} --no-epoch-checkpoints"
-    )
+def training_of(data, arch: str, folder) -> StepwiseTraining:
+    """By our task and criterion."""
+    sizes = OPTIONS.replace("--encoder-layers 2", "") if "lazyformer" in arch else OPTIONS
+    options = f"--arch {arch} --criterion masked_lm_accuracy --max-update 4 --batch-size 4 --seed 3 {sizes}"
+    return StepwiseTraining(train_words(data, options, folder), folder)
 
 
 @pytest.mark.parametrize("arch", BASELINES)
 def test_all_models_see_the_same_batches_and_masks(arch, data_folder, tmp_path):
-    sizes = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2".split()
-    ours = StepwiseTraining([*command(data_folder, "lazyformer"), *sizes], tmp_path / "ours")
-    theirs = StepwiseTraining(command(data_folder, arch), tmp_path / "theirs")
+    ours = training_of(data_folder, "lazyformer --sublayer-pattern (sf)x2", tmp_path / "ours")
+    theirs = training_of(data_folder, arch, tmp_path / "theirs")
     for one, other in zip(next(ours.batches), next(theirs.batches), strict=True):
         assert_equal_state(one, other)
 
 
 @pytest.mark.parametrize("arch", BASELINES)
 def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(arch, data_folder, tmp_path):
-    whole = StepwiseTraining(command(data_folder, arch), tmp_path / "whole")
+    whole = training_of(data_folder, arch, tmp_path / "whole")
     for _ in range(4):
         whole.update()
-    parts = tmp_path / "parts"
     for _ in range(2):
-        training = StepwiseTraining(command(data_folder, arch), parts)
+        training = training_of(data_folder, arch, tmp_path / "parts")
         training.update()
         training.update()
         training.save()
@@ -109,13 +102,10 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(arch, data_folder, 
 
 
 @needs_transformers
-def test_sizes_that_do_not_fit_are_refused():
+def test_sizes_that_do_not_fit_and_a_lack_of_transformers_are_said(monkeypatch):
     task = SimpleNamespace(source_dictionary=dictionary_of(40))
     with pytest.raises(UserError, match="--encoder-attention-heads 3: does not divide --encoder-embed-dim 16"):
         HuggingFaceBert.build_model(HuggingFaceBertConfig(**{**SIZES, "encoder_attention_heads": 3}), task)
-
-
-def test_without_transformers_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"needs transformers; pip install 'lazyformer_fairseq\[bench\]'"):
         HuggingFaceBert.build_model(HuggingFaceBertConfig(**SIZES), SimpleNamespace())

@@ -129,33 +129,23 @@ def model(pattern: str, positions: int, copies: bool = False) -> LazyFormerModel
     return LazyFormerModel(cfg, Dictionary())
 
 
-def test_positions_are_repeated():
+def test_positions_are_repeated_but_no_weights_that_belong_to_them_and_none_are_left_out():
     short, long = model("s[window=2]f", 16), model("s[window=2]f", 40, copies=True)
     long.load_state_dict(short.state_dict())
-    expected = torch.cat([short.state_dict()[PER_POSITION]] * 3)[:40]
-    assert torch.equal(long.state_dict()[PER_POSITION], expected)
-
-
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize(
-    ("pattern", "weight"),
-    [
+    assert torch.equal(long.state_dict()[PER_POSITION], torch.cat([short.state_dict()[PER_POSITION]] * 3)[:40])
+    for pattern, weight in (
         ("s[synthesizer=random]", "random_NLL"),
         ("s[synthesizer=dense+dot]", "dense.weight"),  # heads are as large as there are positions
         ("s[synthesizer=factorised_random]", "key_factors_NLE"),
         ("s[linformer=3]", "key_projection"),
         ("f s[linformer=3,share=layers] s[linformer=3,share=layers]", "key_projection"),
-    ],
-)
-def test_weights_that_belong_to_positions_are_not_repeated(pattern, weight, copies):
-    with pytest.raises(UserError, match=f"{weight} has a part for each, which .* give --max-positions 16"):
-        model(pattern, 24, copies).load_state_dict(model(pattern, 16).state_dict())
-
-
-@pytest.mark.parametrize("pattern", ["s", "s[linformer=3]"])
-def test_fewer_positions_are_refused(pattern):
-    with pytest.raises(UserError, match="has 16 positions, --max-positions is 8: give --max-positions 16"):
-        model(pattern, 8).load_state_dict(model(pattern, 16).state_dict())
+    ):
+        for copies in (False, True):
+            with pytest.raises(UserError, match=f"{weight} has a part for each, which .* give --max-positions 16"):
+                model(pattern, 24, copies).load_state_dict(model(pattern, 16).state_dict())
+    for pattern in ("s", "s[linformer=3]"):
+        with pytest.raises(UserError, match="has 16 positions, --max-positions is 8: give --max-positions 16"):
+            model(pattern, 8).load_state_dict(model(pattern, 16).state_dict())
 
 
 def heads_of(*poolers: str, **kinds: str) -> LazyFormerModel:
@@ -171,7 +161,7 @@ def weight_of(model: LazyFormerModel, head: str) -> torch.Tensor:
     return model.classification_heads[head].dense.weight
 
 
-def test_a_dense_head_that_is_new_starts_as_the_checkpoints_pooler(caplog):
+def test_a_dense_head_that_is_new_starts_as_the_checkpoints_pooler_whose_loss_is_said(caplog):
     checkpoint, ours = heads_of("pooler", rte="dense"), heads_of(rte="dense", cola="dense", sst2="linear")
     with caplog.at_level("INFO"):
         ours.load_state_dict(checkpoint.state_dict())
@@ -179,17 +169,14 @@ def test_a_dense_head_that_is_new_starts_as_the_checkpoints_pooler(caplog):
     assert torch.equal(weight_of(ours, "rte"), weight_of(checkpoint, "rte"))
     assert "classification_heads.cola.dense.weight starts as the checkpoint's pooler" in caplog.text
     assert "pooler of the checkpoint is left out" not in caplog.text
-
-
-def test_a_pooler_is_kept_where_there_is_one_and_its_loss_is_said(caplog):
-    checkpoint, ours = heads_of("pooler"), heads_of("pooler")
-    ours.load_state_dict(checkpoint.state_dict())
-    assert torch.equal(weight_of(ours, "pooler"), weight_of(checkpoint, "pooler"))
+    with_pooler = heads_of("pooler")
+    with_pooler.load_state_dict(heads_of("pooler").state_dict() | checkpoint.state_dict())
+    assert torch.equal(weight_of(with_pooler, "pooler"), weight_of(checkpoint, "pooler"))
     heads_of().load_state_dict(checkpoint.state_dict())
     assert "classification head pooler of the checkpoint is left out" in caplog.text
 
 
-def test_what_next_sentences_are_told_by_is_a_pooler_too(caplog):
+def test_what_next_sentences_are_told_by_is_a_pooler_too_but_a_tasks_head_of_that_name_is_none(caplog):
     checkpoint = model("f", 16)
     checkpoint.register_next_sentence_head()
     ours = heads_of(cola="dense", sst2="linear")
@@ -198,17 +185,13 @@ def test_what_next_sentences_are_told_by_is_a_pooler_too(caplog):
     assert torch.equal(weight_of(ours, "cola"), weight_of(checkpoint, "next_sentence"))
     assert torch.equal(ours.classification_heads["cola"].out_proj.weight, fresh)
     assert "left out" not in caplog.text
-    imported = heads_of("pooler")  # from which pre-training goes on with next sentences
-    checkpoint.load_state_dict(imported.state_dict())
+    imported, of_a_task = heads_of("pooler"), heads_of(pooler="dense").state_dict()
+    checkpoint.load_state_dict(imported.state_dict())  # pre-training goes on with next sentences
     assert torch.equal(weight_of(checkpoint, "next_sentence"), weight_of(imported, "pooler"))
-
-
-def test_a_tasks_head_that_is_called_pooler_is_none():
-    checkpoint, ours = heads_of(pooler="dense"), heads_of(cola="dense")
+    assert not has_pooler(of_a_task) and has_pooler(imported.state_dict())
     before = weight_of(ours, "cola").clone()
-    ours.load_state_dict(dict(checkpoint.state_dict()))
+    ours.load_state_dict(dict(of_a_task))
     assert torch.equal(weight_of(ours, "cola"), before)
-    assert not has_pooler(checkpoint.state_dict()) and has_pooler(heads_of("pooler").state_dict())
 
 
 @pytest.mark.parametrize(

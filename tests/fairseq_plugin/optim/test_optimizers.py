@@ -307,11 +307,3 @@ def test_a_run_by_lamb_is_resumed_to_the_bit(precision, fairseq_train, data_fold
     assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
     groups = found["last_optimizer_state"]["param_groups"]
     assert [(group["step"], group["lr"]) for group in groups] == [(4, 0.0)]
-
-
-@pytest.mark.slow
-def test_a_small_masked_lm_learns_by_lamb(fairseq_train, data_folder, tmp_path):
-    """From the uniform distribution over 160 pieces, 7.3 bits."""
-    options = f"{SMALL} --dropout 0 --optimizer nvlamb --lr 0.02 --clip-norm 1.0 --validate-interval-updates 150"
-    options += " --lr-scheduler polynomial_warmup --warmup-ratio 0.2843 --max-update 150"
-    assert fairseq_train(data_folder, options, tmp_path)["extra_state"]["val_loss"] < 6

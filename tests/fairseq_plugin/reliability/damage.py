@@ -34,17 +34,12 @@ class Update:
 def damaged_run(
     kind_of: Callable[[int], object], criterion=MaskedLMAccuracyCriterion, damages_loss=True, records=True
 ) -> Iterator[list[Update]]:
-    """Within the block, damages calls of train_step and records all of them.
+    """Within the block, damages calls of train_step and records all of them, unless it `records` none.
 
-    Args:
-        kind_of: for the number of a call, from 0, None or one of
-            "nan gradient", "inf gradient": of the model's first weight, by a hook in the backward pass.
-            "nan activations": of the first linear layer, in the forward pass.
-            "inf loss": the loss gets infinite, its gradient stays.
-            a number: the loss is that many times itself.
-        criterion: the class whose loss is damaged.
-        damages_loss: else the criterion stays as it is.
-        records: else nothing is kept of a call.
+    `kind_of` gives for the number of a call, from 0, None or one of: "nan gradient", "inf gradient" (of the model's
+    first weight, by a hook in the backward pass); "nan activations" (of the first linear layer, in the forward pass);
+    "inf loss" (its gradient stays); a number, by which the loss is multiplied. Losses are those of `criterion`, which
+    stays as it is where nothing `damages_loss`.
     """
     train_step, forward = SafeTrainer.train_step, criterion.forward
     updates, calls, kind = [], itertools.count(), None

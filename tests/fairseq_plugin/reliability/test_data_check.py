@@ -232,26 +232,24 @@ def write_sparse(prefix: Path, gigabytes: float, ids_an_item: int = 25) -> int:
     "gigabytes", [0.4, pytest.param(16, marks=[pytest.mark.slow, pytest.mark.reliability, pytest.mark.timeout(3600)])]
 )
 def test_quick_reads_as_much_whatever_the_size(gigabytes, tmp_path, record_counts, monkeypatch):
-    items = write_sparse(tmp_path / "train", gigabytes)
-    pieces = []
-    check_piece = indexed_format._check_piece
+    items, pieces, check_piece = write_sparse(tmp_path / "train", gigabytes), [], indexed_format._check_piece
 
     def counted(index, data, ids, first, last, *more):
         pieces.append(last - first)
         check_piece(index, data, ids, first, last, *more)
 
-    try:
+    def seconds_of(how: str) -> float:
         began = time.perf_counter()
+        assert check_items(tmp_path / "train", 32_768, eos=0, how=how) == items * 24
+        return round(time.perf_counter() - began, 3)
+
+    try:
         with monkeypatch.context() as patched:
             patched.setattr(indexed_format, "_check_piece", counted)
-            assert check_items(tmp_path / "train", 32_768, eos=0) == items * 24
-        seconds = time.perf_counter() - began
+            counts = {"gigabytes": gigabytes, "items": items, "quick_seconds": seconds_of("quick")}
         assert len(pieces) <= indexed_format.SAMPLES + 1 and max(pieces) <= indexed_format.ITEMS_OF_SAMPLE
-        counts = {"gigabytes": gigabytes, "items": items, "quick_seconds": round(seconds, 3)}
         if gigabytes > 1:
-            began = time.perf_counter()
-            check_items(tmp_path / "train", 32_768, eos=0, how="full")
-            counts["full_seconds"] = round(time.perf_counter() - began, 1)
+            counts["full_seconds"] = seconds_of("full")
         record_counts("--verify", **counts)
         os.truncate(tmp_path / "train.bin", items * 50 - 2)
         with pytest.raises(UserError, match="truncated"):

@@ -16,8 +16,6 @@ from fairseq.logging import metrics
 from fairseq_cli.train import cli_main
 from fairseq_plugin.reliability.damage import TINY, damaged_run
 from helpers import ROOT, train_words
-from matplotlib.figure import Figure
-from scipy.stats import theilslopes
 
 # Growth an update that still counts as flat: of a million updates 256 MiB, and less than one file in ten epochs. What
 # is measured jumps about, with the batches that happen to be under way and with what the allocator gives back.
@@ -59,12 +57,16 @@ def test_memory_and_handles_are_flat_over_20000_updates(data_folder, tmp_path, r
 
 def growth(samples: list[dict[str, float]], what: str) -> float:
     """Growth an update over the second half, by the Theil-Sen estimator: the median slope of all pairs of samples."""
+    from scipy.stats import theilslopes  # above, every data worker would import it
+
     half = samples[len(samples) // 2 :]
     return float(theilslopes([sample[what] for sample in half], [sample["update"] for sample in half]).slope)
 
 
 def draw(samples: list[dict[str, float]], path: Path) -> None:
     """One picture of what the process held, against updates."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 5), layout="constrained")
     shown = [what for what in FLAT if what != "gpu_mib" or samples[-1][what]]
     all_axes = figure.subplots(len(shown), 1, sharex=True)

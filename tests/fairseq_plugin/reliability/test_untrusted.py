@@ -219,30 +219,21 @@ def test_settings_are_values_or_refused():
 
 
 @pytest.mark.parametrize("form", PICKLES)
-@pytest.mark.parametrize("name", ["sentencepiece.model", "dict.txt", "tokenizer.json"])
-def test_a_pickle_in_a_tokenizer_or_as_dictionary(form, name, tmp_path, victim, data_folder):
-    folder = Path(shutil.copytree(data_folder / "tokenizer", tmp_path / "tokenizer"))
-    description = json.loads((folder / "tokenizer.json").read_text())
-    UNTRUSTED[form](folder / name, victim)
+@pytest.mark.parametrize("name", ["sentencepiece.model", "dict.txt", "tokenizer.json", "train.idx", "train.bin"])
+def test_a_pickle_in_a_tokenizer_as_dictionary_or_as_binarised_data(form, name, tmp_path, victim, data_folder):
+    for source in ("shard0", "tokenizer"):
+        shutil.copytree(data_folder / source, tmp_path, dirs_exist_ok=True)
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    UNTRUSTED[form](tmp_path / name, victim)
     for forged in (False, True):
         if forged and name in description["sha256"]:
-            description["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-            (folder / "tokenizer.json").write_text(json.dumps(description))
+            description["sha256"][name] = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+            (tmp_path / "tokenizer.json").write_text(json.dumps(description))
         with pytest.raises(UserError, match=name):
-            Tokenizer.load(folder)
+            check_items(tmp_path / "train", 160, 2) if "train" in name else Tokenizer.load(tmp_path)
     if name == "dict.txt":
         with pytest.raises(UserError, match="dict.txt.*: (not a dictionary|no UTF-8 text)"):
-            load_dictionary(folder / name)
-    assert not victim.exists()
-
-
-@pytest.mark.parametrize("form", PICKLES)
-@pytest.mark.parametrize("name", ["train.idx", "train.bin"])
-def test_a_pickle_as_binarised_data(form, name, tmp_path, victim, data_folder):
-    shutil.copytree(data_folder / "shard0", tmp_path, dirs_exist_ok=True)
-    UNTRUSTED[form](tmp_path / name, victim)
-    with pytest.raises(UserError, match=name):
-        check_items(tmp_path / "train", 160, 2)
+            load_dictionary(tmp_path / name)
     assert not victim.exists()
 
 
@@ -263,7 +254,7 @@ def write_prepared(folder: Path, data: Path, splits: dict | None = None) -> Path
     return folder
 
 
-def test_labels_that_are_a_pickle(tmp_path, victim, data_folder):
+def test_labels_that_are_a_pickle_and_a_manifest_that_points_out_of_its_folder(tmp_path, victim, data_folder):
     folder = write_prepared(tmp_path / "CoLA", data_folder)
     assert len(PreparedTask.load(folder).read("train", None, 2).inputs) > 0
     targets = np.load(folder / "targets.train.npy").astype(object)
@@ -274,9 +265,6 @@ def test_labels_that_are_a_pickle(tmp_path, victim, data_folder):
     with pytest.raises(UserError, match="damaged"):
         PreparedTask.load(folder).read("train", None, 2)
     assert not victim.exists()
-
-
-def test_a_manifest_that_points_out_of_its_folder(tmp_path, data_folder):
     for number, name in enumerate(("../train", "/etc/train", "a/../../train", "")):
         folder = write_prepared(tmp_path / str(number), data_folder, splits={name: {"rows": 1, "bytes": 2}})
         with pytest.raises(UserError, match="manifest.json: damaged"):

@@ -230,10 +230,14 @@ def test_a_list_is_read_or_refused(data_folder, tmp_path, fairseq_train):
     assert not (tmp_path / "run").exists()
 
 
-def test_asynchronous_writing_is_refused(data_folder, tmp_path, fairseq_train):
+def test_asynchronous_writing_and_folders_that_cannot_be_written_are_refused(data_folder, tmp_path, fairseq_train):
     for option in ("--write-checkpoints-asynchronously", "--save-async"):
         with pytest.raises(UserError, match="--write-checkpoints-asynchronously: .*leave the option out"):
             fairseq_train(data_folder, f"{SMALL} {option}", tmp_path)
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(UserError, match=f"--save-dir {folder}: cannot be written .Not a directory.; choose"):
+            fairseq_train(data_folder, f"{SMALL} --max-update 2", folder)
 
 
 @pytest.mark.slow
@@ -245,14 +249,6 @@ def test_asynchronous_writing_is_refused_under_hydra_too(data_folder, tmp_path, 
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 1 and "Traceback" not in run.stderr
     assert "error: --write-checkpoints-asynchronously: " in run.stderr
-
-
-def test_a_folder_that_cannot_be_written_is_named(data_folder, tmp_path, fairseq_train):
-    (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
-        words = f"--save-dir {folder}: cannot be written .Not a directory.; choose"
-        with pytest.raises(UserError, match=words):
-            fairseq_train(data_folder, f"{SMALL} --max-update 2", folder)
 
 
 @pytest.mark.slow

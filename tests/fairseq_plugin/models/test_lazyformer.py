@@ -81,17 +81,15 @@ def test_a_checkpoint_of_another_model_is_refused_in_words():
             make_model().load_state_dict(make_model(**other).state_dict())
 
 
-@pytest.mark.parametrize(
-    ("task", "arch"),
-    [("full_sentences_masked_lm", "bert_tiny"), ("stream_language_modeling", "lazy_par_transformer_tiny")],
-)
-def test_fairseqs_get_args_is_enough_to_build_a_model(tmp_path, task, arch):
+def test_fairseqs_get_args_is_enough_to_build_a_model(tmp_path):
     """It leaves out every option that was not given: all have their defaults, or what the arch says."""
     (tmp_path / "dict.txt").write_text("".join(f"w{number} 9\n" for number in range(30)))
-    args = options.get_args(tmp_path, task=task, arch=arch, dropout=0.3)
-    model = tasks.setup_task(args).build_model(args)
-    assert (model.cfg.dropout, str(model.cfg.attention_backend)) == (0.3, "auto")
-    assert model.cfg.sublayer_pattern == {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[arch].sublayer_pattern
+    archs = {"full_sentences_masked_lm": "bert_tiny", "stream_language_modeling": "lazy_par_transformer_tiny"}
+    for task, arch in archs.items():
+        args = options.get_args(tmp_path, task=task, arch=arch, dropout=0.3)
+        cfg = tasks.setup_task(args).build_model(args).cfg
+        assert (cfg.dropout, str(cfg.attention_backend)) == (0.3, "auto")
+        assert cfg.sublayer_pattern == {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[arch].sublayer_pattern
 
 
 def test_fairseq_sees_no_shared_parameter():

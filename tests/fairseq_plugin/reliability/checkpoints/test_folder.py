@@ -145,20 +145,17 @@ def test_a_suffix_tells_runs_in_one_folder_apart(data_folder, tmp_path, fairseq_
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("told", "seen", "words"),
-    [
-        ((None, "run: holds no intact checkpoint"), [True, True], "run: holds no intact checkpoint"),
-        ((Path("checkpoint_last.pt"), None), [True, False], r"processes \[1\] cannot read it; all nodes need the same"),
-    ],
-)
-def test_the_second_process_hears_of_the_problem(told, seen, words):
+def test_the_second_process_hears_of_the_problem():
     trainer = SimpleNamespace(
         data_parallel_rank=1, data_parallel_world_size=2, data_parallel_process_group=None, device=torch.device("cpu")
     )
-    doubles = {"broadcast_object": lambda *_: told, "all_gather_list": lambda *_: seen}
-    with mock.patch.multiple(distributed_utils, **doubles), pytest.raises(UserError, match=words):
-        checkpoints._same_on_all_ranks(trainer, mock.Mock(side_effect=AssertionError("the first one chooses")))
+    for told, seen, words in (
+        ((None, "run: holds no intact checkpoint"), [True, True], "run: holds no intact checkpoint"),
+        ((Path("checkpoint_last.pt"), None), [True, False], r"processes \[1\] cannot read it; all nodes need the same"),
+    ):
+        doubles = {"broadcast_object": lambda *_, told=told: told, "all_gather_list": lambda *_, seen=seen: seen}
+        with mock.patch.multiple(distributed_utils, **doubles), pytest.raises(UserError, match=words):
+            checkpoints._same_on_all_ranks(trainer, mock.Mock(side_effect=AssertionError("the first one chooses")))
 
 
 @pytest.mark.slow

@@ -84,10 +84,8 @@ def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
         found = {getattr(run, name) or number for run in runs}
         if found != {number}:
             yield f"{called}: {_either(f'{value:g}' for value in found)}; the protocol has {number:g}."
-    heads = {
-        (run.head or "dense") + (run.head_dropout is not None) * f" with dropout {run.head_dropout}" for run in runs
-    }
-    if heads - {"dense"}:
+    dropouts = (f" with dropout {run.head_dropout}" * (run.head_dropout is not None) for run in runs)
+    if (heads := {(run.head or "dense") + said for run, said in zip(runs, dropouts, strict=True)}) - {"dense"}:
         yield f"Head: {_either(heads)}; the default is dense."
     for task, found in of_task.items():
         if started := {run.started_from for run in found} - {None}:

@@ -188,7 +188,7 @@ class TaskResults:
     def rate(self) -> Optional[float]:
         """The chosen learning rate; the first of equally good ones; None where no run has ended well."""
         rates, metric = dict.fromkeys(run.key.rate for run in self.runs), self.task.selecting_metric
-        return max(rates, key=lambda rate: np.median(self._values("valid", metric, rate)), default=None)
+        return max(rates, key=lambda rate: np.median(self.values("valid", metric, rate)), default=None)
 
     @property
     def best(self) -> list[Run]:
@@ -197,12 +197,9 @@ class TaskResults:
         highest = max((run.metrics[file][metric] for run in self.runs), default=None)
         return [run for run in self.runs if run.metrics[file][metric] == highest]
 
-    def values(self, split: str, metric: str) -> np.ndarray:
-        """One number per seed at the chosen rate, in percent."""
-        return self._values(split, metric, self.rate)
-
-    def _values(self, split: str, metric: str, rate: Optional[float]) -> np.ndarray:
-        file = split_file(self.task, split)
+    def values(self, split: str, metric: str, rate: Optional[float] = None) -> np.ndarray:
+        """One number per seed at a rate, by default the chosen one, in percent."""
+        file, rate = split_file(self.task, split), self.rate if rate is None else rate
         return np.array([100 * run.metrics[file][metric] for run in self.runs if run.key.rate == rate])
 
 

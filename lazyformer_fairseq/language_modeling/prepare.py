@@ -249,9 +249,8 @@ def overview(manifest: dict[str, Any]) -> str:
         for split, counts in manifest["splits"].items()
     ]
     table = Table("", rows).printed("simple")
-    if manifest["official"]:
-        verdict = f"these are {manifest['official']}'s official counts"
-    else:
+    verdict = f"these are {manifest['official']}'s official counts"
+    if not manifest["official"]:
         verdict = f"NOT an official text, its results compare with no published ones: {not_official(manifest)}"
     return f"{table}\nvocabulary: {manifest['vocabulary']:,}\n{verdict}"
 

@@ -56,10 +56,8 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
     for name, weight in own.items():
         if name not in loaded:
             raise UserError(f"the checkpoint has no weight {name}; {advice}")
-        if loaded[name].shape != weight.shape:
-            raise UserError(
-                f"the checkpoint's {name} is {tuple(loaded[name].shape)}, the model's {tuple(weight.shape)}; {advice}"
-            )
+        if (there := tuple(loaded[name].shape)) != tuple(weight.shape):
+            raise UserError(f"the checkpoint's {name} is {there}, the model's {tuple(weight.shape)}; {advice}")
         if loaded[name].is_floating_point() != weight.is_floating_point():
             raise UserError(
                 f"the checkpoint's {name} holds {loaded[name].dtype}, the model's {weight.dtype}; take the checkpoint "

@@ -49,10 +49,9 @@ class WarmupSchedule(FairseqLRScheduler):
     @property
     def total_updates(self) -> Optional[int]:
         """T, or None as long as only a number of epochs is known."""
-        known = [updates for updates in (self.cfg.max_update, self.updates_from_epochs) if updates]
         if self.cfg.max_epoch and self.updates_from_epochs is None:
             return None
-        return min(known)
+        return min(filter(None, (self.cfg.max_update, self.updates_from_epochs)))
 
     def set_updates_per_epoch(self, updates: int) -> None:
         """Called when the data of the first epoch is known; a resumed run has the total from its checkpoint."""

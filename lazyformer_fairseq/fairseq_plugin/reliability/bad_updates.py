@@ -168,12 +168,8 @@ class UpdateGuard:
         losses = [log["loss"] for log in self.logs if "loss" in log]
         if self.spike and not losses:
             raise UserError("--loss-spike: this --criterion logs no loss; leave the option out")
-        logged = [
-            (log, name)
-            for log in self.logs
-            for name, value in log.items()
-            if torch.is_tensor(value) and value.numel() == 1
-        ]
+        every = ((log, name, value) for log in self.logs for name, value in log.items())
+        logged = [(log, name) for log, name, value in every if torch.is_tensor(value) and value.numel() == 1]
         norm, loss, sample_size, *values = _on_host(
             gradient_norm, sum(losses), sum(self.sample_sizes), *(log[name] for log, name in logged)
         )

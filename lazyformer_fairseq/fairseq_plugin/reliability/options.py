@@ -179,9 +179,8 @@ def settle_update_size(cfg: DictConfig) -> None:
     if per_update is None:
         return
     if per_update < 1 or per_update % world:
-        raise UserError(
-            f"--sequences-per-update {per_update}: an update does not divide among {world} processes; give a multiple"
-        )
+        wrong = f"an update does not divide among {world} processes; give a multiple"
+        raise UserError(f"--sequences-per-update {per_update}: {wrong}")
     if cfg.dataset.max_tokens is not None:
         raise UserError(f"--max-tokens {cfg.dataset.max_tokens}: give --batch-size, with --sequences-per-update")
     share, most = per_update // world, cfg.dataset.batch_size

@@ -71,10 +71,8 @@ def data(tmp_path_factory, data_folder, lm_data) -> Path:
     write_toy_glue(folder / "glue")
     write_toy_squad(folder / "squad")
     tokenizer = f"--tokenizer {data_folder / 'tokenizer'}"
-    for words in (
-        f"finetune --task glue --data glue {tokenizer} --output glue_out --max-length 32",
-        f"finetune --task squad --data squad {tokenizer} --output squad_out --max-length 96",
-    ):
+    for task, length in (("glue", 32), ("squad", 96)):
+        words = f"finetune --task {task} --data {task} {tokenizer} --output {task}_out --max-length {length}"
         command = [sys.executable, "-m", "lazyformer_fairseq.cli", *words.split()]
         subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     return folder

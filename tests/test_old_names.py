@@ -57,9 +57,11 @@ def test_old_words_become_todays(old, now):
         ("plan --batch 8 --lazy-backend flex", "plan --sequences-per-update 8 --attention-backend flex"),
     ],
 )
-def test_our_own_old_words(old, now, capsys):
+def test_our_own_old_words_and_a_notice_of_todays(old, now, capsys):
     assert with_new_names(old.split()) == now.split()
     assert " now\n" in capsys.readouterr().err
+    found = CliRunner().invoke(main, ["tasks", "--help"])
+    assert found.exit_code == 0 and found.stderr == "tasks: is diagnostics now\n" and "listops" in found.stdout
 
 
 @pytest.mark.parametrize("key", [key for key, now in OLD_NAMES.items() if isinstance(now, Gone)])
@@ -91,8 +93,3 @@ def test_every_command_and_option_of_2026_11_is_known_renamed_or_refused(line):
         except UserError:
             continue
         assert {word for word in now if word.startswith("--")} <= options_of(now), (line, now)
-
-
-def test_a_notice_says_what_each_name_is_now():
-    found = CliRunner().invoke(main, ["tasks", "--help"])
-    assert found.exit_code == 0 and found.stderr == "tasks: is diagnostics now\n" and "listops" in found.stdout

@@ -100,12 +100,8 @@ def test_a_bad_value_in_a_file_is_refused(kept, said):
     assert said in str(refusal.value)
 
 
-@given(st.floats(0.001, 1e6), st.sampled_from(["s", "min", "h"]))
-def test_times_are_read(number, unit):
+@given(st.floats(0.001, 1e6), st.sampled_from(["s", "min", "h"]), st.lists(st.text("ab=1", min_size=1), max_size=4))
+def test_times_are_read_and_commas_in_brackets_divide_nothing(number, unit, parts):
     assert duration(f"{number:f}{unit}") == float(f"{number:f}") * {"s": 1, "min": 60, "h": 3600}[unit]
-
-
-@given(st.lists(st.text("ab=1", min_size=1), max_size=4))
-def test_commas_in_brackets_divide_nothing(parts):
     words = [f"s[{part},{part}]" for part in parts]
     assert divided(", ".join(words)) == words

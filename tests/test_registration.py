@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, assert_equal_state, train_words
+from helpers import ROOT, assert_equal_state
 
 import lazyformer_fairseq
 
@@ -107,35 +107,6 @@ def test_patterns_and_modules_are_of_use_without_fairseq(packages, unwanted):
     assert len(names) > 2
     code = f"import {', '.join(names)}\nimport sys\nprint(*({set(unwanted)!r} & set(sys.modules)))"
     assert output_of(code).split() == []
-
-
-PARENT = """
-import multiprocessing, sys
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq_cli import train
-if __name__ == "__main__":
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser()))
-    child = multiprocessing.get_context("spawn").Process(target=train.main, args=[cfg])
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_fairseq_starts_for_a_gpu_has_the_hooks_of_its_run(tmp_path):
-    """It unpickles fairseq's main and the config; the parent's hooks are not there."""
-    (tmp_path / "parent.py").write_text(PARENT)
-    options = (
-        "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --max-update 1 "
-        "--batch-size 4 --disable-validation"
-    )
-    words = train_words(DATA, options, tmp_path)
-    command = [sys.executable, str(tmp_path / "parent.py"), *words]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert b"lazyformer_fairseq sha256" in (tmp_path / "checkpoint_last.pt").read_bytes()
 
 
 # --- tasks of fairseq's own are as they are, whether the plugin is loaded or not

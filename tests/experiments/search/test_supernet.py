@@ -165,6 +165,8 @@ def test_only_one_side_learns(architecture):
 def test_an_s_is_read_just_where_an_l_is_above_and_keeps_nothing_else():
     assert supernet_pattern(WITHOUT_LAZY, 2) == "-sf-sf"
     assert supernet_pattern(CANDIDATES, 3) == "-sf-lsf-lsf"
+    with pytest.raises(UserError, match="--sublayers 0"):
+        supernet_pattern(CANDIDATES, 0)
     for candidates, consumers in ((WITHOUT_LAZY, [0] * 3), (CANDIDATES, [1, 1, 0])):
         mixtures = make_supernet(candidates).mixtures
         assert [mixture.sublayers["s"].inner.consumers for mixture in mixtures] == consumers

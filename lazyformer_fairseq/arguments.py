@@ -1,8 +1,9 @@
 """What commands take: paths that must be there, and options of several values, as in ``--seeds 1 2 3`` or ``1,2,3``."""
 
 import itertools
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -105,14 +106,18 @@ def divided(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
-def named_patterns(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Callback: NAME=PATTERN."""
-    found = {}
-    for value in values:
-        name, equals, pattern = value.partition("=")
-        if not equals or not name or not pattern or "/" in name:
-            raise click.BadParameter(f"{value!r} is no NAME=PATTERN, such as 'mine=(sff)x4 (f)x4'")
-        if name in found:
-            raise click.BadParameter(f"{name} is there twice")
-        found[name] = pattern
-    return found
+def named(example: str) -> Callable[..., dict[str, str]]:
+    """A callback: NAME=VALUE, each name once; the example stands in an error."""
+
+    def callback(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+        found = {}
+        for value in values:
+            name, _, content = (part.strip() for part in value.partition("="))
+            if not content or not re.fullmatch(r"[\w.+ -]+", name):
+                raise click.BadParameter(f"{value!r} is no {option.metavar}, such as {example}")
+            if name in found:
+                raise click.BadParameter(f"{name} is there twice")
+            found[name] = content
+        return found
+
+    return callback

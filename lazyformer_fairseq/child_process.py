@@ -7,12 +7,35 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import connection
 from typing import NamedTuple, Optional
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
+STOPPED = 128 + signal.SIGINT  # exit code, as shells have it of a command that Ctrl-C ended
+
+
+@contextmanager
+def stoppable(said: str = "stopped; rerun to resume") -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the process in these words, with exit code 130; both are a KeyboardInterrupt within.
+
+    A second SIGTERM does not disturb what follows.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(said, file=sys.stderr)
+        sys.exit(STOPPED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def end_with_parent() -> None:

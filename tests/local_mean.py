@@ -1,5 +1,7 @@
 """The kind of sublayer of ``docs/add_a_kind.md``, where it stands in a file of its own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Optional
 
 import pytest
@@ -14,7 +16,7 @@ from lazyformer_fairseq.modules.sublayers.attention import with_memory
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import Setting
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, registered
+from lazyformer_fairseq.patterns.kinds import _TABLE, CAUSAL, ENCODER, Kind, register
 
 
 class LocalMean(Sublayer):
@@ -58,6 +60,15 @@ LOCAL_MEAN = Kind(
     settings=(Setting("width", default=3, help="neighbours, the position itself included", unit="tokens", low=1),),
     colour="#009E73",
 )
+
+
+@contextmanager
+def registered(kind: Kind) -> Iterator[Kind]:
+    """The row is in the table for as long as the block lasts."""
+    try:
+        yield register(kind)
+    finally:
+        _TABLE.pop(kind.letter)
 
 
 @pytest.fixture(autouse=True)

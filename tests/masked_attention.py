@@ -25,10 +25,10 @@ BUCKETS, FAR = 8, 6
 
 
 def use_tiles(patch: pytest.MonkeyPatch, tile: int, elements: int) -> None:
-    """Other sizes of tiles and stretches, which plans remember."""
+    """Other sizes of tiles and segments, which plans remember."""
     patch.setattr(tile_geometry, "TILE", tile)
-    patch.setattr(tile_geometry, "STRETCH_ELEMENTS", elements)
-    for name in ("_stretches", "_count"):
+    patch.setattr(tile_geometry, "SEGMENT_ELEMENTS", elements)
+    for name in ("_segments", "_count"):
         patch.setattr(tile_geometry, name, functools.lru_cache(getattr(tile_geometry, name).__wrapped__))
 
 

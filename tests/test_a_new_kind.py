@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import ROOT
 from hydra import compose, initialize_config_dir
-from local_mean import LOCAL_MEAN, LocalMean, registered_local_mean, run  # noqa: F401 (a fixture)
+from local_mean import LOCAL_MEAN, LocalMean, registered, registered_local_mean, run  # noqa: F401 (a fixture)
 from refusals import assert_refused
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,7 +23,7 @@ from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns import kinds as table
 from lazyformer_fairseq.patterns.grammar import expand, plan
-from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, find_kind, kinds, registered
+from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, find_kind, kinds
 
 
 def test_it_is_parsed_with_its_settings_from_yaml_too_and_help_names_it(tmp_path):

@@ -15,21 +15,12 @@ from typing import Any, Optional, Union
 
 from tqdm import tqdm
 
+from lazyformer_fairseq.corpus import stages
 from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, write_report
 from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.corpus.sentences import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.stages import (
-    RESULT,
-    STAGES,
-    Job,
-    WorkPaths,
-    cut_one,
-    run_tasks,
-    start_fork_server,
-    wait_for_workers,
-)
 from lazyformer_fairseq.corpus.steps import NOT_UTF8
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
@@ -89,7 +80,7 @@ def build_corpus(
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
     if workers > 1:
-        start_fork_server()
+        stages.start_fork_server()
     plan = {
         "settings": settings.as_json(digest),
         "versions": versions(PACKAGES, optional=filter(None, [settings.spacy_model])),
@@ -100,18 +91,19 @@ def build_corpus(
     late = {name: plan["settings"][name] for name in LATE_SETTINGS}
     early = {name: value for name, value in plan["settings"].items() if name not in late}
     with work_folder(folder, {**plan, "settings": early}) as root:
-        paths = WorkPaths(root)
-        wait_for_workers(paths.tasks)
+        paths = stages.WorkPaths(root)
+        stages.wait_for_workers(paths.tasks)
         remove_leftovers(root, deep=True)
         size = unit_bytes(files, settings)
-        job = Job(paths, settings, size, [file for file in files if must_be_cut(file, size)])
+        job = stages.Job(paths, settings, size, [file for file in files if must_be_cut(file, size)])
         if job.to_cut:
-            run_tasks(partial(cut_one, job), [file.size for file in job.to_cut], paths.tasks / "cut", workers)
+            bytes_to_cut = [file.size for file in job.to_cut]
+            stages.run_tasks(partial(stages.cut_one, job), bytes_to_cut, paths.tasks / "cut", workers)
         to_read, origins = _with_parts(files, job)
         job = _planned(job, files, to_read)
         _forget_other(late, paths)
-        for stage, (task, sizes) in STAGES.items():
-            run_tasks(partial(task, job), sizes(job), paths.tasks / stage, workers)
+        for stage, (task, sizes) in stages.STAGES.items():
+            stages.run_tasks(partial(task, job), sizes(job), paths.tasks / stage, workers)
             if stage == "words":
                 _tell_of_words(job, origins)
             if stage == "duplicates":
@@ -149,7 +141,7 @@ def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
     return min(max(total // UNITS_OF_SMALL_INPUT, SMALLEST_UNIT), LARGEST_UNIT)
 
 
-def _with_parts(files: Sequence[InputFile], job: Job) -> tuple[list[InputFile], dict[str, str]]:
+def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[InputFile], dict[str, str]]:
     """The files to read, with parts in place of those that were cut; the file of each part."""
     to_read, origins = [], {}
     for file in files:
@@ -162,7 +154,7 @@ def _with_parts(files: Sequence[InputFile], job: Job) -> tuple[list[InputFile], 
     return to_read, origins
 
 
-def _planned(job: Job, files: Sequence[InputFile], to_read: Sequence[InputFile]) -> Job:
+def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[InputFile]) -> stages.Job:
     """The job with its units and its number of shards; UserError where there are too few units."""
     units = plan_units(to_read, job.unit_bytes)
     if not units:
@@ -176,12 +168,12 @@ def _planned(job: Job, files: Sequence[InputFile], to_read: Sequence[InputFile])
     return replace(job, units=units, shards=shards)
 
 
-def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
+def _forget_other(late: dict[str, Any], paths: stages.WorkPaths) -> None:
     """Whoever changes a late setting of an unfinished corpus need not make the words again."""
     chosen = paths.root / "late_settings.json"
     if chosen.exists() and json.loads(chosen.read_text()) == late:
         return
-    for folder in (*(paths.tasks / stage for stage in STAGES if stage != "words"), paths.result):
+    for folder in (*(paths.tasks / stage for stage in stages.STAGES if stage != "words"), paths.result):
         shutil.rmtree(folder, ignore_errors=True)
     write_json(chosen, late)
 
@@ -198,7 +190,7 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
         _say(f"left out: {len(left_out) - MOST_LINES:,} more files")
 
 
-def _tell_of_words(job: Job, origins: dict[str, str]) -> None:
+def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
     """Reports what reading and cleaning dropped and by which rule, before hours of work on the rest.
 
     Raises:
@@ -233,7 +225,7 @@ def _by_rule(steps: Iterable[Counter], label: str) -> str:
     return ", ".join(f"{n:,} {rule}{OPTION_OF_RULE.get(rule, '')}" for rule, n in dropped.most_common() if n)
 
 
-def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
+def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
     counts = stage_totals(paths.tasks / "duplicates")["duplicates"]
     for split in ("train", "valid"):
         if not counts[split] and (split == "train" or valid_share):
@@ -270,7 +262,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
         UserError: it cannot be made, another run is at work in it, or it was begun with another ``plan``.
     """
     work = folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
-    if (work / PUBLISHED).exists() and not (work / RESULT).exists():
+    if (work / PUBLISHED).exists() and not (work / stages.RESULT).exists():
         shutil.rmtree(work)  # what publish() was stopped at
     with run_lock(work):
         if (work / PLAN).exists():
@@ -283,10 +275,10 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
 def publish(work: Path, folder: Path) -> None:
     """Gives the folder ``result`` inside ``work`` the name ``folder``, and removes the rest of ``work``."""
     (work / PUBLISHED).touch()  # from now on a work folder without a result is rubbish, whole or not
-    sync_content(work / RESULT)
+    sync_content(work / stages.RESULT)
     if folder.is_dir():
         folder.rmdir()  # an empty one, see finished_manifest
-    os.replace(work / RESULT, folder)
+    os.replace(work / stages.RESULT, folder)
     shutil.rmtree(work)
 
 

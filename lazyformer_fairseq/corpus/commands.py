@@ -7,12 +7,11 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.options import Group, takes
-
-STOPPED_BY_INTERRUPT = 130  # exit code of shells
 
 
 @click.group(cls=Group, default="build")
@@ -48,11 +47,8 @@ def build(inputs: tuple[str, ...], out: Path, workers: Optional[int], cased: boo
     if cased and settings.tokenizer:
         raise UserError("--cased: the settings of --tokenizer decide this; leave it out")
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
-    try:
+    with stoppable(f"{out}: stopped; rerun to resume"):
         manifest = build_corpus(inputs, out, settings, workers or len(os.sched_getaffinity(0)))
-    except KeyboardInterrupt:
-        click.echo(f"{out}: stopped; rerun to resume", err=True)
-        raise SystemExit(STOPPED_BY_INTERRUPT) from None
     documents = manifest["documents"]
     train, valid = (
         f"{of['sentences']:,} sentences, {of['tokens']:,} tokens" if of["tokens"] else "empty"

@@ -52,9 +52,7 @@ class CorpusSettings:
     near_duplicates: bool = option(False, "Drop near-duplicates (MinHash), not only equal documents.")
     spacy_model: Optional[str] = option(None, "Installed spaCy model that finds sentences.", shown="rules, no model")
     bad_files: str = option(
-        "stop",
-        "At a broken file: stop and name it, or note it in the manifest and go on.",
-        choices=("stop", "skip"),
+        "stop", "At a broken file: stop and name it, or note it in the manifest and go on.", choices=("stop", "skip")
     )
     seed: int = option(1, "Chooses the documents held out.")
     shards: Optional[int] = option(None, "Folders of training data.", low=1, shown="one a gigabyte of input")

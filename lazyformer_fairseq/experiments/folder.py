@@ -3,21 +3,16 @@
 Nothing here loads torch before it is asked for, so that commands may import it.
 """
 
-import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import click
-
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 SETTINGS, RESULTS = "settings.json", "results.json"
-STOPPED = 130  # exit code, as a shell has it of a command that Ctrl-C ended
 
 
 @contextmanager
@@ -50,26 +45,3 @@ def kept(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     if not path.exists():
         write_json(path, find())
     return read_json(path)
-
-
-def record(settings: Any, command: Sequence[str], device: str) -> dict[str, Any]:
-    """What the results of every experiment begin with: `command`, `machine`, `versions`, `settings`."""
-    from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
-
-    return {
-        "command": " ".join(command),
-        "machine": describe_machine(device),
-        "versions": describe_versions(),
-        "settings": asdict(settings),
-    }
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """The work of a command that resumes: Ctrl-C and SIGTERM end the process in words, with exit code 130."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo("stopped; rerun to resume", err=True)
-        sys.exit(STOPPED)

@@ -74,8 +74,7 @@ class Training(StepwiseTraining):
 
     def __init__(self, job: Job):
         super().__init__(list(job.command), job.folder)
-        self.job = job
-        self.total = job.updates
+        self.job, self.name, self.total = job, job.name, job.updates
         self.validation_seconds = 0.0
         self.tokens: list[int] = self._kept("tokens", [])[: self.updates]
         points = self._kept("curve", {})
@@ -93,14 +92,6 @@ class Training(StepwiseTraining):
     def is_due(self) -> bool:
         """Whether it is to be validated and saved after this update."""
         return self.updates == self.total or self.updates % max(1, self.total // self.validations) == 0
-
-    @property
-    def name(self) -> str:
-        return self.job.name
-
-    @property
-    def share_done(self) -> float:
-        return self.updates / self.total
 
     def update(self) -> int:
         """Trains on one batch; returns its number of tokens."""
@@ -174,7 +165,7 @@ def train_in_turn(trainings: Sequence[Training], progress: tqdm, plan: Callable[
     progress.unpause()  # else the time left would begin with that of these validations for every update
     while True:
         plan()
-        behind = min(trainings, key=lambda training: training.share_done)
+        behind = min(trainings, key=lambda training: training.updates / training.total)
         if behind.updates >= behind.total:
             break
         behind.update()
@@ -204,23 +195,20 @@ def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: tqdm, wo
     gpus = visible_gpus() if device == "cuda" else []
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     executor = Workers(workers, gpus, threads, f"{__name__}:{train_alone.__name__}")
-    waiting, under_way, seen = list(jobs), {}, {}
+    waiting, under_way = list(jobs), {}
     try:
         while waiting or under_way:
-            while waiting and executor.free:
-                job = waiting.pop(0)
-                (process,) = executor.start([(job, open_training)])
-                under_way[process] = job
+            begun, waiting = waiting[: executor.free], waiting[executor.free :]
+            under_way |= zip(executor.start([(job, open_training) for job in begun]), begun, strict=True)
             time.sleep(executor.look_every)
-            for process, job in list(under_way.items()):
-                made = job.updates if process.is_over() else job.updates_saved()
-                progress.update(made - seen.get(job, 0))
-                seen[job] = made
-                if process.is_over():
-                    del under_way[process]
-                    if job.result() is None:
-                        log, why = job.folder / LOG, process.failure() or "ended without a result"
-                        raise UserError(f"{job}: {why}; the last line of {log} is: {last_line(log)}. Rerun to resume")
-                    executor.release(process)
+            for process, job in [each for each in under_way.items() if each[0].is_over()]:
+                del under_way[process]
+                if job.result() is None:
+                    log, why = job.folder / LOG, process.failure() or "ended without a result"
+                    raise UserError(f"{job}: {why}; the last line of {log} is: {last_line(log)}. Rerun to resume")
+                executor.release(process)
+            left = sum(job.updates for job in [*waiting, *under_way.values()])
+            made = sum(job.updates_saved() for job in under_way.values())
+            progress.update(progress.total - left + made - progress.n)
     finally:
         executor.stop()

@@ -27,13 +27,7 @@ from lazyformer_fairseq.warm_start.options import WarmOptions
     "classifier; squad for one that finds answers]",
 )
 @takes(WarmOptions, into="warm")
-def import_model(
-    bert: Path,
-    out: Path,
-    token_types: str,
-    head_name: Optional[str],
-    warm: WarmOptions,
-) -> None:
+def import_model(bert: Path, out: Path, token_types: str, head_name: Optional[str], warm: WarmOptions) -> None:
     """Turn a BERT, RoBERTa or DistilBERT of the Hub into a checkpoint of this package, of the same or another pattern.
 
     BERT is its folder, with config.json, safetensors (or pytorch_model.bin, of which only weights are read) and its

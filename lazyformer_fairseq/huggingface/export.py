@@ -23,25 +23,8 @@ from lazyformer_fairseq.fairseq_plugin.models import hub
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, heads_in_checkpoint, pooler_in_checkpoint
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
-from lazyformer_fairseq.huggingface.exported import heads
-from lazyformer_fairseq.huggingface.exported.modelling import (
-    AUTO_CLASSES,
-    CODE_FILE,
-    HEADS,
-    LazyFormerConfig,
-    hash_weights,
-)
-from lazyformer_fairseq.huggingface.families import (
-    BERT_KEYS,
-    ENCODER,
-    FAMILIES,
-    HEAD,
-    PARTS,
-    POSITIONS,
-    TYPES,
-    WORDS,
-    WRITTEN_ACTIVATIONS,
-)
+from lazyformer_fairseq.huggingface import families
+from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
@@ -49,7 +32,6 @@ from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folde
 
 AUTO, BERT, CUSTOM = FORMS = ("auto", "bert", "custom")
 WEIGHTS_FILE, CARD_FILE = "model.safetensors", "README.md"
-CAUSAL_WEIGHT = "decoder.embedding."  # what names of a language model's weights begin with
 CLOSE = 1e-6  # of numbers around 1, between two ways to compute the same in double precision
 
 
@@ -115,7 +97,7 @@ def export_to_huggingface(
     refuse_filled_folder(out)
     path = checkpoint_at(Path(folder), checkpoint_file)
     state = load_safely(path)
-    if any(str(name).startswith(CAUSAL_WEIGHT) for name in state.get("model", ())):
+    if hub.is_causal(state):
         raise UserError(
             f"{path}: is a causal language model; transformers gets encoders alone. It has no model that remembers the "
             "segments before as Transformer-XL does (its own was removed), so use it by lazyformer_fairseq"
@@ -165,9 +147,9 @@ def choose_form(source: Source, form: str) -> str:
 def _settings(source: Source) -> dict[str, Any]:
     """What the configs of both forms have, by BERT's names."""
     cfg, dictionary, head = source.cfg, source.tokenizer.dictionary, source.head
-    found = {theirs: getattr(cfg, ours) for ours, theirs in BERT_KEYS.items() if ours != "layers"}
+    found = {theirs: getattr(cfg, ours) for ours, theirs in families.BERT_KEYS.items() if ours != "layers"}
     found |= {
-        "hidden_act": WRITTEN_ACTIVATIONS[str(cfg.activation_fn)],
+        "hidden_act": families.WRITTEN_ACTIVATIONS[str(cfg.activation_fn)],
         "vocab_size": len(dictionary),
         "max_position_embeddings": cfg.max_positions,
         "layer_norm_eps": cfg.layer_norm_eps,
@@ -206,10 +188,10 @@ CLASSES = {  # by what names of their heads' weights begin with
 def write_custom(source: Source, folder: Path) -> Any:
     """Config, weights and code; returns the class of the package that reads them."""
     cfg = source.cfg
-    config = LazyFormerConfig(
+    config = modelling.LazyFormerConfig(
         sublayer_pattern=cfg.sublayer_pattern,
         plan=plan_as_json(cfg.sublayer_pattern),
-        head_act=WRITTEN_ACTIVATIONS[str(cfg.head_activation_fn)],
+        head_act=families.WRITTEN_ACTIVATIONS[str(cfg.head_activation_fn)],
         activation_dropout=cfg.activation_dropout,
         normalize_before=cfg.encoder_normalize_before,
         type_vocab_size=cfg.token_types,
@@ -220,10 +202,10 @@ def write_custom(source: Source, folder: Path) -> Any:
     )
     if source.head is not None and source.head.kind != SPAN:
         config.classifier = source.head.kind
-    config.auto_map = {auto: f"{Path(CODE_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
+    config.auto_map = modelling.auto_map()
     weights = custom_weights(source)
     config.weights_sha256 = _hash(config, weights)
-    (folder / CODE_FILE).write_text(merged_code(config.plan), encoding="utf-8")
+    (folder / modelling.CODE_FILE).write_text(merged_code(config.plan), encoding="utf-8")
     return _save(config, CLASSES[_place_of(source.head)], weights, folder)
 
 
@@ -242,16 +224,17 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
     weights = source.weights
     named = {name for name, _ in (*source.model.named_parameters(), *source.model.named_buffers())}
     for name in named - {"dictionary_sha256"}:
-        if name.startswith(ENCODER):
-            found[f"lazyformer.{name.removeprefix(ENCODER)}"] = weights[name]
-        elif name == f"{HEAD}bias":
+        if name.startswith(families.ENCODER):
+            found[f"lazyformer.{name.removeprefix(families.ENCODER)}"] = weights[name]
+        elif name == f"{families.HEAD}bias":
             found["lm_head.decoder.bias"] = weights[name]
-        elif name.startswith((f"{HEAD}dense.", f"{HEAD}layer_norm.")):
-            found[f"lm_head.{name.removeprefix(HEAD)}"] = weights[name]
+        elif name.startswith((f"{families.HEAD}dense.", f"{families.HEAD}layer_norm.")):
+            found[f"lm_head.{name.removeprefix(families.HEAD)}"] = weights[name]
         elif not name.startswith(PREFIX):
             raise UserError(f"weight {name} has no place in a model of transformers")
     if (pooler := pooler_in_checkpoint(weights)) is not None:
-        found |= {f"lazyformer.pooler.dense.{part}": weights[f"{PREFIX}{pooler}.dense.{part}"] for part in PARTS}
+        for part in families.PARTS:
+            found[f"lazyformer.pooler.dense.{part}"] = weights[f"{PREFIX}{pooler}.dense.{part}"]
     if source.head is not None:
         of_head = f"{PREFIX}{source.head.name}."
         for name in (name for name in weights if name.startswith(of_head)):
@@ -259,7 +242,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
     return {name: found[name].float().contiguous() for name in sorted(found)}
 
 
-def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, dict[str, str]]:
+def _hash(config: modelling.LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, dict[str, str]]:
     """What `weights_sha256` of the config is to be: of the models of transformers that have these weights.
 
     Raises:
@@ -270,7 +253,7 @@ def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, 
         if not any(name.startswith(f"{head}.") for name in weights):
             continue
         model = model_class(config)
-        others = tuple(f"{each}." for each in HEADS if each != head)
+        others = tuple(f"{each}." for each in modelling.HEADS if each != head)
         own = {name: weight for name, weight in weights.items() if not name.startswith(others)}
         try:
             missing, unexpected = model.load_state_dict(own, strict=False)
@@ -279,7 +262,7 @@ def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, 
         again = {"lm_head.decoder.weight", *(f"lazyformer.{name}" for name in model.lazyformer.same_weights)}
         if wrong := sorted({*missing} - again | {*unexpected}):
             raise UserError(f"the exported model and the checkpoint differ in weights {', '.join(wrong)}")
-        found |= hash_weights(model.state_dict())
+        found |= modelling.hash_weights(model.state_dict())
     return found
 
 
@@ -323,16 +306,16 @@ def write_bert(source: Source, folder: Path) -> Any:
 
 def bert_weights(source: Source) -> dict[str, Tensor]:
     """By BERT's names; a model without token types has rows of zeros for them."""
-    family, weights, head = FAMILIES["bert"], source.weights, source.head
-    embeddings = zip((WORDS, POSITIONS, TYPES), family.embeddings[:3], strict=True)
+    family, weights, head = families.FAMILIES["bert"], source.weights, source.head
+    embeddings = zip((families.WORDS, families.POSITIONS, families.TYPES), family.embeddings[:3], strict=True)
     found = {f"bert.{theirs}.weight": weights[ours] for ours, theirs in embeddings if ours in weights}
     width = found["bert.embeddings.word_embeddings.weight"].size(1)
     found.setdefault("bert.embeddings.token_type_embeddings.weight", torch.zeros(2, width))
     dense, norm, bias, _ = family.head
-    found[bias] = weights[f"{HEAD}bias"]
+    found[bias] = weights[f"{families.HEAD}bias"]
     layers = len(plan_as_json(source.cfg.sublayer_pattern)) // 2
     maps = {ours: [f"bert.{name}" for name in theirs] for ours, theirs in family.maps(layers)}
-    maps |= {f"{HEAD}dense": [dense], f"{HEAD}layer_norm": [norm]}
+    maps |= {f"{families.HEAD}dense": [dense], f"{families.HEAD}layer_norm": [norm]}
     if (pooler := pooler_in_checkpoint(weights)) is not None:
         maps[f"{PREFIX}{pooler}.dense"] = ["bert.pooler.dense"]
     if head is None and NEXT_SENTENCE in source.model.classification_heads:
@@ -342,7 +325,7 @@ def bert_weights(source: Source) -> dict[str, Tensor]:
     elif head is not None:
         maps |= {f"{PREFIX}{head.name}.dense": ["bert.pooler.dense"], f"{PREFIX}{head.name}.out_proj": ["classifier"]}
     for ours, theirs in maps.items():
-        for part in PARTS:
+        for part in families.PARTS:
             chunks = weights[f"{ours}.{part}"].chunk(len(theirs))
             found |= {f"{name}.{part}": chunk for name, chunk in zip(theirs, chunks, strict=True)}
     return {name: found[name].float().contiguous().clone() for name in sorted(found)}

@@ -7,7 +7,6 @@ FOLDER/model.safetensors             or pytorch_model.bin, which is read as weig
 FOLDER/model.safetensors.index.json  or pytorch_model.bin.index.json: which of several files holds which weight
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,12 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import (
-    SAFETENSORS,
-    check,
-    forbid_unsafe_loads,
-    named_errors,
-)
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
+from lazyformer_fairseq.storage.json_files import read_json
 
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes
@@ -245,17 +240,9 @@ def describe(folder: Path) -> Described:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Raises a UserError where it is no JSON object, or too large for one that describes a model."""
-    try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise UserError(f"{path}: {path.stat().st_size:,} bytes, too many for what describes a model")
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: cannot be read as JSON ({error}); download the folder again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds {type(content).__name__}, not an object; download the folder again")
-    return content
+    if path.is_file() and path.stat().st_size > LARGEST_JSON:
+        raise UserError(f"{path}: {path.stat().st_size:,} bytes, too many for what describes a model")
+    return read_json(path, "download the folder again")
 
 
 def _family(path: Path, values: Mapping[str, Any]) -> Family:
@@ -308,7 +295,7 @@ class Weights:
         self._safe: dict[str, Any] = {}
         self._pickled: dict[str, Tensor] = {}
         for path, wanted in _files(folder):
-            found = self._open_safe(path) if path.name.endswith(SAFETENSORS) else self._open_pickled(path)
+            found = self._open_safe(path) if path.name.endswith(checkpoints.SAFETENSORS) else self._open_pickled(path)
             if missing := sorted(wanted - found):
                 raise UserError(f"{path}: lacks {missing[0]}, which the index says it holds; download the folder again")
 
@@ -341,9 +328,9 @@ class Weights:
             raise UserError(f"{path}: truncated, damaged or no safetensors file ({error})") from None
 
     def _open_pickled(self, path: Path) -> set[str]:
-        forbid_unsafe_loads(os.environ)
-        with named_errors(path):
-            check(path)
+        checkpoints.forbid_unsafe_loads(os.environ)
+        with checkpoints.named_errors(path):
+            checkpoints.check(path)
             with open(path, "rb") as file:
                 is_archive = file.read(2) == b"PK"  # else older than torch 1.6, and cannot be mapped
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)

@@ -24,18 +24,7 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, di
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.huggingface.families import (
-    CONFIG_FILE,
-    HEAD,
-    PARTS,
-    POSITIONS,
-    TYPES,
-    WORDS,
-    Described,
-    Weights,
-    describe,
-    read_json_object,
-)
+from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions
@@ -52,11 +41,7 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 
 def import_to(
-    path: Path,
-    out: Path,
-    token_types: str = AUTO,
-    head_name: Optional[str] = None,
-    warm: Optional[WarmOptions] = None,
+    path: Path, out: Path, token_types: str = AUTO, head_name: Optional[str] = None, warm: Optional[WarmOptions] = None
 ) -> list[str]:
     """Writes the model at `path` to the folder `out`, whole or not at all. Returns what a user should know of it.
 
@@ -99,9 +84,9 @@ def is_ours(path: Path) -> bool:
     """Whether it is a checkpoint of this package, or a folder of such, by the looks of it."""
     if path.is_file():
         return path.suffix == ".pt" or path.name == export.WEIGHTS_FILE
-    config = path / CONFIG_FILE
+    config = path / families.CONFIG_FILE
     if config.is_file():
-        return read_json_object(config).get("format") == export.FORMAT
+        return families.read_json_object(config).get("format") == export.FORMAT
     return any((path / name).is_file() for name in CHECKPOINTS)
 
 
@@ -110,17 +95,19 @@ def _read_hub(
 ) -> tuple[LazyFormerConfig, dict[str, Tensor], TextTokenizer, list[str]]:
     """Options, weights, tokenizer (which is written to its folder), and notes."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: is a file, and no checkpoint of this package; give the folder with {CONFIG_FILE}")
+        raise UserError(
+            f"{folder}: is a file, and no checkpoint of this package; give the folder with {families.CONFIG_FILE}"
+        )
     kept = (POOLER, NEXT_SENTENCE)
     if head_name is not None and (not head_name.isidentifier() or head_name in kept):
         raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {' or '.join(kept)}")
-    described = describe(folder)
-    conversion = Conversion(described, Weights(folder), token_types, head_name)
+    described = families.describe(folder)
+    conversion = Conversion(described, families.Weights(folder), token_types, head_name)
     tokenizer = adopt_tokenizer(folder, tokenizer_folder, described.vocab_size)
     dictionary = tokenizer.dictionary
     if described.family.counts_from_padding and dictionary.pad() != described.padding:
         raise UserError(
-            f"{folder}: its tokenizer pads with id {dictionary.pad()}, {CONFIG_FILE} says {described.padding} "
+            f"{folder}: its tokenizer pads with id {dictionary.pad()}, {families.CONFIG_FILE} says {described.padding} "
             "(pad_token_id), from which its positions count"
         )
     options: dict[str, Any] = {
@@ -142,7 +129,7 @@ def _read_hub(
             if conversion.has_pooler:
                 model.register_pooler()
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
-        raise UserError(f"{folder / CONFIG_FILE}: describes no model that can be built ({error})") from None
+        raise UserError(f"{folder / families.CONFIG_FILE}: describes no model that can be built ({error})") from None
     weights = conversion.convert({name: weight.shape for name, weight in model.state_dict().items()})
     weights["dictionary_sha256"] = dictionary_hash(dictionary)
     return cfg, weights, tokenizer, conversion.notes()
@@ -170,7 +157,9 @@ class Conversion:
         UserError: a weight is missing, or there is one that none of our models has.
     """
 
-    def __init__(self, described: Described, weights: Weights, token_types: str, head_name: Optional[str]):
+    def __init__(
+        self, described: families.Described, weights: families.Weights, token_types: str, head_name: Optional[str]
+    ):
         self.described, self.weights = described, weights
         self._name_of = self._plain_names()
         self._check_layers()
@@ -233,17 +222,17 @@ class Conversion:
         for ours, theirs in tqdm(self.places.items(), desc="read", unit=" weights", delay=2, disable=None, leave=False):
             found[ours] = torch.cat([self._read(name) for name in theirs])[self._first_row(ours) :].clone()
         if self._folded:
-            found[POSITIONS] += self._read(self._folded)[0]
+            found[families.POSITIONS] += self._read(self._folded)[0]
         if self.has_lm_head:
             self._check_decoder(found)
         else:
             found |= _fresh_head(shapes)
-        found[f"{HEAD}weight"] = found[WORDS]
+        found[f"{families.HEAD}weight"] = found[families.WORDS]
         return found
 
     def _first_row(self, ours: str) -> int:
         """Rows before it are left out."""
-        return self.described.first_position if ours == POSITIONS else 0
+        return self.described.first_position if ours == families.POSITIONS else 0
 
     def _plain_names(self) -> dict[str, str]:
         """Names without prefix, and with LayerNorm's later names -> those in the file."""
@@ -303,16 +292,18 @@ class Conversion:
 
     def _find_places(self) -> Iterator[tuple[str, list[str]]]:
         family = self.described.family
-        for ours, theirs in zip((WORDS, POSITIONS, TYPES), family.embeddings[:3], strict=True):
-            if ours != TYPES or self.token_types:
+        for ours, theirs in zip(
+            (families.WORDS, families.POSITIONS, families.TYPES), family.embeddings[:3], strict=True
+        ):
+            if ours != families.TYPES or self.token_types:
                 yield ours, [f"{theirs}.weight"]
         maps = list(family.maps(self.described.layers))
         head = f"{PREFIX}{self.head_name}."
         if self.has_lm_head:
             dense, head_norm, bias, decoder = family.head
-            maps += [(f"{HEAD}dense", [dense]), (f"{HEAD}layer_norm", [head_norm])]
+            maps += [(f"{families.HEAD}dense", [dense]), (f"{families.HEAD}layer_norm", [head_norm])]
             has_bias = bias in self._name_of or f"{decoder}.bias" not in self._name_of
-            yield f"{HEAD}bias", [bias if has_bias else f"{decoder}.bias"]
+            yield f"{families.HEAD}bias", [bias if has_bias else f"{decoder}.bias"]
         if self.has_pooler:
             maps.append((f"{PREFIX}{POOLER}.dense", [family.pooler]))
         if self.has_next_sentence:
@@ -325,7 +316,7 @@ class Conversion:
         if self.has_spans:
             maps.append((f"{head}span_proj", [SPANS]))
         for ours, theirs in maps:
-            for part in PARTS:
+            for part in families.PARTS:
                 yield f"{ours}.{part}", [f"{name}.{part}" for name in theirs]
 
     def _find_left_out(self) -> list[str]:
@@ -348,20 +339,23 @@ class Conversion:
         _, _, bias, decoder = self.described.family.head
         if not self.described.is_tied:
             self._shape(f"{decoder}.weight")  # must be there
-        for name, ours in ((f"{decoder}.weight", WORDS), (f"{decoder}.bias", f"{HEAD}bias")):
+        for name, ours in ((f"{decoder}.weight", families.WORDS), (f"{decoder}.bias", f"{families.HEAD}bias")):
             if name in self._name_of and not (
                 self._shape(name) == found[ours].shape and torch.equal(self._read(name), found[ours])
             ):
                 raise UserError(
                     f"{self.weights.folder}: {self._name_of[name]} differs from "
-                    f"{'the word embeddings' if ours == WORDS else bias}: our masked-LM head is tied to them"
+                    f"{'the word embeddings' if ours == families.WORDS else bias}: our masked-LM head is tied to them"
                 )
 
 
 def _fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """A masked-LM head as BERT initialises it; the same each time."""
-    names = [f"{HEAD}{name}" for name in ("dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "bias")]
+    names = [
+        f"{families.HEAD}{name}"
+        for name in ("dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "bias")
+    ]
     found = {name: torch.zeros(shapes[name]) for name in names}
-    found[f"{HEAD}dense.weight"].normal_(std=0.02, generator=torch.Generator().manual_seed(SEED))
-    found[f"{HEAD}layer_norm.weight"].fill_(1)
+    found[f"{families.HEAD}dense.weight"].normal_(std=0.02, generator=torch.Generator().manual_seed(SEED))
+    found[f"{families.HEAD}layer_norm.weight"].fill_(1)
     return found

@@ -21,6 +21,7 @@ from torch import nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, SETTINGS, chosen_kinds
+from lazyformer_fairseq.patterns.grammar import places_read
 from lazyformer_fairseq.patterns.grammar import plan as plan_of
 from lazyformer_fairseq.patterns.kinds import ENCODER, find_kind
 
@@ -49,8 +50,8 @@ def plan_as_json(pattern: str) -> list[dict[str, Any]]:
     Raises:
         UserError: as :func:`~lazyformer_fairseq.patterns.grammar.plan` does.
     """
-    found, newest = [], {}
-    for number, planned in enumerate(plan_of(pattern, ENCODER)):
+    found, sublayers = [], plan_of(pattern, ENCODER)
+    for planned, giver in zip(sublayers, places_read(sublayers), strict=True):
         rows = chosen_kinds(planned.values)
         own = [setting for setting in planned.kind.settings if setting not in SETTINGS]
         names = [setting.name for settings in (*(row.settings for row in rows), own) for setting in settings]
@@ -60,10 +61,9 @@ def plan_as_json(pattern: str) -> list[dict[str, Any]]:
                 "kinds": [row.name for row in rows],
                 "settings": {name: planned.values[name] for name in names},
                 "readers": list(planned.consumers),
-                "giver": newest[planned.kind.reads] if planned.kind.reads else None,
+                "giver": giver,
             }
         )
-        newest |= dict.fromkeys(planned.kind.hands_on, number)
     return found
 
 
@@ -205,7 +205,8 @@ class _Reader:
             further = source.imported.get(found.name)
             if further in (None, found):  # a module of a package
                 path = f"{found.module}.{found.name}"
-                return Name(path, "") if _is_package(found.module) and importlib.util.find_spec(path) else None
+                is_package = importlib.util.find_spec(found.module).submodule_search_locations is not None
+                return Name(path, "") if is_package and importlib.util.find_spec(path) else None
             found = further
         return found
 
@@ -389,10 +390,6 @@ def _defined_by(node: ast.stmt) -> tuple[str, ...]:
         return (node.name,)
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return tuple(each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
-
-
-def _is_package(module: str) -> bool:
-    return importlib.util.find_spec(module).submodule_search_locations is not None
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -17,20 +17,9 @@ from sacremoses.util import CJKChars
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from lazyformer_fairseq.data.text import moses
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import LibraryTokenizer
-from lazyformer_fairseq.data.text.moses import (
-    BREAK,
-    CLOSE,
-    NO_SIGN,
-    OPEN,
-    SIGNS,
-    TAKEN,
-    WHOLE,
-    Rule,
-    character_class,
-    moses_rules,
-)
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, MODEL_FILE, PAD, SPACE, UNK, Tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -94,13 +83,11 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
         [
             pre_tokenizers.Split(" ", "removed"),
             pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False),
-            pre_tokenizers.Split(BREAK, "removed"),
+            pre_tokenizers.Split(moses.BREAK, "removed"),
         ]
     )
     fast.post_processor = processors.TemplateProcessing(
-        single=f"{START} $A {END}",
-        pair=f"{START} $A {END} {END} $B {END}",
-        special_tokens=[(START, BOS), (END, EOS)],
+        single=f"{START} $A {END}", pair=f"{START} $A {END} {END} $B {END}", special_tokens=[(START, BOS), (END, EOS)]
     )
     fast.decoder = decoder(tokenizer.settings)
     # Normalised, so that a text's <MASK> is found as well.
@@ -158,8 +145,8 @@ def normalisers(proto: Proto) -> list[normalizers.Normalizer]:
     of_the_model = [normalizers.Precompiled(charsmap)] if charsmap else []
     # SentencePiece takes its sign for a space away at the end, and writes one before every word; the library writes
     # none before a word that has one.
-    at_the_end = normalizers.Replace(Regex(f"[ {SPACE}]+(?![^{SIGNS}])"), "")
-    before_one = normalizers.Replace(Regex(f"(?<![^ {SIGNS}]){SPACE}"), 2 * SPACE)
+    at_the_end = normalizers.Replace(Regex(f"[ {SPACE}]+(?![^{moses.SIGNS}])"), "")
+    before_one = normalizers.Replace(Regex(f"(?<![^ {moses.SIGNS}]){SPACE}"), 2 * SPACE)
     return [*of_the_model, at_the_end, before_one]
 
 
@@ -188,23 +175,23 @@ def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normal
         of_the_model: what the SentencePiece model itself normalises.
     """
     in_texts = (*settings.special_tokens, MASK, UNKNOWN)
-    whole = dict(zip(CONTROLS, WHOLE, strict=True))
-    moses = settings.language, settings.normalise_punctuation, settings.moses_tokenise
+    whole = dict(zip(CONTROLS, moses.WHOLE, strict=True))
+    recipe = settings.language, settings.normalise_punctuation, settings.moses_tokenise
     steps: list[normalizers.Normalizer] = [
-        _replace(TAKEN, NO_SIGN),
+        _replace(moses.TAKEN, moses.NO_SIGN),
         # Bracket by bracket: what replaces one character has that one's offsets.
-        _replace(f"<(?=(?:{'|'.join(_in_any_case(symbol[1:-1]) for symbol in in_texts)})>)", OPEN),
-        _replace(rf"{OPEN}[a-zA-Z]+\K>", CLOSE),
+        _replace(f"<(?=(?:{'|'.join(_in_any_case(symbol[1:-1]) for symbol in in_texts)})>)", moses.OPEN),
+        _replace(rf"{moses.OPEN}[a-zA-Z]+\K>", moses.CLOSE),
         *(_replace(rf"\A{symbol}\z", sign) for symbol, sign in whole.items()),
-        *(_replace(f"<(?={symbol[1:]})", f"<{BREAK}") for symbol in CONTROLS if not settings.moses_tokenise),
-        *(_replace(*rule) for rule in moses_rules(*moses)),
+        *(_replace(f"<(?={symbol[1:]})", f"<{moses.BREAK}") for symbol in CONTROLS if not settings.moses_tokenise),
+        *(_replace(*rule) for rule in moses.moses_rules(*recipe)),
     ]
     if settings.lower_case:
         steps += [_replace(FINAL_SIGMA, "ς"), normalizers.Lowercase()]
     else:
         letters = sorted(set("".join(in_texts)) - set("<>"))
-        steps += (_replace(f"{letter.upper()}(?=[a-zA-Z]*{CLOSE})", letter) for letter in letters)
-    names = {OPEN: "<", CLOSE: ">", **{sign: symbol for symbol, sign in whole.items()}}
+        steps += (_replace(f"{letter.upper()}(?=[a-zA-Z]*{moses.CLOSE})", letter) for letter in letters)
+    names = {moses.OPEN: "<", moses.CLOSE: ">", **{sign: symbol for symbol, sign in whole.items()}}
     return normalizers.Sequence([*steps, *of_the_model, *(normalizers.Replace(*name) for name in names.items())])
 
 
@@ -224,45 +211,48 @@ WORD_START, WORD_END = "(?<![^ ])", "(?![^ ])"  # of a word
 def decoder(settings: TextSettings) -> decoders.Decoder:
     """Words divided by spaces, without spaces that Moses put there."""
     steps = [
-        *(_decoded(Rule(rf"\A{symbol}\z", f" {symbol} ")) for symbol in (*settings.special_tokens, MASK, UNKNOWN)),
+        *(
+            _decoded(moses.Rule(rf"\A{symbol}\z", f" {symbol} "))
+            for symbol in (*settings.special_tokens, MASK, UNKNOWN)
+        ),
         decoders.Replace(SPACE, " "),
         decoders.ByteFallback(),
         decoders.Fuse(),
-        *map(_decoded, [Rule(" +", " "), Rule(r"\A | \z", "")]),
+        *map(_decoded, [moses.Rule(" +", " "), moses.Rule(r"\A | \z", "")]),
     ]
     if settings.moses_tokenise:
         steps += map(_decoded, _joining_rules(settings.language))
     return decoders.Sequence(steps)
 
 
-def _decoded(rule: Rule) -> decoders.Replace:
+def _decoded(rule: moses.Rule) -> decoders.Replace:
     return decoders.Replace(Regex(rule.pattern), rule.content)
 
 
-def _joining_rules(language: str) -> list[Rule]:
-    letters = character_class(MosesDetokenizer.IsAlpha)
-    opening = rf"[{character_class(MosesDetokenizer.IsSc)}(\[{{¿¡]+"
+def _joining_rules(language: str) -> list[moses.Rule]:
+    letters = moses.character_class(MosesDetokenizer.IsAlpha)
+    opening = rf"[{moses.character_class(MosesDetokenizer.IsSc)}(\[{{¿¡]+"
     cjk = "".join(f"{chr(first)}-{chr(last)}" for first, last in CJKChars.ranges)
     rules = [
-        *([] if language == "ko" else [Rule(f"(?<=[{cjk}]) (?=[{cjk}])", "")]),
-        Rule(rf"{WORD_START}{opening}\K{WORD_END}", TO_THE_RIGHT),
-        Rule(rf"{WORD_START}(?=[,.?!:;\\%}}\])]+{WORD_END})", TO_THE_LEFT),
+        *([] if language == "ko" else [moses.Rule(f"(?<=[{cjk}]) (?=[{cjk}])", "")]),
+        moses.Rule(rf"{WORD_START}{opening}\K{WORD_END}", TO_THE_RIGHT),
+        moses.Rule(rf"{WORD_START}(?=[,.?!:;\\%}}\])]+{WORD_END})", TO_THE_LEFT),
     ]
     if language == "en":
-        rules.append(Rule(rf"(?<= )(?='[{letters}])", TO_THE_LEFT))
+        rules.append(moses.Rule(rf"(?<= )(?='[{letters}])", TO_THE_LEFT))
     if language in ("fr", "it", "ga"):
-        rules.append(Rule(rf"[{letters}]'\K(?= [{letters}])", TO_THE_RIGHT))
-    joined = [Rule(f" ?{TO_THE_LEFT}", ""), Rule(f"{TO_THE_RIGHT} ?", "")]
+        rules.append(moses.Rule(rf"[{letters}]'\K(?= [{letters}])", TO_THE_RIGHT))
+    joined = [moses.Rule(f" ?{TO_THE_LEFT}", ""), moses.Rule(f"{TO_THE_RIGHT} ?", "")]
     return [*rules, *_quote_rules('"'), *_quote_rules("'", "(?<!s )" if language == "en" else ""), *joined]
 
 
-def _quote_rules(quote: str, opens: str = "") -> list[Rule]:
+def _quote_rules(quote: str, opens: str = "") -> list[moses.Rule]:
     """The first of two opens, the second closes. ``opens``: a condition for the first; else the word before owns it."""
     word = f"{WORD_START}{quote}{WORD_END}"
     return [
-        Rule(rf"{opens}{word}(?:(?!{word}).)*{word}\K", CLOSES),
-        Rule(rf"{WORD_START}(?={quote}{CLOSES})", TO_THE_LEFT),
-        Rule(CLOSES, ""),
-        Rule(rf"{opens}{WORD_START}{quote}\K{WORD_END}", TO_THE_RIGHT),
-        Rule(rf"{WORD_START}(?={quote}{WORD_END})", TO_THE_LEFT),
+        moses.Rule(rf"{opens}{word}(?:(?!{word}).)*{word}\K", CLOSES),
+        moses.Rule(rf"{WORD_START}(?={quote}{CLOSES})", TO_THE_LEFT),
+        moses.Rule(CLOSES, ""),
+        moses.Rule(rf"{opens}{WORD_START}{quote}\K{WORD_END}", TO_THE_RIGHT),
+        moses.Rule(rf"{WORD_START}(?={quote}{WORD_END})", TO_THE_LEFT),
     ]

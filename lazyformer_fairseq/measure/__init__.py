@@ -1,10 +1,11 @@
 """Counts and measurements: parameters, FLOPs, memory, time; what fits."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
-# Symbols where no data say how many: pieces of our tokenizers; words of WikiText-103, where the arch's softmax has
-# bands for them; else bytes.
 PIECES, WORDS, CHARACTERS = 32_768, 267_735, 204
 
 
@@ -13,3 +14,11 @@ def arch_named(name: str) -> str:
     if name not in (known := [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]):
         raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/architectures.md has them all'}")
     return name
+
+
+def usual_symbols(options: Mapping[str, Any]) -> int:
+    """Where no data say how many a model of these options has: pieces of our tokenizers in encoders; words of
+    WikiText-103, where its softmax has bands for them; else bytes.
+    """
+    cutoffs = options.get("adaptive_softmax_cutoff")
+    return PIECES if cutoffs is None else WORDS if cutoffs else CHARACTERS

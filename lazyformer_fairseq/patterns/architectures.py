@@ -153,11 +153,8 @@ _NAMED = {
 
 
 def _with_tiny_twins(rows: dict[str, Architecture], **sizes) -> dict[str, Architecture]:
-    def tiny(row: Architecture) -> Architecture:
-        return replace(row, **sizes, parameters_in_millions=None, source="for tests")
-
-    twins = {f"{name.removesuffix('_base')}_tiny": tiny(row) for name, row in rows.items()}
-    return {**rows, **twins}
+    sizes |= {"parameters_in_millions": None, "source": "for tests"}
+    return rows | {f"{name.removesuffix('_base')}_tiny": replace(row, **sizes) for name, row in rows.items()}
 
 
 ARCHITECTURES = _with_tiny_twins(_NAMED, encoder_ffn_embed_dim=64, encoder_embed_dim=32, encoder_attention_heads=2)

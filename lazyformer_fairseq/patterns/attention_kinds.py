@@ -12,8 +12,8 @@ An attention is four choices, so rows of different choices combine:
 A row is switched on by its first setting. ``modules/sublayers/attention_kinds`` has one file a row.
 """
 
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -116,14 +116,9 @@ class AttentionKind:
     def name(self) -> str:
         return self.settings[0].name
 
-    def is_chosen(self, values: Mapping[str, Value]) -> bool:
-        """Whether these settings switch it on; those of another letter do not."""
-        return bool(values.get(self.name))
-
     def load(self) -> Any:
         """Its class; imports torch."""
-        file, _, name = self.module.partition(":")
-        return getattr(importlib.import_module(f"lazyformer_fairseq.modules.sublayers.attention_kinds.{file}"), name)
+        return pkgutil.resolve_name(f"lazyformer_fairseq.modules.sublayers.attention_kinds.{self.module}")
 
 
 GIVEN = "given"  # global tokens that the caller marks
@@ -348,7 +343,7 @@ SETTINGS = tuple(dict.fromkeys(setting for row in ATTENTION_KINDS for setting in
 
 def chosen_kinds(values: Mapping[str, Value]) -> list[AttentionKind]:
     """The rows that these settings of an ``s`` switch on, in the table's order."""
-    return [row for row in ATTENTION_KINDS if row.is_chosen(values)]
+    return [row for row in ATTENTION_KINDS if values.get(row.name)]
 
 
 def with_defaults(given: tuple[tuple[str, Value], ...]) -> dict[str, Value]:

@@ -5,13 +5,13 @@ help texts read the row; the file holds the module and, next to the code they co
 ``docs/add_a_kind.md`` walks through a new one.
 """
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Optional, Union
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns import attention_kinds
 from lazyformer_fairseq.patterns.attention_kinds import Setting, Value
 
@@ -79,10 +79,7 @@ class Kind:
     def module(self, direction: str) -> Any:
         """The class for a direction; imports it, and torch with it."""
         module = self.modules[direction]
-        if isinstance(module, str):
-            place, _, name = module.partition(":")
-            module = getattr(importlib.import_module(place), name)
-        return module
+        return pkgutil.resolve_name(module) if isinstance(module, str) else module
 
 
 _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
@@ -109,15 +106,6 @@ def register(kind: Kind) -> Kind:
         raise ValueError(f"there is a kind {kind.letter!r} or {kind.name!r} already")
     _TABLE[kind.letter] = kind
     return kind
-
-
-@contextmanager
-def registered(kind: Kind) -> Iterator[Kind]:
-    """Registers a row temporarily, as for a test."""
-    try:
-        yield register(kind)
-    finally:
-        _TABLE.pop(kind.letter)
 
 
 def kinds() -> tuple[Kind, ...]:
@@ -276,3 +264,34 @@ class CausalSizes(Sizes):
             (upper - lower, self.embed_dim // self.div_val**number)
             for number, (lower, upper) in enumerate(pairwise(bounds))
         ]
+
+
+def parse_cutoffs(text: str) -> tuple[int, ...]:
+    """``"19997,39997"`` -> ``(19997, 39997)``; nothing for an empty text.
+
+    Raises:
+        UserError: anything but whole numbers stands between the commas.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError as error:
+        raise UserError(
+            f"--adaptive-softmax-cutoff {text!r}: must be whole numbers with commas, such as 19997,39997, or empty"
+        ) from error
+
+
+def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
+    """Of a model with these options, by name, as values or as text; those of an encoder begin with ``encoder_``.
+
+    Raises:
+        KeyError, ValueError: the options are of another package's model.
+        UserError: as :func:`parse_cutoffs`.
+    """
+    part = "encoder" if "encoder_embed_dim" in options else "decoder"
+    widths = (int(options[f"{part}_{name}"]) for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
+    if part == "encoder":
+        rows = (int(options.get(name, 0)) for name in ("max_positions", "relative_position_buckets", "token_types"))
+        return EncoderSizes(vocab_size, *widths, *rows)
+    is_pre_norm = str(options.get("decoder_normalize_before")) == "True"
+    cutoffs = parse_cutoffs(options["adaptive_softmax_cutoff"])
+    return CausalSizes(vocab_size, *widths, cutoffs, int(options["adaptive_softmax_factor"]), is_pre_norm)

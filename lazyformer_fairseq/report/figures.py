@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
 
 from lazyformer_fairseq.storage.atomic import atomic_file
 
@@ -75,6 +76,23 @@ def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style, mar
     """A mark at the median of `values` and a bar from lowest to highest."""
     axis.vlines(x, min(values), max(values), color=style["color"], linewidth=1)
     axis.plot(x, np.median(values), linestyle="", markersize=marksize, zorder=3, **style)
+
+
+OF_COST = {
+    "updates": "updates",
+    "tokens": "tokens of training",
+    "flops": "FLOPs of training",
+    "hours": "hours of training",
+    "seconds": "seconds of its own training",
+}
+
+
+def label_cost(axis: Axes, cost: str) -> None:
+    """Names the x axis, from zero on, which shows a cost of OF_COST; large numbers are short."""
+    axis.set_xlim(left=0)
+    axis.set_xlabel(OF_COST[cost])
+    if cost not in ("hours", "seconds"):
+        axis.xaxis.set_major_formatter("{x:.2g}" if cost == "flops" else EngFormatter(sep=""))
 
 
 def write_picture(figure: Figure, path: Path) -> None:

@@ -12,7 +12,7 @@ import transformers
 from exports import WORDS, code_in, code_of_every_kind, export_custom, some_ids, source_of, tiny_model
 from helpers import ROOT
 from in_process import invoke, refusal
-from local_mean import LOCAL_MEAN
+from local_mean import LOCAL_MEAN, registered
 
 from lazyformer_fairseq import LazyFormerModel, huggingface
 from lazyformer_fairseq.errors import UserError
@@ -29,7 +29,7 @@ from lazyformer_fairseq.huggingface.export import (
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
-from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, kinds, registered
+from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, kinds
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11"
 
@@ -128,7 +128,7 @@ def test_all_auto_classes_know_ours():
 def test_auto_classes_find_ours_without_trust(first, tmp_path):
     folder = export_custom(tiny_model(), tmp_path / "export")
     found = printed(*first, f"print(type(AutoModel.from_pretrained({str(folder)!r})).__module__)")
-    assert found == "lazyformer_fairseq.huggingface.exported.modelling"
+    assert found == "lazyformer_fairseq.huggingface.exported.heads"
 
 
 def test_the_package_loads_transformers_no_sooner_than_needed():

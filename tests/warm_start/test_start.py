@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_mean import LOCAL_MEAN
+from local_mean import LOCAL_MEAN, registered
 from trained_encoders import POSITIONS, WIDTH, changed, largest_difference, logits, tokens, trained
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.kinds import registered
 from lazyformer_fairseq.warm_start import start as start_module
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart, align, left_out, likeness, start_from
 from lazyformer_fairseq.warm_start.weights import Norm

@@ -17,19 +17,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import orjson
 
-from lazyformer_fairseq.corpus.readers.files import (
-    BOM,
-    BadInput,
-    Block,
-    Format,
-    Piece,
-    Watch,
-    compression,
-    decode,
-    open_decompressed,
-    place,
-    read_blocks,
-)
+from lazyformer_fairseq.corpus.readers import files
 from lazyformer_fairseq.errors import UserError
 
 Parsed = Iterator[tuple[str, dict[str, Any]]]
@@ -60,14 +48,14 @@ def is_dump(content: bytes, file: Path) -> bool:
     return False
 
 
-def parse_pages(block: Block, piece: Piece, watch: Watch) -> Parsed:
+def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
     """Raw wiki markup of a page with {"title", "namespace", "model", "is_redirect"}; its last revision counts.
 
     ``<page>``s stand inside ``<mediawiki>`` or, in a part of a dump, without it.
     """
     if block.is_preamble:  # <mediawiki> and <siteinfo>
         return
-    text = decode(block.content, watch)
+    text = files.decode(block.content, watch)
     end = text.index("<page>")
     for match in PAGE.finditer(text):
         if text[end : match.start()].strip():
@@ -75,17 +63,17 @@ def parse_pages(block: Block, piece: Piece, watch: Watch) -> Parsed:
         end = match.end()
         yield _parse_page(match.group(), piece, block.line + text.count("\n", 0, match.start()))
     if not REST_OF_DUMP.fullmatch(text, end):
-        where = place(piece, block.line + text.count("\n", 0, end))
-        raise BadInput(f"{where}: malformed XML: no whole <page>...</page>; is the file whole?")
+        where = files.place(piece, block.line + text.count("\n", 0, end))
+        raise files.BadInput(f"{where}: malformed XML: no whole <page>...</page>; is the file whole?")
 
 
-def _parse_page(xml: str, piece: Piece, line: int) -> tuple[str, dict]:
+def _parse_page(xml: str, piece: files.Piece, line: int) -> tuple[str, dict]:
     try:
         # A <page> alone has no document type, the only place where XML can name other files or entities.
         page = ElementTree.fromstring(xml)  # noqa: S314
     except ElementTree.ParseError as error:
-        where = place(piece, line + error.position[0] - 1)
-        raise BadInput(f"{where}: malformed XML ({str(error).partition(':')[0]})") from None
+        where = files.place(piece, line + error.position[0] - 1)
+        raise files.BadInput(f"{where}: malformed XML ({str(error).partition(':')[0]})") from None
     last = (page.findall("revision") or [page])[-1]
     return last.findtext("text") or "", {
         "title": page.findtext("title") or "",
@@ -99,22 +87,24 @@ TITLE_OF_DOC = re.compile(r'\btitle="(.*?)"\s*>')
 END_OF_DOC = re.compile(r"^</doc>\s*", re.MULTILINE)
 
 
-def parse_extracted(block: Block, piece: Piece, watch: Watch) -> Parsed:
+def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
     """The paragraphs of ``<doc id=... title="...">``, title, paragraphs, ``</doc>``, without the title.
 
     BadInput names the line of an element that is broken.
     """
-    text = decode(block.content, watch)
+    text = files.decode(block.content, watch)
     outside = "text outside of <doc ...> and </doc>"
     if block.is_preamble:
         if text.strip():
-            raise BadInput(f"{place(piece, block.line)}: {outside}")
+            raise files.BadInput(f"{files.place(piece, block.line)}: {outside}")
         return
     end = END_OF_DOC.search(text)
     if end is None:
-        raise BadInput(f"{place(piece, block.line)}: this <doc ...> is not closed by </doc>; is the file whole?")
+        raise files.BadInput(
+            f"{files.place(piece, block.line)}: this <doc ...> is not closed by </doc>; is the file whole?"
+        )
     if end.end() != len(text):
-        raise BadInput(f"{place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
+        raise files.BadInput(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
     header, _, body = text[: end.start()].partition("\n")
     title = TITLE_OF_DOC.search(header)
     yield lines_to_paragraphs(unescape(body), unescape(title[1]) if title else None), {}
@@ -127,20 +117,22 @@ def is_json_lines(content: bytes, file: Path) -> bool:
     return re.match(rb'\{\s*"', content) is not None
 
 
-def parse_line(block: Block, piece: Piece, watch: Watch) -> Parsed:
+def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
     """The paragraphs of one line's object. BadInput names a line that is not such an object."""
     if block.is_preamble:  # blank lines
         return
     try:
-        record = orjson.loads(decode(block.content, watch))
+        record = orjson.loads(files.decode(block.content, watch))
     except orjson.JSONDecodeError as error:
-        raise BadInput(f"{place(piece, block.line)}: no valid JSON ({error.msg})") from None
+        raise files.BadInput(f"{files.place(piece, block.line)}: no valid JSON ({error.msg})") from None
     if not isinstance(record, dict):
-        raise BadInput(f"{place(piece, block.line)}: a line must be a JSON object, {{...}}")
+        raise files.BadInput(f"{files.place(piece, block.line)}: a line must be a JSON object, {{...}}")
     text, title = record.get("text"), record.get("title")
     if not isinstance(text, str):
         fields = ", ".join(sorted(record)) or "none"
-        raise BadInput(f'{place(piece, block.line)}: has no field "text" that is a string; its fields: {fields}')
+        raise files.BadInput(
+            f'{files.place(piece, block.line)}: has no field "text" that is a string; its fields: {fields}'
+        )
     yield lines_to_paragraphs(text, title if isinstance(title, str) else None), {}
 
 
@@ -149,20 +141,20 @@ HEADING = re.compile(r"^ ?= .* =[^\S\n]*$", re.MULTILINE)
 JOINT = re.compile(r" @([-,.])@ ")
 
 
-def parse_article(block: Block, piece: Piece, watch: Watch) -> Parsed:
+def parse_article(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
     """The paragraphs below one title of WikiText, without headings.
 
     Its tokenizer's ``state @-@ run`` and ``1 @,@ 000`` are mended.
     """
-    text = HEADING.sub("", decode(block.content, watch))
+    text = HEADING.sub("", files.decode(block.content, watch))
     text = JOINT.sub(r"\1", lines_to_paragraphs(text))
     if text or not block.is_preamble:
         yield text, {}
 
 
-def parse_paragraph(block: Block, piece: Piece, watch: Watch) -> Parsed:
+def parse_paragraph(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
     """The lines between blank ones, joined."""
-    text = join_hard_wrapped(decode(block.content, watch))
+    text = join_hard_wrapped(files.decode(block.content, watch))
     if text or not block.is_preamble:
         yield text, {}
 
@@ -177,12 +169,6 @@ def join_hard_wrapped(text: str) -> str:
     return " ".join(HYPHEN_AT_LINE_END.sub("-", text).split())
 
 
-def blocks_to_paragraphs(text: str) -> str:
-    """One paragraph a line, from hard-wrapped paragraphs that blank lines divide."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "\n".join(filter(None, map(join_hard_wrapped, BLANK_LINES.split(text))))
-
-
 # Until about 2004 the header ended with "The Small Print".
 GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG\b.*|\*END\*? ?THE SMALL PRINT.*")
 GUTENBERG_END = re.compile(
@@ -191,15 +177,11 @@ GUTENBERG_END = re.compile(
 GUTENBERG_CREDITS = re.compile(r"\A(?:(?:Produced|E-?text prepared|Transcribed|Prepared) by .*\n)", re.I)
 
 
-def read_book(path: str, watch: Watch) -> str:
-    """The whole file, one paragraph a line. BadInput for damaged compressed data."""
-    with open_decompressed(path) as file:
-        content = file.read()
-    return without_gutenberg_notices(blocks_to_paragraphs(decode(content.removeprefix(BOM), watch)))
-
-
-def without_gutenberg_notices(text: str) -> str:
-    """The book itself, from a text with one paragraph a line."""
+def read_book(path: str, watch: files.Watch) -> str:
+    """The whole file, one paragraph a line, without Gutenberg's notices. BadInput for damaged compressed data."""
+    with files.open_decompressed(path) as file:
+        text = files.decode(file.read().removeprefix(files.BOM), watch).replace("\r\n", "\n").replace("\r", "\n")
+    text = "\n".join(filter(None, map(join_hard_wrapped, BLANK_LINES.split(text))))
     end = GUTENBERG_END.search(text)
     text = text[: end.start()] if end else text
     start = GUTENBERG_START.search(text)
@@ -213,29 +195,29 @@ def is_gutenberg(content: bytes, file: Path) -> bool:
 
 
 # In the order in which a file is tried; all that none of the others recognises is plain text.
-FORMATS: dict[str, Format] = {
-    "wikiextractor": Format(
+FORMATS: dict[str, files.Format] = {
+    "wikiextractor": files.Format(
         document="a <doc>",
         names=r"wiki_\d+",
         recognises=lambda content, file: content.startswith(b"<doc "),
         starts_document=lambda line, after_blank: line.startswith(b"<doc "),
         parse=parse_extracted,
     ),
-    "mediawiki": Format(
+    "mediawiki": files.Format(
         document="a page",
         names=r".*\.xml(?:-p\d+p\d+.*?)?",
         recognises=is_dump,
         starts_document=lambda line, after_blank: b"<page>" in line,
         parse=parse_pages,
     ),
-    "jsonl": Format(
+    "jsonl": files.Format(
         document="a line",
         names=r".*\.jsonl?",
         recognises=is_json_lines,
         starts_document=lambda line, after_blank: not line.isspace(),
         parse=parse_line,
     ),
-    "wikitext": Format(
+    "wikitext": files.Format(
         document="an article",
         names=r".*\.tokens",
         recognises=lambda content, file: re.search(rb"(?:\A|\n\s*\n\s?)= [^=\s].* =\s*\n", content) is not None,
@@ -244,8 +226,8 @@ FORMATS: dict[str, Format] = {
         parse=parse_article,
     ),
     # Plain-text books without Gutenberg's header are known by ``book:PATH`` alone; their names are those of texts.
-    "book": Format(document="a file", names="(?!)", recognises=is_gutenberg, read_whole=read_book),
-    "text": Format(
+    "book": files.Format(document="a file", names="(?!)", recognises=is_gutenberg, read_whole=read_book),
+    "text": files.Format(
         document="what stands between blank lines (books: say book:PATH)",
         names=r".*\.txt",
         recognises=lambda content, file: True,
@@ -270,20 +252,20 @@ class RawDocument(NamedTuple):
     metadata: dict[str, Any]
 
 
-def read_piece(piece: Piece, watch: Optional[Watch] = None) -> Iterator[RawDocument]:
+def read_piece(piece: files.Piece, watch: Optional[files.Watch] = None) -> Iterator[RawDocument]:
     """Documents in the order of the file; memory is bounded by the longest one.
 
     Raises:
         BadInput: names the file, the place and the reason; the documents before it were yielded.
     """
-    watch = Watch() if watch is None else watch
+    watch = files.Watch() if watch is None else watch
     reader = FORMATS[piece.format]
     if reader.read_whole:
         yield RawDocument(1, reader.read_whole(piece.path, watch), {})
         return
-    is_compressed = compression(piece.path) is not None
+    is_compressed = files.compression(piece.path) is not None
     number = 0
-    for block in read_blocks(piece, reader.starts_document):
+    for block in files.read_blocks(piece, reader.starts_document):
         for in_block, (text, metadata) in enumerate(reader.parse(block, piece, watch)):
             number += 1
             if not piece.start and piece.end is None:

@@ -1,6 +1,5 @@
 """The commands ``lazyformer compare`` and ``lazyformer compare report``."""
 
-import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,26 +7,14 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath
+from lazyformer_fairseq.arguments import ExistingPath, named
+from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import EXAMPLE, random_orders
-from lazyformer_fairseq.experiments.compare.settings import MODELS, TASKS, CompareSettings, Sizes, Task, find_task
-from lazyformer_fairseq.experiments.folder import stoppable
+from lazyformer_fairseq.experiments.compare.settings import MODELS, TASKS, CompareSettings, Sizes, find_task
 from lazyformer_fairseq.options import Group, OptionInSection, takes
 
 BASELINE = "baseline"  # the target that is where the baseline ended
-
-
-def _models(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for value in values:
-        name, equals, spec = (part.strip() for part in value.partition("="))
-        if not equals or not name or not spec or not re.fullmatch(r"[\w.+-]+", name):
-            raise click.BadParameter(f"{value!r} is no NAME=SPEC, such as {EXAMPLE}")
-        if name in found:
-            raise click.BadParameter(f"{name} is there twice")
-        found[name] = spec
-    return found
 
 
 def _target(ctx: click.Context, option: click.Parameter, value: str) -> Any:
@@ -56,7 +43,7 @@ def compare() -> None:
     cls=OptionInSection,
     section=MODELS,
     multiple=True,
-    callback=_models,
+    callback=named(EXAMPLE),
     metavar="NAME=SPEC",
     help="A model; may be given several times.  [default: --presets]",
 )
@@ -108,15 +95,18 @@ def run(
       --equal-parameters --lr 1e-3,2e-3,4e-3 --budget 10min --time-fractions 1,0.8,0.7
     """
     row = find_task(given["task"])
-    _refuse_missing_data(row, data)  # before anything heavy is imported: a mistyped path is said at once
-    models = (_presets(row, presets) if presets is not None else {}) | specs
-    if presets is not None and len(models) < len(row.presets[presets]) + len(specs):
-        taken = sorted(row.presets[presets].keys() & specs.keys())
+    for folder in map(Path, data.split(":")):  # before anything heavy is imported: a mistyped path is said at once
+        if not (folder / row.holds).is_file() and not any(folder.glob(f"shard*/{row.holds}")):
+            raise UserError(f"{folder / row.holds}: no such file; give a folder that `{row.prepares}` wrote")
+    if presets not in (None, *row.presets):
+        raise UserError(f"--presets {presets}: {row.name} has {', '.join(map(str, sorted(row.presets)))}")
+    of_task = {} if presets is None else row.presets[presets]
+    if taken := sorted(of_task.keys() & specs.keys()):
         raise UserError(f"--model: {', '.join(taken)} is a model already; give another name")
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     given["device"] = device_named(given["device"])
-    settings = CompareSettings(data=data, models=models, sizes=asdict(sizes), **given)
+    settings = CompareSettings(data=data, models={**of_task, **specs}, sizes=asdict(sizes), **given)
     if orders:
         pattern = settings.specs[settings.baseline].pattern
         drawn = random_orders(pattern, orders, settings.seeds[0], settings.row.direction)
@@ -127,18 +117,6 @@ def run(
     with stoppable():
         results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]])
     click.echo(f"\n{write_report(results, out)}\nwritten: {out}")
-
-
-def _presets(row: Task, sublayers: int) -> dict[str, str]:
-    if sublayers not in row.presets:
-        raise UserError(f"--presets {sublayers}: {row.name} has {', '.join(map(str, sorted(row.presets)))}")
-    return dict(row.presets[sublayers])
-
-
-def _refuse_missing_data(row: Task, data: str) -> None:
-    for folder in map(Path, data.split(":")):
-        if not (folder / row.holds).is_file() and not any(folder.glob(f"shard*/{row.holds}")):
-            raise UserError(f"{folder / row.holds}: no such file; give a folder that `{row.prepares}` wrote")
 
 
 @compare.command()

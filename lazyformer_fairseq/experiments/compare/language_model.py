@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq.data import Dictionary
-from torch import Tensor
-
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob, unigram_bits
@@ -92,15 +89,17 @@ class LanguageModel(ComparedTask):
         which FLOPs leave out.
         """
         sizes, costs, things = self.settings.sizes, {}, {}
-        tgt_len, mem_len = sizes["tgt_len"], sizes["mem_len"]
+        device, tgt_len, mem_len = self.settings.device, sizes["tgt_len"], sizes["mem_len"]
         for name, job in jobs.items():
-            where = (self.settings.device, self.settings.precision)
-            model, task = load_model(job.folder / CHECKPOINT, Path(self.settings.data), *where)
+            model, task = load_model(job.folder / CHECKPOINT, Path(self.settings.data), device, self.settings.precision)
             costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
-            things[name] = next_segment(model, *self._a_segment(task.dictionary), mem_len)
-        for name, timing in measure(things, ROUNDS, device=self.settings.device).items():
-            milliseconds = [1000 * seconds for seconds in timing.samples]
-            costs[name]["latency_milliseconds"] = spread(milliseconds)
+            tokens, symbols = open_tokens(Path(self.settings.data) / "test"), task.dictionary
+            streams = TokenStreams(tokens, 1, tgt_len, symbols.eos(), symbols.pad(), keeps_rest=True)
+            middle = streams[len(streams) // 2]
+            segment = middle["net_input"]["src_tokens"].to(device), middle["target"].to(device)
+            things[name] = next_segment(model, *segment, mem_len)
+        for name, timing in measure(things, ROUNDS, device=device).items():
+            costs[name]["latency_milliseconds"] = spread([1000 * seconds for seconds in timing.samples])
         return costs
 
     def _evaluate(self, training: StepwiseTraining, split: str, most: int | None = None) -> Evaluation:
@@ -108,12 +107,3 @@ class LanguageModel(ComparedTask):
         sizes, tokens = self.settings.sizes, open_tokens(Path(self.settings.data) / split)[:most]
         lengths = {"tgt_len": sizes["tgt_len"], "mem_len": sizes["mem_len"], "batch_size": ROWS}
         return evaluate(training.trainer.model, tokens, training.task.source_dictionary.eos(), **lengths)
-
-    def _a_segment(self, dictionary: Dictionary) -> tuple[Tensor, Tensor]:
-        """Tokens and targets (1, T) in the middle of the test split."""
-        tokens = open_tokens(Path(self.settings.data) / "test")
-        tgt_len = self.settings.sizes["tgt_len"]
-        streams = TokenStreams(tokens, 1, tgt_len, dictionary.eos(), dictionary.pad(), keeps_rest=True)
-        segment = streams[len(streams) // 2]
-        device = self.settings.device
-        return segment["net_input"]["src_tokens"].to(device), segment["target"].to(device)

@@ -74,7 +74,8 @@ def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -
     Raises:
         UserError: a SPEC that cannot be read, a pattern that is wrong, an arch that nobody knows.
     """
-    found = {name: _ours(name, spec, task.direction, sizes) for name, spec in specs.items() if not _is_external(spec)}
+    ours = {name: spec for name, spec in specs.items() if spec.partition(":")[0].strip() not in EXTERNALS}
+    found = {name: _ours(name, spec, task.direction, sizes) for name, spec in ours.items()}
     if not task.takes_pretraining and (first := [name for name, each in found.items() if each.pretrain]):
         raise UserError(f"--model {first[0]}: pretrain= is for --task listops and pairs, whose inputs it fills")
     first = next(iter(found.values()), None)
@@ -107,10 +108,6 @@ def _is_possible(pattern: str, direction: str) -> bool:
         return bool(plan(pattern, direction))
     except UserError:
         return False
-
-
-def _is_external(spec: str) -> bool:
-    return spec.partition(":")[0].strip() in EXTERNALS
 
 
 def _split(name: str, spec: str) -> tuple[str, dict[str, int], bool]:

@@ -6,27 +6,9 @@ from typing import Any, Optional
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter
 
-from lazyformer_fairseq.experiments.compare.results import (
-    BASELINE,
-    FEWEST_FOR_BOUNDS,
-    MEBIBYTE,
-    NEVER,
-    Comparison,
-    Front,
-    Measure,
-    Model,
-    Ratio,
-    Target,
-    TimeToTarget,
-    comparison_of,
-    first_crossing,
-    fronts,
-    target_value,
-    times_to_target,
-)
-from lazyformer_fairseq.report.figures import draw_band, draw_spread, handles, picture, styles
+from lazyformer_fairseq.experiments.compare import results
+from lazyformer_fairseq.report.figures import draw_band, draw_spread, handles, label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING, number, with_range
 from lazyformer_fairseq.report.page import Notes, write_page
 from lazyformer_fairseq.report.tables import Table, write_csv
@@ -47,16 +29,16 @@ COLUMNS = (
 )
 BOUNDS = (
     "A ratio is the median over pairs of equal seed, in brackets the lowest and the highest; 95% bounds are Student's, "
-    f"of the geometric mean, where {FEWEST_FOR_BOUNDS} seeds or more all reached the target."
+    f"of the geometric mean, where {results.FEWEST_FOR_BOUNDS} seeds or more all reached the target."
 )
 
 
-def write_report(results: Mapping[str, Any], folder: Path, target: Target = BASELINE) -> str:
+def write_report(content: Mapping[str, Any], folder: Path, target: results.Target = results.BASELINE) -> str:
     """The report of results.json's content; see :func:`write_files`."""
-    return write_files(comparison_of(results), folder, target)
+    return write_files(results.comparison_of(content), folder, target)
 
 
-def write_files(comparison: Comparison, folder: Path, target: Target = BASELINE) -> str:
+def write_files(comparison: results.Comparison, folder: Path, target: results.Target = results.BASELINE) -> str:
     """Writes tables and pictures, each whole; returns the tables for a reader, in Markdown.
 
     `table.md`, `table.tex` and `table.csv` have the models, the first two also the times to the target and what a
@@ -65,7 +47,7 @@ def write_files(comparison: Comparison, folder: Path, target: Target = BASELINE)
     Args:
         target: a value of the measure, or ``baseline`` for where the baseline ended.
     """
-    times, found = times_to_target(comparison, target), fronts(comparison)
+    times, found = results.times_to_target(comparison, target), results.fronts(comparison)
     title = "; ".join(describe(comparison))
     draw_curves(comparison, times, title, folder / "curves.png")
     draw_times(times, title, folder / "times.png")
@@ -75,7 +57,7 @@ def write_files(comparison: Comparison, folder: Path, target: Target = BASELINE)
     return write_page([cost_table(comparison, found), time_table(times), *said], folder, "table", with_latex=True)
 
 
-def describe(comparison: Comparison) -> Iterator[str]:
+def describe(comparison: results.Comparison) -> Iterator[str]:
     """What all models shared, for the title of a picture."""
     facts, seeds = comparison.facts, {len(model.runs) for model in comparison.models.values()}
     sizes = facts["settings"].get("sizes", {})
@@ -86,14 +68,14 @@ def describe(comparison: Comparison) -> Iterator[str]:
     yield facts["machine"]["device"]
 
 
-def _patterns(comparison: Comparison) -> Iterator[str]:
+def _patterns(comparison: results.Comparison) -> Iterator[str]:
     for family, models in comparison.families.items():
         facts = models[-1].facts
         pattern = f"`{facts['pattern']}`" if facts.get("pattern") else OF_OTHERS.get(facts["what"], "an arch")
         yield f"{family}: {pattern}"
 
 
-def cost_table(comparison: Comparison, fronts: Sequence[Front]) -> Table:
+def cost_table(comparison: results.Comparison, fronts: Sequence[results.Front]) -> Table:
     """Every model: its size, what its training cost, how good it became, and the fronts that it is on."""
     measure = comparison.measure
     rows = []
@@ -105,7 +87,7 @@ def cost_table(comparison: Comparison, fronts: Sequence[Front]) -> Table:
             "updates": f"{facts['updates']:,}",
             "ms": number(facts["milliseconds_per_update"]["median"]),
             "s": number(float(np.median(model.wholes("seconds")))),
-            "MiB": number(facts["peak_memory_bytes"] / MEBIBYTE),
+            "MiB": number(facts["peak_memory_bytes"] / results.MEBIBYTE),
             measure.label: with_range(model.finals(measure.name)),
         }
         if of_test := model.finals(f"test_{measure.name}"):
@@ -117,25 +99,25 @@ def cost_table(comparison: Comparison, fronts: Sequence[Front]) -> Table:
     return Table("Cost and quality", [{header: row.get(header, NOTHING) for header in headers} for row in rows])
 
 
-def time_table(times: Sequence[TimeToTarget]) -> Table:
+def time_table(times: Sequence[results.TimeToTarget]) -> Table:
     """What it took to reach the target, as a share of the baseline's own time."""
     rows = [
         {
             "model": time.model,
             "clock": time.clock,
-            "seconds": number(middle) if (middle := time.median("seconds")) < NEVER else NOT_REACHED,
+            "seconds": number(middle) if (middle := time.median("seconds")) < results.NEVER else NOT_REACHED,
             "ratio (range)": _with_ends(time.ratios.get("seconds")),
             "95% bounds": _bounds(time.ratios.get("seconds")),
             "updates": _ratio(time.ratios.get("updates")),
             "FLOPs": _ratio(time.ratios.get("flops")),
-            "seeds": f"{sum(costs['seconds'] < NEVER for costs in time.times.values())} of {len(time.times)}",
+            "seeds": f"{sum(costs['seconds'] < results.NEVER for costs in time.times.values())} of {len(time.times)}",
         }
         for time in times
     ]
     return Table("Time to the target", rows, left=("clock",))
 
 
-def csv_models(comparison: Comparison, fronts: Sequence[Front]) -> list[dict[str, Any]]:
+def csv_models(comparison: results.Comparison, fronts: Sequence[results.Front]) -> list[dict[str, Any]]:
     """A row a model, in full precision."""
     measures = dict.fromkeys(
         name for model in comparison.models.values() for run in model.runs.values() for name in run.final
@@ -163,25 +145,27 @@ def _with_columns(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: float(np.median(values)), f"{name}_lowest": min(values), f"{name}_highest": max(values)}
 
 
-def _ratio(ratio: Optional[Ratio]) -> str:
-    return NOTHING if ratio is None or ratio.median == NEVER else f"{ratio.median:.3f}"
+def _ratio(ratio: Optional[results.Ratio]) -> str:
+    return NOTHING if ratio is None or ratio.median == results.NEVER else f"{ratio.median:.3f}"
 
 
-def _with_ends(ratio: Optional[Ratio]) -> str:
+def _with_ends(ratio: Optional[results.Ratio]) -> str:
     if ratio is None:
         return NOTHING
-    middle, low, high = (f"{end:.3f}" if end < NEVER else "never" for end in (ratio.median, ratio.low, ratio.high))
+    middle, low, high = (
+        f"{end:.3f}" if end < results.NEVER else "never" for end in (ratio.median, ratio.low, ratio.high)
+    )
     if ratio.reached == 0:
         return NOT_REACHED
     return middle if len(ratio.by_seed) < 2 else f"{middle} ({low} to {high})"
 
 
-def _bounds(ratio: Optional[Ratio]) -> str:
+def _bounds(ratio: Optional[results.Ratio]) -> str:
     bounds = None if ratio is None else ratio.bounds
     return NOTHING if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
 
 
-def notes(comparison: Comparison, times: Sequence[TimeToTarget], target: Target) -> list[str]:
+def notes(comparison: results.Comparison, times: Sequence[results.TimeToTarget], target: results.Target) -> list[str]:
     """Sentences, in the order of a reader's questions."""
     clocks = {time.clock for time in times}
     return [
@@ -199,31 +183,26 @@ def notes(comparison: Comparison, times: Sequence[TimeToTarget], target: Target)
     ]
 
 
-def _of_target(comparison: Comparison, baseline: str, target: Target) -> str:
+def _of_target(comparison: results.Comparison, baseline: str, target: results.Target) -> str:
     measure, model = comparison.measure, comparison.longest(baseline)
-    value = target_value(comparison, baseline, target)
-    if target != BASELINE:
+    value = results.target_value(comparison, baseline, target)
+    if target != results.BASELINE:
         return f"Target: {value:g} ({measure.label}). Ratios are to the time that {baseline} took to reach it."
     seconds = float(np.median(model.wholes("seconds")))
+    seeds = f"{len(model.runs)} seed{'s' * (len(model.runs) > 1)}"
     said = (
-        f"Target: {value:.4f} ({measure.label}), the median over {_seeds(model)} of {baseline}'s end. {baseline}'s own "
+        f"Target: {value:.4f} ({measure.label}), the median over {seeds} of {baseline}'s end. {baseline}'s own "
         f"time is its whole training, {seconds:,.1f} seconds: it reaches its end there by definition"
     )
-    before = _touched_before(model, value, measure)
-    return f"{said}." if before is None else f"{said}, though its curve first touches the target at {before:.3f} of it."
-
-
-def _touched_before(model: Model, target: float, measure: Measure) -> Optional[float]:
-    """The median share of its training at which the baseline's own curve meets the target; None for its end."""
-    shares = [
-        min(first_crossing(run.curve["updates"], run.curve[measure.name], target, measure) / run.whole("updates"), 1.0)
+    touched = [
+        results.first_crossing(run.curve["updates"], run.curve[measure.name], value, measure) / run.whole("updates")
         for run in model.runs.values()
     ]
-    middle = float(np.median(shares))
-    return middle if middle < 1 else None
+    before = float(np.median(np.minimum(touched, 1)))  # of its training, median over seeds
+    return f"{said}." if before == 1 else f"{said}, though its curve first touches the target at {before:.3f} of it."
 
 
-def _of_shortest(comparison: Comparison, times: Sequence[TimeToTarget]) -> Iterator[str]:
+def _of_shortest(comparison: results.Comparison, times: Sequence[results.TimeToTarget]) -> Iterator[str]:
     names = [
         time.model
         for time in times
@@ -233,14 +212,14 @@ def _of_shortest(comparison: Comparison, times: Sequence[TimeToTarget]) -> Itera
         yield f"No shorter training of {', '.join(names)} was tried than reached the target: it may take less."
 
 
-def _of_seeds(comparison: Comparison) -> Iterator[str]:
-    few = [model.name for model in comparison.models.values() if len(model.runs) < FEWEST_FOR_BOUNDS]
+def _of_seeds(comparison: results.Comparison) -> Iterator[str]:
+    few = [model.name for model in comparison.models.values() if len(model.runs) < results.FEWEST_FOR_BOUNDS]
     if few:
-        yield f"Fewer than {FEWEST_FOR_BOUNDS} seeds, so the spread is not known: {', '.join(few)}."
+        yield f"Fewer than {results.FEWEST_FOR_BOUNDS} seeds, so the spread is not known: {', '.join(few)}."
 
 
-def _of_parameters(comparison: Comparison) -> Iterator[str]:
-    counts = {name: of[-1].facts["parameters_without_embeddings"] for name, of in comparison.families.items()}
+def _of_parameters(comparison: results.Comparison) -> Iterator[str]:
+    counts = {name: each[-1].facts["parameters_without_embeddings"] for name, each in comparison.families.items()}
     for baseline in comparison.baselines:
         compared = [family for family, models in comparison.families.items() if models[-1].baseline == baseline]
         others = {family: counts[family] / counts[baseline] - 1 for family in compared}
@@ -252,11 +231,13 @@ def _of_parameters(comparison: Comparison) -> Iterator[str]:
             yield f"Parameters, without embeddings: all within {EQUAL:.0%} of {baseline}'s."
 
 
-def _of_rates(comparison: Comparison) -> Iterator[str]:
+def _of_rates(comparison: results.Comparison) -> Iterator[str]:
     """Of each family's longest training, whose rate the shorter ones share."""
     models = [models[-1] for models in comparison.families.values()]
     tried = {model.name: sorted({one["rate"] for one in model.facts["tries"]}) for model in models}
-    described = (f"{model.name} {model.facts['rate']:g}{_out_of(tried[model.name])}" for model in models)
+    listed = {name: ", ".join(f"{rate:g}" for rate in rates) for name, rates in tried.items()}
+    out_of = {name: f" (of {listed[name]})" if len(rates) > 1 else "" for name, rates in tried.items()}
+    described = (f"{model.name} {model.facts['rate']:g}{out_of[model.name]}" for model in models)
     yield f"Learning rates: {'; '.join(described)}."
     counts = {len(rates) for rates in tried.values()}
     if len(counts) > 1:
@@ -270,7 +251,7 @@ def _of_rates(comparison: Comparison) -> Iterator[str]:
             yield f"The {edge} rate that was tried was the best, so a {beyond} one may be better: {', '.join(names)}."
 
 
-def _of_pretraining(comparison: Comparison) -> Iterator[str]:
+def _of_pretraining(comparison: results.Comparison) -> Iterator[str]:
     """What was learnt before, and on diagnostics what needs no model."""
     for family, models in comparison.families.items():
         if found := models[-1].facts.get("pretraining"):
@@ -282,7 +263,7 @@ def _of_pretraining(comparison: Comparison) -> Iterator[str]:
         yield "Accuracy without a model: " + "; ".join(f"{name} {share:.1%}" for name, share in rules.items()) + "."
 
 
-def _of_models_from_elsewhere(comparison: Comparison) -> Iterator[str]:
+def _of_models_from_elsewhere(comparison: results.Comparison) -> Iterator[str]:
     by_what: dict[str, list[str]] = {}
     for family, models in comparison.families.items():
         by_what.setdefault(models[-1].facts["what"], []).append(family)
@@ -296,7 +277,7 @@ def _of_models_from_elsewhere(comparison: Comparison) -> Iterator[str]:
         yield f"LayerNorms behind sublayers, where others have them before: {', '.join(by_what['huggingface'])}."
 
 
-def _of_machines(comparison: Comparison) -> Iterator[str]:
+def _of_machines(comparison: results.Comparison) -> Iterator[str]:
     facts = comparison.facts
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     yield f"{facts['machine']['device']}; {versions}."
@@ -306,25 +287,11 @@ def _of_machines(comparison: Comparison) -> Iterator[str]:
     yield f"Data, by SHA-256: {sums}."
 
 
-def _out_of(rates: Sequence[float]) -> str:
-    return f" (of {', '.join(f'{rate:g}' for rate in rates)})" if len(rates) > 1 else ""
-
-
-def _seeds(model: Model) -> str:
-    return f"{len(model.runs)} seed{'s' * (len(model.runs) > 1)}"
-
-
-LABELS = {
-    "updates": "updates",
-    "tokens": "tokens of training",
-    "flops": "FLOPs of training",
-    "seconds": "seconds of its own training",
-}
 BEGINNING = 0.2  # of a training: what is worse than the curves were then is left out, or it would flatten the rest
 HOLLOW = {"markerfacecolor": "white"}  # a shorter training
 
 
-def draw_curves(comparison: Comparison, times: Sequence[TimeToTarget], title: str, path: Path) -> None:
+def draw_curves(comparison: results.Comparison, times: Sequence[results.TimeToTarget], title: str, path: Path) -> None:
     """The measure against updates, tokens, FLOPs and seconds: medians, bands from lowest to highest over seeds.
 
     A dashed line is the target, a large mark where a median run first meets it, a hollow one the end of a shorter
@@ -334,27 +301,24 @@ def draw_curves(comparison: Comparison, times: Sequence[TimeToTarget], title: st
     legend = [*handles(style_of), _mark("first meets the target", 9), *_of_shorter(comparison)]
     targets = {time.target for time in times}
     with picture(path, 2, 2, (5.5, 4), title, legend, sharey=True) as panels:
-        for (cost, label), axis in zip(LABELS.items(), panels.flat, strict=True):
+        for cost, axis in zip(("updates", "tokens", "flops", "seconds"), panels.flat, strict=True):
             for family, models in comparison.families.items():
                 draw_band(axis, *typical(models[-1], cost, measure.name), style_of[family])
                 for shorter in models[:-1]:
                     end, where = np.median(shorter.finals(measure.name)), np.median(shorter.wholes(cost))
                     axis.plot(where, end, linestyle="", markersize=6, zorder=3, **style_of[family], **HOLLOW)
-            for time in (time for time in times if time.clock == "curve" and time.median(cost) < NEVER):
+            for time in (time for time in times if time.clock == "curve" and time.median(cost) < results.NEVER):
                 style = style_of[time.model]
                 axis.plot(time.median(cost), time.target, linestyle="", markersize=9, zorder=4, **style)
             for target in targets:
                 axis.axhline(target, color="0.3", linestyle="--", linewidth=0.9)
-            axis.set_xlabel(label)
-            if cost != "seconds":
-                axis.xaxis.set_major_formatter("{x:.2g}" if cost == "flops" else EngFormatter(sep=""))
-            axis.set_xlim(left=0)
+            label_cost(axis, cost)
         panels[0, 0].set_ylim(*_limits(comparison, list(targets)))
         for axis in panels[:, 0]:
             axis.set_ylabel(f"{measure.label}, held out")
 
 
-def typical(model: Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
+def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
     """What a run of median speed had spent, (E,), and the measure of each seed then, (seeds, E).
 
     The points are those at which any seed was evaluated, as far as all seeds came.
@@ -367,16 +331,16 @@ def typical(model: Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarr
     return spent, np.array([np.interp(updates, curve["updates"], curve[measure]) for curve in curves])
 
 
-def draw_times(times: Sequence[TimeToTarget], title: str, path: Path) -> None:
+def draw_times(times: Sequence[results.TimeToTarget], title: str, path: Path) -> None:
     """The share of the baseline's own seconds that each model needed: medians, bars from lowest to highest seed."""
     shown = [(time, time.ratios["seconds"]) for time in times if "seconds" in time.ratios]
     shown.sort(key=lambda pair: -pair[1].median)
     style_of = styles(dict.fromkeys(time.model for time in times))
-    widest = 1.12 * max([1.0, *(end for _, ratio in shown for end in ratio.by_seed.values() if end < NEVER)])
+    widest = 1.12 * max([1.0, *(end for _, ratio in shown for end in ratio.by_seed.values() if end < results.NEVER)])
     several = len({time.clock for time, _ in shown}) > 1
     with picture(path, panel=(8, 1.4 + 0.42 * max(len(shown), 1)), title=title) as ((axis,),):
         for place, (time, ratio) in enumerate(shown):
-            colour, is_reached = style_of[time.model]["color"], ratio.median < NEVER
+            colour, is_reached = style_of[time.model]["color"], ratio.median < results.NEVER
             bar = {"color": colour} if is_reached else {"color": "none", "hatch": "//"}
             alpha, length = 0.75 if time.clock == "curve" else 0.4, ratio.median if is_reached else widest
             axis.barh(place, length, height=0.62, alpha=alpha, edgecolor=colour, linewidth=0.8, **bar)
@@ -395,7 +359,7 @@ def draw_times(times: Sequence[TimeToTarget], title: str, path: Path) -> None:
         axis.set_xlabel("seconds to the target, in units of the baseline's own (bars: lowest to highest seed)")
 
 
-def draw_fronts(comparison: Comparison, fronts: Sequence[Front], title: str, path: Path) -> None:
+def draw_fronts(comparison: results.Comparison, fronts: Sequence[results.Front], title: str, path: Path) -> None:
     """The final measure against each cost, a panel each; a line joins the models that no other beats in both."""
     style_of, measure = styles(comparison.families), comparison.measure
     legend = [*handles(style_of), *_of_shorter(comparison)]
@@ -411,7 +375,7 @@ def draw_fronts(comparison: Comparison, fronts: Sequence[Front], title: str, pat
         panels[0].set_ylabel(f"{measure.label}, held out (range of the seeds)")
 
 
-def _limits(comparison: Comparison, targets: Sequence[float]) -> tuple[float, float]:
+def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[float, float]:
     """Of the measure's axis: from the best to what the worst model had after its beginning, the targets between."""
     seen = list(targets)
     for models in comparison.families.values():
@@ -424,7 +388,7 @@ def _limits(comparison: Comparison, targets: Sequence[float]) -> tuple[float, fl
     return low - margin, high + margin
 
 
-def _of_shorter(comparison: Comparison) -> list[Line2D]:
+def _of_shorter(comparison: results.Comparison) -> list[Line2D]:
     """What the legend says of hollow marks, where there are any."""
     has_some = any(len(models) > 1 for models in comparison.families.values())
     return [_mark("end of a shorter training", 6, **HOLLOW)] if has_some else []

@@ -461,9 +461,8 @@ def not_dominated(points: Mapping[str, tuple[float, float]], lower_is_better: bo
     """
     sign = 1 if lower_is_better else -1
     signed = {name: (cost, sign * quality) for name, (cost, quality) in points.items()}
-    best = [name for name, point in signed.items() if not any(_beats(other, point) for other in signed.values())]
-    return tuple(sorted(best, key=lambda name: signed[name]))
 
+    def is_beaten(point: tuple[float, float]) -> bool:
+        return any(one[0] <= point[0] and one[1] <= point[1] and one != point for one in signed.values())
 
-def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    return one[0] <= other[0] and one[1] <= other[1] and one != other
+    return tuple(sorted((name for name, point in signed.items() if not is_beaten(point)), key=signed.__getitem__))

@@ -19,10 +19,11 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
-from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept, record
+from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept
 from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, train
 from lazyformer_fairseq.measure.costs.flops import count_other_parameters, count_parameters
 from lazyformer_fairseq.measure.costs.latency import peak_memory
+from lazyformer_fairseq.measure.costs.machine import record
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
@@ -135,19 +136,17 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
     Raises:
         UserError: no try of a model ended in a number.
     """
-    if not tried:
-        return {name: {"rate": settings.rates[0], "tries": []} for name in settings.models}
-    return {name: _best_rate(name, jobs) for name, jobs in tried.items()}
-
-
-def _best_rate(name: str, jobs: Sequence[CompareJob]) -> dict[str, Any]:
-    losses = {job.rate: job.result()["curve"]["loss"][-1] for job in jobs}
-    numbers = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
-    if not numbers:
-        raise UserError(f"{name}: no rate of {', '.join(f'{rate:g}' for rate in losses)} ended in a number; try lower")
-    best = min(numbers, key=lambda rate: (numbers[rate], rate))
-    tries = [{"rate": job.rate, "seed": job.seed, "loss": losses[job.rate], "updates": job.updates} for job in jobs]
-    return {"rate": best, "tries": tries}
+    found = {name: {"rate": settings.rates[0], "tries": []} for name in settings.models}
+    for name, jobs in tried.items():
+        losses = {job.rate: job.result()["curve"]["loss"][-1] for job in jobs}
+        numbers = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
+        if not numbers:
+            rates = ", ".join(f"{rate:g}" for rate in losses)
+            raise UserError(f"{name}: no rate of {rates} ended in a number; try lower")
+        best = min(numbers, key=lambda rate: (numbers[rate], rate))
+        tries = [{"rate": job.rate, "seed": job.seed, "loss": losses[job.rate], "updates": job.updates} for job in jobs]
+        found[name] = {"rate": best, "tries": tries}
+    return found
 
 
 def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:
@@ -210,7 +209,7 @@ def collect(
     settings, shares = compared.settings, compared.settings.trained()
     checksums = {name: sha256_of(path) for name, path in compared.data_files().items()}
     return {
-        **record(settings, command, settings.device),
+        **record(settings, command),
         "task": settings.task,
         "data": {"folder": settings.data, "checksums": checksums, **compared.describe_data()},
         "baseline": settings.baseline,

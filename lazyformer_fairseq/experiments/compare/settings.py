@@ -58,6 +58,11 @@ class Task:
         return pkgutil.resolve_name(f"{__package__}.{self.implementation}")(settings)
 
 
+def _sizes(embed_dim: int, ffn_embed_dim: int, batch_size: int, **more: Size) -> dict[str, Size]:
+    same = {"embed_dim": embed_dim, "ffn_embed_dim": ffn_embed_dim, "heads": 4, "dropout": 0.0}
+    return {**same, "batch_size": batch_size, **more}
+
+
 _CAUSAL_NAMES = ("transformer_xl", "sandwich_transformer", "par_transformer", "lazy_par_transformer")
 _DIAGNOSTIC = (
     ENCODER,
@@ -66,10 +71,7 @@ _DIAGNOSTIC = (
     "manifest.json",
     "lazyformer diagnostics",
     {8: {"all": "(sf)x4", "window": "(s[window=64,global=1] f)x4"}},
-    {
-        **{"embed_dim": 128, "ffn_embed_dim": 256, "heads": 4, "dropout": 0.0, "batch_size": 32},
-        **{"relative_position_buckets": 32},
-    },
+    _sizes(128, 256, 32, relative_position_buckets=32),
     {"adam": 5e-4, "nvidia": 1e-2},
 )
 
@@ -85,10 +87,7 @@ TASKS = (
             12: {"bert": "(sf)x6", "lazyformer": "M2x3"},
             24: {"bert": "(sf)x12", "lazyformer": "M2x6", "par_bert": "(sff)x5 (f)x9"},
         },
-        {
-            **{"embed_dim": 128, "ffn_embed_dim": 512, "heads": 4, "dropout": 0.0, "batch_size": 8},
-            **{"tokens_per_sample": 128, "relative_position_buckets": 32},
-        },
+        _sizes(128, 512, 8, tokens_per_sample=128, relative_position_buckets=32),
         {"adam": 2e-3, "nvidia": 1e-2},
         clip_norm=1.0,
         budget=75.0,
@@ -111,10 +110,7 @@ TASKS = (
             },
             32: {name: CAUSAL_ARCHITECTURES[f"{name}_base"].sublayer_pattern for name in _CAUSAL_NAMES},
         },
-        {
-            **{"embed_dim": 64, "ffn_embed_dim": 256, "heads": 4, "dropout": 0.0, "batch_size": 8},
-            **{"tgt_len": 64, "mem_len": 64, "adaptive_softmax_cutoff": (2000, 10_000)},
-        },
+        _sizes(64, 256, 8, tgt_len=64, mem_len=64, adaptive_softmax_cutoff=(2000, 10_000)),
         {"adam": 3e-3, "nvidia": 1e-2},
         clip_norm=0.25,
         updates=2000,
@@ -126,10 +122,10 @@ TASKS = (
 
 def find_task(name: str) -> Task:
     """Raises a UserError where there is none of that name."""
-    for task in TASKS:
-        if task.name == name:
-            return task
-    raise UserError(f"--task {name}: choose from {', '.join(task.name for task in TASKS)}")
+    by_name = {task.name: task for task in TASKS}
+    if name not in by_name:
+        raise UserError(f"--task {name}: choose from {', '.join(by_name)}")
+    return by_name[name]
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,20 @@ line by line, of ``--log-format simple`` and ``json``, with the time and the log
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import groupby
 from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from matplotlib.ticker import EngFormatter
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes
-from lazyformer_fairseq.report.figures import picture, styles
+from lazyformer_fairseq.patterns.kinds import sizes_of
+from lazyformer_fairseq.report.figures import label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.tables import markdown_table
 
@@ -48,109 +47,31 @@ Settings = Mapping[str, str]
 
 @dataclass
 class Phase:
-    """What the logs of a run tell, or those of one phase of it, whose updates count from zero.
-
-    It replays them: where a process goes back to an update, what came after it is undone.
+    """A part of a run that trains in one way, such as PAR BERT's on 128 and then on 512 tokens.
 
     Attributes:
+        points: rows of updates, tokens and hours, all of the run, increasing; the first is where it begins.
+        flops: of the run before it.
         model, task: sections of the settings, values as text; empty where the log has none.
         symbols: of the dictionary.
-        splits: validation split -> updates -> loss, as the criterion gives it: bits, in ours.
-        training: updates -> the mean training loss of the updates since the line before it in the log.
-        points: rows of updates, tokens and hours of training, increasing; the first is the start.
+        why_no_flops: in words; empty where they are known.
     """
 
+    points: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0, 0.0]])
+    flops: float = 0.0
     model: Settings = field(default_factory=dict)
     task: Settings = field(default_factory=dict)
     symbols: Optional[int] = None
-    splits: dict[str, dict[int, float]] = field(default_factory=dict)
-    training: dict[int, float] = field(default_factory=dict)
-    points: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0, 0.0]])
-    flops_of_token: Optional[float] = None
+    flops_of_token: float = nan
     why_no_flops: str = ""
-    _base_hours: float = 0.0  # at which the process under way began
-    _begins: bool = True  # it has not told an update yet
-
-    @property
-    def losses(self) -> Mapping[int, float]:
-        """Of the split ``valid``, or else the first that was validated."""
-        found = {split: losses for split, losses in self.splits.items() if losses}
-        return found.get("valid") or next(iter(found.values()), {})
-
-    @property
-    def last_update(self) -> int:
-        """The last one of which the log tells anything."""
-        return max(int(self.points[-1][0]), *(updates for losses in self.splits.values() for updates in losses), 0)
 
     def at(self, axis: str, updates: np.ndarray) -> np.ndarray:
-        """As :meth:`History.at`."""
+        """As :meth:`History.at`, of updates in it."""
         if axis == "updates":
             return updates
         if axis == "flops":
-            return self.at("tokens", updates) * (np.nan if self.flops_of_token is None else self.flops_of_token)
+            return self.flops + (self.at("tokens", updates) - self.points[0][1]) * self.flops_of_token
         return interpolate(np.array(self.points), AXES.index(axis), updates)
-
-    def hear(self, line: str) -> None:
-        """A line of the log, in its order; one that tells nothing is passed over."""
-        if CONFIG in line:  # a process begins
-            sections: dict[str, Settings] = {}
-            for name, settings in SECTION.findall(line[line.index(CONFIG) :]):
-                found = {key: quoted or bare.strip() for key, quoted, bare in SETTING.findall(settings)}
-                sections.setdefault(name, found)
-            self.model, self.task, self._begins = sections.get("model", {}), sections.get("task", {}), True
-        elif match := LOADED.search(line):
-            self._resume(int(match[1]))
-        elif match := SYMBOLS.search(line):
-            self.symbols = int(match[1])
-        elif match := SUMMARY.search(line):
-            pairs = (word.strip().partition(" ")[::2] for word in match[2].split("|"))
-            self._measured(match[1] or "train", dict(pairs))
-        elif match := INNER.search(line):
-            self._measured("", dict(word.strip().partition("=")[::2] for word in match[1].split(",")))
-        elif match := IN_JSON.search(line):
-            with suppress(ValueError):
-                values = json.loads(match[0])
-                for name in filter(SPLIT.fullmatch, list(values)):
-                    prefix = name.removesuffix("num_updates")
-                    self._measured(prefix[:-1], {key.removeprefix(prefix): value for key, value in values.items()})
-
-    def _measured(self, split: str, numbers: Mapping[str, object]) -> None:
-        """Of a validation split, of updates in training (""), or of an epoch's ("train"), whose loss is of them all."""
-        updates, loss = _number(numbers.get("num_updates")), _number(numbers.get("loss"))
-        if not isfinite(updates):
-            return
-        if split in ("", "train"):
-            self._train(int(updates), _number(numbers.get("wpb")), _number(numbers.get("wall")))
-            if not split and "loss" in numbers:
-                self.training[int(updates)] = loss
-        elif "loss" in numbers:
-            self.splits.setdefault(split, {})[int(updates)] = loss
-
-    def _resume(self, updates: int) -> None:
-        """Hours that a killed process lost count for nothing: the clock goes on from the checkpoint's."""
-        known, here = np.array(self.points), np.array([float(updates)])
-        point = [float(updates), *(float(interpolate(known, column, here)[0]) for column in (1, 2))]
-        self._forget(updates)
-        if updates:
-            self.points.append(point)
-        self._base_hours, self._begins = self.points[-1][2], False
-
-    def _train(self, updates: int, tokens: float, seconds: float) -> None:
-        """`tokens` an update since the last such line; `seconds` since the process began to train."""
-        self._forget(updates)
-        before, tokens_before, hours = self.points[-1]
-        if self._begins:  # no checkpoint was named: from the start, or the log has no such lines (--log-file)
-            self._base_hours, self._begins = hours, False
-        tokens_now = tokens_before + (updates - before) * tokens
-        self.points.append([float(updates), tokens_now, self._base_hours + seconds / 3600])
-
-    def _forget(self, updates: int) -> None:
-        """The points from `updates` on, and the losses after it."""
-        while len(self.points) > 1 and self.points[-1][0] >= updates:
-            self.points.pop()
-        for losses in (self.training, *self.splits.values()):
-            for later in [made for made in losses if made > updates]:
-                del losses[later]
 
     def count(self) -> None:
         """Finds the FLOPs of a token, or why they cannot be told."""
@@ -165,79 +86,142 @@ class Phase:
                 self.why_no_flops = f"the log's settings are of another kind of model ({error!r})"
 
 
+class History:
+    """What the logs of a run tell.
+
+    It replays them: where a process goes back to an update, what came after it is undone. Each phase counts its updates
+    from zero in its log; here they go on where the phase before ended.
+
+    Attributes:
+        phases: in their order.
+        splits: validation split -> updates -> loss, as the criterion gives it: bits, in ours.
+        training: updates -> the mean training loss of the updates since the line before it in the log.
+        arch, pattern: of the first phase; empty where its log does not tell.
+        measure: what the losses are, in words.
+    """
+
+    def __init__(self):
+        self.phases = [Phase()]
+        self.arch, self.pattern, self.measure = "", "", "validation loss"
+        self.splits: dict[str, dict[int, float]] = {}
+        self.training: dict[int, float] = {}
+        self._base_hours = 0.0  # at which the process under way began
+        self._begins = True  # it has not told an update yet
+
+    @property
+    def why_no_flops(self) -> str:
+        return next(filter(None, (phase.why_no_flops for phase in self.phases)), "")
+
+    @property
+    def starts(self) -> list[int]:
+        """Updates before each phase; but for the first, a border at which one ends and another begins."""
+        return [int(phase.points[0][0]) for phase in self.phases]
+
+    @property
+    def losses(self) -> Mapping[int, float]:
+        """Of the split ``valid``, or else the first that was validated."""
+        found = {split: losses for split, losses in self.splits.items() if losses}
+        return found.get("valid") or next(iter(found.values()), {})
+
+    @property
+    def last_update(self) -> int:
+        """The last one of which the logs tell anything."""
+        return max(int(self.phases[-1].points[-1][0]), *(made for losses in self.splits.values() for made in losses), 0)
+
+    def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
+        """Where these updates stand on one of AXES; tokens and hours between two lines of the log in proportion.
+
+        NaN where the log does not tell.
+        """
+        wanted = np.array(list(updates), dtype=float)
+        found = self.phases[0].at(axis, wanted)
+        for start, phase in zip(self.starts[1:], self.phases[1:], strict=True):
+            found = np.where(wanted > start, phase.at(axis, wanted), found)
+        return found
+
+    def begin_phase(self) -> None:
+        """What is heard from now on is of another phase."""
+        end = self.last_update
+        tokens, hours, flops = (float(self.at(axis, [end])[0]) for axis in AXES[1:])
+        self.phases.append(Phase([[float(end), tokens, hours]], flops))
+        self._begins = True
+
+    def hear(self, line: str) -> None:
+        """A line of the log, in its order; one that tells nothing is passed over."""
+        phase = self.phases[-1]
+        if CONFIG in line:  # a process begins
+            sections: dict[str, Settings] = {}
+            for name, settings in SECTION.findall(line[line.index(CONFIG) :]):
+                found = {key: quoted or bare.strip() for key, quoted, bare in SETTING.findall(settings)}
+                sections.setdefault(name, found)
+            phase.model, phase.task, self._begins = sections.get("model", {}), sections.get("task", {}), True
+            if len(self.phases) == 1:
+                self.arch, self.pattern = (phase.model.get(name, "") for name in ("_name", "sublayer_pattern"))
+                self.measure = OF_TASK.get(phase.task.get("_name"), self.measure)
+        elif match := LOADED.search(line):
+            self._resume(int(match[1]))
+        elif match := SYMBOLS.search(line):
+            phase.symbols = int(match[1])
+        elif match := SUMMARY.search(line):
+            pairs = (word.strip().partition(" ")[::2] for word in match[2].split("|"))
+            self._measured(match[1] or "train", dict(pairs))
+        elif match := INNER.search(line):
+            self._measured("", dict(word.strip().partition("=")[::2] for word in match[1].split(",")))
+        elif match := IN_JSON.search(line):
+            with suppress(ValueError):
+                values = json.loads(match[0])
+                for name in filter(SPLIT.fullmatch, list(values)):
+                    prefix = name.removesuffix("num_updates")
+                    self._measured(prefix[:-1], {key.removeprefix(prefix): value for key, value in values.items()})
+
+    def _measured(self, split: str, numbers: Mapping[str, object]) -> None:
+        """Of a validation split, of updates in training (""), or of an epoch's ("train"), whose loss is of them all."""
+        made, loss = _number(numbers.get("num_updates")), _number(numbers.get("loss"))
+        if not isfinite(made):
+            return
+        updates = self.starts[-1] + int(made)
+        if split in ("", "train"):
+            self._train(updates, _number(numbers.get("wpb")), _number(numbers.get("wall")))
+            if not split and "loss" in numbers:
+                self.training[updates] = loss
+        elif "loss" in numbers and (made or len(self.phases) == 1):  # else it would stand where the phase before ends
+            self.splits.setdefault(split, {})[updates] = loss
+
+    def _resume(self, made: int) -> None:
+        """Hours that a killed process lost count for nothing: the clock goes on from the checkpoint's."""
+        points, updates = self.phases[-1].points, float(self.starts[-1] + made)
+        known, here = np.array(points), np.array([updates])
+        point = [updates, *(float(interpolate(known, column, here)[0]) for column in (1, 2))]
+        self._forget(updates)
+        if made:
+            points.append(point)
+        self._base_hours, self._begins = points[-1][2], False
+
+    def _train(self, updates: int, tokens: float, seconds: float) -> None:
+        """`tokens` an update since the last such line; `seconds` since the process began to train."""
+        self._forget(updates)
+        points = self.phases[-1].points
+        before, tokens_before, hours = points[-1]
+        if self._begins:  # no checkpoint was named: from the start, or the log has no such lines (--log-file)
+            self._base_hours, self._begins = hours, False
+        tokens_now = tokens_before + (updates - before) * tokens
+        points.append([float(updates), tokens_now, self._base_hours + seconds / 3600])
+
+    def _forget(self, updates: float) -> None:
+        """The points of this phase from `updates` on, and the losses after it."""
+        points = self.phases[-1].points
+        while len(points) > 1 and points[-1][0] >= updates:
+            points.pop()
+        for losses in (self.training, *self.splits.values()):
+            for later in [made for made in losses if made > updates]:
+                del losses[later]
+
+
 def _number(value: object) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
         return nan
-
-
-@dataclass
-class History:
-    """A run: one phase, or several such as PAR BERT's of 128 and of 512 tokens, one after the other.
-
-    Attributes:
-        parts: in their order.
-        arch, pattern: of the first; empty where its log does not tell.
-        measure: what the losses are, in words.
-    """
-
-    parts: tuple[Phase, ...]
-
-    def __post_init__(self):
-        first = self.parts[0]
-        self.arch, self.pattern = (first.model.get(name, "") for name in ("_name", "sublayer_pattern"))
-        self.measure = OF_TASK.get(first.task.get("_name"), "validation loss")
-
-    @property
-    def why_no_flops(self) -> str:
-        return next(filter(None, (part.why_no_flops for part in self.parts)), "")
-
-    @property
-    def starts(self) -> list[int]:
-        """Updates before each part; but for the first, a border at which a phase ends and another begins."""
-        return [0, *accumulate(part.last_update for part in self.parts[:-1])]
-
-    @property
-    def last_update(self) -> int:
-        return self.starts[-1] + self.parts[-1].last_update
-
-    @property
-    def losses(self) -> Mapping[int, float]:
-        return self._joined(lambda part: part.losses)
-
-    @property
-    def training(self) -> Mapping[int, float]:
-        return self._joined(lambda part: part.training)
-
-    @property
-    def splits(self) -> Mapping[str, Mapping[int, float]]:
-        names = dict.fromkeys(name for part in self.parts for name in part.splits)
-        return {name: self._joined(lambda part, name=name: part.splits.get(name, {})) for name in names}
-
-    def _joined(self, losses_of: Callable[[Phase], Mapping[int, float]]) -> dict[int, float]:
-        """Without what is measured before a later phase's first update: it would stand where the one before ends."""
-        return {
-            start + updates: loss
-            for start, part in zip(self.starts, self.parts, strict=True)
-            for updates, loss in losses_of(part).items()
-            if updates or not start
-        }
-
-    def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
-        """Where these updates stand on one of AXES; tokens and hours between two lines of the log in proportion.
-
-        That is what all earlier phases took, and what the phase of an update took by then. NaN where the log does not
-        tell.
-        """
-        wanted = np.array(list(updates), dtype=float)
-        if len(self.parts) == 1:
-            return self.parts[0].at(axis, wanted)
-        total = np.zeros(len(wanted))
-        for start, part in zip(self.starts, self.parts, strict=True):
-            within = wanted - start if part is self.parts[-1] else np.minimum(wanted - start, part.last_update)
-            total += np.where(within > 0, part.at(axis, np.maximum(within, 0)), 0)
-        return total
 
 
 def interpolate(points: np.ndarray, column: int, updates: np.ndarray) -> np.ndarray:
@@ -262,18 +246,19 @@ def read_history(logs: Sequence[Path]) -> History:
         found = PHASE.fullmatch(log.absolute().parent.name)
         return int(found[1]) if found else 0
 
-    parts = []
-    for _, same in groupby(sorted(logs, key=phase_of), key=phase_of):
-        parts.append(Phase())
+    history = History()
+    for number, (_, same) in enumerate(groupby(sorted(logs, key=phase_of), key=phase_of)):
+        if number:
+            history.begin_phase()
         for path in same:
             try:
                 with path.open(encoding="utf-8", errors="replace") as file:
                     for line in file:
-                        parts[-1].hear(line)
+                        history.hear(line)
             except OSError as error:
                 raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        parts[-1].count()
-    return History(tuple(parts))
+        history.phases[-1].count()
+    return history
 
 
 def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:
@@ -287,16 +272,11 @@ def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:
         KeyError, ValueError: the settings are those of another package's model or task.
     """
     if "encoder_embed_dim" in model:
-        length = int(task["tokens_per_sample"])
-        predicted, memory = round(float(task["mask_prob"]) * length), 0
-        widths = (int(model[f"encoder_{name}"]) for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
-        positions, buckets = int(model["max_positions"]), int(model["relative_position_buckets"])
-        sizes = EncoderSizes(symbols, *widths, positions, buckets)
+        length, memory = int(task["tokens_per_sample"]), 0
+        predicted = round(float(task["mask_prob"]) * length)
     else:
         length, memory, predicted = int(task["tgt_len"]), int(model["mem_len"]), None
-        widths = (int(model[f"decoder_{name}"]) for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
-        cutoffs = tuple(int(cutoff) for cutoff in model["adaptive_softmax_cutoff"].split(",") if cutoff)
-        sizes = CausalSizes(symbols, *widths, cutoffs, int(model["adaptive_softmax_factor"]))
+    sizes = sizes_of(model, symbols)
     forward = count_flops(model["sublayer_pattern"], sizes, length, memory, predicted=predicted)
     return FORWARD_AND_BACKWARD * forward / length
 
@@ -305,8 +285,6 @@ LOGS, LOGS_OF_PHASES = "*.log", "phase[0-9]*/*.log"
 STAMP = re.compile(r"^\[?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 STAMPED_WITHIN = 20  # lines; before them stands what a launcher prints
 GENERIC = ("", "lazyformer", "lazyformer_lm")  # as a YAML file has it, which sets pattern and sizes one by one
-LABELS = {"updates": "updates", "tokens": "tokens of training", "hours": "hours of training",
-          "flops": "FLOPs of training"}  # fmt: skip
 Runs = Mapping[str, History]  # by name
 
 
@@ -439,10 +417,7 @@ def draw(shown: Runs, labels: Mapping[str, str], axes: Sequence[str], path: Path
                     panel.plot(history.at(name, history.training), history.training.values(), **thin)
                 for border in history.at(name, history.starts[1:]):
                     panel.axvline(border, color=colour, linewidth=0.8, linestyle="--")
-            panel.set_xlim(left=0)
-            panel.set_xlabel(LABELS[name])
-            if name != "hours":
-                panel.xaxis.set_major_formatter("{x:.2g}" if name == "flops" else EngFormatter(sep=""))
+            label_cost(panel, name)
         measure = next(iter(shown.values())).measure
         panels[0].set_ylabel(f"{measure} (thin: of training)" if training else measure)
         if drawn:

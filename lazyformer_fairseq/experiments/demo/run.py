@@ -112,11 +112,9 @@ def prepare(settings: DemoSettings, data: Path, task: Path) -> None:
     corpus = settings.corpus or str(write_prose(data.with_name("python_prose.jsonl")))
     if not data.exists():
         # The text is small: every word counts, and every character is worth a piece.
-        text, sizes = TextSettings(character_coverage=1.0), (settings.vocab_size, settings.valid_share)
-        how = CorpusSettings(
-            vocab_size=sizes[0], valid_share=sizes[1], seed=settings.seed, word_coverage=1.0, text=text
-        )
-        build_corpus([corpus], data, how)
+        same = {name: getattr(settings, name) for name in ("vocab_size", "valid_share", "seed")}
+        text = TextSettings(character_coverage=1.0)
+        build_corpus([corpus], data, CorpusSettings(**same, word_coverage=1.0, text=text))
     if not task.exists():
         write_acceptability_task(clean_documents([corpus]), task, settings.valid_share, settings.seed)
 
@@ -158,8 +156,7 @@ def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> 
     jobs = [
         Job(name, tuple(settings.pretraining_command(name, data)), folder / name, settings.updates) for name in MODELS
     ]
-    trainings = [DemoTraining(job, ("loss", "accuracy"), clock) for job in jobs]
-    _train_until("pre-training", trainings, settings.updates, clock, PRETRAINED_BY)
+    trainings = _train_until("pre-training", jobs, ("loss", "accuracy"), clock, PRETRAINED_BY)
     return {
         training.name: {
             "parameters": training.parameters,
@@ -182,20 +179,22 @@ def finetune(settings: DemoSettings, task: Path, folder: Path, clock: Clock) -> 
     for name in MODELS:
         command = settings.finetuning_command(name, task, folder / name / CHECKPOINT)
         jobs.append(Job(name, tuple(command), folder / "finetuned" / name, settings.finetuning_updates))
-    trainings = [DemoTraining(job, ("matthews",), clock) for job in jobs]
-    _train_until("fine-tuning", trainings, settings.finetuning_updates, clock, FINETUNED_BY)
+    trainings = _train_until("fine-tuning", jobs, ("matthews",), clock, FINETUNED_BY)
     return {
         training.name: {"finetuning_updates": training.updates, "matthews": training.curve["matthews"][-1]}
         for training in trainings
     }
 
 
-def _train_until(stage: str, trainings: Sequence[DemoTraining], most: int, clock: Clock, until: float) -> None:
-    """Trains all to the same number of updates: `most`, or as many as fit until this share of the clock.
+def _train_until(
+    stage: str, jobs: Sequence[Job], measures: Sequence[str], clock: Clock, until: float
+) -> list[DemoTraining]:
+    """Trains all to the same number of updates: the jobs', or as many as fit until this share of the clock.
 
     How many fit is asked anew after every turn, for a machine may become slow halfway; the learning rate follows, and
     ends at zero at any pace.
     """
+    trainings, most = [DemoTraining(job, measures, clock) for job in jobs], jobs[0].updates
     if any(training.updates for training in trainings):
         print(f"Resuming {stage} at {', '.join(f'{each.name}: update {each.updates}' for each in trainings)}.")
     for training in trainings:
@@ -218,6 +217,7 @@ def _train_until(stage: str, trainings: Sequence[DemoTraining], most: int, clock
     for training in trainings:
         training.validate()
         training.save()
+    return trainings
 
 
 def _updates_that_fit(made: list[int], most: int, spent: float, left: float) -> int:

@@ -15,7 +15,8 @@ MODELS = {
 # At this size "eager" takes two thirds of the time of what "auto" chooses.
 SAME_FOR_BOTH = (
     "--encoder-embed-dim 64 --encoder-attention-heads 8 --max-positions 64 --dropout 0 --attention-dropout 0 "
-    "--attention-backend eager"
+    "--attention-backend eager --optimizer fused_adam --clip-norm 1.0 --lr-scheduler linear_warmup --num-workers 0 "
+    "--cpu --no-epoch-checkpoints"
 )
 FEWEST = 12  # updates: made however late it is, and what the first plan goes by
 
@@ -63,23 +64,21 @@ class DemoSettings:
 
     def pretraining_command(self, model: str, data: Path) -> list[str]:
         """Arguments of the fairseq-train that pre-trains a model of :data:`MODELS`."""
-        return [
-            *(str(data), "--user-dir", str(USER_DIR), "--task", "full_sentences_masked_lm"),
-            *("--tokens-per-sample", str(self.tokens_per_sample), "--criterion", "masked_lm_accuracy"),
-            *(*MODELS[model].split(), *SAME_FOR_BOTH.split(), "--seed", str(self.seed)),
-            *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
-            *("--lr-scheduler", "linear_warmup", "--warmup-ratio", "0.2", "--lr", str(self.rate)),
-            *("--max-update", str(self.updates), "--batch-size", str(self.sequences)),
-            *("--batch-size-valid", "128", "--num-workers", "0", "--cpu", "--no-epoch-checkpoints"),
-        ]
+        return self._command(model, self.updates, self.rate, data, [
+            *("--task", "full_sentences_masked_lm", "--criterion", "masked_lm_accuracy"),
+            *("--tokens-per-sample", str(self.tokens_per_sample), "--adam-betas", "(0.9, 0.98)"),
+            *("--warmup-ratio", "0.2", "--batch-size", str(self.sequences), "--batch-size-valid", "128"),
+        ])  # fmt: skip
 
     def finetuning_command(self, model: str, task: Path, checkpoint: Path) -> list[str]:
         """Arguments of the fairseq-train that fine-tunes it on the acceptability task."""
+        return self._command(model, self.finetuning_updates, 1e-3, task, [
+            *("--task", "glue", "--glue-task", "CoLA", "--criterion", "glue"),
+            *("--finetune-from-model", str(checkpoint), "--warmup-ratio", "0.06", "--batch-size", "32"),
+        ])  # fmt: skip
+
+    def _command(self, model: str, updates: int, rate: float, data: Path, words: list[str]) -> list[str]:
         return [
-            *(str(task), "--user-dir", str(USER_DIR), "--task", "glue", "--glue-task", "CoLA"),
-            *("--criterion", "glue", "--finetune-from-model", str(checkpoint)),
-            *(*MODELS[model].split(), *SAME_FOR_BOTH.split(), "--seed", str(self.seed)),
-            *("--optimizer", "fused_adam", "--clip-norm", "1.0", "--lr-scheduler", "linear_warmup"),
-            *("--warmup-ratio", "0.06", "--lr", "1e-3", "--max-update", str(self.finetuning_updates)),
-            *("--batch-size", "32", "--num-workers", "0", "--cpu", "--no-epoch-checkpoints"),
+            *(str(data), "--user-dir", str(USER_DIR), *MODELS[model].split(), *SAME_FOR_BOTH.split(), *words),
+            *("--max-update", str(updates), "--lr", str(rate), "--seed", str(self.seed)),
         ]

@@ -161,13 +161,6 @@ TRIES = 100
 FEWEST_EXAMPLES = 20
 
 
-class Example(NamedTuple):
-    """A row: label 1 for a real sentence, 0 for a shuffled one."""
-
-    label: int
-    sentence: str
-
-
 def write_acceptability_task(
     documents: Iterable[Document],
     folder: Union[str, Path],
@@ -204,10 +197,10 @@ def write_acceptability_task(
     with atomic_folder(Path(folder)) as unfinished:
         for split, size in sizes.items():
             chosen, sentences = sentences[:size], sentences[size:]
-            rows = (
-                f"prose\t{example.label}\t{'' if example.label else '*'}\t{example.sentence}\n"
-                for example in half_shuffled(chosen, chance)
-            )
+            half = len(chosen) // 2
+            rows = [f"prose\t1\t\t{sentence}\n" for sentence in chosen[:half]]
+            rows += [f"prose\t0\t*\t{shuffle_words(sentence, chance)}\n" for sentence in chosen[half:]]
+            chance.shuffle(rows)
             (unfinished / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
     return sizes
 
@@ -223,15 +216,6 @@ def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: 
         else:
             trained_on.update(sentences)
     return [sentence for sentence in held_out if sentence not in trained_on and _is_usable(sentence)]
-
-
-def half_shuffled(sentences: list[str], chance: random.Random) -> list[Example]:
-    """The first half of the sentences as they are, the second half shuffled; the rows in random order."""
-    half = len(sentences) // 2
-    examples = [Example(1, sentence) for sentence in sentences[:half]]
-    examples += [Example(0, shuffle_words(sentence, chance)) for sentence in sentences[half:]]
-    chance.shuffle(examples)
-    return examples
 
 
 def shuffle_words(sentence: str, chance: random.Random) -> str:
@@ -271,16 +255,8 @@ def _has_its_marks_in_pairs(word: str) -> bool:
     return in_single_quotes and word.count('"') % 2 == 0 and all(word.count(a) == word.count(b) for a, b in BRACKETS)
 
 
-def write_text_and_task(folder: Path, valid_share: float, seed: int = 1) -> None:
-    """Writes `folder`/prose.jsonl and `folder`/glue/CoLA; of what is there already nothing is written again.
-
-    Args:
-        valid_share, seed: those of the corpus, so that the task's sentences stand in documents that it holds out.
-    """
-    prose, task = write_prose(folder / PROSE), folder / "glue" / "CoLA"
-    if not task.exists():
-        write_acceptability_task(clean_documents([str(prose)]), task, valid_share, seed)
-
-
 if __name__ == "__main__":
-    write_text_and_task(Path(sys.argv[1]), float(sys.argv[2]))
+    folder, share = Path(sys.argv[1]), float(sys.argv[2])
+    written, task = write_prose(folder / PROSE), folder / "glue" / "CoLA"
+    if not task.exists():
+        write_acceptability_task(clean_documents([str(written)]), task, share, seed=1)

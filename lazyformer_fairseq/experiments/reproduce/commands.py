@@ -6,8 +6,8 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.arguments import divided
+from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.folder import stoppable
 from lazyformer_fairseq.extras import refuse_without_extra
 
 

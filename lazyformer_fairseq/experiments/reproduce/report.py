@@ -7,17 +7,7 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, histories, labels, logs_of_runs, table
-from lazyformer_fairseq.experiments.reproduce.steps import (
-    FIGURE_3,
-    PRINTED,
-    TABLE_1,
-    Inputs,
-    Places,
-    Size,
-    Step,
-    model_name,
-    record_of,
-)
+from lazyformer_fairseq.experiments.reproduce import steps as of
 from lazyformer_fairseq.finetuning.benchmark import COLUMNS, PAPER_ROWS, TableRow
 from lazyformer_fairseq.finetuning.report import average_of, cells, own_row
 from lazyformer_fairseq.finetuning.report import write_report as write_glue_report
@@ -30,17 +20,17 @@ from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import atomic_file, write_text
 from lazyformer_fairseq.storage.json_files import read_json
 
-BERTS_SECONDS = PRINTED["bert_base"].seconds
+BERTS_SECONDS = of.PRINTED["bert_base"].seconds
 
 
-def write_report(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path) -> Path:
+def write_report(steps: Sequence[of.Step], size: of.Size, inputs: of.Inputs, out: Path) -> Path:
     """Writes OUT/report: report.md and pictures, of what is there. Returns the page.
 
     Raises:
         UserError: nothing is there yet.
     """
-    places = Places(out)
-    if not any(record_of(out, step) for step in steps):
+    places = of.Places(out)
+    if not any(of.record_of(out, step) for step in steps):
         raise UserError(f"{out}: no step is done yet, so there is nothing to report")
     places.report.mkdir(parents=True, exist_ok=True)
     glue = _glue_results(places)
@@ -59,7 +49,7 @@ def write_report(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path) -
     return page
 
 
-def _introduction(size: Size, inputs: Inputs) -> str:
+def _introduction(size: of.Size, inputs: of.Inputs) -> str:
     facts = {**describe_machine(device_named("auto")), **describe_versions()}
     said = (
         "Rows marked (paper) are printed in arXiv 2102.12702; all others were measured here, one seed of pre-training "
@@ -77,7 +67,7 @@ def _introduction(size: Size, inputs: Inputs) -> str:
     return said
 
 
-def _glue_results(places: Places) -> Optional[Results]:
+def _glue_results(places: of.Places) -> Optional[Results]:
     results = read_results(places.glue, GLUE) if (places.glue / "runs" / "grid.json").exists() else None
     if not results or not results.runs:
         return None
@@ -93,32 +83,32 @@ def _missing(step: str) -> str:
 
 
 def _own(glue: Optional[Results], arch: str, updates: int) -> Optional[TableRow]:
-    name = model_name(arch, updates)
+    name = of.model_name(arch, updates)
     return own_row(glue, GLUE, name) if glue and name in glue.grid.models else None
 
 
-def _table_1(glue: Optional[Results], size: Size) -> str:
+def _table_1(glue: Optional[Results], size: of.Size) -> str:
     """Ours and the paper's in turn; a score of a task that was not run is a dash."""
     if glue is None:
         return _missing("glue_*")
     printed = {row.model: row for row in PAPER_ROWS}
-    wanted = [(arch, size.updates, PRINTED[arch].name) for arch in TABLE_1]
+    wanted = [(arch, size.updates, of.PRINTED[arch].name) for arch in of.TABLE_1]
     rows = []
-    for arch, updates, called in (*wanted, ("lazyformer_m2x6", size.mid, "M2x6 mid")):
+    for arch, updates, called in (*wanted, ("lazyformer_m2x6", size.updates // 2, "M2x6 mid")):
         theirs = TableRow(f"{called} (paper)", "paper", printed[called].updates, printed[called].scores)
         rows += [cells(row, GLUE) for row in (_own(glue, arch, updates), theirs) if row]
     return f"{markdown_table(rows)}\n\nAll scores, spreads and baselines: [glue/glue.md](glue/glue.md)."
 
 
-def _average(glue: Optional[Results], arch: str, size: Size) -> str:
+def _average(glue: Optional[Results], arch: str, size: of.Size) -> str:
     own = _own(glue, arch, size.updates)
     average = average_of(own, GLUE) if own else None
     return NOTHING if average is None else f"{average:.2f}"
 
 
-def _table_4(glue: Optional[Results], size: Size) -> str:
+def _table_4(glue: Optional[Results], size: of.Size) -> str:
     rows = []
-    for arch, printed in PRINTED.items():
+    for arch, printed in of.PRINTED.items():
         if printed.mnli is None:
             continue
         own = _own(glue, arch, size.updates)
@@ -135,8 +125,8 @@ def _table_4(glue: Optional[Results], size: Size) -> str:
 # --- Validation loss
 
 
-def _figure_2(places: Places, glue: Optional[Results]) -> str:
-    folders = [str(places.pretraining(arch)) for arch in PRINTED if (places.pretraining(arch) / "train.log").exists()]
+def _figure_2(places: of.Places, glue: Optional[Results]) -> str:
+    folders = [str(folder) for folder in map(places.pretraining, of.PRINTED) if (folder / "train.log").exists()]
     try:
         shown, silent = histories(logs_of_runs(folders))
     except UserError:
@@ -154,7 +144,7 @@ def _figure_2(places: Places, glue: Optional[Results]) -> str:
 # --- Times
 
 
-def _cells(places: Places, name: str) -> list[dict[str, Any]]:
+def _cells(places: of.Places, name: str) -> list[dict[str, Any]]:
     path = places.bench(name) / "results.json"
     return read_json(path)["cells"] if path.exists() else []
 
@@ -165,12 +155,12 @@ def fastest(cell: dict[str, Any], model: str) -> Optional[dict[str, Any]]:
     return min(rows, key=lambda row: row["seconds"]["median"], default=None)
 
 
-def _table_2(places: Places, size: Size, glue: Optional[Results]) -> str:
+def _table_2(places: of.Places, size: of.Size, glue: Optional[Results]) -> str:
     cells = _cells(places, "tables")
     if not cells:
         return _missing("bench_tables")
     rows = []
-    for arch, printed in PRINTED.items():
+    for arch, printed in of.PRINTED.items():
         row = fastest(cells[0], arch if arch == "bert_base" else size.bench_arch(arch))
         speedup = row and row["against"].get(OURS, {}).get("speedup")
         rows.append(
@@ -194,12 +184,12 @@ def _table_2(places: Places, size: Size, glue: Optional[Results]) -> str:
     return f"{markdown_table(rows, left=('back end',))}\n\n{said}"
 
 
-def _figure_3(places: Places, size: Size) -> str:
+def _figure_3(places: of.Places, size: of.Size) -> str:
     cells = _cells(places, "figure_3")
     if not cells:
         return _missing("bench_figure_3")
     rows = []
-    for arch in FIGURE_3:
+    for arch in of.FIGURE_3:
         found = {cell["time"]: fastest(cell, size.bench_arch(arch)) for cell in cells}
         beside = {length: row and row["against"].get(OURS) for length, row in found.items()}
         speedups = {f"n = {n:,}": f"{each['speedup']:.2f}x" if each else NOTHING for n, each in beside.items()}
@@ -212,10 +202,10 @@ def _figure_3(places: Places, size: Size) -> str:
     return "\n\n".join(blocks)
 
 
-def _costs(steps: Sequence[Step], out: Path) -> str:
+def _costs(steps: Sequence[of.Step], out: Path) -> str:
     rows = []
     for step in steps:
-        record = record_of(out, step)
+        record = of.record_of(out, step)
         hours = f"{record['seconds'] / 3600:,.3f}" if record else "not done"
         rows.append({"step": step.name, "what": step.what, "hours of its last start": hours})
     return markdown_table(rows, left=("what",))

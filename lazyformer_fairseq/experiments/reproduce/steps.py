@@ -108,11 +108,6 @@ class Size:
     flops_per_second: float
     is_tiny: bool = False
 
-    @property
-    def mid(self) -> int:
-        """Update of Table 1's last row: halfway."""
-        return self.updates // 2
-
     def widths(self, arch: str) -> dict[str, int]:
         """Embedding, feed-forward and heads; in miniature a sixteenth of the widths, heads of 8."""
         row = ARCHITECTURES[arch]

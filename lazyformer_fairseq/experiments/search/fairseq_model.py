@@ -157,13 +157,25 @@ def move_to(batch: dict[str, Any], device: Union[str, torch.device]) -> dict[str
 
 
 class FairseqSearch:
-    """What a search builds from fairseq's registries; raises a UserError as the task and :func:`parse` do."""
+    """What a search builds from fairseq's registries; raises a UserError as the task and :func:`parse` do.
+
+    Attributes:
+        training_lengths: T and M in training; M is 0 for encoders.
+        predicted_share: of a sequence's tokens, in training.
+        latency_tokens, latency_memory: T and M for measuring latency: T as the settings say, else the training's.
+    """
 
     def __init__(self, settings: SearchSettings):
         self.settings = settings
         self.cfg = parse(settings.data, settings.task, settings.arch, settings.seed, settings.fairseq_options)
         self.task = setup_task(self.cfg.task)
         self.criterion = self.task.build_criterion(self.cfg.criterion)
+        self.dictionary, task, model = self.task.dictionary, self.cfg.task, self.cfg.model
+        is_encoder = settings.task == "masked-lm"
+        self.training_lengths = (task.tokens_per_sample, 0) if is_encoder else (task.tgt_len, model.mem_len)
+        self.predicted_share = task.mask_prob if is_encoder else 1.0
+        time, self.latency_memory = self.training_lengths
+        self.latency_tokens = settings.latency_tokens or time
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
         """A fresh seeded model of any pattern, on the search's device, and its stack."""
@@ -197,29 +209,3 @@ class FairseqSearch:
             return two_parts_of_blocks(dataset, settings.batch_size)
         sizes = (settings.batch_size, *self.training_lengths)
         return two_parts_of_text(dataset.tokens, *sizes, self.dictionary.eos(), self.dictionary.pad())
-
-    @property
-    def dictionary(self) -> Any:
-        return self.task.dictionary
-
-    @property
-    def training_lengths(self) -> tuple[int, int]:
-        """T and M in training; M is 0 for encoders."""
-        if self.settings.task == "masked-lm":
-            return self.cfg.task.tokens_per_sample, 0
-        return self.cfg.task.tgt_len, self.cfg.model.mem_len
-
-    @property
-    def predicted_share(self) -> float:
-        """Of a sequence's tokens, in training."""
-        return self.cfg.task.mask_prob if self.settings.task == "masked-lm" else 1.0
-
-    @property
-    def latency_tokens(self) -> int:
-        """T for measuring latency: the setting, else the training's."""
-        return self.settings.latency_tokens or self.training_lengths[0]
-
-    @property
-    def latency_memory(self) -> int:
-        """M for measuring latency, the training's; 0 for encoders."""
-        return self.training_lengths[1]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Protocol, Union
 
 import torch
 from scipy.stats import kendalltau, spearmanr
@@ -26,19 +26,18 @@ Prices = Mapping[str, float]
 READ, REST = "_read", "rest"
 
 
-def latency_of(prices: Prices, pattern: str) -> float:
-    """Milliseconds of a model of this pattern."""
-    planned = plan(pattern) if pattern else ()
-    return prices.get(REST, 0.0) + sum(_price(prices, sublayer, _is_read(sublayer)) for sublayer in planned)
+def latency_of(prices: Prices, pattern: Union[str, Sequence[PlannedSublayer]]) -> float:
+    """Milliseconds of a model of this pattern, or of these sublayers, the lowest first."""
+    total, read = prices.get(REST, 0.0), set()
+    for sublayer in reversed(plan(pattern) if pattern and isinstance(pattern, str) else pattern):
+        total += _price(prices, sublayer, not read.isdisjoint(sublayer.kind.kept_for_consumers))
+        read = read.difference(sublayer.kind.hands_on) | {sublayer.kind.reads}
+    return total
 
 
 def _price(prices: Prices, sublayer: PlannedSublayer, is_read: bool) -> float:
     alone = prices.get(sublayer.text, 0.0)
     return prices.get(sublayer.text + READ, alone) if is_read else alone
-
-
-def _is_read(sublayer: PlannedSublayer) -> bool:
-    return not set(sublayer.kind.kept_for_consumers).isdisjoint(sublayer.consumers)
 
 
 def expected_latency(prices: Prices, probabilities_LK: Tensor, candidates: Sequence[str]) -> Tensor:
@@ -120,7 +119,10 @@ def prices_of(models: Models, pattern: str, sublayers: Mapping[str, PlannedSubla
 
     def measured() -> dict[str, float]:
         model, network = models.build_model(pattern)
-        things = {text: _first_token_given(each) for text, each in sublayers.items()}
+        things = {}
+        for text, each in sublayers.items():  # the first token where it asks for tokens that a caller marks
+            settings = tuple((name, 1 if value == GIVEN else value) for name, value in each.settings)
+            things[text] = replace(each, settings=settings)
         kept = {text: each.kind.kept_for_consumers for text, each in things.items() if each.kind.kept_for_consumers}
         things |= {text + READ: replace(things[text], consumers=consumers) for text, consumers in kept.items()}
         sizes = (models.latency_tokens, models.latency_memory)
@@ -157,11 +159,6 @@ def _forward(models: Models, model: nn.Module) -> Callable[[], object]:
         return model(tokens_BT, masked_tokens=first, has_padding=False, global_positions=given)
 
     return encode
-
-
-def _first_token_given(planned: PlannedSublayer) -> PlannedSublayer:
-    """With the first token where it asks for tokens that a caller marks: here nobody marks any."""
-    return replace(planned, settings=tuple((name, 1 if value == GIVEN else value) for name, value in planned.settings))
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -254,15 +254,19 @@ def write_report(result: Mapping[str, Any], folder: Path) -> None:
 
 def _draw_probabilities(result: Mapping[str, Any], path: Path) -> None:
     """Layers along x, candidates as rows, brighter where more probable (PAR Transformer, Figure 2)."""
-    names, tables = result["settings"]["candidates"], [np.asarray(table).T for table in result["probabilities"]]
+    sublayers = map(read_sublayer, result["settings"]["candidates"])
+    labels = [
+        each.kind.name + each.text[1:] for each in sublayers
+    ]  # ``self-attention``, and its settings if it has any
+    tables = [np.asarray(table).T for table in result["probabilities"]]
     layers = tables[0].shape[1]
-    panel = (max(5.0, 0.32 * layers + 2.5), 0.5 * len(names) + 1.4)
+    panel = (max(5.0, 0.32 * layers + 2.5), 0.5 * len(labels) + 1.4)
     with picture(path, len(tables), panel=panel) as axes:
         for axis, table, point in zip(axes.flat, tables, result["found"]["points"], strict=True):
             axis.grid(False)
             image = axis.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
             axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
-            axis.set_yticks(range(len(names)), [_label(name) for name in names])
+            axis.set_yticks(range(len(labels)), labels)
             axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
             axis.set_xlabel(f"layer, the lowest first{_of_budget(point, '; ')}")
             axis.figure.colorbar(image, label="probability", pad=0.02)
@@ -270,12 +274,6 @@ def _draw_probabilities(result: Mapping[str, Any], path: Path) -> None:
 
 def _of_budget(point: Mapping[str, Any], before: str = "") -> str:
     return "" if point["budget"] is None else f"{before}{point['budget']:.0%}"
-
-
-def _label(name: str) -> str:
-    """``self-attention``, and its settings if it has any."""
-    sublayer = read_sublayer(name)
-    return sublayer.kind.name + sublayer.text[1:]
 
 
 def report_of(result: Mapping[str, Any]) -> str:

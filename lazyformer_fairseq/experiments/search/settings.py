@@ -1,7 +1,7 @@
 """What decides a search's result, and its commands take; kept in its folder, so that only the same search resumes."""
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import check, divided, option
@@ -25,27 +25,6 @@ METHODS = {
     CONTROL: "patterns drawn uniformly between each budget and the one below",
     "evolution": "children of the best of a few of the youngest patterns",
 }
-
-
-def a_rate(default: float, help: str) -> Any:
-    """An option above 0."""
-    return option(default, help, low=0, is_open=True)
-
-
-def share(text: str) -> float:
-    """Raises a UserError for what is no number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{text}: give shares of the baseline's latency, such as 0.5,0.75,1.0") from None
-
-
-def share_below_1(text: str) -> float:
-    """Raises a UserError for what is no share of a model that is to be faster."""
-    found = share(text)
-    if not 0 < found < 1:
-        raise UserError(f"{text}: a share of the model's latency is above 0 and below 1")
-    return found
 
 
 @dataclass(frozen=True)
@@ -74,7 +53,8 @@ class SearchSettings:
     budgets: tuple[float, ...] = option(
         (),
         "A front: a pattern for each of these shares of the baseline's latency.",
-        parse=share,
+        low=0,
+        is_open=True,
         metavar="SHARE,...",
         shown=f"{','.join(map(str, BUDGETS))}; with --method gradient none, one pattern instead",
     )
@@ -89,8 +69,8 @@ class SearchSettings:
     judged_batches: int = option(8, "Batches of held-apart data that judge a pattern.", low=1)
     control: bool = option(True, "Of a front: random search of the same cost beside the method.")
     batch_size: int = option(128, "Sequences, or streams of text, an update.", low=1)
-    weights_lr: float = a_rate(1e-2, "LAMB's learning rate.")
-    architecture_lr: float = a_rate(1e-2, "Adam's learning rate.")
+    weights_lr: float = option(1e-2, "LAMB's learning rate.", low=0, is_open=True)
+    architecture_lr: float = option(1e-2, "Adam's learning rate.", low=0, is_open=True)
     latency_price: float = option(
         1.0, "Nats a prediction that the architecture pays for a baseline's latency beyond its budget.", low=0
     )
@@ -110,11 +90,6 @@ class SearchSettings:
             raise UserError(
                 f"--max-updates {self.max_updates}: must be more than the {self.constant_updates} of "
                 "--constant-updates, for until then the architecture stays as it is"
-            )
-        if self.budgets and (min(self.budgets) <= 0 or len(set(self.budgets)) < len(self.budgets)):
-            raise UserError(
-                f"--budgets {','.join(map(str, self.budgets))}: give shares of the baseline's latency above 0, each "
-                "once, such as 0.5,0.6,0.7,0.8,0.9,1.0"
             )
         if self.evaluations < len(self.budgets):
             raise UserError(
@@ -152,7 +127,12 @@ class CompressSettings:
     weights: str
     text: str
     budgets: tuple[float, ...] = option(
-        (0.5, 0.6, 0.7, 0.8, 0.9), "Shares of the model's latency.", parse=share_below_1, metavar="SHARE,..."
+        (0.5, 0.6, 0.7, 0.8, 0.9),
+        "Shares of the model's latency.",
+        low=0,
+        is_open=True,
+        high=0.999,
+        metavar="SHARE,...",
     )
     candidates: tuple[str, ...] = option(
         (),

@@ -11,7 +11,7 @@ from itertools import count, cycle, pairwise
 from typing import NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices
+from lazyformer_fairseq.experiments.search.latency import Prices, latency_of
 from lazyformer_fairseq.experiments.search.settings import candidate_name
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 
@@ -44,30 +44,20 @@ class Space:
         self.candidates = tuple(candidates)
         self.layers = layers
         self.prices = prices
-        self._kinds = {name: read_sublayer(name).kind for name in self.candidates}
-        self._texts = {name: read_sublayer(name).text for name in self.candidates}
+        self._sublayers = {name: read_sublayer(name) for name in self.candidates}
 
     def is_valid(self, subnet: Subnet) -> bool:
         handed_on: set[str] = set()
         for name in subnet:
-            kind = self._kinds[name]
+            kind = self._sublayers[name].kind
             if kind.reads is not None and kind.reads not in handed_on:
                 return False
             handed_on.update(kind.hands_on)
-        return not all(self._kinds[name].is_identity for name in subnet)
+        return not all(self._sublayers[name].kind.is_identity for name in subnet)
 
     def latency(self, subnet: Subnet) -> float:
-        """Milliseconds by the price list; the same as `latency_of`."""
-        total, read = self.prices.get(REST, 0.0), set()
-        for name in reversed(subnet):
-            kind, text = self._kinds[name], self._texts[name]
-            alone = self.prices.get(text, 0.0)
-            is_read = any(what in read for what in kind.kept_for_consumers)
-            total += self.prices.get(text + READ, alone) if is_read else alone
-            read.difference_update(kind.hands_on)
-            if kind.reads is not None:
-                read.add(kind.reads)
-        return total
+        """Milliseconds by the price list."""
+        return latency_of(self.prices, [self._sublayers[name] for name in subnet])
 
     def draw(self, chance: random.Random, shares: Optional[Sequence[Sequence[float]]] = None) -> Subnet:
         """A random valid pattern: uniform, or layer by layer by `shares` (L rows of K), if these yield one."""

@@ -266,45 +266,21 @@ class SinglePath(nn.Module):
         super().__init__()
         self.supernet = supernet
         self._network = [network]  # in a list: it is in the supernet already
-        self._backends = {"subnets": attention_backend, "mixtures": network.attention_backend}
-        self._consumers = [_consumers(mixture) for mixture in supernet.mixtures]
+        self._attention_backend = attention_backend
 
-    def take(self, subnet: Optional[Sequence[str]]) -> None:
-        """Of each layer the candidate that runs from now on; None for mixtures again.
+    def take(self, subnet: Sequence[str]) -> None:
+        """Of each layer the candidate that runs from now on.
 
         A sublayer is told who reads it in this pattern, as if that were a model of its own.
         """
-        network, mixtures = self._network[0], self.supernet.mixtures
-        network.attention_backend = self._backends["mixtures" if subnet is None else "subnets"]
-        if subnet is None:
-            for mixture, consumers in zip(mixtures, self._consumers, strict=True):
-                mixture.only = None
-                _set_consumers(mixture, consumers)
-            return
+        self._network[0].attention_backend = self._attention_backend
         planned = connect([read_sublayer(name) for name in subnet])
-        for mixture, name, sublayer in zip(mixtures, subnet, planned, strict=True):
+        for mixture, name, sublayer in zip(self.supernet.mixtures, subnet, planned, strict=True):
             mixture.only = name
-            of_subnet = (sublayer.consumers.count(DISTRIBUTION), KEYS_AND_VALUES in sublayer.consumers)
-            _set_consumers(mixture, {name: of_subnet})
+            inner = getattr(mixture.candidate(name), "inner", None)
+            if hasattr(inner, "consumers"):
+                inner.consumers = sublayer.consumers.count(DISTRIBUTION)
+                inner.is_key_producer = KEYS_AND_VALUES in sublayer.consumers
 
     def forward(self, *args, **kwargs) -> Any:
         return self.supernet.model(*args, **kwargs)
-
-
-def _inner(mixture: Mixture, name: str) -> Any:
-    """What a candidate has within its residual connection, if it makes a distribution; else None."""
-    inner = getattr(mixture.candidate(name), "inner", None)
-    return inner if hasattr(inner, "consumers") else None
-
-
-def _consumers(mixture: Mixture) -> dict[str, tuple[int, bool]]:
-    """By name, of candidates that can be read: by how many lazy ones, and whether by one that shares keys."""
-    found = {name: _inner(mixture, name) for name in mixture.names}
-    return {name: (inner.consumers, inner.is_key_producer) for name, inner in found.items() if inner is not None}
-
-
-def _set_consumers(mixture: Mixture, consumers: dict[str, tuple[int, bool]]) -> None:
-    for name, (count, gives_keys) in consumers.items():
-        inner = _inner(mixture, name)
-        if inner is not None:
-            inner.consumers, inner.is_key_producer = count, gives_keys

@@ -25,7 +25,7 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Space, Subnet
 from lazyformer_fairseq.experiments.search.supernet import SinglePath
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import Lamb
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import save
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import check, named_errors, save
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.storage.atomic import write_text
@@ -328,10 +328,7 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(file: Path) -> dict[str, Any]:
-    """A saved state, on the CPU (UserError where it is damaged)."""
-    try:
+    """A saved state, on the CPU (UserError where it is damaged, or holds anything else)."""
+    with named_errors(file):
+        check(file)
         return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds of errors on a damaged file
-        raise UserError(
-            f"{file}: damaged, or no state of a search ({type(error).__name__}); remove it to start anew"
-        ) from error

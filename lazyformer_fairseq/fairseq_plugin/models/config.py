@@ -14,7 +14,6 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model_architecture
 from omegaconf import OmegaConf
 
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.fairseq_plugin.replacements import Stage, install
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
@@ -80,20 +79,6 @@ class CausalLMConfig(FairseqDataclass):
     init_std: float = option(0.02, "standard deviation of the weights at first")
     attention_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(AUTO, BACKENDS_HELP)
     lazy_backend: str = option("", SUPPRESS)  # see reliability.options.OLD_NAMES
-
-
-def parse_cutoffs(text: str) -> tuple[int, ...]:
-    """``"19997,39997"`` -> ``(19997, 39997)``; nothing for an empty text.
-
-    Raises:
-        UserError: anything but whole numbers stands between the commas.
-    """
-    try:
-        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError as error:
-        raise UserError(
-            f"--adaptive-softmax-cutoff {text!r}: must be whole numbers with commas, such as 19997,39997, or empty"
-        ) from error
 
 
 def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:

@@ -58,6 +58,11 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
     return load_state(model_class, None, checkpoint_at(Path(folder), checkpoint_file))
 
 
+def is_causal(state: dict) -> bool:
+    """Whether the content of a checkpoint is a causal language model's."""
+    return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
+
+
 def load_state(model_class: type, state: Optional[dict], checkpoint: Path) -> "LazyFormerHub":
     """As :func:`load`, from what a checkpoint holds, if that is read already; with the tokenizer beside it."""
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")  # first: that it is missing is the likelier mistake

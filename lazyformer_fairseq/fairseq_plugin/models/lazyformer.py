@@ -23,6 +23,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weigh
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.kinds import parse_cutoffs
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class CausalLanguageModel(CheckedModel):
             embed_dim=cfg.decoder_embed_dim,
             ffn_embed_dim=cfg.decoder_ffn_embed_dim,
             num_heads=cfg.decoder_attention_heads,
-            cutoffs=config.parse_cutoffs(cfg.adaptive_softmax_cutoff),
+            cutoffs=parse_cutoffs(cfg.adaptive_softmax_cutoff),
             div_val=cfg.adaptive_softmax_factor,
             activation=ACTIVATIONS[str(cfg.activation_fn)],
             normalize_before=cfg.decoder_normalize_before,

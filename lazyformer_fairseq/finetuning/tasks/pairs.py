@@ -33,7 +33,7 @@ class PairsSettings:
         rows: examples by split.
         min_length, max_length: tokens of both halves together, symbols at their ends not counted.
         gap: tokens left out between the halves, so that no sentence is cut in two by them.
-        per_document: stretches of a document, at most.
+        per_document: segments of a document, at most.
         seed: of everything.
 
     Raises:
@@ -57,8 +57,8 @@ class PairsSettings:
             raise UserError(f"--{odd[0]} {self.rows[odd[0]]}: half are of one document; give an even number from 4")
 
 
-class Stretches(NamedTuple):
-    """Parts of documents; all int64 (stretches,).
+class Segments(NamedTuple):
+    """Parts of documents; all int64 (segments,).
 
     Attributes:
         document: number of its document.
@@ -75,7 +75,7 @@ class Halves(NamedTuple):
     """What examples are made of; all int64 (examples,).
 
     Attributes:
-        first, second: numbers of the stretches that the halves are of.
+        first, second: numbers of the segments that the halves are of.
         size: tokens of each of the two halves.
     """
 
@@ -89,7 +89,7 @@ class Halves(NamedTuple):
         return (self.first == self.second).astype(np.int64)
 
 
-def choose_stretches(sizes: np.ndarray, settings: PairsSettings, draws: made.Draws) -> dict[str, Stretches]:
+def choose_segments(sizes: np.ndarray, settings: PairsSettings, draws: made.Draws) -> dict[str, Segments]:
     """By split; no document is in two.
 
     Args:
@@ -108,7 +108,7 @@ def choose_stretches(sizes: np.ndarray, settings: PairsSettings, draws: made.Dra
         last = int(np.searchsorted(ends, before + rows)) + 1
         if last > len(order):
             raise UserError(
-                f"{int(counts.sum()):,} stretches of {shortest:,} to {longest:,} tokens in {len(order):,} of "
+                f"{int(counts.sum()):,} segments of {shortest:,} to {longest:,} tokens in {len(order):,} of "
                 f"{len(sizes):,} documents, but {sum(settings.rows.values()):,} examples are wanted; give more text, "
                 "fewer --train, a smaller --min-length, or more --per-document"
             )
@@ -116,34 +116,34 @@ def choose_stretches(sizes: np.ndarray, settings: PairsSettings, draws: made.Dra
         number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         step = np.repeat(sizes[document] // count, count)
         whole = np.repeat(document, count), number * step, np.minimum(step, longest)
-        found[split] = Stretches(*(values[:rows] for values in whole))
+        found[split] = Segments(*(values[:rows] for values in whole))
         first = last
     return found
 
 
-def pair_halves(stretches: Stretches, gap: int, draws: made.Draws) -> Halves:
-    """Half of the examples have both halves of their stretch, the others the second half of a stretch as long.
+def pair_halves(segments: Segments, gap: int, draws: made.Draws) -> Halves:
+    """Half of the examples have both halves of their segment, the others the second half of a segment as long.
 
-    Stretches are paired with their neighbour by length. A pair keeps its own second halves or exchanges them, and both
+    Segments are paired with their neighbour by length. A pair keeps its own second halves or exchanges them, and both
     its examples are cut to the shorter one's length: so each half is used once, and no half, no length and no position
     tells the answer.
 
     Args:
-        stretches: an even number.
+        segments: an even number.
 
     Raises:
         UserError: too many neighbours are of the same document, whose halves cannot be exchanged.
     """
-    shuffled = draws.permutation(len(stretches.size))
-    by_length = shuffled[np.argsort(stretches.size[shuffled], kind="stable")].reshape(-1, 2)
-    can_exchange = np.flatnonzero(stretches.document[by_length[:, 0]] != stretches.document[by_length[:, 1]])
+    shuffled = draws.permutation(len(segments.size))
+    by_length = shuffled[np.argsort(segments.size[shuffled], kind="stable")].reshape(-1, 2)
+    can_exchange = np.flatnonzero(segments.document[by_length[:, 0]] != segments.document[by_length[:, 1]])
     exchanged = len(by_length) // 2
     if len(can_exchange) < exchanged:
-        raise UserError("too few documents: most stretches of a length are of the same one; give fewer --per-document")
+        raise UserError("too few documents: most segments of a length are of the same one; give fewer --per-document")
     chosen = can_exchange[draws.permutation(len(can_exchange))[:exchanged]]
     second = by_length.copy()
     second[chosen] = second[chosen, ::-1]
-    size = (stretches.size[by_length].min(1) - gap) // 2
+    size = (segments.size[by_length].min(1) - gap) // 2
     mixed = draws.permutation(by_length.size)
     return Halves(by_length.ravel()[mixed], second.ravel()[mixed], np.repeat(size, 2)[mixed])
 
@@ -207,11 +207,11 @@ def prepare_pairs(
     refuse_filled_folder(out)
     with prepared_corpus(corpus, vocab_size, tokenizer, settings.seed) as folder:
         documents, draws, splits = CorpusDocuments(folder), made.Draws(settings.seed), {}
-        stretches = choose_stretches(documents.sizes, settings, draws)
+        segments = choose_segments(documents.sizes, settings, draws)
         with atomic_folder(out) as unfinished:
             total = sum(settings.rows.values())
             with tqdm(total=total, desc="read", unit=" documents", disable=None) as progress:
-                for split, chosen in stretches.items():
+                for split, chosen in segments.items():
                     splits[split] = _examples(documents, chosen, settings.gap, draws, progress)
             symbols, eos = len(documents.tokenizer.dictionary), documents.tokenizer.special.eos
             train, test = splits["train"], splits["test"]
@@ -221,7 +221,7 @@ def prepare_pairs(
                 SHARED_WORDS: made.shared_words(train, test, symbols, eos),
             }
             kept = asdict(settings) | {"corpus": documents.sha256}
-            counts = {split: len(np.unique(chosen.document)) for split, chosen in stretches.items()}
+            counts = {split: len(np.unique(chosen.document)) for split, chosen in segments.items()}
             found = (documents.tokenizer, splits, rules)
             return made.write_prepared(unfinished, "Pairs", kept, *found, documents=counts)
 
@@ -241,10 +241,10 @@ def prepared_corpus(corpus: str, vocab_size: int, tokenizer: Optional[Path], see
 
 
 def _examples(
-    documents: CorpusDocuments, stretches: Stretches, gap: int, draws: made.Draws, progress: tqdm
+    documents: CorpusDocuments, segments: Segments, gap: int, draws: made.Draws, progress: tqdm
 ) -> EncodedExamples:
-    halves, texts = pair_halves(stretches, gap, draws), []
-    for document, start, size in zip(*(values.tolist() for values in stretches), strict=True):
+    halves, texts = pair_halves(segments, gap, draws), []
+    for document, start, size in zip(*(values.tolist() for values in segments), strict=True):
         texts.append(documents.read(document)[start : start + size])
         progress.update()
     inputs = [

@@ -215,7 +215,7 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         """As PreTrainedModel's, with hashes of these weights in the config and the code beside it."""
         if is_main_process:
             self.config.weights_sha256 = hash_weights(self.state_dict() if state_dict is None else state_dict)
-            self.config.auto_map = {auto: f"{Path(CODE_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
+            self.config.auto_map = auto_map()
             Path(save_directory).mkdir(parents=True, exist_ok=True)
             code = self.source_code(self.config)
             Path(save_directory, CODE_FILE).write_text(code, encoding="utf-8")
@@ -236,6 +236,11 @@ AUTO_CLASSES = {
     "AutoModelForTokenClassification": "LazyFormerForTokenClassification",
     "AutoModelForQuestionAnswering": "LazyFormerForQuestionAnswering",
 }
+
+
+def auto_map() -> dict[str, str]:
+    """The same, as a config names them for those who load the code beside it."""
+    return {auto: f"{Path(CODE_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
 
 
 # Hashes of weights in the config, so that weights that are not those that were saved never load in silence:

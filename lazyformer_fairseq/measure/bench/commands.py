@@ -1,39 +1,18 @@
 """``lazyformer bench``: models side by side; back ends of lazy attention, or kinds of attention."""
 
-import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from lazyformer_fairseq.arguments import named_patterns
+from lazyformer_fairseq.arguments import named
+from lazyformer_fairseq.child_process import STOPPED, stoppable
 from lazyformer_fairseq.devices.nvidia_smi import precision_on
 from lazyformer_fairseq.measure.bench.settings import BackEndSettings, BenchSettings
 from lazyformer_fairseq.options import Group, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
-
-INTERRUPTED = 130  # exit code of shells
-
-
-@contextmanager
-def stopped_plainly() -> Iterator[None]:
-    """SIGTERM acts like Ctrl-C, which ends the command with one line. A second one does not disturb what follows."""
-
-    def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo("stopped; nothing was written", err=True)
-        sys.exit(INTERRUPTED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @click.group(cls=Group, default="models")
@@ -43,7 +22,7 @@ def bench() -> None:
 
 @bench.command()
 @takes(BenchSettings, into="")
-@click.option("--pattern", "patterns", multiple=True, callback=named_patterns, metavar="NAME=PATTERN",
+@click.option("--pattern", "patterns", multiple=True, callback=named("'mine=(sff)x4 (f)x4'"), metavar="NAME=PATTERN",
               help="A further encoder, in the sizes of --baseline-arch and without attention dropout.")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path), default=Path("results/bench"),
               help="Folder of the results; must not be there.")  # fmt: skip
@@ -64,7 +43,7 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     settings = BenchSettings(patterns=patterns, device=device_named(device), **given)
-    with stopped_plainly():
+    with stoppable("stopped; nothing was written"):
         click.echo(bench_to(output, settings, ["lazyformer", *sys.argv[1:]]))
     click.echo(f"\nwritten to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}")
 
@@ -92,12 +71,12 @@ def backends(settings: BackEndSettings) -> None:
     settings = replace(settings, device=device, precision=settings.precision or precision_on(device))
     if settings.kinds:
         for heads in settings.heads:
-            with stopped_plainly():
+            with stoppable("stopped; nothing was written"):
                 table, is_whole = back_ends.measure_kinds(settings, heads)
             click.echo(f"{heads[0]} heads of {heads[1]}, {settings.precision}\n\n{table}\n")
             if not is_whole:
                 click.echo("stopped early", err=True)
-                sys.exit(INTERRUPTED)
+                sys.exit(STOPPED)
         return
     kind, path = device_kind(device), settings.output or choice.user_file()
     blocks = back_ends.blocks_to_measure(settings)
@@ -107,10 +86,10 @@ def backends(settings: BackEndSettings) -> None:
         click.echo(back_ends.choices(blocks, device))
         return
     choice.read_table(path, kind)  # report a damaged file before measuring for minutes
-    with stopped_plainly():
+    with stoppable("stopped; nothing was written"):
         rows = back_ends.measure_back_ends(blocks, device, settings.rounds, settings.budget)
     choice.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
     click.echo(f"{back_ends.table(rows, device)}\n\nwritten to {path}")
     if len(rows) < len(blocks):
         click.echo(f"stopped after {len(rows)} of {len(blocks)} blocks", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(STOPPED)

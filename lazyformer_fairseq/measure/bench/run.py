@@ -7,7 +7,7 @@ come tables on the screen, in Markdown and in CSV, and drawings of speed-up agai
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,11 @@ from matplotlib.ticker import LogLocator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.measure.bench.models import (
-    BASELINES,
-    FAIRSEQ,
-    HUGGING_FACE,
-    OURS,
-    TRANSFORMER_XL,
-    BenchModel,
-    OnBackEnd,
-    build_causal_models,
-    build_models,
-    predicted_words,
-    random_batch,
-    random_tokens,
-)
+from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench.settings import REMEMBERED, SEGMENT, WORKLOADS, BenchSettings
 from lazyformer_fairseq.measure.costs import latency
 from lazyformer_fairseq.measure.costs.flops import makers_of_blocks
-from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machine, describe_versions
+from lazyformer_fairseq.measure.costs.machine import PRECISIONS, record
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.report.figures import handles, picture, styles
 from lazyformer_fairseq.report.numbers import spread, with_spread
@@ -58,8 +45,7 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
     """
     refuse_filled_folder(folder)
     torch.manual_seed(1)
-    machine = {"machine": describe_machine(settings.device), "versions": describe_versions()}
-    results = {"command": " ".join(command), **machine, "settings": asdict(settings), **run_bench(settings)}
+    results = {**record(settings, command), **run_bench(settings)}
     with atomic_folder(folder) as unfinished:
         write_json(unfinished / "results.json", results)
         write_csv(list(csv_rows(results)), unfinished / "results.csv")
@@ -114,7 +100,7 @@ class _Bench:
         tried: of the present cell.
     """
 
-    models: list[OnBackEnd]
+    models: list[models.OnBackEnd]
     tried: latency.Tried
 
     def __init__(self, settings: BenchSettings):
@@ -135,9 +121,11 @@ class _Bench:
         is_causal = cell.workload == "causal"
         if (cell.precision, is_causal) != self.built:
             self.models, self.built = [], (cell.precision, is_causal)
-            self.models = (build_causal_models if is_causal else build_models)(self.settings, cell.precision)
-        models = {id(each.model): each.model for each in self.models}
-        shared = {key: CALLS[cell.workload](model, cell.batch, cell.time) for key, model in models.items()}
+            self.models = (models.build_causal_models if is_causal else models.build_models)(
+                self.settings, cell.precision
+            )
+        once = {id(each.model): each.model for each in self.models}
+        shared = {key: CALLS[cell.workload](model, cell.batch, cell.time) for key, model in once.items()}
         self.tried = latency.try_out({each.name: each.prepared(shared[id(each.model)]) for each in self.models}, device)
         for each in self.models:
             if each.name in self.tried.memory:
@@ -156,7 +144,7 @@ class Update:
 
     LOSS_SCALE = 128.0
 
-    def __init__(self, model: BenchModel, batch: int, time: int):
+    def __init__(self, model: models.BenchModel, batch: int, time: int):
         self.model = model
         self.weights = [weight for weight in model.model.parameters() if weight.requires_grad]
         device, dtype = self.weights[0].device, self.weights[0].dtype
@@ -166,7 +154,7 @@ class Update:
         # A tiny rate: the time must not depend on how far a model has learned random tokens.
         self.optimizer = torch.optim.AdamW(self.masters, lr=1e-9, fused=True)
         self.scale = self.LOSS_SCALE if dtype == torch.float16 else 1.0
-        self.batch = random_batch(batch, time, device)
+        self.batch = models.random_batch(batch, time, device)
 
     def __call__(self) -> None:
         self.model.model.train()
@@ -195,10 +183,10 @@ class Update:
         return bytes_of([*kept.values(), *(value for value in states if isinstance(value, Tensor))])
 
 
-def encoder_training(model: BenchModel, batch: int, time: int) -> Callable[[], None]:
+def encoder_training(model: models.BenchModel, batch: int, time: int) -> Callable[[], None]:
     """Forward and backward of the encoder, from a given gradient."""
     weight = next(model.model.parameters())
-    tokens_BT = random_tokens(batch, time, weight.device)
+    tokens_BT = models.random_tokens(batch, time, weight.device)
     gradient_BTC = torch.randn(batch, time, model.sizes.embed_dim, device=weight.device, dtype=weight.dtype)
 
     def forward_and_backward() -> None:
@@ -209,9 +197,9 @@ def encoder_training(model: BenchModel, batch: int, time: int) -> Callable[[], N
     return forward_and_backward
 
 
-def inference(model: BenchModel, batch: int, time: int) -> Callable[[], Tensor]:
+def inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], Tensor]:
     """Features of a batch."""
-    tokens_BT = random_tokens(batch, time, next(model.model.parameters()).device)
+    tokens_BT = models.random_tokens(batch, time, next(model.model.parameters()).device)
 
     @torch.inference_mode()
     def encode() -> Tensor:
@@ -221,7 +209,7 @@ def inference(model: BenchModel, batch: int, time: int) -> Callable[[], Tensor]:
     return encode
 
 
-def causal_inference(model: BenchModel, batch: int, time: int) -> Callable[[], object]:
+def causal_inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], object]:
     """Scores of a segment of frequent words, behind a full memory."""
     words, device = model.sizes.vocab_size, next(model.model.parameters()).device
     tokens_BT = torch.randint(5, min(FREQUENT, words), (batch, time), device=device)
@@ -240,7 +228,7 @@ def _loss(logits_MV: Tensor, targets_M: Tensor) -> Tensor:
     return F.cross_entropy(logits_MV.float(), targets_M)
 
 
-def describe(each: OnBackEnd, cell: Cell, timing: latency.Timing, memory: int, peak: float) -> dict[str, Any]:
+def describe(each: models.OnBackEnd, cell: Cell, timing: latency.Timing, memory: int, peak: float) -> dict[str, Any]:
     """The measurements, and what follows from them; `flops` are those that this back end performs.
 
     Args:
@@ -248,7 +236,7 @@ def describe(each: OnBackEnd, cell: Cell, timing: latency.Timing, memory: int, p
         peak: FLOP/s of the fastest matrix product in the same rounds.
     """
     training = WORKLOADS[cell.workload][1]
-    predicted = predicted_words(cell.batch, cell.time) if cell.workload == "training" else 0
+    predicted = models.predicted_words(cell.batch, cell.time) if cell.workload == "training" else 0
     flops = each.count_flops(cell.batch, cell.time, training, predicted)
     used = each.back_end_used(cell.batch, cell.time, training)
     return {
@@ -273,9 +261,9 @@ def add_speedups(rows: list[dict[str, Any]]) -> None:
     """
     for row in rows:
         row["against"] = {}
-        for name in BASELINES:
+        for name in models.BASELINES:
             candidates = [other for other in rows if other["baseline"] == name]
-            if name == OURS:
+            if name == models.OURS:
                 candidates = [other for other in candidates if other["buckets"] == row["buckets"]]
             if candidates:
                 row["against"][name] = _beside(row, min(candidates, key=lambda other: other["seconds"]["median"]))
@@ -294,12 +282,12 @@ def _beside(row: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
 
 # A speed-up's column header names its baseline; here it is in full.
 EXPLAINED = {
-    FAIRSEQ: "fairseq's RobertaModel by its arch roberta_base, as shipped: dropout and attention dropout 0.1",
-    HUGGING_FACE: "Hugging Face's BertModel, attn_implementation=sdpa, dropout 0.1, attention dropout 0; its masked-LM "
-    "head is given the masked positions alone",
-    OURS: "bert_base --attention-dropout 0 with the row's own relative bias, on the back end that was fastest in this "
-    "cell, which is named",
-    TRANSFORMER_XL: "transformer_xl_base; beside archs that end in _tiny, transformer_xl_tiny",
+    models.FAIRSEQ: "fairseq's RobertaModel by its arch roberta_base, as shipped: dropout and attention dropout 0.1",
+    models.HUGGING_FACE: "Hugging Face's BertModel, attn_implementation=sdpa, dropout 0.1, attention dropout 0; its "
+    "masked-LM head is given the masked positions alone",
+    models.OURS: "bert_base --attention-dropout 0 with the row's own relative bias, on the back end that was fastest "
+    "in this cell, which is named",
+    models.TRANSFORMER_XL: "transformer_xl_base; beside archs that end in _tiny, transformer_xl_tiny",
 }
 LEGEND = """\
 Medians, quartiles in brackets, or how few rounds the time allowed, n. "x NAME": how many times faster than NAME, by the
@@ -337,7 +325,7 @@ def page(results: dict[str, Any]) -> list[Block]:
 
 def _baselines(cells: Sequence[dict[str, Any]]) -> list[str]:
     """Those that something was compared with."""
-    return [name for name in BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
+    return [name for name in models.BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
 
 
 def _cell_page(cell: dict[str, Any]) -> list[Block]:
@@ -369,7 +357,7 @@ def _speedup(row: dict[str, Any], baseline: str) -> str:
     beside = row["against"].get(baseline)
     if beside is None:
         return "not measured"
-    kernel = f", {beside['back_end']}" if baseline == OURS else ""
+    kernel = f", {beside['back_end']}" if baseline == models.OURS else ""
     return f"{with_spread({**beside, 'median': beside['speedup']}, 2)}, limit {beside['limit']:.2f}{kernel}"
 
 

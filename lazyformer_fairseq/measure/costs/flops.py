@@ -98,7 +98,7 @@ def count_flops(
 
 def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
     """FLOPs of one sublayer; arguments as for :func:`count_flops`."""
-    return sublayer_flops(planned, sizes, time, memory, batch).total
+    return sum(sublayer_flops(planned, sizes, time, memory, batch))
 
 
 class Flops(NamedTuple):
@@ -113,10 +113,6 @@ class Flops(NamedTuple):
     linear: int
     scores: int = 0
     values: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(self)
 
 
 @lru_cache(_REMEMBERED)

@@ -1,7 +1,9 @@
 """Describes where a figure was measured."""
 
 import logging
-from typing import Optional
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Optional
 
 import torch
 
@@ -43,3 +45,9 @@ def describe_machine(device: torch.device | str) -> dict[str, str | int]:
 def describe_versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect figures, including the optional ones that are installed."""
     return versions(("torch", "fairseq-fixed", "numpy"), optional=("triton", "transformers"))
+
+
+def record(settings: Any, command: Sequence[str]) -> dict[str, Any]:
+    """What results begin with: `command`, `machine`, `versions`, `settings`; a dataclass with a `device`."""
+    machine = {"machine": describe_machine(settings.device), "versions": describe_versions()}
+    return {"command": " ".join(command), **machine, "settings": asdict(settings)}

@@ -5,15 +5,9 @@ Libraries' own memory (CUDA's context, cuBLAS, MKL) and what an allocator cannot
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from lazyformer_fairseq.measure.costs.flops import (
-    count_common_parameters,
-    count_other_parameters,
-    count_parameters,
-    count_sublayer_parameters,
-)
+from lazyformer_fairseq.measure.costs import flops
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -46,37 +40,35 @@ class UpdateMemory(NamedTuple):
     peak: int
 
 
-@dataclass(frozen=True)
-class Update:
-    """How an update runs, beside its forward and backward pass.
+def count_update_memory(
+    pattern: str,
+    sizes: Sizes,
+    run: Pass,
+    predicted: Optional[int] = None,
+    accumulates: bool = False,
+    processes: int = 1,
+) -> UpdateMemory:
+    """Counts one update: forward pass, loss, backward pass, a step of fused Adam or LAMB.
 
-    Attributes:
+    Args:
+        run: its forward and backward pass.
         predicted: tokens of a batch that the head predicts; None for all.
         accumulates: whether gradients of an earlier batch of the same update are there.
         processes: several hold what they send each other.
-    """
-
-    predicted: Optional[int] = None
-    accumulates: bool = False
-    processes: int = 1
-
-
-def count_update_memory(pattern: str, sizes: Sizes, run: Pass, update: Update = Update()) -> UpdateMemory:
-    """Counts one update: forward pass, loss, backward pass, a step of fused Adam or LAMB.
 
     Raises:
         UserError: the pattern cannot be read, or a kind of sublayer does not count its memory.
     """
     sublayers = plan(pattern, sizes.direction)
-    parameters = count_parameters(pattern, sizes)
+    parameters = flops.count_parameters(pattern, sizes)
     weights = gradients = parameters * run.number
     optimizer = count_optimizer_bytes(parameters, run.number)
-    buckets = gradients if update.processes > 1 else 0
+    buckets = gradients if processes > 1 else 0
     carried = _count_carried(sublayers, sizes, run)
-    before = weights + optimizer + buckets + carried + (gradients if update.accumulates else 0)
+    before = weights + optimizer + buckets + carried + (gradients if accumulates else 0)
     highest, activations = 0, 0
-    for now, made in _moments(sublayers, sizes, run, update):
-        there = before + now + (0 if update.accumulates else made)
+    for now, made in _moments(sublayers, sizes, run, predicted):
+        there = before + now + (0 if accumulates else made)
         if there > highest:
             highest, activations = there, now
     return UpdateMemory(weights, gradients + buckets, optimizer, carried, activations, highest)
@@ -88,14 +80,14 @@ def count_optimizer_bytes(parameters: int, number: int) -> int:
 
 
 def _moments(
-    sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass, update: Update
+    sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass, predicted: Optional[int]
 ) -> Iterator[tuple[int, int]]:
     """(bytes of activations, bytes of gradients of weights made so far), at the highest points of an update."""
     is_causal = sizes.direction == CAUSAL
     network, head_kind = (CausalDecoder, AdaptiveSoftmax) if is_causal else (Encoder, MaskedLMHead)
     costs = [count_sublayer_memory(planned, sizes, run) for planned in sublayers]
     embedding = network.count_embedding_memory(sizes, run)
-    predicted = run.batch * run.time if update.predicted is None else update.predicted
+    predicted = run.batch * run.time if predicted is None else predicted
     head = head_kind.count_memory(sizes, run, predicted)
     kept, scratch = embedding.kept, 0
     for cost in costs:
@@ -105,14 +97,14 @@ def _moments(
     yield kept + head.forward + scratch, 0
     yield kept + head.backward + scratch, 0
     kept -= head.kept
-    made, more = count_other_parameters(sizes) * run.number, 0
+    made, more = flops.count_other_parameters(sizes) * run.number, 0
     pendings = _pending_at(sublayers, costs)
     for planned, cost, pending in reversed(list(zip(sublayers, costs, pendings, strict=True))):
         more = max(more, cost.more_scratch)
         yield kept + cost.backward + pending + scratch + more, made
-        made += count_sublayer_parameters(planned, sizes) * run.number
+        made += flops.count_sublayer_parameters(planned, sizes) * run.number
         kept -= cost.kept
-    made += sum(count_common_parameters(sublayers, sizes).values()) * run.number
+    made += sum(flops.count_common_parameters(sublayers, sizes).values()) * run.number
     # The embedding's gradient of the table that both share, which adds to the head's.
     table = max(words * width for words, width in sizes.bands) if is_causal else sizes.vocab_size * sizes.embed_dim
     yield kept + embedding.backward + scratch + more + table * run.number, made
@@ -139,7 +131,8 @@ def count_sublayer_memory(planned: PlannedSublayer, sizes: Sizes, run: Pass) -> 
 
 
 def _count_carried(sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass) -> int:
+    """Bytes that a :class:`~lazyformer_fairseq.modules.networks.stack.StreamMemory` keeps between two segments."""
     if sizes.direction != CAUSAL:
         return 0
     attending = sum(planned.kind.module(CAUSAL).attends for planned in sublayers)
-    return CausalDecoder.count_stream_memory(attending, sizes, run)
+    return attending * run.batch * run.memory * sizes.embed_dim * run.number

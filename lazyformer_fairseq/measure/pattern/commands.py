@@ -7,10 +7,10 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure import CHARACTERS, PIECES, WORDS, arch_named
+from lazyformer_fairseq.measure import arch_named, usual_symbols
 from lazyformer_fairseq.options import Group, option, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, CausalSizes, EncoderSizes, Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Sizes, sizes_of
 
 MOST_DRAWN = 256
 OF_ARCH = "the arch's"
@@ -122,18 +122,13 @@ def _check(direction: str, settings: ShowSettings) -> None:
 
 def _sizes(arch: str, settings: ShowSettings) -> Sizes:
     """The arch's, but for what is given; an encoder has at least as many positions as the longest input."""
-    row, name = _row(arch), "encoder" if arch in ARCHITECTURES else "decoder"
-    widths = (
-        settings.embed_dim or getattr(row, f"{name}_embed_dim"),
-        settings.ffn_embed_dim or getattr(row, f"{name}_ffn_embed_dim"),
-        settings.heads or getattr(row, f"{name}_attention_heads"),
-    )
-    if widths[0] % widths[2]:
-        raise UserError(f"{widths[2]} attention heads do not divide an embedding dimension of {widths[0]}")
-    if arch in ARCHITECTURES:
-        given = settings.relative_position_buckets
-        buckets = row.relative_position_buckets if given is None else given
-        positions = max(settings.length, settings.tokens, row.max_positions or EncoderSizes.max_positions)
-        return EncoderSizes(PIECES, *widths, positions, buckets)
-    cutoffs = [int(cutoff) for cutoff in row.adaptive_softmax_cutoff.split(",") if cutoff]
-    return CausalSizes(WORDS if cutoffs else CHARACTERS, *widths, cutoffs, row.adaptive_softmax_factor)
+    options, part = _row(arch).options(), "encoder" if arch in ARCHITECTURES else "decoder"
+    names = {"embed_dim": "embed_dim", "ffn_embed_dim": "ffn_embed_dim", "attention_heads": "heads"}
+    given = {f"{part}_{theirs}": getattr(settings, ours) for theirs, ours in names.items()}
+    given["relative_position_buckets"] = settings.relative_position_buckets
+    given["max_positions"] = max(settings.length, settings.tokens, options.get("max_positions", 512))
+    given = {name: value for name, value in given.items() if value is not None}
+    sizes = sizes_of(options | given, usual_symbols(options))
+    if sizes.embed_dim % sizes.num_heads:
+        raise UserError(f"{sizes.num_heads} attention heads do not divide an embedding dimension of {sizes.embed_dim}")
+    return sizes

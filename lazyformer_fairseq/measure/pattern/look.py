@@ -14,19 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import (
-    count_flops,
-    count_parameters,
-    count_sublayer_flops,
-    count_sublayer_parameters,
-)
+from lazyformer_fairseq.measure.costs import flops as costs
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
+from lazyformer_fairseq.patterns.grammar import places_read, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
 from lazyformer_fairseq.report.tables import markdown_table
 
@@ -113,16 +108,12 @@ def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
     for planned, sublayer in zip(network.plan, network.sublayers, strict=True):
         inner = getattr(sublayer, "inner", sublayer)
         heads, handed_on = _run(inner, x_BTC, below, shared, memory_BMC)
-        title = _title(planned)
+        title = planned.text if planned.producer is None else f"{planned.text} reading {planned.producer.text}"
         if inner.attends and planned.kind.reads != DISTRIBUTION and title not in found:
             inputs = [part for part in (memory_BMC, x_BTC) if part is not None]
             found[title] = Seen(title, tuple(_groups(_dependence(heads, inputs))))
         below = {**below, **handed_on}
     return list(found.values())
-
-
-def _title(planned: PlannedSublayer) -> str:
-    return planned.text if planned.producer is None else f"{planned.text} reading {planned.producer.text}"
 
 
 def _run(
@@ -178,13 +169,13 @@ def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
         UserError: the pattern cannot be read, or is not for this direction.
     """
     sublayers = plan(pattern, sizes.direction)
-    lines, rest = [], [count_parameters(pattern, sizes), count_flops(pattern, sizes, time, memory)]
+    lines, rest = [], [costs.count_parameters(pattern, sizes), costs.count_flops(pattern, sizes, time, memory)]
     of_all = tuple(rest)
     for number, (planned, place) in enumerate(zip(sublayers, places_read(sublayers), strict=True), 1):
-        costs = count_sublayer_parameters(planned, sizes), count_sublayer_flops(planned, sizes, time, memory)
-        rest = [before - cost for before, cost in zip(rest, costs, strict=True)]
+        own = costs.count_sublayer_parameters(planned, sizes), costs.count_sublayer_flops(planned, sizes, time, memory)
+        rest = [before - cost for before, cost in zip(rest, own, strict=True)]
         reads = "" if place is None else f"{planned.kind.reads} of {place + 1}"
-        lines.append((str(number), planned.text, planned.kind.name, reads, *costs))
+        lines.append((str(number), planned.text, planned.kind.name, reads, *own))
     lines += [("", "", "shared, embeddings, head", "", *rest), ("all", "", "", "", *of_all)]
     rows = [
         {"": number, "sublayer": text, "kind": kind, "reads": reads}
@@ -199,17 +190,14 @@ def text_picture(seen: Seen) -> str:
     blocks = []
     for heads, weights_TK in seen.by_heads:
         title = seen.title if len(seen.by_heads) == 1 else f"{seen.title}, {name_heads(heads)}"
-        blocks.append("\n".join([title, *map(_line, weights_TK)]))
+        signs = ([UNSEEN if one == 0 else FAINT if one < 0.5 else SEEN for one in row] for row in weights_TK.tolist())
+        blocks.append("\n".join([title, *map(" ".join, signs)]))
     return "\n\n".join(blocks)
 
 
 def name_heads(heads: range) -> str:
     """``head 1`` or ``heads 1 to 8``."""
     return f"head {heads.start + 1}" if len(heads) == 1 else f"heads {heads.start + 1} to {heads.stop}"
-
-
-def _line(weights_K: Tensor) -> str:
-    return " ".join(UNSEEN if weight == 0 else FAINT if weight < 0.5 else SEEN for weight in weights_K.tolist())
 
 
 def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:

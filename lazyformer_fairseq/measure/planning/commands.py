@@ -75,7 +75,8 @@ def plan(config: Optional[Path], asked: Planning) -> None:
     given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update")}
     given = {name: value for name, value in given.items() if value is not None}
     place, plans = Place(asked.gpus, asked.gpu_memory, asked.precision), []
-    size = _bytes_of(asked.data) if asked.data else None
+    files = [path for folder in (asked.data or "").split(":") if folder for path in Path(folder).iterdir()]
+    size = sum(path.stat().st_size for path in files if path.is_file()) if asked.data else None
     for job in [job_of_yaml(config)] if config else map(job_of_arch, asked.archs):
         known = asked.data and vocabulary_of(asked.data, job.is_causal)
         job = replace(job, vocab_size=known or job.vocab_size, **given)
@@ -85,7 +86,3 @@ def plan(config: Optional[Path], asked: Planning) -> None:
         click.echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
         click.echo(as_text(plans[0]) if len(plans) == 1 else as_table(plans))
-
-
-def _bytes_of(data: str) -> int:
-    return sum(path.stat().st_size for folder in data.split(":") for path in Path(folder).iterdir() if path.is_file())

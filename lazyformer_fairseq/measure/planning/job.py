@@ -11,17 +11,17 @@ from yaml import YAMLError
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig, parse_cutoffs
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
-from lazyformer_fairseq.measure import CHARACTERS, PIECES, WORDS, arch_named
+from lazyformer_fairseq.measure import arch_named, usual_symbols
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
-from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_update_memory
+from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_update_memory
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes, Sizes
+from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
 
 MASKED = 0.15  # of all tokens, by default
 KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
@@ -64,15 +64,8 @@ class Job:
 
     @property
     def sizes(self) -> Sizes:
-        c = self.config
-        if self.is_causal:
-            widths = c.decoder_embed_dim, c.decoder_ffn_embed_dim, c.decoder_attention_heads
-            cutoffs = parse_cutoffs(c.adaptive_softmax_cutoff)
-            factor = c.adaptive_softmax_factor
-            return CausalSizes(self.vocab_size, *widths, cutoffs, factor, c.decoder_normalize_before)
-        widths = c.encoder_embed_dim, c.encoder_ffn_embed_dim, c.encoder_attention_heads
-        positions = max(c.max_positions, self.time)
-        return EncoderSizes(self.vocab_size, *widths, positions, c.relative_position_buckets, c.token_types)
+        options = vars(self.config)
+        return sizes_of(options | {"max_positions": max(options.get("max_positions", 0), self.time)}, self.vocab_size)
 
     @property
     def memory_length(self) -> int:
@@ -113,8 +106,8 @@ class Job:
         self, batch: int, precision: str, device: str, back_end: str, accumulates: bool = False, processes: int = 1
     ) -> UpdateMemory:
         """Of one process."""
-        update = Update(round(self.masked * batch * self.time), accumulates, processes)
-        return count_update_memory(self.pattern, self.sizes, self.run(batch, precision, device, back_end), update)
+        run, predicted = self.run(batch, precision, device, back_end), round(self.masked * batch * self.time)
+        return count_update_memory(self.pattern, self.sizes, run, predicted, accumulates, processes)
 
     def run(self, batch: int, precision: str, device: str, back_end: str) -> Pass:
         """Forward and backward pass of a batch."""
@@ -145,7 +138,7 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
     return _job(arch, CausalLMConfig(**row.options()), vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
 
 
-def job_of_yaml(path: Path, vocab_size: Optional[int] = None, groups: Optional[Mapping[str, str]] = None) -> Job:
+def job_of_yaml(path: Path, groups: Optional[Mapping[str, str]] = None) -> Job:
     """As `lazyformer pretrain FILE.yaml` trains it.
 
     Args:
@@ -165,7 +158,7 @@ def job_of_yaml(path: Path, vocab_size: Optional[int] = None, groups: Optional[M
     time = task.get("tgt_len", 192) if is_causal else task.get("tokens_per_sample", 512)
     per_update = task.get("sequences_per_update") or given.get("dataset", {}).get("batch_size", 256)
     masked = 1.0 if is_causal else task.get("mask_prob", MASKED)
-    return _job(path.stem, config, vocab_size, time, per_update, updates, masked)
+    return _job(path.stem, config, None, time, per_update, updates, masked)
 
 
 def job_of_launch(
@@ -212,8 +205,7 @@ def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
 
 
 def _job(name: str, config: Any, vocab_size: Optional[int], *more: Any) -> Job:
-    usual = PIECES if isinstance(config, LazyFormerConfig) else WORDS if config.adaptive_softmax_cutoff else CHARACTERS
-    return Job(name, config, vocab_size or usual, *more)
+    return Job(name, config, vocab_size or usual_symbols(vars(config)), *more)
 
 
 def _with(config: Any, options: Mapping[str, Any]) -> Any:

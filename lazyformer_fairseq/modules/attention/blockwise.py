@@ -17,16 +17,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from lazyformer_fairseq.modules.attention import pieces
 from lazyformer_fairseq.modules.attention.lazy_block import empty_heads, learned_gradients
-from lazyformer_fairseq.modules.attention.pieces import (
-    BiasByDistance,
-    ByPieces,
-    Distribution,
-    empty,
-    scratch,
-    sum_along_diagonals,
-    sum_dtype,
-)
 from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
@@ -81,7 +73,7 @@ class Dense:
         part = self._part(self._sums(), piece)
         has_gaps = part.size(0) > 1 and part.size(1) < self.learned.size(1)  # between sequences, for other heads
         if self.is_shared or self.is_reversed or has_gaps:
-            return scratch("scores", piece.shape, like)
+            return pieces.scratch("scores", piece.shape, like)
         return part.view(-1, *part.shape[2:])[..., : piece.keys]
 
     def add_gradient(self, piece: Piece, d_scores: Tensor) -> None:
@@ -101,8 +93,8 @@ class Dense:
     def _sums(self) -> Tensor:
         """Memory for the gradient; over several sequences it sums in single precision or better."""
         if self.gradient is None:
-            dtype = sum_dtype(self.learned) if self.is_shared else self.learned.dtype
-            self.gradient = empty(self.learned.shape, self.learned.new_empty((), dtype=dtype))
+            dtype = pieces.sum_dtype(self.learned) if self.is_shared else self.learned.dtype
+            self.gradient = pieces.empty(self.learned.shape, self.learned.new_empty((), dtype=dtype))
         return self.gradient
 
     def gradients(self) -> dict[int, Tensor]:
@@ -110,7 +102,7 @@ class Dense:
         return {4: self._sums().to(self.learned.dtype)}
 
 
-class Bias(BiasByDistance):
+class Bias(pieces.BiasByDistance):
     """A learned bias by distance. A piece sees a view of it: row i, the last query first, is the window at i."""
 
     def __init__(self, scores: Scores, q: Tensor, k: Tensor):
@@ -128,14 +120,14 @@ class Bias(BiasByDistance):
     def room(self, piece: Piece, like: Tensor) -> Tensor:
         """Scratch memory for dS of a piece; each row leaves room for zeros behind it, see sum_along_diagonals."""
         groups, rows, keys = piece.shape
-        self.padded = scratch("scores", (groups, rows, keys + rows), like)
+        self.padded = pieces.scratch("scores", (groups, rows, keys + rows), like)
         return self.padded[..., :keys]
 
     def add_gradient(self, piece: Piece, d_scores: Tensor) -> None:
         """Adds the gradient of dS, which stands in :meth:`room`."""
         self.padded[..., piece.keys :] = 0
         total = self.gradient[piece.heads]
-        sums = sum_along_diagonals(self.padded).unflatten(0, (-1, total.size(0))).sum(0)
+        sums = pieces.sum_along_diagonals(self.padded).unflatten(0, (-1, total.size(0))).sum(0)
         first = self._windows(piece).start
         total[:, first : first + sums.size(-1)] += sums
 
@@ -160,14 +152,14 @@ class Positions:
     def view(self, piece: Piece) -> Tensor:
         """(sequences x heads, rows, keys)."""
         groups, rows, keys = piece.shape
-        by_distance = scratch("by_distance", (groups, rows, keys + 1), self.position_queries)
+        by_distance = pieces.scratch("by_distance", (groups, rows, keys + 1), self.position_queries)
         torch.bmm(self._queries(piece), self._distances(piece).transpose(1, 2), out=by_distance)
         return relative_shift(by_distance)
 
     def room(self, piece: Piece, like: Tensor) -> Tensor:
         """Scratch memory for dS of a piece: a view of dS by distance."""
         groups, rows, keys = piece.shape
-        self.by_distance = scratch("scores", (groups, rows, keys + 1), like)
+        self.by_distance = pieces.scratch("scores", (groups, rows, keys + 1), like)
         flat = self.by_distance.flatten(1)
         flat[:, : rows - 1] = 0
         flat[:, rows - 1 + rows * keys :] = 0
@@ -195,7 +187,7 @@ def _piece_size(heads: int, time: int, keys: int) -> tuple[int, int, int]:
     return max(1, WORTH_A_PIECE // (heads * size)), min(heads, max(1, PIECE_ELEMENTS // size)), rows
 
 
-class Blockwise(Distribution):
+class Blockwise(pieces.Distribution):
     """All of P. At most one of bias and positions is added to the products of queries and keys, and dense scores."""
 
     def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Optional[Tensor] = None):
@@ -252,7 +244,7 @@ class Blockwise(Distribution):
 
     def compute(self, piece: Piece, out: Optional[Tensor] = None) -> Tensor:
         q, k = self.queries(piece), _columns(self.k, piece).transpose(1, 2)
-        out = scratch("probabilities", piece.shape, q) if out is None else out
+        out = pieces.scratch("probabilities", piece.shape, q) if out is None else out
         if self.is_only_dense and math.prod(piece.shape) == (scores := self.additions[-1].view(piece)).numel():
             return torch.softmax(scores.reshape(piece.shape), -1, out=out)
         for number, addition in enumerate(self.additions):
@@ -292,7 +284,11 @@ class Blockwise(Distribution):
             probabilities = self.read(piece, part)
             of_rows = [self.rows(d_output, piece) for d_output in d_outputs]
             self.add_product(d_v, piece, probabilities, of_rows[0])
-            room = self.additions[0].room(piece, self.q) if self.additions else scratch("scores", piece.shape, self.q)
+            room = (
+                self.additions[0].room(piece, self.q)
+                if self.additions
+                else pieces.scratch("scores", piece.shape, self.q)
+            )
             columns = _side_by_side([_columns(v, piece) for v in values])
             d_scores = torch.bmm(_side_by_side(of_rows), columns.mT, out=room)
             d_scores.sub_(self.rows(delta, piece).unsqueeze(-1)).mul_(probabilities)
@@ -322,7 +318,7 @@ class Blockwise(Distribution):
         scores[..., first:].masked_fill_(is_future.flip(0) if self.is_reversed else is_future, float("-inf"))
 
 
-STORING, COMPUTING = ByPieces(Blockwise, store=True), ByPieces(Blockwise, store=False)
+STORING, COMPUTING = pieces.ByPieces(Blockwise, store=True), pieces.ByPieces(Blockwise, store=False)
 
 
 def _columns(x: Tensor, piece: Piece) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a mask computes: tiles and picked keys, for stretches of queries.
+"""What a mask computes: tiles and picked keys, for segments of queries.
 
 A part of a mask becomes *tiles* of neighbouring queries, each against one run of keys: of all positions, or, where the
 part has a dilation, of every position with the same remainder. Keys that all queries see (:class:`Columns`, keys given
@@ -25,8 +25,8 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 
 # Queries of a tile, where the mask does not give it. Fewer compute less that no query sees; products of 32 are slower.
 TILE = 64
-# A row has at most so many numbers times queries of a stretch on a processor, if a stretch of one tile lets it.
-STRETCH_ELEMENTS = 2**21
+# A row has at most so many numbers times queries of a segment on a processor, if a segment of one tile lets it.
+SEGMENT_ELEMENTS = 2**21
 PLANS = 64  # remembered: one for each length of text and kind of mask
 _NOTHING = Band(-1, 0)
 _MOST_EXCEPTIONS = 8  # tiles that have a mask of their own, before all have
@@ -50,10 +50,10 @@ class Mask(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """A part of the rows of a stretch, in tiles.
+    """A part of the rows of a segment, in tiles.
 
     Attributes:
-        step: S, the dilation: query number (g R + r) S + s of the stretch is row r of tile g of remainder s.
+        step: S, the dilation: query number (g R + r) S + s of the segment is row r of tile g of remainder s.
         count: G.
         rows: R.
         columns: C.
@@ -85,7 +85,7 @@ class Tiles:
 
 @dataclass(frozen=True, eq=False)
 class Picked:
-    """A part of the rows of a stretch: keys that all queries meet.
+    """A part of the rows of a segment: keys that all queries meet.
 
     Attributes:
         places: of the keys, (P,); None for keys given by sequence.
@@ -104,14 +104,14 @@ Part = Union[Tiles, Picked]
 
 
 @dataclass(frozen=True, eq=False)
-class Stretch:
+class Segment:
     """Neighbouring queries that are computed together.
 
     Attributes:
         first: the place of the first; it may be before all queries, and the last one behind all: they fill tiles.
         length: how many.
         queries: which of the T queries.
-        inside: where these are in the stretch.
+        inside: where these are in the segment.
         parts: of a row.
         width: of a row.
     """
@@ -139,7 +139,7 @@ class Key(NamedTuple):
         extra: keys that are no tokens.
         given: keys given by sequence, at most.
         is_causal: whether the future is hidden.
-        most: see STRETCH_ELEMENTS; 0 for no limit.
+        most: see SEGMENT_ELEMENTS; 0 for no limit.
         dtype: of the scores.
         device: of masks.
     """
@@ -155,19 +155,19 @@ class Key(NamedTuple):
     device: torch.device = torch.device("cpu")
 
 
-def plans(q: Tensor, k: Tensor, scores: Scores, given: int = 0) -> list[tuple[slice, tuple[Stretch, ...]]]:
-    """All stretches of each group of heads, for q (B, N, T, D) and k (B, N, K, D), with keys `given` by sequence."""
-    most = STRETCH_ELEMENTS if q.device.type == "cpu" else 0
+def plans(q: Tensor, k: Tensor, scores: Scores, given: int = 0) -> list[tuple[slice, tuple[Segment, ...]]]:
+    """All segments of each group of heads, for q (B, N, T, D) and k (B, N, K, D), with keys `given` by sequence."""
+    most = SEGMENT_ELEMENTS if q.device.type == "cpu" else 0
     in_numbers = (scores.extra, given, scores.is_causal, most)
     return [
-        (heads, _stretches(Key(parts, q.size(-2), k.size(-2) - scores.extra, *in_numbers, q.dtype, q.device)))
+        (heads, _segments(Key(parts, q.size(-2), k.size(-2) - scores.extra, *in_numbers, q.dtype, q.device)))
         for heads, parts in _groups(scores, q.size(1))
     ]
 
 
 def count(q: Sequence[int], k: Sequence[int], scores: Scores, device: str = "cpu") -> int:
     """Entries of all rows, without keys given by sequence, from the shapes of q and k."""
-    in_numbers = (scores.extra, 0, scores.is_causal, STRETCH_ELEMENTS if device == "cpu" else 0)
+    in_numbers = (scores.extra, 0, scores.is_causal, SEGMENT_ELEMENTS if device == "cpu" else 0)
     keys = ((heads, Key(parts, int(q[2]), int(k[2]) - scores.extra, *in_numbers))
             for heads, parts in _groups(scores, q[1]))  # fmt: skip
     return q[0] * sum((heads.stop - heads.start) * _count(key) for heads, key in keys)
@@ -182,16 +182,16 @@ def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, tuple[Union[Ban
 
 
 @functools.lru_cache(maxsize=PLANS)
-def _stretches(key: Key) -> tuple[Stretch, ...]:
+def _segments(key: Key) -> tuple[Segment, ...]:
     return tuple(_cut(key, with_tensors=True))
 
 
 @functools.lru_cache(maxsize=PLANS)
 def _count(key: Key) -> int:
-    return sum(stretch.length * stretch.width for stretch in _cut(key, with_tensors=False))
+    return sum(segment.length * segment.width for segment in _cut(key, with_tensors=False))
 
 
-def _cut(key: Key, with_tensors: bool) -> Iterator[Stretch]:
+def _cut(key: Key, with_tensors: bool) -> Iterator[Segment]:
     shapes = [_Shape.of(band, key) for band in key.parts if isinstance(band, Band)]
     if not shapes:
         shapes = [_Shape(_NOTHING, 1, min(16, key.time), 0, 0)]  # it has queries' own places
@@ -199,10 +199,10 @@ def _cut(key: Key, with_tensors: bool) -> Iterator[Stretch]:
     offset = key.tokens - key.time
     first = offset // unit * unit
     end = first + math.ceil((key.tokens - first) / unit) * unit
-    widest = _stretch(first, end, shapes, key, with_tensors=False).width
+    widest = _segment(first, end, shapes, key, with_tensors=False).width
     length = max(unit, key.most // widest // unit * unit) if key.most else end - first
     for start in range(first, end, length):
-        yield _stretch(start, min(end, start + length), shapes, key, with_tensors)
+        yield _segment(start, min(end, start + length), shapes, key, with_tensors)
 
 
 class _Shape(NamedTuple):
@@ -211,7 +211,7 @@ class _Shape(NamedTuple):
     Attributes:
         band: what they show.
         step: S.
-        rows: R, or 0 for as many as a stretch has.
+        rows: R, or 0 for as many as a segment has.
         before, after: columns, in steps, in front of the first query and behind the last; None for all there are.
     """
 
@@ -223,7 +223,7 @@ class _Shape(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """Places by which stretches of it are counted."""
+        """Places by which segments of it are counted."""
         return self.step * max(1, self.rows)
 
     @classmethod
@@ -239,7 +239,7 @@ class _Shape(NamedTuple):
         return cls(band, step, 0 if whole else TILE, before, after)
 
     def columns(self, first: int, end: int, tokens: int) -> tuple[int, int, int]:
-        """In steps, for a stretch from place `first` to `end`: the first column of its first tile, R and C."""
+        """In steps, for a segment from place `first` to `end`: the first column of its first tile, R and C."""
         start = first // self.step
         if self.rows:
             return start - self.before, self.rows, self.before + self.rows + self.after
@@ -250,7 +250,7 @@ class _Shape(NamedTuple):
         return low, stop - start, high - low
 
 
-def _stretch(first: int, end: int, shapes: list[_Shape], key: Key, with_tensors: bool) -> Stretch:
+def _segment(first: int, end: int, shapes: list[_Shape], key: Key, with_tensors: bool) -> Segment:
     width = 0
 
     def slot(size: int) -> slice:
@@ -277,7 +277,7 @@ def _stretch(first: int, end: int, shapes: list[_Shape], key: Key, with_tensors:
     offset = key.tokens - key.time
     low, high = max(first, offset), min(end, key.tokens)
     inside = slice(low - first, high - first)
-    return Stretch(first, end - first, slice(low - offset, high - offset), inside, tuple(parts), width)
+    return Segment(first, end - first, slice(low - offset, high - offset), inside, tuple(parts), width)
 
 
 def _picked(columns: Sequence[Columns], end: int) -> Sequence[int]:

@@ -1,6 +1,6 @@
-"""What tiles and picked keys of a stretch's rows take in: products with keys, a learned bias by distance, positions.
+"""What tiles and picked keys of a segment's rows take in: products with keys, a learned bias by distance, positions.
 
-Rows are (X, L, ...), X sequences times heads and L queries of a stretch; keys are (B, N, K, D) as the model has them.
+Rows are (X, L, ...), X sequences times heads and L queries of a segment; keys are (B, N, K, D) as the model has them.
 torch multiplies a batch of matrices without a copy where one number is the step from each to the next, so we loop over
 what is left: on a processor each product is long enough to pay for its call.
 """
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.attention.pieces import BiasByDistance, scratch, sum_along_diagonals, sum_dtype
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.tile_geometry import Part, Picked, Stretch, Tiles
+from lazyformer_fairseq.modules.attention.tile_geometry import Part, Picked, Segment, Tiles
 
 
 class Piece(NamedTuple):
-    """What is computed at once: a stretch of queries, for some sequences and heads."""
+    """What is computed at once: a segment of queries, for some sequences and heads."""
 
     sequences: slice
     heads: slice
-    stretch: Stretch
+    segment: Segment
 
     @property
     def groups(self) -> int:
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of its rows, (X, L, width)."""
-        return self.groups, self.stretch.length, self.stretch.width
+        return self.groups, self.segment.length, self.segment.width
 
     def of(self, x: Tensor) -> Tensor:
         """Its sequences and heads of (B, N, ...)."""
@@ -39,17 +39,17 @@ class Piece(NamedTuple):
 
     def rows_of(self, x: Tensor, name: str) -> Tensor:
         """Its queries of x (B, N, T, D): (X, L, D) with zeros in front and behind, in scratch memory of that name."""
-        stretch, found = self.stretch, self.of(x)
-        rows = scratch(name, (*found.shape[:2], stretch.length, x.size(-1)), x)
-        rows[:, :, : stretch.inside.start] = 0
-        rows[:, :, stretch.inside.stop :] = 0
-        rows[:, :, stretch.inside] = found[:, :, stretch.queries]
+        segment, found = self.segment, self.of(x)
+        rows = scratch(name, (*found.shape[:2], segment.length, x.size(-1)), x)
+        rows[:, :, : segment.inside.start] = 0
+        rows[:, :, segment.inside.stop :] = 0
+        rows[:, :, segment.inside] = found[:, :, segment.queries]
         return rows.flatten(0, 1)
 
     def put_rows(self, out: Tensor, rows: Tensor) -> None:
         """Writes (X, L, D) where :meth:`rows_of` reads."""
-        here = self.of(out)[:, :, self.stretch.queries]
-        here.copy_(rows[:, self.stretch.inside].unflatten(0, here.shape[:2]))
+        here = self.of(out)[:, :, self.segment.queries]
+        here.copy_(rows[:, self.segment.inside].unflatten(0, here.shape[:2]))
 
 
 class TiledKeys:
@@ -197,7 +197,7 @@ class Bias(BiasByDistance):
     def add(self, piece: Piece, out: Tensor) -> None:
         """Adds it to the rows of a piece, (X, L, width)."""
         by_distance = self.by_distance[piece.heads]
-        for part in piece.stretch.parts:
+        for part in piece.segment.parts:
             if isinstance(part, Tiles):
                 along = by_distance[:, self._entries(part.ahead(out.device))[0]]
                 by_row = along.unfold(-1, part.columns, 1).flip(1)  # (heads, R, C)
@@ -211,7 +211,7 @@ class Bias(BiasByDistance):
     def add_gradient(self, piece: Piece, d_scores: Tensor) -> None:
         """Adds the gradient of dS, (X, L, width)."""
         total = self.gradient[piece.heads]
-        for part in piece.stretch.parts:
+        for part in piece.segment.parts:
             entries = d_scores[..., part.slot]
             if isinstance(part, Tiles):
                 by_head = tiled(entries, part).unflatten(0, (-1, len(total)))
@@ -233,8 +233,8 @@ class Bias(BiasByDistance):
 
     def _of_picked(self, part: Picked, piece: Piece) -> tuple[Tensor, Tensor]:
         """As :meth:`_entries`, (sequences, L, P)."""
-        stretch = piece.stretch
-        queries = stretch.first + torch.arange(stretch.length, device=self.by_distance.device)
+        segment = piece.segment
+        queries = segment.first + torch.arange(segment.length, device=self.by_distance.device)
         if part.places is None:
             places = self.given[piece.sequences]
         else:
@@ -262,7 +262,7 @@ class Positions:
     def add(self, piece: Piece, out: Tensor) -> None:
         """Adds them to the rows of a piece, (X, L, width)."""
         queries = piece.rows_of(self.all_queries, "position queries")
-        for part in piece.stretch.parts:
+        for part in piece.segment.parts:
             entries = out[..., part.slot]
             if isinstance(part, Tiles):
                 by_distance = _Room(part, piece, queries)
@@ -279,7 +279,7 @@ class Positions:
         queries = piece.rows_of(self.all_queries, "position queries")
         d_queries = torch.zeros_like(queries)
         total = self.d_distances[piece.heads]
-        for part in piece.stretch.parts:
+        for part in piece.segment.parts:
             entries = d_scores[..., part.slot]
             if isinstance(part, Tiles):
                 by_distance, places = _Room(part, piece, queries), self._places(part)
@@ -313,8 +313,8 @@ class Positions:
             by_group = [(slice(number, number + 1), places) for number, places in enumerate(given)]
         for group, places in by_group:
             for number, place in enumerate(places):
-                begin = 1 + piece.stretch.first - place  # the entry of the distance from the first query
-                low, high = max(0, begin), min(self.distances.size(1), begin + piece.stretch.length)
+                begin = 1 + piece.segment.first - place  # the entry of the distance from the first query
+                low, high = max(0, begin), min(self.distances.size(1), begin + piece.segment.length)
                 if low < high:  # else it is in the future of all
                     yield _Column(number, sequences, group, slice(low - begin, high - begin), slice(low, high))
 

@@ -1,6 +1,6 @@
 """Attention that computes no more than its mask shows, in tiles; see :mod:`.tile_geometry`.
 
-A piece is a stretch of queries for as many heads and sequences as a cache holds; its rows hold the entries of all parts
+A piece is a segment of queries for as many heads and sequences as a cache holds; its rows hold the entries of all parts
 of the mask, so that softmax or entmax act on them as if nothing else existed.
 """
 
@@ -51,20 +51,20 @@ class InTiles(Distribution):
 
     def cut(self) -> Iterator[Piece]:
         sequences = self.q.size(0)
-        for of_heads, stretches in self.plans:
-            for stretch in stretches:
+        for of_heads, segments in self.plans:
+            for segment in segments:
                 heads = of_heads.stop - of_heads.start
                 several, at_once = heads, sequences
                 if self.q.device.type == "cpu":
-                    size = stretch.length * stretch.width
-                    several = min(heads, max(1, tile_geometry.STRETCH_ELEMENTS // size))
-                    at_once = max(1, tile_geometry.STRETCH_ELEMENTS // (heads * size))
+                    size = segment.length * segment.width
+                    several = min(heads, max(1, tile_geometry.SEGMENT_ELEMENTS // size))
+                    at_once = max(1, tile_geometry.SEGMENT_ELEMENTS // (heads * size))
                 for sequence in range(0, sequences, at_once):
                     for head in range(of_heads.start, of_heads.stop, several):
                         yield Piece(
                             slice(sequence, min(sequences, sequence + at_once)),
                             slice(head, min(of_heads.stop, head + several)),
-                            stretch,
+                            segment,
                         )
 
     def rows(self, x: Tensor, piece: Piece) -> Tensor:
@@ -86,7 +86,7 @@ class InTiles(Distribution):
         self.hidden.hide(piece, out)
         # A row that sees nothing shall be zero, not NaN: its own place counts while it becomes a distribution. Beside
         # any other score it counts nothing; half the least number, so that sums stay finite.
-        own = piece.stretch.own
+        own = piece.segment.own
         own_places = tiled(out[..., own.slot], own)[..., own.before :].diagonal(dim1=-2, dim2=-1)
         are_hidden = own_places == _HIDDEN
         own_places.clamp_(min=torch.finfo(out.dtype).min / 2)
@@ -99,13 +99,13 @@ class InTiles(Distribution):
         return out
 
     def _score(self, piece: Piece, out: Tensor, rows: Tensor, keys: Tensor) -> None:
-        for part in piece.stretch.parts:
+        for part in piece.segment.parts:
             self.products.score(part, piece, out, rows, keys)
 
     def combine(self, piece: Piece, probabilities: Tensor, v: Tensor) -> Tensor:
         rows = scratch("sums", (*piece.shape[:2], v.size(-1)), v)
-        for part in piece.stretch.parts:
-            self.products.combine(part, piece, probabilities, v, rows, is_first=part is piece.stretch.parts[0])
+        for part in piece.segment.parts:
+            self.products.combine(part, piece, probabilities, v, rows, is_first=part is piece.segment.parts[0])
         return rows
 
     def thinned(self, piece: Piece, probabilities: Tensor, masks: Optional[Sequence[Tensor]] = None) -> Tensor:
@@ -125,7 +125,7 @@ class InTiles(Distribution):
         return like.to(sum_dtype(like)).zero_()
 
     def add_product(self, total: Tensor, piece: Piece, probabilities: Tensor, rows: Tensor) -> None:
-        for part in piece.stretch.parts:
+        for part in piece.segment.parts:
             self.products.scatter(part, piece, probabilities, rows, total)
 
     def block_gradient(self, values: list[Tensor], d_outputs: list[Tensor], delta: Tensor) -> list[Tensor]:
@@ -214,7 +214,7 @@ class Hidden:
 
     def hide(self, piece: Piece, out: Tensor) -> None:
         """-inf at entries of `out` (X, L, width) that are left out."""
-        for part in piece.stretch.parts:
+        for part in piece.segment.parts:
             if isinstance(part, Picked):
                 self._hide_picked(part, piece, out[..., part.slot])
             else:
@@ -229,7 +229,7 @@ class Hidden:
         if part.places is None:
             by_sequence += self.by_given[piece.sequences, None, None]
             if self.scores.is_causal:
-                queries = piece.stretch.first + torch.arange(piece.stretch.length, device=entries.device)
+                queries = piece.segment.first + torch.arange(piece.segment.length, device=entries.device)
                 is_future = self.given[piece.sequences, None, :] > queries[:, None]
                 by_sequence.masked_fill_(is_future[:, None], _HIDDEN)
         elif self.by_key is not None:
@@ -302,5 +302,5 @@ def _count_masks(size: AttentionSize, layers: int) -> int:
 
 def _count_piece(size: AttentionSize) -> tuple[int, float]:
     """Entries of a piece, and which share of all that is."""
-    piece = min(size.shown, tile_geometry.STRETCH_ELEMENTS) if size.device == "cpu" else size.shown
+    piece = min(size.shown, tile_geometry.SEGMENT_ELEMENTS) if size.device == "cpu" else size.shown
     return piece, piece / size.shown

@@ -19,14 +19,9 @@ import torch
 import triton
 from torch import Tensor
 
+from lazyformer_fairseq.modules.attention import triton_passes
 from lazyformer_fairseq.modules.attention.lazy_block import empty_heads, learned_gradients
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.triton_passes import (
-    forward_kernel,
-    key_side_kernel,
-    value_gradient_kernel,
-    write_rows,
-)
 
 
 class Tiles(NamedTuple):
@@ -66,10 +61,7 @@ _TILES = {
             3: (Tiles(64, 64, 8, 2), Tiles(64, 128, 8, 2), Tiles(32, 64, 8, 2)),
             6: (Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2)),
         },
-        128: {
-            2: (Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2)),
-            6: (Tiles(32, 32, 4, 2),),
-        },
+        128: {2: (Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2)), 6: (Tiles(32, 32, 4, 2),)},
     },
 }
 
@@ -101,7 +93,9 @@ class NearBias(NamedTuple):
         rows = table_KN.new_empty(heads, width, dtype=dtype)
         grid = (triton.cdiv(width, 256), heads)
         with torch.cuda.device_of(q_BNTD):
-            write_rows[grid](rows, table_KN, *table_KN.stride(), bucket_by_distance, time, reach, BLOCK=256)
+            triton_passes.write_rows[grid](
+                rows, table_KN, *table_KN.stride(), bucket_by_distance, time, reach, BLOCK=256
+            )
         return cls(rows, reach, bucket_by_distance[time - 1 - reach : time + reach])
 
     def band_like(self, q: Tensor) -> Optional[Tensor]:
@@ -204,7 +198,7 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: 
     """dV = P^T dO (B, N, T, D) of an ``l``."""
     dv = empty_heads(k)
     launch(
-        value_gradient_kernel,
+        triton_passes.value_gradient_kernel,
         "BLOCK_K",
         q,
         strided=dict(q=_rows(q), k=_rows(k), d_output=_rows(d_output), dv=dv),
@@ -215,13 +209,7 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: 
 
 
 def block_gradient(
-    q: Tensor,
-    k: Tensor,
-    values: list[Tensor],
-    d_outputs: list[Tensor],
-    delta: Tensor,
-    lse: Tensor,
-    scores: Scores,
+    q: Tensor, k: Tensor, values: list[Tensor], d_outputs: list[Tensor], delta: Tensor, lse: Tensor, scores: Scores
 ) -> list[Tensor]:
     """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for an ``s`` and all its consumers.
 
@@ -241,7 +229,7 @@ def block_gradient(
     dk, dv = empty_heads(q), empty_heads(q)
     of_layers = dict(values=tuple(map(_rows, values)), d_outputs=tuple(map(_rows, d_outputs)))
     launch(
-        key_side_kernel,
+        triton_passes.key_side_kernel,
         "BLOCK_K",
         q,
         strided=dict(q=_rows(q), k=_rows(k), **of_layers, dq=dq, dk=dk, dv=dv),
@@ -261,7 +249,7 @@ def block_gradient(
 def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuses: bool) -> Tensor:
     output = empty_heads(q)
     launch(
-        forward_kernel,
+        triton_passes.forward_kernel,
         "BLOCK_Q",
         q,
         strided=dict(q=_rows(q), k=_rows(k), v=_rows(v), o=output),

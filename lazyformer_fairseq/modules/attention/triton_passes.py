@@ -62,14 +62,7 @@ def store_rows(
 
 @triton.jit
 def load_rows(
-    head,
-    start,
-    stride,
-    limit,
-    HEAD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WHOLE: tl.constexpr,
+    head, start, stride, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr
 ):
     """The rows from `start` on, (ROWS, BLOCK_D), zeros outside; WHOLE promises that all rows are below `limit`."""
     pointers = rows_of(head, start, stride, ROWS, BLOCK_D)

@@ -188,10 +188,6 @@ class Dropout(NamedTuple):
         """With seeds from torch's generator, so that a resumed run draws the same; `rate` above 0, up to 1."""
         return cls(max(1, round(rate * PARTS)), torch.randint(_SEEDS, (layers,)))
 
-    def of(self, layers: Sequence[int]) -> "Dropout":
-        """That of some of the layers."""
-        return self._replace(seeds=self.seeds[list(layers)])
-
     @property
     def scale(self) -> float:
         """By which an entry that stays is multiplied."""

@@ -139,11 +139,6 @@ class CausalDecoder(Stack):
         future = run.time * run.keys * (1 + run.number)
         return Memory(2 * (x + mask) + narrow + norm + distances + future, 2 * x, 2 * x)
 
-    @staticmethod
-    def count_stream_memory(attending: int, sizes: CausalSizes, run: Pass) -> int:
-        """Bytes that a :class:`.StreamMemory` carries from one segment to the next."""
-        return attending * run.batch * run.memory * sizes.embed_dim * run.number
-
     def forward(
         self, tokens_BT: Tensor, memory: Optional[StreamMemory] = None, return_all: bool = False
     ) -> tuple[Tensor, list[Tensor]]:

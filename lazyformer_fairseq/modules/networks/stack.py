@@ -138,6 +138,7 @@ class Stack(nn.Module):
         self.options = SublayerOptions(
             *widths, *dropouts, activation, max_positions, is_causal=self.direction == CAUSAL
         )
+        self.embed_dim, self.num_heads = embed_dim, num_heads
         self.dropout = dropout
         self.normalize_before = normalize_before
         self.layer_norm_eps = layer_norm_eps
@@ -167,14 +168,6 @@ class Stack(nn.Module):
         for choice in variant_classes(planned.values):
             for feature in choice.refuses.keys() & features:
                 raise UserError(f"{what}{planned.text}: {choice.refuses[feature]}")
-
-    @property
-    def embed_dim(self) -> int:
-        return self.options.embed_dim
-
-    @property
-    def num_heads(self) -> int:
-        return self.options.num_heads
 
     @property
     def has_scores(self) -> bool:
@@ -240,16 +233,12 @@ class Stack(nn.Module):
             share = count_share(scores.mask, workload.time, workload.keys, scores.is_causal)
             workload = workload._replace(share=share)
         # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
-        chosen = {}
+        limits = [planned.kind.back_ends for planned in self.plan if planned.kind.back_ends]
+        among, chosen = tuple(name for name in BACKENDS if all(name in limit for limit in limits)), {}
         for consumers, settings in {(each.consumers.count(DISTRIBUTION), each.shaper.settings) for each in blocks}:
             shaped = _with(workload, settings)
-            chosen[consumers, settings] = choose(self.attention_backend, shaped, consumers, self._among())
+            chosen[consumers, settings] = choose(self.attention_backend, shaped, consumers, among)
         return partial(_chosen, chosen, self.attention_backend, workload)
-
-    def _among(self) -> tuple[str, ...]:
-        """The back ends that the kinds of this network allow."""
-        limits = [planned.kind.back_ends for planned in self.plan if planned.kind.back_ends]
-        return tuple(name for name in BACKENDS if all(name in limit for limit in limits))
 
     def run(
         self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None

@@ -27,13 +27,7 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     projections,
     variant_classes,
 )
-from lazyformer_fairseq.modules.sublayers.interface import (
-    Context,
-    Output,
-    SharedState,
-    Sublayer,
-    SublayerOptions,
-)
+from lazyformer_fairseq.modules.sublayers.interface import Context, Output, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES, Sizes
 

@@ -10,7 +10,7 @@ from in_process import invoke, refusal
 from matplotlib.image import imread
 from training_logs import BERT, CAUSAL, LAZY, STAMPED, write_run, writing
 
-from lazyformer_fairseq.experiments.curves.report import Phase, read_history
+from lazyformer_fairseq.experiments.curves.report import History, read_history
 
 
 def write_log(path: Path, steps: str, config: str = BERT) -> Path:
@@ -190,12 +190,12 @@ def test_a_line_without_a_number_of_updates_is_passed_over(words):
         "epoch 001 | valid on 'valid' subset | loss {0} | num_updates {0}",
         "epoch 001: 7 / 9 loss={0}, wpb={0}, num_updates={0}",
     )
-    phase = Phase()
+    history = History()
     for word in words:
         for shape in shapes:
-            phase.hear(shape.format(word))
-    assert set(phase.splits.get("valid", ())) <= {7}
-    assert (7 in phase.splits.get("valid", ())) == ("7" in words)
+            history.hear(shape.format(word))
+    assert set(history.splits.get("valid", ())) <= {7}
+    assert (7 in history.splits.get("valid", ())) == ("7" in words)
 
 
 # --- Phases, each a folder with its own log, its updates counted from zero
@@ -222,7 +222,7 @@ def test_the_second_phase_goes_on_where_the_first_ends(tmp_path):
     assert (history.starts, history.last_update) == ([0, 20], 30)
     assert history.at("hours", [0, 10, 20, 25, 30]) == pytest.approx([0, 0.1, 0.2, 0.35, 0.5])
     assert history.at("tokens", [0, 10, 20, 25, 30]) == pytest.approx([0, 1000, 2000, 4000, 6000])
-    first, second = history.parts
+    first, second = history.phases
     assert second.flops_of_token > first.flops_of_token  # attention to 32 tokens costs more than to 16
     expected = 2000 * first.flops_of_token + 4000 * second.flops_of_token
     assert history.at("flops", [30]) == pytest.approx([expected])

@@ -170,7 +170,7 @@ def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
     assert result["found"]["points"][-1]["loss"] <= result["found"]["points"][0]["loss"]
 
 
-@pytest.mark.parametrize(("name", "message"), [("state.pt", "state.pt: damaged"), ("thesis.tex", "holds no search")])
+@pytest.mark.parametrize(("name", "message"), [("state.pt", "state.pt: truncated"), ("thesis.tex", "holds no search")])
 def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, name, message):
     (tmp_path / name).write_bytes(b"PK")
     if name == "state.pt":
@@ -183,7 +183,7 @@ def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--method evolution --budgets 0.5,x", "'--budgets': x: give shares"),
+        ("--method evolution --budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
         ("--method evolution --budgets 0.5,0.5", "'--budgets': 0.5 is there twice"),
         ("--method evolution --budgets 0.01", "no pattern of these candidates .* costs less"),
         ("--method evolution --evaluations 900", "900 evaluations on . batches cost as much as"),

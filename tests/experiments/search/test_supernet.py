@@ -229,16 +229,6 @@ def test_a_pattern_of_a_supernet_computes_what_its_own_model_does(kind, subnet):
     assert trained <= of_subnet  # the others cost nothing
 
 
-def test_after_one_pattern_mixtures_are_what_they_were():
-    single = single_path(Encoder).eval()
-    before = single.supernet(INPUTS)[0]
-    for subnet in SUBNETS:
-        single.take(subnet)
-        assert not torch.allclose(single(INPUTS)[0], before)
-    single.take(None)
-    assert torch.equal(single.supernet(INPUTS)[0], before)
-
-
 @of_each_kind
 def test_a_supernet_mixes_it_or_refuses_it_by_name(direction, s):
     candidates = ("s", s, "l", "f")

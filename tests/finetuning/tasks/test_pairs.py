@@ -1,4 +1,4 @@
-"""Pairs of halves: which stretches, which halves, and that nothing but the text tells the answer."""
+"""Pairs of halves: which segments, which halves, and that nothing but the text tells the answer."""
 
 import shutil
 from collections import Counter
@@ -18,7 +18,7 @@ from lazyformer_fairseq.finetuning.tasks.pairs import (
     WORDS_ALONE,
     CorpusDocuments,
     PairsSettings,
-    choose_stretches,
+    choose_segments,
     pair_halves,
     prepare_pairs,
 )
@@ -40,38 +40,38 @@ def test_halves_are_used_once_and_lengths_tell_nothing(sizes, per_document, gap,
     chosen = PairsSettings(rows, min_length=20, max_length=60, gap=gap, per_document=per_document, seed=seed)
     draws, sizes = Draws(seed), np.array(sizes)
     try:
-        splits = choose_stretches(sizes, chosen, draws)
+        splits = choose_segments(sizes, chosen, draws)
     except UserError as error:
         room = np.clip(sizes // (60 + gap), 1, per_document)[sizes >= 20 + gap].sum()
         assert "give more text" in str(error)
         assert room < 26 + 3 * per_document  # what two splits may leave of a document
         return
-    documents = [set(stretches.document.tolist()) for stretches in splits.values()]
+    documents = [set(segments.document.tolist()) for segments in splits.values()]
     assert not documents[0] & documents[1] and not documents[0] & documents[2] and not documents[1] & documents[2]
-    for split, stretches in splits.items():
-        assert len(stretches.size) == rows[split]
-        assert (20 + gap <= stretches.size).all() and (stretches.size <= 60 + gap).all()
-        assert (stretches.start + stretches.size <= sizes[stretches.document]).all()
-        places = zip(*stretches, strict=True)
+    for split, segments in splits.items():
+        assert len(segments.size) == rows[split]
+        assert (20 + gap <= segments.size).all() and (segments.size <= 60 + gap).all()
+        assert (segments.start + segments.size <= sizes[segments.document]).all()
+        places = zip(*segments, strict=True)
         taken = np.concatenate([document * 1000 + np.arange(start, start + size) for document, start, size in places])
         assert len(set(taken.tolist())) == len(taken)
         try:
-            halves = pair_halves(stretches, gap, draws)
+            halves = pair_halves(segments, gap, draws)
         except UserError:
             assume(False)
         assert sorted(halves.first) == sorted(halves.second) == list(range(rows[split]))
         own, other = halves.targets == 1, halves.targets == 0
         assert other.sum() == rows[split] // 4 * 2
-        assert (stretches.document[halves.first[other]] != stretches.document[halves.second[other]]).all()
-        needed = np.minimum(stretches.size[halves.first], stretches.size[halves.second])
+        assert (segments.document[halves.first[other]] != segments.document[halves.second[other]]).all()
+        needed = np.minimum(segments.size[halves.first], segments.size[halves.second])
         assert (2 * halves.size + gap <= needed).all()
         assert own.sum() + other.sum() == rows[split]
 
 
 def test_both_answers_have_the_same_lengths():
     settings = PairsSettings({"train": 360}, min_length=10, max_length=500, gap=0)
-    stretches = choose_stretches(np.arange(30, 430), settings, Draws(1))["train"]
-    halves = pair_halves(stretches, 0, Draws(2))
+    segments = choose_segments(np.arange(30, 430), settings, Draws(1))["train"]
+    halves = pair_halves(segments, 0, Draws(2))
     lengths = [np.sort(halves.size[halves.targets == target]) for target in (0, 1)]
     assert np.abs(lengths[0] - lengths[1]).max() < 25  # of 200: sorted, the two lists run side by side
 
@@ -154,7 +154,7 @@ def test_the_command_on_a_prepared_corpus_and_on_raw_text_which_is_prepared_firs
     [
         ("--min-length 50 --max-length 40", "below the minimum"),
         ("--train 7", "give an even number from 4"),
-        ("--min-length 5000 --max-length 6000", "stretches of 5,032 to 6,032 tokens in 0 of 150 documents"),
+        ("--min-length 5000 --max-length 6000", "segments of 5,032 to 6,032 tokens in 0 of 150 documents"),
     ],
 )
 def test_what_cannot_be_made_is_refused(options, reason, data_folder, tmp_path):

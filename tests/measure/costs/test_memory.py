@@ -15,7 +15,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.measure.costs.latency import peak_memory
-from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_optimizer_bytes, count_update_memory
+from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_optimizer_bytes, count_update_memory
 from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
     def count(self, **more: Any) -> UpdateMemory:
         pattern = self.model.cfg.sublayer_pattern
-        return count_update_memory(pattern, self.network.sizes, self.run, Update(self.predicted, **more))
+        return count_update_memory(pattern, self.network.sizes, self.run, self.predicted, **more)
 
 
 def _case(

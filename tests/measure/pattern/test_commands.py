@@ -7,13 +7,13 @@ import pytest
 import torch
 from helpers import count_causal_parameters, count_parameters, dictionary_of
 from in_process import invoke, refusal
-from local_mean import LOCAL_MEAN
+from local_mean import LOCAL_MEAN, registered
 
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
 from lazyformer_fairseq.measure.pattern.look import SEEN, Seen, build_network, look, text_picture
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, registered
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 
 def show(*arguments: object) -> str:

@@ -15,7 +15,7 @@ STRIDED = AttentionMask(((1, (Band(7, 0), Band(None, 0, dilation=8))), (1, (Band
 
 @pytest.fixture
 def in_small_pieces(monkeypatch):
-    """Several stretches, and several pieces of each."""
+    """Several segments, and several pieces of each."""
     use_tiles(monkeypatch, 8, 1000)
 
 
@@ -26,7 +26,7 @@ def masks_of(q, k, scores, layers: int) -> list[torch.Tensor]:
     distribution = tiles.COMPUTING.attend_forward(q, k, one_hot, bare)[0]
     found = []
     for layer in range(layers):
-        own = scores.with_own(dropout=scores.dropout.of([layer]))
+        own = scores.with_own(dropout=scores.dropout._replace(seeds=scores.dropout.seeds[[layer]]))
         found.append(tiles.COMPUTING.attend_forward(q, k, one_hot, own)[0] / distribution.clamp(min=1e-30))
     return found
 

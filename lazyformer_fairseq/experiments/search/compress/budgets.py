@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -22,7 +22,6 @@ from lazyformer_fairseq.experiments.search.compress.choices import (
     best_choices,
     list_scorings,
     scores_of,
-    summed,
 )
 from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices, latency_of
 from lazyformer_fairseq.storage.json_files import read_json, write_json
@@ -120,9 +119,9 @@ def compare(one: BlockLosses, original: BlockLosses) -> Measured:
     return Measured(float(mean), float(np.sqrt(spread) / words.sum()))
 
 
-def in_ticks(prices: Prices, choices: Choices, ticks: int = TICKS) -> dict[str, int]:
+def in_ticks(prices: Prices, choices: Choices) -> dict[str, int]:
     """Prices in whole ticks, of which the trained model has so many (but for rounding); each with READ and REST."""
-    tick = latency_of(prices, choices.pattern(choices.own)) / ticks
+    tick = latency_of(prices, choices.pattern(choices.own)) / TICKS
     found = {REST: round(prices.get(REST, 0.0) / tick)}
     for text in choices.sublayers:
         found[text] = round(prices[text] / tick)
@@ -195,10 +194,6 @@ class Budgets:
         """The pattern with the least loss of all that were measured and stay within the limit."""
         fitting = [each for each in self.searched if self.latency(each) <= limit]
         return min(fitting, key=lambda each: self.losses[each].above)
-
-    def sum_of(self, by_place: ByPlace) -> Optional[float]:
-        """Of the scores of single changes; None where the pattern has a consumer beyond reach."""
-        return summed(self.choices, self.scores, by_place)
 
     def _measure(self, patterns: Sequence[ByPlace], description: str) -> None:
         self.searched |= dict.fromkeys(patterns)

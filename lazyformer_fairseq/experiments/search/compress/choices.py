@@ -18,7 +18,7 @@ import numpy as np
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.latency import READ, REST
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
 from lazyformer_fairseq.warm_start.start import NONE, can_start_fresh, likeness
 
@@ -106,12 +106,12 @@ class Choices:
 
     def made(self, by_place: ByPlace) -> list[Made]:
         """The sublayers of a possible pattern, the lowest first."""
-        newest: dict[str, int] = {}
-        found = []
-        for place, planned in self.kept(by_place):
-            found.append(Made(place, planned.text, newest[planned.kind.reads] if planned.kind.reads else None))
-            newest |= dict.fromkeys(planned.kind.hands_on, place)
-        return found
+        kept = list(self.kept(by_place))
+        read = places_read([planned for _, planned in kept])
+        return [
+            Made(place, planned.text, None if at is None else kept[at][0])
+            for (place, planned), at in zip(kept, read, strict=True)
+        ]
 
     def all_made(self, by_place: ByPlace) -> list[Made]:
         """The same, and what goes: one for each place."""

@@ -16,6 +16,7 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search import latency
 from lazyformer_fairseq.experiments.search.compress.budgets import (
     TICKS,
     Budgets,
@@ -24,14 +25,7 @@ from lazyformer_fairseq.experiments.search.compress.budgets import (
     in_ticks,
     measure_on_other_text,
 )
-from lazyformer_fairseq.experiments.search.compress.choices import ByPlace, Choices, read_candidates
-from lazyformer_fairseq.experiments.search.latency import (
-    Prices,
-    latency_of,
-    measure_models,
-    prices_of,
-    rank_correlations,
-)
+from lazyformer_fairseq.experiments.search.compress.choices import ByPlace, Choices, read_candidates, summed
 from lazyformer_fairseq.experiments.search.run import search_in
 from lazyformer_fairseq.experiments.search.settings import CompressSettings
 from lazyformer_fairseq.experiments.search.space import compact
@@ -95,22 +89,14 @@ def load_original(path: Path) -> Original:
                 f"{error}\nA BERT of the Hub becomes a checkpoint of this package first: lazyformer import"
             ) from None
         raise
-    _refuse_causal(state, checkpoint)
-    tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
-    model = hub.build(LazyFormerModel, state, tokenizer.dictionary, checkpoint)
-    return Original(Trained(model.cfg, model.state_dict(), tokenizer.dictionary), tokenizer, model.cfg.max_positions)
-
-
-def _refuse_causal(state: Any, checkpoint: Path) -> None:
-    try:
-        options = dict(state["cfg"]["model"])
-    except (KeyError, TypeError, ValueError):
-        return  # what loads the model says what it is
-    if "decoder_embed_dim" in options:
+    if hub.is_causal(state):
         raise UserError(
             f"{checkpoint}: is a causal language model; search compress takes masked-LM encoders, for only their "
             "weights can start another pattern (docs/change_of_pattern.md)"
         )
+    tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
+    model = hub.build(LazyFormerModel, state, tokenizer.dictionary, checkpoint)
+    return Original(Trained(model.cfg, model.state_dict(), tokenizer.dictionary), tokenizer, model.cfg.max_positions)
 
 
 def run_compress(settings: CompressSettings, original: Original, path: Path) -> dict[str, Any]:
@@ -132,7 +118,7 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
     def search() -> dict[str, Any]:
         prices = settings.prices
         if prices is None:
-            prices = prices_of(original, choices.pattern(choices.own), choices.sublayers, path)
+            prices = latency.prices_of(original, choices.pattern(choices.own), choices.sublayers, path)
         scorer = Scorer(original.trained, text, settings.seed)
         limits = [int(share * TICKS) for share in settings.budgets]
         budgets = Budgets(choices, Losses(path / SCORES, scorer, choices), in_ticks(prices, choices), limits)
@@ -155,14 +141,15 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
 def _result(
     settings: CompressSettings,
     budgets: Budgets,
-    prices: Prices,
+    prices: latency.Prices,
     original: Original,
     found: Mapping[float, ByPlace],
     on_other_text: Mapping[ByPlace, Measured],
 ) -> dict[str, Any]:
     choices, losses = budgets.choices, budgets.losses.original
+    scored = {scoring.by_place for scoring in budgets.scorings}  # else measured as a sum that promises much
     patterns = [choices.pattern(each) for each in (choices.own, *found.values())]
-    seconds = measure_models(original, patterns)
+    seconds = latency.measure_models(original, patterns)
 
     def row(by_place: ByPlace) -> dict[str, Any]:
         described = _describe(budgets, prices, by_place)
@@ -180,7 +167,9 @@ def _result(
         "blocks": len(losses.words),
         "budgets": [{"budget": share, "found": row(found[share])} for share in settings.budgets],
         "changes": _changes(budgets),
-        "measured": [_describe(budgets, prices, each) | {"by": _why(budgets, each)} for each in budgets.searched],
+        "measured": [
+            _describe(budgets, prices, each) | {"by": SCORED if each in scored else SUMMED} for each in budgets.searched
+        ],
         "text": settings.text,
         "latency_tokens": settings.latency_tokens,
         "prices": dict(prices),
@@ -189,21 +178,16 @@ def _result(
     }
 
 
-def _why(budgets: Budgets, by_place: ByPlace) -> str:
-    """What the search measured a pattern for."""
-    return SCORED if any(scoring.by_place == by_place for scoring in budgets.scorings) else SUMMED
-
-
-def _describe(budgets: Budgets, prices: Prices, by_place: ByPlace) -> dict[str, Any]:
+def _describe(budgets: Budgets, prices: latency.Prices, by_place: ByPlace) -> dict[str, Any]:
     pattern = budgets.choices.pattern(by_place)
-    own = latency_of(prices, budgets.choices.pattern(budgets.choices.own))
-    predicted = latency_of(prices, pattern)
+    own = latency.latency_of(prices, budgets.choices.pattern(budgets.choices.own))
+    predicted = latency.latency_of(prices, pattern)
     return {
         "pattern": pattern,
         "by_place": list(by_place),
         "predicted_ms": predicted,
         "predicted_share": predicted / own,
-        "sum": budgets.sum_of(by_place),
+        "sum": summed(budgets.choices, budgets.scores, by_place),
         **budgets.losses[by_place]._asdict(),
     }
 
@@ -305,7 +289,7 @@ def _shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _correlated(rows: Iterable[Mapping[str, Any]], one: str, other: str) -> str:
     pairs = [(row[one], row[other]) for row in rows if row[one] is not None]
-    found = rank_correlations([before for before, _ in pairs], [after for _, after in pairs])
+    found = latency.rank_correlations([before for before, _ in pairs], [after for _, after in pairs])
     if found is None:
         return "has too few values for a rank correlation with what was measured"
     return f"has a rank correlation of {found['spearman']:.2f} with what was measured"
@@ -324,15 +308,12 @@ def _changes_table(result: Mapping[str, Any]) -> str:
     alone = [each for each in result["changes"] if each["is_alone"]]
     names = list(dict.fromkeys(each["becomes"] for each in alone))
     scores = {(each["place"], each["becomes"]): f"{each['score']:+.3f}" for each in alone}
+    headers = {name: "nothing" if name == "-" else f"`{name}`" for name in names}
     rows = [
-        {"place": str(place), "was": f"`{was}`", **{_named(name): scores.get((place, name), "") for name in names}}
+        {"place": str(place), "was": f"`{was}`"} | {headers[name]: scores.get((place, name), "") for name in names}
         for place, was in enumerate(result["original"]["by_place"])
     ]
     return markdown_table(rows, left=("was",))
-
-
-def _named(text: str) -> str:
-    return "nothing" if text == "-" else f"`{text}`"
 
 
 def _draw_losses(result: Mapping[str, Any], path: Path) -> None:

@@ -48,7 +48,7 @@ class Linformer(AttentionVariant):
         if share == NONE:
             size = (options.num_heads, *size)
         if share == LAYERS:  # the one that this network has already, if it has
-            name = _common_name(options.values)
+            name = f"linformer={options.values['linformer']}"
             if name not in options.common:
                 options.common[name] = _fresh(size)
             self.key_projection = options.common[name]
@@ -215,8 +215,3 @@ def project_heads(projection: Tensor, x_BNTD: Tensor) -> Tensor:
 
 def _fresh(size: tuple[int, ...]) -> nn.Parameter:
     return nn.Parameter(torch.empty(size).normal_(std=0.02))
-
-
-def _common_name(values: Settings) -> str:
-    """Of the projection of all layers, among what sublayers of a network share."""
-    return f"linformer={values['linformer']}"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_mean import LOCAL_MEAN
+from local_mean import LOCAL_MEAN, registered
 from trained_encoders import trained
 
 from lazyformer_fairseq.errors import UserError
@@ -23,7 +23,7 @@ from lazyformer_fairseq.experiments.search.compress.choices import (
 )  # fmt: skip
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.patterns.grammar import expand, places_read, plan
-from lazyformer_fairseq.patterns.kinds import ENCODER, registered
+from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.warm_start.losses import BlockLosses
 from lazyformer_fairseq.warm_start.start import start_from
 
@@ -227,7 +227,7 @@ def test_the_best_that_was_measured_within_the_budget():
     budgets.score()
     budgets.find(top=1)
     assert [budgets.choices.pattern(budgets.best(limit)) for limit in budgets.limits] == ["sfsf", "sflf", "slf"]
-    assert budgets.sum_of(budgets.best(23)) == pytest.approx(1.1)
+    assert summed(budgets.choices, budgets.scores, budgets.best(23)) == pytest.approx(1.1)
 
 
 def test_a_second_round_finds_what_sums_hide():

@@ -42,7 +42,8 @@ CASES = [
     for settings in examples(row, direction)
 ]
 of_each_kind = pytest.mark.parametrize(("direction", "s"), CASES)
-of_encoders = pytest.mark.parametrize("s", [case.values[1] for case in CASES if case.values[0] == ENCODER])
+ENCODERS = [case.values[1] for case in CASES if case.values[0] == ENCODER]
+of_encoders = pytest.mark.parametrize("s", ENCODERS)
 
 
 def build(direction: str, pattern: str, **options) -> Stack:

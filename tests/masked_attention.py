@@ -37,8 +37,7 @@ class Case:
 
     Args:
         mask: None for all keys, of `heads`.
-        parts: of "bias", "positions" (in a causal model), "right" or "anywhere" (padding), "given" (tokens that all
-            see), "entmax".
+        parts: of "bias", "positions" (in a causal model), "right" (padding), "given" (tokens that all see), "entmax".
         extra: keys that are no tokens.
     """
 
@@ -65,9 +64,7 @@ class Case:
         learned = {}
         if "right" in parts:
             padding = torch.arange(tokens) >= torch.randint(1, tokens + 1, (batch, 1))
-            self.scores = self.scores.with_padding(padding.to(device), True)
-        elif "anywhere" in parts:
-            self.scores = self.scores.with_padding((torch.rand(batch, tokens) < 0.5).to(device), False)
+            self.scores = self.scores.with_padding(padding.to(device))
         if "bias" in parts:
             learned["table_KN"] = torch.randn(BUCKETS, heads)
             buckets = relative_position_bucket(torch.arange(1 - tokens, time), BUCKETS, FAR).to(device)

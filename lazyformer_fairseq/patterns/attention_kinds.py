@@ -327,6 +327,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             Setting("rounds", 1, "of hashing; a query sees what any of them shows it", "rounds", low=1),
             Setting("chunk", 64, "of the sorted positions; a query meets its own and its neighbours", "tokens", low=1),
         ),
+        why_not_causal="its chunks are cut from a sort of all positions, those in the future too",
         excludes={
             "synthesizer": "it hashes queries and keys, and compares those that hash alike",
             "linformer": "it hashes the keys of tokens",

@@ -24,7 +24,7 @@ from lazyformer_fairseq.huggingface.exported.modelling import (
     run_sublayers,
 )
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias, TextFirst
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, Pooler
 
 
@@ -88,8 +88,8 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
         Args:
             input_ids: (B, T).
-            attention_mask: (B, T), 0 at padding, which may stand anywhere: before the text it takes no position. None
-                for padding wherever `input_ids` has the padding symbol.
+            attention_mask: (B, T), 0 at padding, which may stand anywhere: it takes no position. None for padding
+                wherever `input_ids` has the padding symbol.
             token_type_ids: (B, T); for models with token types alone.
             inputs_embeds: (B, T, C), in place of `input_ids`.
             global_attention_mask: (B, T), 1 at tokens that see and are seen by all; for patterns with ``global=given``.
@@ -106,21 +106,31 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         padding_mask = self.find_padding(input_ids, attention_mask)
-        x = self._embed(input_ids, inputs_embeds, token_type_ids, padding_mask)
+        text = None if padding_mask is None else TextFirst.of(padding_mask)
+        given = (input_ids, inputs_embeds, token_type_ids, self._global_positions(global_attention_mask))
+        if text is not None:
+            given = tuple(None if each is None else text.move(each) for each in given)
+        *inputs, global_positions = given
+        x = self._embed(*inputs)
         scores = Scores() if self.relative_position_bias is None else self.relative_position_bias(x.size(1))
-        scores = scores if padding_mask is None else scores.with_padding(padding_mask, is_on_right=False)
-        if (given := self._global_positions(global_attention_mask)) is not None:
-            scores = scores.with_given(given)
+        scores = scores if padding_mask is None else scores.with_padding(padding_mask)
+        if global_positions is not None:
+            scores = scores.with_given(global_positions)
         attention = "eager" if output_attentions else config._attn_implementation
         checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
         x, states, probabilities = run_sublayers(
             self.sublayers, x, scores, attention, bool(output_attentions), checkpoint
         )
         x = x if self.final_layer_norm is None else self.final_layer_norm(x)
+        pooled = None if self.pooler is None else self.pooler(x)
+        states = (*states[:-1], x) if output_hidden_states else (x,)
+        if text is not None:
+            states = tuple(text.back(state) for state in states)
+            probabilities = [text.back(text.back(each, 2), 3) for each in probabilities]
         output = BaseModelOutputWithPooling(
-            last_hidden_state=x,
-            pooler_output=None if self.pooler is None else self.pooler(first_of_text(x, padding_mask)[:, None]),
-            hidden_states=(*states[:-1], x) if output_hidden_states else None,
+            last_hidden_state=states[-1],
+            pooler_output=pooled,
+            hidden_states=states if output_hidden_states else None,
             attentions=tuple(probabilities) if output_attentions else None,
         )
         return output if wants_dict(config, return_dict) else output.to_tuple()
@@ -143,10 +153,12 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         input_ids: Optional[Tensor],
         inputs_embeds: Optional[Tensor],
         token_type_ids: Optional[Tensor],
-        padding_mask: Optional[Tensor],
     ) -> Tensor:
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        x = x + self._positions(x.size(1), padding_mask)
+        time, longest = x.size(1), self.embed_positions.num_embeddings
+        if time > longest:
+            raise ValueError(f"a sequence of {time} tokens is longer than the model's {longest} positions")
+        x = x + self.embed_positions(torch.arange(time, device=x.device))
         if self.embed_token_types is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
@@ -155,16 +167,6 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             raise ValueError("token_type_ids are given, but this model has no token types: leave them out")
         x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
         return F.dropout(x, self.config.hidden_dropout_prob, self.training)
-
-    def _positions(self, time: int, padding_mask_BT: Optional[Tensor]) -> Tensor:
-        """Embeddings of T positions. They count from each row's first text: padding before it takes none."""
-        embeddings = self.embed_positions.weight
-        if time > embeddings.size(0):
-            raise ValueError(f"a sequence of {time} tokens is longer than the model's {embeddings.size(0)} positions")
-        if padding_mask_BT is None:
-            return embeddings[:time]
-        first = padding_mask_BT.int().argmin(-1, keepdim=True)
-        return embeddings[(torch.arange(time, device=first.device) - first).clamp(min=0)]
 
     def _global_positions(self, global_attention_mask: Optional[Tensor]) -> Optional[Tensor]:
         asks = any(place["settings"].get("global") == "given" for place in self.config.plan)

@@ -43,7 +43,7 @@ PIECE_NUMBERS = 2**26
 ALIGNMENT = 8  # numbers: where that kernel wants the rows of a bias to begin
 # Features of scores (:attr:`Scores.features`) that the Triton kernels lack, and "synthetic", queries of another size
 # than the values': there the piecewise ones compute.
-NOT_IN_TRITON = frozenset({"causal", "positions", "holes", "learned", "synthetic"})
+NOT_IN_TRITON = frozenset({"causal", "positions", "learned", "synthetic"})
 LARGEST_HEAD = 128  # of the Triton kernels
 LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
 # By the name of their operators; those of Triton are made when they are first needed.

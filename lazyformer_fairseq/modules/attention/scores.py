@@ -17,9 +17,9 @@ from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory
 
 # The tensors that have gradients, in the order of a back end's gradients, and those that have none.
 _LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
-_FIXED = ("bucket_by_distance", "lengths_B", "hidden_BK", "seen_BK")
+_FIXED = ("bucket_by_distance", "lengths_B", "seen_BK")
 # Parts of which :meth:`Scores.dense` writes what sublayers share.
-_SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "hidden_BK", "is_causal", "seen_BK"}
+_SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "is_causal", "seen_BK"}
 
 
 @dataclass(eq=False)
@@ -32,10 +32,8 @@ class Scores:
         table_KN: learned bias by bucket and head; None where there is none.
         bucket_by_distance: (K + T - 1,) integers: entry K - 1 + (key - query) is the bucket; None without a table.
         far: from this distance on, on either side, all share a bucket.
-        lengths_B: keys from there on are padding; None where nothing is padded.
+        lengths_B: keys from there on are padding; None where nothing is padded. Networks move text to the left.
         is_causal: a query sees no key after itself.
-        hidden_BK: True at padding that stands elsewhere too, then `lengths_B` is None. Not in a causal model without a
-            mask: there a query before all text would see nothing, and its output would be NaN.
         position_queries_BNTD: (Q + v) / sqrt(D) of Transformer-XL's positions; None without such positions.
         distances_NKD: (N, K + 1, D): the projected distances K - 1, ..., 0 and -1. The last belongs to a key in the
             future, which no query may look at: with it, :func:`relative_shift` is a view.
@@ -55,7 +53,6 @@ class Scores:
     far: int = 0
     lengths_B: Optional[Tensor] = None
     is_causal: bool = False
-    hidden_BK: Optional[Tensor] = None
     position_queries_BNTD: Optional[Tensor] = None
     distances_NKD: Optional[Tensor] = None
     mask: Optional[AttentionMask] = None
@@ -68,20 +65,14 @@ class Scores:
     dropout: Optional[Dropout] = None
 
     def __post_init__(self) -> None:
-        assert self.hidden_BK is None or not self.is_causal or self.mask, "streams have no padding before their text"
         self._written: dict[Hashable, Any] = {}  # sublayers of a forward pass share it
 
-    def with_padding(self, padding_mask_BK: Tensor, is_on_right: bool) -> "Scores":
-        """The same over sequences with padding, True in the mask, on the right of each or anywhere.
+    def with_padding(self, padding_mask_BK: Tensor) -> "Scores":
+        """The same over sequences with padding, True in the mask, behind the text of each.
 
         A row of padding alone sees its first key: a distribution over no keys, and every gradient, would be NaN.
         """
-        if is_on_right:
-            lengths, hidden = (padding_mask_BK.size(1) - padding_mask_BK.sum(-1)).clamp(min=1), None
-        else:
-            lengths, hidden = None, padding_mask_BK.clone()
-            hidden[:, 0] &= ~padding_mask_BK.all(-1)
-        return replace(self, lengths_B=lengths, hidden_BK=hidden)
+        return replace(self, lengths_B=(padding_mask_BK.size(1) - padding_mask_BK.sum(-1)).clamp(min=1))
 
     def with_given(self, given_BK: Tensor) -> "Scores":
         """The same with positions that the caller gives, True in the mask; waits for a GPU."""
@@ -106,11 +97,10 @@ class Scores:
 
     @property
     def features(self) -> frozenset[str]:
-        """What a back end must support to compute these; "holes" is padding that is not on the right alone."""
+        """What a back end must support to compute these."""
         parts = {
             "bias": self.table_KN is not None,
-            "padding": self.lengths_B is not None or self.hidden_BK is not None,
-            "holes": self.hidden_BK is not None,
+            "padding": self.lengths_B is not None,
             "causal": self.is_causal,
             "positions": self.position_queries_BNTD is not None,
             "mask": self.mask is not None,
@@ -140,7 +130,7 @@ class Scores:
     def is_padding(self, keys: int) -> Optional[Tensor]:
         """(B, K): True at keys that are padding; None where none is. `keys` are those of tokens, without `extra`."""
         if self.lengths_B is None:
-            return self.hidden_BK
+            return None
         return torch.arange(keys, device=self.lengths_B.device) >= self.lengths_B[:, None]
 
     def dense(
@@ -274,11 +264,6 @@ class BackEnd:
     def count_reuse_memory(self, size: AttentionSize) -> Memory:
         """Of an ``l``, besides values and output."""
         raise NotImplementedError
-
-
-def is_padded_right(padding_mask_BK: Tensor) -> bool:
-    """Whether text comes first in every row; waits for a GPU."""
-    return bool((padding_mask_BK[:, 1:] >= padding_mask_BK[:, :-1]).all())
 
 
 def relative_shift(by_distance: Tensor) -> Tensor:

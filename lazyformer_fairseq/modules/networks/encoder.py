@@ -1,14 +1,14 @@
 """The encoder: embeddings, T5's relative position bias (Raffel et al., 2019), then the stack of the pattern."""
 
 import math
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.scores import Scores, is_padded_right
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.stack import Stack
@@ -63,6 +63,46 @@ class RelativePositionBias(nn.Module):
         distance = torch.arange(1 - time, time, device=self.table.device)
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
         return Scores(self.table, bucket_by_distance, self.max_distance)
+
+
+class TextFirst(NamedTuple):
+    """Where tokens go so that padding comes last: so it counts nowhere, whatever places a sublayer counts by.
+
+    Attributes:
+        to_BT: the place that each token goes to.
+        from_BT: the place that each comes from: text in its order, then padding.
+    """
+
+    to_BT: Tensor
+    from_BT: Tensor
+
+    @classmethod
+    def of(cls, padding_mask_BT: Tensor) -> "TextFirst":
+        """By a mask, True at padding; for any mask, so that it can stand in a graph."""
+        is_text = ~padding_mask_BT
+        behind = is_text.sum(-1, keepdim=True) + padding_mask_BT.cumsum(-1)
+        to_BT = torch.where(is_text, is_text.cumsum(-1), behind) - 1
+        every_BT = torch.arange(to_BT.size(1), device=to_BT.device).expand_as(to_BT)
+        return cls(to_BT, torch.empty_like(to_BT).scatter_(1, to_BT, every_BT))
+
+    def move(self, x: Tensor) -> Tensor:
+        """(B, T, ...) with text first."""
+        return _taken(x, self.from_BT, 1)
+
+    def back(self, x: Tensor, axis: int = 1) -> Tensor:
+        """The same as it was; `axis` is that of T."""
+        return _taken(x, self.to_BT, axis)
+
+
+def _taken(x: Tensor, places_BT: Tensor, axis: int) -> Tensor:
+    shape = [1] * x.dim()
+    shape[0], shape[axis] = places_BT.shape
+    return x.gather(axis, places_BT.view(shape).expand_as(x))
+
+
+def is_padded_right(padding_mask_BT: Tensor) -> bool:
+    """Whether text comes first in every row; waits for a GPU."""
+    return bool((padding_mask_BT[:, 1:] >= padding_mask_BT[:, :-1]).all())
 
 
 class Encoder(Stack):
@@ -143,12 +183,12 @@ class Encoder(Stack):
         """Encodes.
 
         Args:
-            tokens_BT: ids; for the blocks alone embeddings (B, T, C), of any length. Padding may stand anywhere: on the
-                left it takes no position, in between it does.
+            tokens_BT: ids; for the blocks alone embeddings (B, T, C), of any length. Padding may stand anywhere: it
+                takes no position.
             padding_mask_BT: True at padding; None where there is none, which is cheaper.
             return_all: also return the embeddings and the output of each sublayer.
-            is_padded_on_right: whether all padding comes after the text, for which attention is faster; None to look,
-                for which a GPU is waited for.
+            is_padded_on_right: whether all padding comes after the text; else text is moved there and back. None to
+                look, for which a GPU is waited for.
             global_positions_BT: True at tokens that see and are seen by all; for patterns with ``global=given``.
             token_types_BT: the type of each token, int64; None for type 0 everywhere.
 
@@ -163,17 +203,28 @@ class Encoder(Stack):
         self._check_global_positions(global_positions_BT, tokens_BT)
         if padding_mask_BT is not None and is_padded_on_right is None:
             is_padded_on_right = is_padded_right(padding_mask_BT)
-        x = tokens_BT
-        if self.embed_tokens is not None:
-            x = self.embed(tokens_BT, None if is_padded_on_right else padding_mask_BT, token_types_BT)
-        shared = self.context(x, 0, padding_mask_BT, bool(is_padded_on_right), global_positions_BT)
-        x, all_states, _ = self.run(x, shared, return_all)
+        if padding_mask_BT is not None and not is_padded_on_right:
+            text = TextFirst.of(padding_mask_BT)
+            given = (padding_mask_BT, global_positions_BT, token_types_BT)
+            moved = (None if each is None else text.move(each) for each in given)
+            x, all_states = self._encode(text.move(tokens_BT), *moved, return_all)
+            return text.back(x), [text.back(state) for state in all_states]
+        return self._encode(tokens_BT, padding_mask_BT, global_positions_BT, token_types_BT, return_all)
+
+    def _encode(
+        self,
+        tokens_BT: Tensor,
+        padding_mask_BT: Optional[Tensor],
+        global_positions_BT: Optional[Tensor],
+        token_types_BT: Optional[Tensor],
+        return_all: bool,
+    ) -> tuple[Tensor, list[Tensor]]:
+        x = tokens_BT if self.embed_tokens is None else self.embed(tokens_BT, token_types_BT)
+        x, all_states, _ = self.run(x, self.context(x, 0, padding_mask_BT, global_positions_BT), return_all)
         return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
 
-    def embed(
-        self, tokens_BT: Tensor, padding_mask_BT: Optional[Tensor] = None, token_types_BT: Optional[Tensor] = None
-    ) -> Tensor:
-        """What the first sublayer reads (B, T, C). Positions count from the first text that the mask leaves, if given.
+    def embed(self, tokens_BT: Tensor, token_types_BT: Optional[Tensor] = None) -> Tensor:
+        """What the first sublayer reads (B, T, C).
 
         Raises:
             ValueError: where T exceeds `max_positions`.
@@ -182,11 +233,7 @@ class Encoder(Stack):
         time = tokens_BT.size(1)
         if time > self.max_positions:
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
-        positions = self.embed_positions.weight[:time]
-        if padding_mask_BT is not None:
-            first = padding_mask_BT.int().argmin(-1, keepdim=True)
-            positions = positions[(torch.arange(time, device=first.device) - first).clamp(min=0)]
-        x = self.embed_tokens(tokens_BT) + positions
+        x = self.embed_tokens(tokens_BT) + self.embed_positions.weight[:time]
         if self.embed_token_types is not None:
             types = self.embed_token_types
             x = x + (types.weight[0] if token_types_BT is None else types(token_types_BT))
@@ -228,13 +275,12 @@ class Encoder(Stack):
         x_BTC: Tensor,
         memory_length: int = 0,
         padding_mask_BT: Optional[Tensor] = None,
-        is_padded_on_right: bool = False,
         global_positions_BT: Optional[Tensor] = None,
     ) -> Context:
         bias = self.relative_position_bias if self.has_scores else None
         shape = Scores() if bias is None else bias(x_BTC.size(1))
         if padding_mask_BT is not None:
-            shape = shape.with_padding(padding_mask_BT, is_padded_on_right)
+            shape = shape.with_padding(padding_mask_BT)
         if global_positions_BT is not None:
             shape = shape.with_given(global_positions_BT)
         return Context(shape, self.back_end(x_BTC, shape))

@@ -40,12 +40,17 @@ OF_BOTH = [
     "s k f l k",
     "c c[width=4,form=lightweight] - f s",
     "s[persistent=3] f l",
-    "s[buckets=4,rounds=2,chunk=4] l",
     "s[window=99] k l",
     "s[entmax=learned] l",
 ]
 SYNTHESIZERS = ["factorised_dense", "factorised_random", "factorised_random+dot,persistent=3", "random+dense+dot"]
-OF_ENCODERS = [*OF_BOTH, "s[linformer=3] k f l", "s[linformer=3,share=none] l", "s[linformer=3,share=layers] l s l"]
+OF_ENCODERS = [
+    *OF_BOTH,
+    "s[buckets=4,rounds=2,chunk=4] l",
+    "s[linformer=3] k f l",
+    "s[linformer=3,share=none] l",
+    "s[linformer=3,share=layers] l s l",
+]
 
 
 aten = torch.ops.aten

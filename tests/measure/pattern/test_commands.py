@@ -82,7 +82,7 @@ def test_the_bias_of_an_arch_is_left_out_where_it_is_refused_or_unwanted():
     assert around("s") - around("s[linformer=2]", "--arch", "bert_base", "--relative-position-buckets", "0") == table
 
     # A causal model has none.
-    assert around("s[buckets=2,chunk=4]", "--arch", "transformer_xl_tiny") > 0
+    assert around("s[fixed=4,summary=1]", "--arch", "transformer_xl_tiny") > 0
 
 
 def test_several_patterns_make_one_picture_and_one_looks_at_nothing(tmp_path):

@@ -19,7 +19,7 @@ from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 
-PARTS = ["bias", "positions", "right", "anywhere", "given", "entmax"]
+PARTS = ["bias", "positions", "right", "given", "entmax"]
 WINDOW = AttentionMask(((2, (Band(6, 6),)),))
 DILATED = AttentionMask(((2, (Band(6, 6, dilation=2), Columns(2))),))
 STRIDED = AttentionMask(((2, (Band(7, 7), Band(None, None, dilation=8))),))
@@ -52,7 +52,7 @@ def test_it_is_softmax(given, back_end):
 )
 def test_forward_readers_and_all_gradients(back_end, mask, memory, is_causal, parts, tile, elements, **given):
     if mask is None:  # what no network has
-        parts = parts - {"given", "anywhere" if is_causal else "", "bias" if "positions" in parts else ""}
+        parts = parts - {"given", "bias" if "positions" in parts else ""}
     case = Case(mask, memory=memory if is_causal else 0, is_causal=is_causal, parts=parts, **given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "PIECE_ELEMENTS", elements)

@@ -95,19 +95,13 @@ def test_the_plain_pattern_equals_fairseqs_roberta(normalize_before, padded):
     "options", [{"normalize_before": True}, *({"attention_backend": name} for name in back_ends_of("cpu"))], ids=str
 )
 def test_padding_changes_nothing_wherever_it_stands(pattern, buckets, options):
-    encoder, tokens = make_encoder(pattern, relative_position_buckets=buckets, **options).double(), random_tokens(2, 9)
-    for padded, text in ((slice(6, None), slice(0, 6)), (slice(0, 3), slice(3, None))):
-        mixed = tokens.clone()
-        mixed[0, padded] = PAD
-        found, _ = encoder(mixed, mixed.eq(PAD))
-        torch.testing.assert_close(found[:1, text], encoder(tokens[:1, text])[0])
-        torch.testing.assert_close(found[1:], encoder(tokens[1:])[0])
-    is_hole = torch.zeros(2, 9, dtype=torch.bool)
-    is_hole[1, 4:6] = True
-    found, _ = encoder(tokens, is_hole)
-    others = tokens.masked_fill(is_hole, 7)
-    torch.testing.assert_close(encoder(others, is_hole)[0][~is_hole], found[~is_hole])
-    assert not torch.allclose(encoder(tokens)[0][1, 0], found[1, 0]), "the hole is seen"
+    encoder, tokens = make_encoder(pattern, relative_position_buckets=buckets, **options).double(), random_tokens(4, 9)
+    is_padding = torch.zeros(4, 9, dtype=torch.bool)
+    is_padding[0, :3] = is_padding[1, 4:6] = is_padding[2, 6:] = True
+    found, states = encoder(tokens, is_padding, return_all=True)
+    assert encoder.normalize_before or torch.equal(states[-1], found)
+    for tokens_T, found_TC, is_padding_T in zip(tokens, found, is_padding, strict=True):
+        torch.testing.assert_close(found_TC[~is_padding_T], encoder(tokens_T[~is_padding_T][None])[0][0])
 
 
 @pytest.mark.parametrize("backend", back_ends_of("cpu"))

@@ -117,7 +117,6 @@ def test_it_may_be_set_between_two_passes():
     ("pattern", "mem_len", "message"),
     [
         ("sf s[fixed=8]", 8, r"--same-length is not for s\[fixed=8\]: blocks and their summaries"),
-        ("s[buckets=4]", 8, r"--same-length is not for s\[buckets=4\]: it finds keys by what they contain"),
         ("sf", 0, "--same-length with --mem-len 0: .* itself alone"),
     ],
 )

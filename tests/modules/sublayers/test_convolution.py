@@ -66,14 +66,11 @@ def test_lightweight_is_fairseqs(padding_l):
 
 
 @settings(max_examples=20, deadline=None)
-@given(width=st.integers(1, 6), form=st.sampled_from(FORMS), left=st.integers(0, 3), right=st.integers(0, 3))
-def test_padding_is_as_if_it_were_not_there(width, form, left, right):
+@given(width=st.integers(1, 6), form=st.sampled_from(FORMS), right=st.integers(0, 3))
+def test_padding_is_as_if_it_were_not_there(width, form, right):
     module, text = built(width, form), torch.randn(1, 5, WIDTH, dtype=torch.float64)
-    padded = F.pad(text, (0, 0, left, right), value=7.0)
-    mask = torch.ones(1, padded.size(1), dtype=torch.bool)
-    mask[:, left : left + 5] = False
-    shared = Scores().with_padding(mask, is_on_right=not left)
-    torch.testing.assert_close(run(module, padded, shared)[:, left : left + 5], run(module, text))
+    shared = Scores().with_padding(torch.arange(5 + right)[None] >= 5)
+    torch.testing.assert_close(run(module, F.pad(text, (0, 0, 0, right), value=7.0), shared)[:, :5], run(module, text))
 
 
 @settings(max_examples=15, deadline=None)

@@ -3,7 +3,7 @@
 A head is softmax(Q (E K)^T / sqrt(D)) (F V), with E and F of k x n (equation 7). Like the published code
 (``examples/linformer`` of fairseq), a shorter input meets the first columns of E and F, biases of keys and values are
 added after the projection, and E and F start as N(0, 0.02), as all of RoBERTa's weights do. There, padding goes into
-the projections; here it is zeroed before, and text behind padding moves to the left, so that it meets the same columns.
+the projections; here it is zeroed before.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class Linformer(AttentionVariant):
             ValueError: the input is longer than the longest.
         """
         width, time = x_BTC.size(-1), x_BTC.size(1)
-        text_BTC = Text.of(scores, time).alone(x_BTC)
+        text_BTC = text_alone(x_BTC, scores.is_padding(time))
         key_projection, value_projection = self._projections(time)
         q = multiply_by_part(qkv_proj, x_BTC, 0, width)
         if is_first(key_projection.dim() == 2, key_projection.size(-2), time):
@@ -85,10 +85,10 @@ class Linformer(AttentionVariant):
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         time = attention.x_BTC.size(1)
-        attended = inner(attention.with_scores(lengths_B=None, hidden_BK=None))
+        attended = inner(attention.with_scores(lengths_B=None))
         projection = self.key_projection if self.value_projection is None else self.value_projection
-        text = Text.of(attention.scores, time)
-        return attended._replace(distribution=ProjectedDistribution(attended.distribution, projection, text))
+        distribution = ProjectedDistribution(attended.distribution, projection, attention.scores.is_padding(time))
+        return attended._replace(distribution=distribution)
 
     def _projections(self, time: int) -> tuple[Tensor, Tensor]:
         """E and F for an input of T positions."""
@@ -106,49 +106,14 @@ class Linformer(AttentionVariant):
 
     @classmethod
     def workload(cls, workload: Workload, values: Settings) -> Workload:
-        return workload._replace(keys=values["linformer"], features=workload.features - {"padding", "holes"})
+        return workload._replace(keys=values["linformer"], features=workload.features - {"padding"})
 
 
-class Text(NamedTuple):
-    """Where text stands in a batch.
-
-    Attributes:
-        is_padding_BT: True at padding; None where there is none.
-        first_B: where each sequence's text begins; None where all begin at the first place.
-    """
-
-    is_padding_BT: Optional[Tensor]
-    first_B: Optional[Tensor]
-
-    @classmethod
-    def of(cls, scores: Scores, time: int) -> "Text":
-        hidden = scores.hidden_BK
-        return cls(scores.is_padding(time), None if hidden is None else hidden.int().argmin(-1))
-
-    def alone(self, x_BTC: Tensor) -> Tensor:
-        """The same with 0 at padding, each sequence moved to the left until its text begins at the first place."""
-        if self.is_padding_BT is None:
-            return x_BTC
-        x_BTC = x_BTC.masked_fill(self.is_padding_BT[..., None], 0)
-        if self.first_B is None:
-            return x_BTC
-        return x_BTC.gather(1, self._moved(self.first_B)[..., None].expand_as(x_BTC))
-
-    def back(self, of_alone_BNTK: Tensor) -> Tensor:
-        """What is known of each place of :meth:`alone`, at the places before that, with 0 at padding."""
-        if self.is_padding_BT is None:
-            return of_alone_BNTK
-        if self.first_B is not None:
-            places = self._moved(-self.first_B)[:, None, None, :]
-            of_alone_BNTK = of_alone_BNTK.gather(-1, places.expand_as(of_alone_BNTK))
-        return of_alone_BNTK.masked_fill(self.is_padding_BT[:, None, None, :], 0)
-
-    def _moved(self, by_B: Tensor) -> Tensor:
-        """(B, T): which place comes to each place."""
-        time = self.is_padding_BT.size(1)
-        place_BT = torch.arange(time, device=by_B.device) + by_B[:, None]
-        # Modulo T, which ONNX has for numbers alone.
-        return torch.where(place_BT < 0, place_BT + time, torch.where(place_BT < time, place_BT, place_BT - time))
+def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:
+    """(B, T, ...) with 0 at padding."""
+    if is_padding_BT is None:
+        return x
+    return x.masked_fill(is_padding_BT.view(*is_padding_BT.shape, *[1] * (x.dim() - 2)), 0)
 
 
 class ProjectedDistribution(NamedTuple):
@@ -157,12 +122,12 @@ class ProjectedDistribution(NamedTuple):
     Attributes:
         distribution: P, over the projected positions.
         projection: F, (P, n) or (N, P, n).
-        text: to which alone F applies.
+        is_padding_BT: True at padding, to which F does not apply; None where there is none.
     """
 
     distribution: ReusableAttention
     projection: Tensor
-    text: Text
+    is_padding_BT: Optional[Tensor]
 
     def project(self, x_BTC: Tensor, v_proj: Linear) -> tuple[Tensor, ReusableAttention]:
         """Values of an ``l`` with this input, and what weighs them: F (X W + b) and P, or X W + b and P F.
@@ -173,16 +138,16 @@ class ProjectedDistribution(NamedTuple):
         projection = first_columns(self.projection, time)
         if not is_first(projection.dim() == 2, projection.size(-2), time):
             return v_proj(x_BTC), self
-        mixed_BPC = torch.matmul(projection, self.text.alone(x_BTC))
+        mixed_BPC = torch.matmul(projection, text_alone(x_BTC, self.is_padding_BT))
         v_BPC = multiply_by_part(v_proj, mixed_BPC, 0, v_proj.out_features, has_bias=False)
         if v_proj.bias is not None:
-            is_text = self.text.alone(x_BTC.new_ones((*x_BTC.shape[:2], 1)))
+            is_text = text_alone(x_BTC.new_ones((*x_BTC.shape[:2], 1)), self.is_padding_BT)
             v_BPC = v_BPC + torch.matmul(projection, is_text) * v_proj.bias
         return v_BPC, self.distribution
 
     def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
         """P F V (B, N, T, D), after dropout on P."""
-        v_BNTD = split_heads(self.text.alone(merge_heads(v_BNTD)), v_BNTD.size(1))
+        v_BNTD = split_heads(text_alone(merge_heads(v_BNTD), self.is_padding_BT), v_BNTD.size(1))
         projection = first_columns(self.projection, v_BNTD.size(-2))
         return self.distribution.attend(project_heads(projection, v_BNTD), dropout)
 
@@ -191,7 +156,8 @@ class ProjectedDistribution(NamedTuple):
         """P F, (B, N, T, T); rows need not sum to one. Only over a P that is stored."""
         probabilities = self.distribution.probabilities
         projection = first_columns(self.projection, probabilities.size(-2))
-        return self.text.back(torch.matmul(probabilities, projection))
+        projected_BNTT = torch.matmul(probabilities, projection)
+        return text_alone(projected_BNTT.transpose(1, 3), self.is_padding_BT).transpose(1, 3)
 
 
 def is_first(is_shared: bool, projected: int, time: int) -> bool:

@@ -2,9 +2,10 @@
 
 A key is the query of its position, scaled to length one. A round of hashing gives each position a bucket; positions
 are sorted by bucket (and by place in the text within it) and cut into chunks. A query looks at keys of its own bucket,
-in its own chunk and the one before; in encoders, which the paper leaves open, in the one after too. Rounds are joined
-so that a query looks at the union of what it sees in each, each key once (equations 5 and 6, and appendix A): by their
-sums, with -log N at a key that N rounds show.
+in its own chunk, the one before and, in encoders, which the paper leaves open, the one after. Rounds are joined so that
+a query looks at the union of what it sees in each, each key once (equations 5 and 6, and appendix A): by their sums,
+with -log N at a key that N rounds show. For encoders alone: where chunks begin depends on all positions, and so would
+what a causal query sees on its future, as in the published code.
 
 Letters of shapes: R rounds, K positions, made up to whole chunks; H chunks, S positions of one, W those that it sees.
 """
@@ -16,12 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention import split_heads
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 
-# A query sees itself only where it sees nothing else (section 2, "Causal masking for shared-QK attention").
+# A query sees itself only where it sees nothing else (section 2, on shared-QK attention).
 SELF_SCORE = -1e5
 _EPSILON = 1e-6  # of the lengths of keys, as in the published code
 
@@ -29,23 +28,16 @@ _EPSILON = 1e-6  # of the lengths of keys, as in the published code
 class Reformer(AttentionVariant):
     """Queries are keys, of the keys' projection; there is none of queries.
 
-    A Reformer adds positions to its input. A causal model of ours has none there, as its memory must not depend on
-    them: so positions are added to keys, and not to values (as in Shortformer, Press et al., 2021, section 5). They are
-    distances to the last key, projected, and Transformer-XL's v.
-
     Rotations are drawn anew in each forward pass, in training from torch's generator, so that a resumed run draws the
     same; in evaluation from a fixed seed, so that a model computes the same twice.
 
-    An input that a chunk holds is not hashed: everything sees everything (as in the published code).
-
-    Attributes:
-        position_proj: of distances, in causal models.
+    A text that a chunk holds is not hashed: everything in it sees everything (as in the published code), whatever else
+    the batch holds.
     """
 
     refuses: ClassVar[Mapping[str, str]] = {
         "bias": "it finds keys by what they contain, wherever they are, and T5's bias would come too late: "
-        "give --relative-position-buckets 0",
-        "mask": "it finds keys by what they contain, however far back they are: leave --same-length out",
+        "give --relative-position-buckets 0"
     }
     has_probabilities = False  # rounds are written by chunks, never by pairs of all tokens
 
@@ -53,44 +45,24 @@ class Reformer(AttentionVariant):
         super().__init__(options)
         self.buckets, self.rounds, self.chunk = (options.values[name] for name in ("buckets", "rounds", "chunk"))
         self.dropout = options.attention_dropout
-        self.position_proj: Optional[Linear] = None
-        if options.is_causal:
-            self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
 
     @classmethod
     def projections(cls, values: Settings) -> frozenset[str]:
         return frozenset({"keys"})
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        vectors, time, scores = self._vectors(attention), attention.x_BTC.size(1), attention.scores
+        vectors, scores = attention.k_BNKD, attention.scores
         places = vectors.size(-2)
-        is_short = places <= self.chunk
-        if is_short:
-            buckets = torch.zeros_like(vectors[..., None, :, 0], dtype=torch.long)
+        if places <= self.chunk:
+            chunk, buckets = places, torch.zeros_like(vectors[..., None, :, 0], dtype=torch.long)
         else:
             generator = None if self.training else torch.Generator(vectors.device).manual_seed(0)
             rotations = random_rotations(vectors, self.rounds, self.buckets, generator)
-            buckets = buckets_of(vectors, rotations)
-        attended = attend(
-            vectors,
-            attention.values,
-            buckets,
-            self.buckets,
-            places if is_short else self.chunk,
-            time,
-            scores.is_causal,
-            scores.is_padding(places),
-            self.dropout if self.training else 0.0,
-        )
-        return AttentionOutput(*attended)
-
-    def _vectors(self, attention: Attention) -> Tensor:
-        """What is hashed and compared, (B, N, K, D)."""
-        if self.position_proj is None:
-            return attention.k_BNKD
-        positions = attention.positions
-        at_distance = split_heads(self.position_proj(positions.encoded[None, :-1]), attention.k_BNKD.size(1))
-        return attention.k_BNKD + at_distance + positions.position_bias[:, None]
+            chunk, buckets = self.chunk, buckets_of(vectors, rotations)
+            if scores.lengths_B is not None:
+                buckets = buckets.masked_fill((scores.lengths_B <= chunk)[:, None, None, None], 0)
+        how = (self.buckets, chunk, scores.is_padding(places), self.dropout if self.training else 0.0)
+        return AttentionOutput(*attend(vectors, attention.values, buckets, *how))
 
 
 class HashedDistribution(NamedTuple):
@@ -100,26 +72,23 @@ class HashedDistribution(NamedTuple):
         orders: of each round.
         by_round: of each round (B, N, H, S, W); over all rounds a query's sum to one.
         places: K, without those that fill the last chunk up.
-        time: T: the queries are the last T of them.
-        before, after: chunks on either side that a chunk sees.
+        reach: chunks on either side that a chunk sees.
     """
 
     orders: list["Order"]
     by_round: list[Tensor]
     places: int
-    time: int
-    before: int
-    after: int
+    reach: int
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """P V (B, N, T, D); each call draws its own dropout mask."""
         output: Any = 0
         for order, probabilities in zip(self.orders, self.by_round, strict=True):
             chunks = order.sort(v_BNKD, probabilities.size(-2))
-            seen = neighbours(chunks, self.before, self.after)
+            seen = neighbours(chunks, self.reach)
             of_chunks = torch.matmul(F.dropout(probabilities, dropout), seen)
             output = output + order.undo(of_chunks.flatten(2, 3))
-        return output[:, :, self.places - self.time : self.places]
+        return output[:, :, : self.places]
 
     @property
     def probabilities(self) -> Tensor:
@@ -185,8 +154,6 @@ def attend(
     buckets_BNRK: Tensor,
     buckets: int,
     chunk: int,
-    time: int,
-    is_causal: bool,
     is_padding_BK: Optional[Tensor],
     dropout: float,
 ) -> tuple[Tensor, HashedDistribution]:
@@ -197,25 +164,23 @@ def attend(
         buckets_BNRK: of each position in each round.
         buckets: how many there are.
         chunk: S.
-        time: T: outputs of the last T positions are wanted.
         is_padding_BK: True at padding, at which no other position looks.
 
     Returns:
-        Output (B, N, T, D), and the distribution.
+        Output (B, N, K, D), and the distribution.
     """
     orders, codes = _orders(buckets_BNRK, buckets, chunk, is_padding_BK)
     keys = vectors_BNKD * torch.rsqrt(vectors_BNKD.square().sum(-1, keepdim=True) + _EPSILON * vectors_BNKD.size(-1))
-    has_neighbours = buckets_BNRK.size(-1) > chunk
-    reach = (int(has_neighbours), int(has_neighbours and not is_causal))
+    reach = int(buckets_BNRK.size(-1) > chunk)
     scores = []
     for number, order in enumerate(orders):
         queries = order.sort(vectors_BNKD, chunk)
-        seen = neighbours(order.sort(keys, chunk), *reach)
+        seen = neighbours(order.sort(keys, chunk), reach)
         products = torch.matmul(queries, seen.transpose(-2, -1))
         exact = products.to(torch.promote_types(products.dtype, torch.float32))
-        scores.append(_masked(exact, number, orders, codes, reach, is_causal))
+        scores.append(_masked(exact, number, orders, codes, reach))
     probabilities = [part.to(v_BNKD.dtype) for part in _softmax(scores, orders)]
-    distribution = HashedDistribution(orders, probabilities, vectors_BNKD.size(-2), time, *reach)
+    distribution = HashedDistribution(orders, probabilities, vectors_BNKD.size(-2), reach)
     return distribution.attend(v_BNKD, dropout), distribution
 
 
@@ -260,17 +225,15 @@ def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
     return [each / order.sort(mass, size) for order, each in zip(orders, powers, strict=True)]
 
 
-def _masked(
-    scores: Tensor, number: int, orders: list[Order], codes: Tensor, reach: tuple[int, int], is_causal: bool
-) -> Tensor:
-    """Scores (B, N, H, S, W) of a round: other buckets, the future and padding out, keys of N rounds with -log N."""
+def _masked(scores: Tensor, number: int, orders: list[Order], codes: Tensor, reach: int) -> Tensor:
+    """Scores (B, N, H, S, W) of a round: other buckets and padding out, keys of N rounds with -log N."""
     with torch.no_grad():
         size, order = scores.size(-2), orders[number]
 
         def pairs(by_place_BNK: Tensor) -> tuple[Tensor, Tensor]:
             """Of queries (B, N, H, S, 1), and of the keys (B, N, H, 1, W) that they meet; -9 where there are none."""
             chunks = by_place_BNK.gather(-1, order.places).unflatten(-1, (-1, size))[..., None]
-            return chunks, neighbours(chunks, *reach, fill=-9).transpose(-2, -1)
+            return chunks, neighbours(chunks, reach, fill=-9).transpose(-2, -1)
 
         def are_met(code_BNK: Tensor) -> Tensor:
             query, key = pairs(code_BNK)
@@ -279,8 +242,6 @@ def _masked(
         by_place = torch.arange(order.places.size(-1), device=scores.device, dtype=codes.dtype)
         query, key = pairs(by_place.expand_as(order.places))
         is_hidden = ~are_met(codes[:, :, number])
-        if is_causal:
-            is_hidden |= key > query
         is_self = query == key
         rounds = None
         if len(orders) > 1:
@@ -290,8 +251,8 @@ def _masked(
     return scores.masked_fill(is_hidden, float("-inf")).masked_fill(is_self, SELF_SCORE)
 
 
-def neighbours(chunks: Tensor, before: int, after: int, fill: float = 0) -> Tensor:
+def neighbours(chunks: Tensor, reach: int, fill: float = 0) -> Tensor:
     """(B, N, H, S, D) -> (B, N, H, W, D): each chunk between those on either side, `fill` beyond the ends."""
     count = chunks.size(2)
-    padded = F.pad(chunks, (0, 0, 0, 0, before, after), value=fill)
-    return torch.cat([padded[:, :, first : first + count] for first in range(before + after + 1)], dim=3)
+    padded = F.pad(chunks, (0, 0, 0, 0, reach, reach), value=fill)
+    return torch.cat([padded[:, :, first : first + count] for first in range(2 * reach + 1)], dim=3)

@@ -87,8 +87,7 @@ class Synthesizer(AttentionVariant):
         self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
         scores, batch = attention.scores, attention.x_BTC.size(0)
-        is_padded = scores.lengths_B is not None or scores.hidden_BK is not None
-        if batch == 1 or is_padded or not self.may_share or (self.training and self.dropout):
+        if batch == 1 or scores.lengths_B is not None or not self.may_share or (self.training and self.dropout):
             return inner(attention)
         return _attend_together(attention, inner)
 
@@ -102,9 +101,9 @@ class Synthesizer(AttentionVariant):
     def _with_scores(self, attention: Attention) -> Attention:
         """With its own queries and keys, or none, and with learned scores."""
         weights = dict.fromkeys(self.terms) if self.mixture is None else self._weights(attention.values)
-        places = _places(attention)
+        time = attention.x_BTC.size(1)
         hidden_BNTD = attention.q_BNTD.relu() if not set(OF_QUERIES).isdisjoint(self.terms) else None
-        dense = [_scaled(self._scores(term, hidden_BNTD, places), weights[term])
+        dense = [_scaled(self._scores(term, hidden_BNTD, time), weights[term])
                  for term in self.terms if term not in (DOT, FACTORISED_RANDOM)]  # fmt: skip
         q, k, scores = attention.q_BNTD, attention.k_BNKD, attention.scores
         if DOT not in self.terms:
@@ -114,7 +113,7 @@ class Synthesizer(AttentionVariant):
             if scores.position_queries_BNTD is not None:
                 scores = scores.with_own(position_queries_BNTD=scores.position_queries_BNTD * weights[DOT])
         if FACTORISED_RANDOM in self.terms:
-            q, k = self._with_factors(q, k, weights[FACTORISED_RANDOM], places)
+            q, k = self._with_factors(q, k, weights[FACTORISED_RANDOM], time)
         if dense:
             scores = scores.with_own(learned_BNTK=sum(dense[1:], dense[0]).to(attention.values.dtype))
         return replace(attention, q_BNTD=q, k_BNKD=k, scores=scores)
@@ -124,20 +123,20 @@ class Synthesizer(AttentionVariant):
         weights = self.mixture.softmax(0, torch.promote_types(self.mixture.dtype, torch.float32))
         return dict(zip(self.terms, weights.to(like.dtype).unbind(), strict=True))
 
-    def _scores(self, term: str, hidden_BNTD: Optional[Tensor], places: "_Places") -> Tensor:
+    def _scores(self, term: str, hidden_BNTD: Optional[Tensor], time: int) -> Tensor:
         """A term's scores, (B or 1, N, T, T)."""
         if term == RANDOM:
-            return places.rows_and_columns(self.random_NLL)
+            return first_rows_and_columns(self.random_NLL, time)
         if term == FIXED:
-            return places.rows_and_columns(self.fixed_NLL)
+            return first_rows_and_columns(self.fixed_NLL, time)
         if term == DENSE:
-            return places.columns(F.linear(hidden_BNTD, self.dense.weight[: places.time]))
+            return F.linear(hidden_BNTD, self.dense.weight[:time])
         a, b = self.factorised_dense(hidden_BNTD).split(self.factors, -1)
-        return places.columns((b.unsqueeze(-1) * a.unsqueeze(-2)).flatten(-2)[..., : places.time])
+        return (b.unsqueeze(-1) * a.unsqueeze(-2)).flatten(-2)[..., :time]
 
-    def _with_factors(self, q: Tensor, k: Tensor, weight: Optional[Tensor], places: "_Places") -> tuple[Tensor, Tensor]:
+    def _with_factors(self, q: Tensor, k: Tensor, weight: Optional[Tensor], time: int) -> tuple[Tensor, Tensor]:
         """Queries and keys with the factors of R behind their own numbers: back ends multiply both in one product."""
-        of_queries, of_keys = (places.rows(each) for each in (self.query_factors_NLE, self.key_factors_NLE))
+        of_queries, of_keys = (first_rows(each, time) for each in (self.query_factors_NLE, self.key_factors_NLE))
         of_queries = _scaled(of_queries, weight)
         own, size = q.size(-1), q.size(-1) + of_queries.size(-1)
         # Back ends divide by sqrt(size).
@@ -186,37 +185,14 @@ def _scaled(x: Tensor, weight: Optional[Tensor]) -> Tensor:
     return x if weight is None else x * weight
 
 
-class _Places(NamedTuple):
-    """Where tokens stand: at the first `time` positions; where padding is not on the right alone, at (B, T)."""
-
-    time: int
-    places_BT: Optional[Tensor]
-
-    def rows(self, x_NLE: Tensor) -> Tensor:
-        """(B or 1, N, T, E): what belongs to each token."""
-        if self.places_BT is None:
-            return (x_NLE if self.time == x_NLE.size(1) else x_NLE[:, : self.time]).unsqueeze(0)
-        return x_NLE[:, self.places_BT].transpose(0, 1)
-
-    def columns(self, x_BNTT: Tensor) -> Tensor:
-        """Scores by position of the key -> scores by key."""
-        if self.places_BT is None:
-            return x_BNTT
-        return x_BNTT.gather(-1, self.places_BT[:, None, None].expand(x_BNTT.shape))
-
-    def rows_and_columns(self, x_NLL: Tensor) -> Tensor:
-        """(B or 1, N, T, T)."""
-        is_whole = self.time == x_NLL.size(1)
-        return self.columns(self.rows(x_NLL if is_whole else x_NLL[..., : self.time]))
+def first_rows(x_NLE: Tensor, time: int) -> Tensor:
+    """(1, N, T, E): what belongs to each of T positions."""
+    return (x_NLE if time == x_NLE.size(1) else x_NLE[:, :time]).unsqueeze(0)
 
 
-def _places(attention: Attention) -> _Places:
-    """Positions count from the first text, as absolute positions do."""
-    time, hidden = attention.x_BTC.size(1), attention.scores.hidden_BK
-    if hidden is None:
-        return _Places(time, None)
-    first = hidden.int().argmin(-1, keepdim=True)
-    return _Places(time, (torch.arange(time, device=first.device) - first).clamp(min=0))
+def first_rows_and_columns(x_NLL: Tensor, time: int) -> Tensor:
+    """(1, N, T, T): what belongs to each pair of T positions."""
+    return first_rows(x_NLL if time == x_NLL.size(1) else x_NLL[..., :time], time)
 
 
 class _TogetherAttention(NamedTuple):

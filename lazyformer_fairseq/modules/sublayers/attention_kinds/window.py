@@ -28,8 +28,8 @@ class Window(AttentionVariant):
     for what they see: queries of theirs, keys and values of all (section 3.1). Those start as copies. What others see
     of global tokens are the plain keys and values, counted once, as in the published code.
 
-    The first g tokens are those of the text: padding on the left takes no place among them. In a causal model global
-    tokens see what is before them, and all see them that come after; u and v are those of all tokens.
+    In a causal model global tokens see what is before them, and all see them that come after; u and v are those of all
+    tokens.
 
     Attributes:
         mask: of plain tokens.
@@ -104,15 +104,7 @@ class Window(AttentionVariant):
                     "the same, for the first token"
                 )
             return GlobalTokens(scores.given_places_BG, scores.given_BK)
-        places = torch.arange(min(self.first, time), device=attention.x_BTC.device)[None]
-        if scores.hidden_BK is None:
-            return GlobalTokens(places, None)
-        rank = (~scores.hidden_BK).cumsum(-1)
-        mask = ~scores.hidden_BK & (rank <= self.first)
-        at = torch.where(mask, rank - 1, places.size(1))  # the places of the others fall behind the last one
-        found = places.new_full((mask.size(0), places.size(1) + 1), time)
-        every = torch.arange(time, device=mask.device).expand_as(mask)
-        return GlobalTokens(found.scatter_(1, at, every)[:, :-1], mask)
+        return GlobalTokens(torch.arange(min(self.first, time), device=attention.x_BTC.device)[None], None)
 
     def _of(self, tokens: "GlobalTokens", attention: Attention, v_BNKD: Tensor) -> Attention:
         """What global tokens attend with."""
@@ -127,7 +119,7 @@ class Window(AttentionVariant):
         if scores.is_causal:
             is_future = torch.arange(keys, device=q.device) > tokens.places_AG[:, None, :, None]
             added = (q.new_zeros(1) if added is None else added).masked_fill(is_future, float("-inf"))
-        shape = Scores(lengths_B=scores.lengths_B, hidden_BK=scores.hidden_BK, learned_BNTK=added)
+        shape = Scores(lengths_B=scores.lengths_B, learned_BNTK=added)
         return Attention(x, attention.x_BKC, q, k, v_BNKD, shape)
 
 

@@ -14,6 +14,7 @@ import torch._inductor.config
 from click.testing import CliRunner
 from every_kind import (
     CASES,
+    ENCODERS,
     EXAMPLES,
     HEADS,
     TOKENS,
@@ -29,6 +30,8 @@ from every_kind import (
     tokens,
 )
 from helpers import assert_equal_state
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_networks import loud, make_encoder, vectors
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention as torchs_flex
@@ -134,8 +137,8 @@ def test_an_l_is_a_product_with_the_dense_distribution(direction, s):
     network, x_BTC, padding = build(direction, f"{s} l"), torch.randn(2, TOKENS, WIDTH).double(), ()
     hidden = torch.zeros(2, TOKENS, dtype=torch.bool)
     if direction == ENCODER:
-        hidden[0, [0, 5, 11]] = True
-        padding = (hidden, False)
+        hidden[0, 9:] = True
+        padding = (hidden,)
     _, handed_on = network.sublayers[0].inner(x_BTC, {}, network.context(x_BTC, 0, *padding))
     distribution = handed_on[DISTRIBUTION]
     dense = distribution.probabilities
@@ -163,7 +166,7 @@ def test_a_k_with_the_queries_of_the_s_is_the_s_or_is_refused(direction, s):
         if direction == ENCODER:
             second.q_proj.weight.copy_(first.qkv_proj.weight[:WIDTH])
             second.q_proj.bias.copy_(first.qkv_proj.bias[:WIDTH])
-            shared = network.context(x_BTC, 0, torch.arange(TOKENS) >= torch.tensor([[TOKENS], [7]]), True)
+            shared = network.context(x_BTC, 0, torch.arange(TOKENS) >= torch.tensor([[TOKENS], [7]]))
         else:
             second.q_proj.load_state_dict(first.q_proj.state_dict())
             second.position_proj.load_state_dict(first.position_proj.state_dict())
@@ -174,26 +177,16 @@ def test_a_k_with_the_queries_of_the_s_is_the_s_or_is_refused(direction, s):
     assert flops[0] > flops[1]
 
 
-@of_encoders
-def test_padding_on_either_side_changes_nothing(s):
-    network = build(ENCODER, f"{s} f l")
-    alone, padding = tokens(time=TOKENS - 4), torch.ones(2, 4, dtype=torch.long)
-    for both, text in (([alone, padding], slice(0, -4)), ([padding, alone], slice(4, None))):
-        padded = torch.cat(both, 1)
-        assert_alike(run(network, padded, padded.eq(1))[:, text], run(network, alone))
-
-
-@pytest.mark.parametrize("where", ["right", "left", "holes"])
-@of_encoders
-def test_what_stands_at_padding_is_not_looked_at(s, where):
-    is_padding = torch.zeros(2, TOKENS, dtype=torch.bool)
-    places = {"right": slice(-3, None), "left": slice(0, 3), "holes": slice(2, None, 3)}
-    is_padding[0, places[where]] = True
-    text = tokens()
-    other = text.clone()
-    other[is_padding] = (text[is_padding] + 3) % WORDS
-    network = build(ENCODER, f"{s} f l {s} l")
-    assert_alike(run(network, text, is_padding)[~is_padding], run(network, other, is_padding)[~is_padding])
+@settings(max_examples=8)
+@given(st.lists(st.lists(st.booleans(), min_size=TOKENS, max_size=TOKENS).filter(any), min_size=1, max_size=4))
+@pytest.mark.parametrize("pattern", [f"{s} f l c {s} l f" for s in ENCODERS] + ["s f l k c[width=4] s l k f"])
+def test_a_texts_features_do_not_depend_on_padding_or_on_its_batch(pattern, is_text):
+    """Wherever padding stands, and whatever stands there."""
+    network, is_text = build(ENCODER, pattern), torch.tensor(is_text)
+    text = tokens(len(is_text))
+    found = run(network, text, ~is_text)
+    for tokens_T, found_TC, is_text_T in zip(text, found, is_text, strict=True):
+        assert_alike(found_TC[is_text_T], run(network, tokens_T[is_text_T][None])[0])
 
 
 @pytest.mark.parametrize("s", [case.values[1] for case in CASES if case.values[0] == CAUSAL])

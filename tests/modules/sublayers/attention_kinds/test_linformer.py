@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from attention_by_einsum import BATCH, HEADS, HOLES, LEFT, RIGHT, SIZE, WIDTH, Attending, split
+from attention_by_einsum import BATCH, HEADS, RIGHT, SIZE, WIDTH, Attending, split
 from safetensors.torch import load_model, save_model
 from tiny_networks import fairseqs_example, make_encoder, vectors
 from torch import Tensor, nn
@@ -54,17 +54,16 @@ def test_fairseqs_module_with_the_same_weights(share, projected, monkeypatch):
 
 
 class Projecting(Attending):
-    """Equation 7: a text's first token meets the first column, what is padding counts as zeros."""
+    """Equation 7; what is padding counts as zeros."""
 
     def expected(self) -> list[Tensor]:
         choice = self.s.choices["linformer"]
         e, f = choice.key_projection, choice.value_projection
         hidden = torch.zeros(BATCH, self.time, dtype=torch.bool) if self.padding is None else self.padding
-        place = (torch.arange(self.time) - hidden.int().argmin(-1, keepdim=True)).clamp(min=0)
 
         def project(matrix: Tensor, x_BTC: Tensor) -> Tensor:
-            of_tokens = matrix.expand(HEADS, -1, -1)[:, :, place]
-            return torch.einsum("npbt,bntd->bnpd", of_tokens, split(x_BTC.masked_fill(hidden[..., None], 0)))
+            of_tokens = matrix.expand(HEADS, -1, -1)[:, :, : self.time]
+            return torch.einsum("npt,bntd->bnpd", of_tokens, split(x_BTC.masked_fill(hidden[..., None], 0)))
 
         weights, biases = self.s.qkv_proj.weight.chunk(3), self.s.qkv_proj.bias.chunk(3)
         q = split(self.x @ weights[0].T + biases[0])
@@ -80,7 +79,7 @@ class Projecting(Attending):
 @pytest.mark.parametrize("projected", [1, 4, 9])
 @pytest.mark.parametrize("back_end", ["eager", "recompute", "materialize", "fused"])
 def test_the_equations_and_all_gradients(share, projected, back_end):
-    for given in ({"time": 7, "padding": padding} for padding in (None, RIGHT, LEFT, HOLES)):
+    for given in ({"time": 7, "padding": padding} for padding in (None, RIGHT)):
         Projecting(f"s[linformer={projected},share={share}]", **given, longest=12, back_end=back_end).assert_equations()
     for time in (3, LONGEST):
         Projecting(f"s[linformer={projected},share={share}]", time, longest=12, back_end=back_end).assert_equations()
@@ -125,6 +124,6 @@ def test_auto_takes_torchs_kernel_where_keys_are_few(monkeypatch):
         "lazyformer_fairseq.modules.networks.stack.choose",
         lambda name, workload, consumers, among: seen.setdefault("workload", workload) and "eager",
     )
-    encoder(vectors(2, 7), HOLES)
+    encoder(vectors(2, 7), RIGHT[:2])
     assert seen["workload"].keys == 4 and not seen["workload"].features
     assert choose_with_reason(seen["workload"], 0)[0] == "recompute"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.merge import plan_as_json
-from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, init_bert_weights
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
@@ -169,7 +169,7 @@ def test_probabilities_are_ours_and_those_of_an_l_are_its_s(settings):
     asked, plain = (exported(ids, **to_exported, output_attentions=wanted) for wanted in (True, False))
     torch.testing.assert_close(asked.last_hidden_state, plain.last_hidden_state, atol=1e-9, rtol=1e-9)
     of_queries = is_text[:, None].expand(-1, HEADS, -1)
-    expected = found[0]["distribution"].probabilities
+    expected = TextFirst.of(~is_text).pairs_back(found[0]["distribution"].probabilities, TOKENS)
     torch.testing.assert_close(asked.attentions[0][of_queries], expected[of_queries], atol=1e-9, rtol=1e-9)
     assert torch.equal(asked.attentions[1], asked.attentions[0])
     assert len(asked.attentions) == sum(planned.kind.letter in "slk" for planned in ours.plan)

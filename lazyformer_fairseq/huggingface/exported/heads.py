@@ -26,6 +26,7 @@ from lazyformer_fairseq.huggingface.exported.modelling import (
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias, TextFirst
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, Pooler
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 
 
 class LazyFormerModel(LazyFormerPreTrainedModel):
@@ -126,7 +127,8 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         states = (*states[:-1], x) if output_hidden_states else (x,)
         if text is not None:
             states = tuple(text.back(state) for state in states)
-            probabilities = [text.back(text.back(each, 2), 3) for each in probabilities]
+            tokens = [0 if projected else x.size(1) for projected in self._reads_projected()]
+            probabilities = [text.pairs_back(*each) for each in zip(probabilities, tokens, strict=False)]
         output = BaseModelOutputWithPooling(
             last_hidden_state=states[-1],
             pooler_output=pooled,
@@ -177,6 +179,15 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
                 else "global_attention_mask is given, but no sublayer of this model asks for it"
             )
         return None if global_attention_mask is None else global_attention_mask.ne(0)
+
+    def _reads_projected(self) -> list[bool]:
+        """Of each sublayer that attends: whether it is a ``k``, and compares with what Linformer made of the tokens."""
+        plan = self.config.plan
+        return [
+            place["letter"] == "k" and "linformer" in plan[place["giver"]]["kinds"]
+            for place, sublayer in zip(plan, self.sublayers, strict=True)
+            if isinstance(getattr(sublayer, "inner", None), AttentionSublayer)
+        ]
 
     def _checkpoint(self, function: Callable, *arguments: Any) -> Any:
         # Reentrant, it would not see the tensors within what sublayers hand on, and their gradients would be lost.

@@ -89,9 +89,14 @@ class TextFirst(NamedTuple):
         """(B, T, ...) with text first."""
         return _taken(x, self.from_BT, 1)
 
-    def back(self, x: Tensor, axis: int = 1) -> Tensor:
-        """The same as it was; `axis` is that of T."""
-        return _taken(x, self.to_BT, axis)
+    def back(self, x: Tensor) -> Tensor:
+        """(B, T, ...) as it was."""
+        return _taken(x, self.to_BT, 1)
+
+    def pairs_back(self, x_BNTK: Tensor, tokens: int) -> Tensor:
+        """By query and key as it was; keys behind so many, which are no tokens, stay there."""
+        of_tokens, others = _taken(x_BNTK, self.to_BT, 2).tensor_split((tokens,), -1)
+        return torch.cat([_taken(of_tokens, self.to_BT, 3), others], -1) if tokens else others
 
 
 def _taken(x: Tensor, places_BT: Tensor, axis: int) -> Tensor:

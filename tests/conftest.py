@@ -24,17 +24,48 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 for talkative in ("matplotlib", "fairseq.tasks.text_to_speech"):  # when imported, which is before pytest looks
     logging.getLogger(talkative).setLevel(logging.WARNING)
 
+import copy
+import functools
 import signal
+import subprocess
 
 import hypothesis
 import pytest
 import torch
-from helpers import PRETRAINING, ROOT, build_toy_corpus, false_nvidia_smi, train_here, train_words, write_toy_glue
-from language_model_data import prepare_toy_wikitext
-from quick_hydra import make_hydra_quick
-from warm_processes import stand_ins
+from helpers import (
+    PRETRAINING,
+    ROOT,
+    build_toy_corpus,
+    false_nvidia_smi,
+    prepare_toy_wikitext,
+    train_here,
+    train_words,
+    write_toy_glue,
+)
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
+
+
+def make_hydra_quick() -> None:
+    """Without what it does anew for every run, which was half of the time of a tiny training.
+
+    Settings that a command line gives are parsed once each; the store of all configs is not copied each time.
+    """
+    parse = OverridesParser.parse_rule
+
+    @functools.cache
+    def parsed(words: str, rule: str) -> object:
+        return parse(OverridesParser.create(), words, rule)
+
+    def copy_sources(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
+        self.delegate = copy.copy(delegate)  # which gets a new list of sources; what they hold is only read
+        self.cache = {}
+
+    OverridesParser.parse_rule = lambda self, words, rule: copy.copy(parsed(words, rule))
+    CachingConfigRepository.__init__ = copy_sources
+
 
 start_run()  # once: what a test replaces for itself is to stand outside of the hooks
 make_hydra_quick()
@@ -109,9 +140,34 @@ def fairseq_train() -> Callable[..., dict]:
 
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[Path]:
-    """A folder of programs, python and lazyformer among them, that start in milliseconds."""
-    with stand_ins() as folder:
-        yield folder
+    """A folder of programs, python and lazyformer among them, that start in milliseconds.
+
+    A server that has imported what is heavy forks them. Elsewhere than on Linux it is the folder of this process's own
+    python.
+    """
+    real, server_and_client = Path(sys.executable), ROOT / "tests" / "warm_python"
+    if not hasattr(os, "pidfd_open"):
+        yield real.parent
+        return
+    with tempfile.TemporaryDirectory(prefix="warm_") as name:
+        folder = Path(name)
+        socket, python = folder / "socket", folder / "python"
+        for name in (python, folder / "python3"):
+            write_program(name, f'"{real}" -ISu "{server_and_client / "client.py"}" "{socket}" "{real}"')
+        for command in ("lazyformer", "fairseq-train", "fairseq-hydra-train"):
+            write_program(folder / command, f'"{python}" "{real.parent / command}"')
+        serve = [str(real), str(server_and_client / "server.py"), str(socket), str(python)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(serve, env=environment, **pipes) as server:
+            assert server.stdout.readline() == b"ready\n"
+            yield folder
+            server.terminate()  # a process that a test left behind may hold its standard input open
+
+
+def write_program(path: Path, command: str) -> None:
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Optional
 from unittest import mock
 
 import pytest
@@ -32,7 +32,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
+from lazyformer_fairseq.language_modeling.prepare import prepare
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.grammar import plan
 
 ROOT = Path(__file__).resolve().parent.parent
 PRETRAINING = "full_sentences_masked_lm --tokens-per-sample 32"
@@ -260,3 +262,33 @@ def message_of(run: Callable[..., object], *arguments, **options) -> str:
     error = find_user_error(caught.value)
     assert isinstance(error, UserError), repr(caught.value)
     return str(error)
+
+
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+}
+
+
+def assert_refused(pattern: str, under: str, why: str, direction: Optional[str] = None) -> None:
+    """A pattern is refused: the message says why, and its caret stands where `under` first begins."""
+    with pytest.raises(UserError) as caught:
+        plan(pattern, direction)
+    *_, shown, caret = str(caught.value).splitlines()
+    assert why in str(caught.value)
+    assert caret.index("^") - shown.index(pattern) == pattern.index(under)
+
+
+def write_toy_wikitext(folder: Path) -> Path:
+    """wiki.train.tokens and so on: words with spaces around, an empty line after each text. Returns `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (split, texts) in enumerate({"train": 40, "valid": 6, "test": 6}.items()):
+        lines = (text.replace(".", " .") for text in toy_texts(texts, seed=number))
+        (folder / f"wiki.{split}.tokens").write_text("".join(f" {line} \n \n" for line in lines))
+    return folder
+
+
+def prepare_toy_wikitext(folder: Path) -> Path:
+    """Prepared data in `folder`/data."""
+    prepare("wikitext", write_toy_wikitext(folder / "text"), folder / "data")
+    return folder / "data"

@@ -1,12 +1,18 @@
 """Commands in this process, without the seconds that another one takes to start."""
 
+import shlex
+from subprocess import CompletedProcess
+from unittest import mock
+
 from click.testing import CliRunner
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig
 
 from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.options import settle_update_size
 
 
 def invoke(*words: object, code: int = 0) -> str:
@@ -27,3 +33,53 @@ def config_of(*words: object) -> DictConfig:
     """fairseq's configuration for a command line of fairseq-train."""
     parser = options.get_training_parser()
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, words))))
+
+
+TRAINERS = ("fairseq_cli.train", "lazyformer_fairseq.pretraining.hydra_train")
+
+
+def pretrain(*arguments: object) -> CompletedProcess:
+    """``pretrain("bert_base", "data", ...)``: what the command says, and its exit code."""
+    done = CliRunner().invoke(main, ["pretrain", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, (UserError, SystemExit)), done.exception
+    error = f"error: {done.exception}\n" if isinstance(done.exception, UserError) else ""
+    return CompletedProcess([], done.exit_code, done.stdout, done.stderr + error)
+
+
+def dry_run(*arguments: object, by=pretrain) -> tuple[list[str], list[str]]:
+    """The launcher with its options, and the arguments of fairseq-train or fairseq-hydra-train."""
+    run = by(*arguments, "--dry-run", "--no-fit")
+    assert run.returncode == 0, run.stderr
+    command = shlex.split(run.stdout)
+    at = next(at for at, word in enumerate(command) if word in TRAINERS)
+    return command[:at], command[at + 1 :]
+
+
+def parsed(arguments: list[str]) -> DictConfig:
+    """What fairseq-train makes of its arguments."""
+    with mock.patch.object(nvidia_smi, "_ask", lambda *_: []):  # no GPU is there for what this process's torch trains
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+    settle_update_size(cfg)
+    return cfg
+
+
+def settings_of(*arguments: object) -> DictConfig:
+    """With which ``lazyformer pretrain`` would train."""
+    return parsed(dry_run(*arguments)[1])
+
+
+def assert_recipe(cfg: DictConfig, name: str) -> None:
+    """NVIDIA's wt103_base.yaml, wt103_large.yaml and lamb.py, or Transformer-XL's Adam."""
+    schedule, optimizer = cfg.lr_scheduler, cfg.optimizer
+    assert (schedule._name, cfg.optimization.clip_norm, optimizer.weight_decay) == ("cosine", 0.25, 0.0)
+    assert cfg.model.init_std == (0.005 if name == "nvidia_large" else 0.02)
+    assert cfg.task.roll == name.startswith("nvidia") and not cfg.task.varlen and not cfg.model.same_length
+    if name == "transformer_xl":
+        assert (optimizer._name, optimizer.adam_eps) == ("fused_adam", 1e-8)
+        assert (cfg.optimization.lr, schedule.warmup_updates, schedule.min_lr) == ([2.5e-4], 1000, 0.0)
+        return
+    assert (optimizer._name, optimizer.lamb_eps, optimizer.max_weight_norm) == ("nvlamb", 1e-6, 10.0)
+    assert optimizer.no_bias_correction and optimizer.lamb_betas.replace(" ", "") == "(0.9,0.999)"
+    lowest, warmup = {"nvidia": (1e-3, 1000), "nvidia_large": (1e-4, 16_000)}[name]
+    assert (cfg.optimization.lr, schedule.min_lr, schedule.warmup_updates) == ([0.01], lowest, warmup)
+    assert schedule.warmup_init_lr == 0.0

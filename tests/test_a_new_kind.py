@@ -7,10 +7,9 @@ import textwrap
 import local_mean
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, assert_refused
 from hydra import compose, initialize_config_dir
 from local_mean import LOCAL_MEAN, LocalMean, registered, registered_local_mean, run  # noqa: F401 (a fixture)
-from refusals import assert_refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError

@@ -16,8 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from helpers import ROOT, run_script
-from language_model_data import write_toy_wikitext
+from helpers import ROOT, run_script, write_toy_wikitext
 
 from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.language_modeling.prepare import read_manifest

@@ -6,9 +6,8 @@ from dataclasses import MISSING, fields
 
 import pytest
 from fairseq.dataclass import FairseqDataclass
-from helpers import ROOT, count_causal_parameters, count_parameters
+from helpers import PAGES, ROOT, count_causal_parameters, count_parameters
 from omegaconf import MISSING as REQUIRED
-from pages import PAGES
 
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import ContinuedMaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig

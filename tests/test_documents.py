@@ -10,11 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, mostly_slow, toy_texts, write_toy_glue
-from language_model_data import write_toy_wikitext
-from pages import PAGES
-from squad_grids import write_articles
+from helpers import PAGES, ROOT, mostly_slow, toy_texts, write_toy_glue, write_toy_wikitext
 from tiny_berts import save_tiny
+from toy_squad import write_articles
 from training_logs import write_run
 
 from lazyformer_fairseq.language_modeling.prepare import prepare

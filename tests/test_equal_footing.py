@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from comparison_results import an_example
-from helpers import ROOT, run_script
-from pages import PAGES
+from helpers import PAGES, ROOT, run_script
 
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.tasks import setup_task
 from helpers import toy_texts, updates_of, write_toy_glue
-from launches import parsed
+from in_process import parsed
 from other_tokenizers import write_bert_files, write_roberta_files
 
 from lazyformer_fairseq.corpus.build import build_corpus

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from helpers import ROOT
-from launches import pretrain
+from in_process import pretrain
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import nvidia_smi

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from fairseq.trainer import Trainer
 from helpers import ROOT, assert_equal_state, stopped_at, train_here, train_words, updates_of
-from launches import dry_run, parsed
+from in_process import dry_run, parsed
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.arguments import options_by_name

@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 from helpers import false_nvidia_smi, run_script
-from language_model_recipes import assert_recipe
-from launches import dry_run, pretrain, settings_of
+from in_process import assert_recipe, dry_run, pretrain, settings_of
 from omegaconf import DictConfig, OmegaConf
 
 from lazyformer_fairseq.errors import UserError

@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers import NAMES, THINGS
+from helpers import NAMES, ROOT, THINGS
+
+START = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"  # it has 64 positions
+SIZES = ("--max-length", "64")
+SIX = ("Anna", "Otto", "Maria", "Peter", "Clara", "Emil")
+FIVE = ("garden", "river", "house", "tower", "bridge")
 
 
 def article(title: str, *paragraphs: tuple[str, Sequence[tuple[str, str]]]) -> dict[str, Any]:
@@ -44,4 +49,21 @@ def write_toy_squad(folder: Path, train: int = 60, valid: int = 12) -> Path:
 
     write_squad(folder / "train-v1.1.json", article("Walks", *map(paragraph, range(train))))
     write_squad(folder / "dev-v1.1.json", article("Finds", *map(paragraph, range(train, train + valid))))
+    return folder
+
+
+def toy_article(number: int) -> dict:
+    """Who sees what: two paragraphs of three questions."""
+    paragraphs = []
+    for part in range(2):
+        pairs = [(SIX[(number + part + place) % 6], FIVE[(number + place) % 5]) for place in range(3)]
+        context = " ".join(f"{name} sees the {thing}." for name, thing in pairs)
+        paragraphs.append((context, [(f"Who sees the {thing}?", name) for name, thing in pairs]))
+    return article(f"Article {number}", *paragraphs)
+
+
+def write_articles(folder: Path, train: int = 8, dev: int = 2) -> Path:
+    """A folder as the official download: articles to train on, and others to validate on. Returns `folder`."""
+    write_squad(folder / "train-v1.1.json", *map(toy_article, range(train)))
+    write_squad(folder / "dev-v1.1.json", *map(toy_article, range(train, train + dev)))
     return folder

@@ -6,7 +6,7 @@ import pytest
 from helpers import write_toy_glue
 from in_process import config_of
 from omegaconf import DictConfig
-from squad_grids import START, write_articles
+from toy_squad import START, write_articles
 
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.finetuning.tasks.glue import GridSettings, prepare_tasks

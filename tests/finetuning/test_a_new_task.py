@@ -2,7 +2,7 @@
 
 import pytest
 from repeats_task import make_repeats
-from squad_grids import START
+from toy_squad import START
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import benchmark_of_grid, find_benchmark

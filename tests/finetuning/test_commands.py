@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import ROOT
 from in_process import invoke, refusal
-from squad_grids import SIZES, START, write_articles
+from toy_squad import SIZES, START, write_articles
 
 from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.errors import UserError

@@ -14,7 +14,7 @@ from glue_grids import glue_grid
 from helpers import ROOT, toy_texts, train_tokenizer
 from hydra import compose, initialize_config_dir
 from in_process import config_of
-from squad_grids import START
+from toy_squad import START
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError

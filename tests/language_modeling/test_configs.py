@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import ROOT, mostly_slow
-from language_model_recipes import assert_recipe
+from in_process import assert_recipe
 from omegaconf import OmegaConf
 from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
 

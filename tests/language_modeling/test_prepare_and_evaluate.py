@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary, data_utils
-from helpers import ROOT, dictionary_of
+from helpers import ROOT, dictionary_of, write_toy_wikitext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import invoke, refusal
-from language_model_data import write_toy_wikitext
 
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError

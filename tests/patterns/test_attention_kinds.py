@@ -1,7 +1,7 @@
 """The table of kinds of attention: its rows, what readers learn of them, and what is refused."""
 
 import pytest
-from refusals import assert_refused
+from helpers import assert_refused
 
 from lazyformer_fairseq.patterns.attention_kinds import (
     ATTENTION_KINDS,

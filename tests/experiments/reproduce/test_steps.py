@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, write_toy_glue
-from in_process import invoke, refusal
-from launches import settings_of
+from in_process import invoke, refusal, settings_of
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError

@@ -11,9 +11,8 @@ import torch
 from fairseq.tasks import setup_task
 from helpers import toy_texts, train_tokenizer
 from in_process import config_of
-from squad_grids import START
 from torch import nn
-from toy_squad import article, write_squad, write_toy_squad
+from toy_squad import START, article, write_squad, write_toy_squad
 from validation import batches, logged
 
 from lazyformer_fairseq.data.datasets.question_windows import (

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from attention_by_einsum import WIDTH, Attending, padded_and_with_memory, split
-from refusals import assert_refused
+from helpers import assert_refused
 from tiny_networks import loud, make_decoder, make_encoder, random_tokens, vectors
 from torch import Tensor
 

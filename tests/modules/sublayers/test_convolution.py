@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
+from helpers import assert_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import assert_refused
 from tiny_networks import make_decoder, random_tokens
 from torch import Tensor
 from torch.nn import functional as F

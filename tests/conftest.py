@@ -37,15 +37,17 @@ from helpers import (
     ROOT,
     build_toy_corpus,
     false_nvidia_smi,
-    prepare_toy_wikitext,
     train_here,
     train_words,
+    write_program,
     write_toy_glue,
+    write_toy_wikitext,
 )
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
+from lazyformer_fairseq.language_modeling.prepare import prepare
 
 
 def make_hydra_quick() -> None:
@@ -118,7 +120,9 @@ def data_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def lm_data(tmp_path_factory) -> Path:
     """A folder that ``lazyformer lm prepare`` wrote, of toy text."""
-    return prepare_toy_wikitext(tmp_path_factory.mktemp("language modelling"))
+    folder = tmp_path_factory.mktemp("language modelling")
+    prepare("wikitext", write_toy_wikitext(folder / "text"), folder / "data")
+    return folder / "data"
 
 
 @pytest.fixture(scope="session")
@@ -153,9 +157,9 @@ def warm_python() -> Iterator[Path]:
         folder = Path(name)
         socket, python = folder / "socket", folder / "python"
         for name in (python, folder / "python3"):
-            write_program(name, f'"{real}" -ISu "{server_and_client / "client.py"}" "{socket}" "{real}"')
+            write_program(name, f'exec "{real}" -ISu "{server_and_client / "client.py"}" "{socket}" "{real}" "$@"')
         for command in ("lazyformer", "fairseq-train", "fairseq-hydra-train"):
-            write_program(folder / command, f'"{python}" "{real.parent / command}"')
+            write_program(folder / command, f'exec "{python}" "{real.parent / command}" "$@"')
         serve = [str(real), str(server_and_client / "server.py"), str(socket), str(python)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -163,11 +167,6 @@ def warm_python() -> Iterator[Path]:
             assert server.stdout.readline() == b"ready\n"
             yield folder
             server.terminate()  # a process that a test left behind may hold its standard input open
-
-
-def write_program(path: Path, command: str) -> None:
-    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-    path.chmod(0o755)
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
-from lazyformer_fairseq.language_modeling.prepare import prepare
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 
@@ -40,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PRETRAINING = "full_sentences_masked_lm --tokens-per-sample 32"
 ASK_NVIDIA_SMI = nvidia_smi._ask.__wrapped__  # without the answers that it keeps
 
-NVIDIA_SMI = """#!/usr/bin/env bash
+NVIDIA_SMI = """
 capabilities=({capabilities})
 [[ ${{#capabilities[@]}} -gt 0 ]] || {{ echo "No devices were found"; exit 6; }}
 case $1 in
@@ -59,12 +58,17 @@ def false_nvidia_smi(
 ) -> None:
     """Puts an nvidia-smi first on the PATH that shows a GPU of each of the compute capabilities."""
     program = folder / "false_nvidia_smi" / "nvidia-smi"
-    program.parent.mkdir(exist_ok=True)
     known = {"capabilities": " ".join(capabilities), "driver": driver, "knows": str(knows_capabilities).lower()}
-    program.write_text(NVIDIA_SMI.format(**known))
-    program.chmod(0o755)
+    write_program(program, NVIDIA_SMI.format(**known))
     monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
     monkeypatch.setattr(nvidia_smi, "_ask", ASK_NVIDIA_SMI)
+
+
+def write_program(path: Path, script: str) -> None:
+    """A script of bash that can be called."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+    path.chmod(0o755)
 
 
 def run_script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess:
@@ -286,9 +290,3 @@ def write_toy_wikitext(folder: Path) -> Path:
         lines = (text.replace(".", " .") for text in toy_texts(texts, seed=number))
         (folder / f"wiki.{split}.tokens").write_text("".join(f" {line} \n \n" for line in lines))
     return folder
-
-
-def prepare_toy_wikitext(folder: Path) -> Path:
-    """Prepared data in `folder`/data."""
-    prepare("wikitext", write_toy_wikitext(folder / "text"), folder / "data")
-    return folder / "data"

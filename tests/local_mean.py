@@ -6,11 +6,9 @@ from typing import Optional
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention import with_memory
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
@@ -76,9 +74,3 @@ def registered_local_mean():
     """For each test of a file that imports it, the kind is in the table."""
     with registered(LOCAL_MEAN):
         yield
-
-
-def run(*command: str) -> str:
-    done = CliRunner().invoke(main, list(map(str, command)), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from helpers import ROOT, run_script, write_toy_wikitext
+from helpers import ROOT, run_script, write_program, write_toy_wikitext
 
 from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
@@ -113,12 +113,9 @@ def programs(tmp_path):
     """``programs(sleep="...")``: a PATH on which these shell scripts come first."""
 
     def path_with(**scripts: str) -> str:
-        folder = tmp_path / "bin"
-        folder.mkdir()
         for name, text in scripts.items():
-            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-            (folder / name).chmod(0o755)
-        return f"{folder}{os.pathsep}{os.environ['PATH']}"
+            write_program(tmp_path / "bin" / name, text)
+        return f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
     return path_with
 
@@ -247,10 +244,7 @@ def test_the_launcher_is_lazyformer_corpus_of_the_projects_environment_with_our_
     assert arguments == ["corpus", "wiki dump.bz2", "book:my books", "data", *"--vocab-size 32768 --workers 3".split()]
     assert preprocess("data", "wiki", "jsonl:books.zst")[1:4] == ["wiki", "jsonl:books.zst", "data"]
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    own = tmp_path / ".venv" / "bin" / "lazyformer"
-    own.parent.mkdir(parents=True)
-    own.write_text('#!/bin/sh\nprintf "%s|" "$@"\nexit 7\n')
-    own.chmod(0o755)
+    write_program(tmp_path / ".venv" / "bin" / "lazyformer", 'printf "%s|" "$@"; exit 7')
     run = run_script(tmp_path / "scripts" / "preprocess_wiki_books.sh", "o", "w", "b c", "--vocab-size", "99")
     assert (run.returncode, run.stdout) == (7, "corpus|w|book:b c|o|--vocab-size|32768|--vocab-size|99|")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from comparison_results import an_example
-from helpers import PAGES, ROOT, run_script
+from helpers import PAGES, ROOT, run_script, write_program
 
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models
@@ -74,9 +74,7 @@ def options_of(tmp_path):
     script = tmp_path / "scripts" / SCRIPT.name
     script.write_bytes(SCRIPT.read_bytes())
     python = tmp_path / "bin" / "python3"
-    python.parent.mkdir()
-    python.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
-    python.chmod(0o755)
+    write_program(python, 'for word; do echo "$word"; done')
 
     def read(*arguments: str) -> dict:
         done = run_script(script, *arguments, env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"})

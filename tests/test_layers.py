@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import lazyformer_fairseq
 
 # A folder imports from rows below its own, and from itself; neighbours in a row do not know each other.
@@ -103,43 +101,3 @@ def test_imports_lead_to_modules_that_are_there_below_and_in_no_circle():
     assert circle(imports) == []
     for depth in (3, 4):
         assert circle(subfolders(imports, depth)) == [], "between subfolders"
-
-
-BAD_TREE = {
-    "__init__": "",
-    "cli": "from lazyformer_fairseq.measure.costs import flops",
-    "errors": "",
-    "experiments/search/run": "",
-    "finetuning/glue/run/grid": "import lazyformer_fairseq.finetuning.glue.report.rows",
-    "finetuning/glue/run/queue": "import lazyformer_fairseq.experiments.search.run",
-    "finetuning/glue/report/rows": "",
-    "finetuning/glue/report/tables": "from lazyformer_fairseq.finetuning.glue.run.queue import RunQueue",
-    "measure/__init__": "",
-    "measure/costs/flops": "from lazyformer_fairseq.storage.whole import write\nimport lazyformer_fairseq.errors",
-    "storage/__init__": "",
-    "storage/whole": "def write():\n    from lazyformer_fairseq.storage import json_files",
-    "storage/json_files": (
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .whole import write\n"
-        "from ..measure.costs import flops"
-    ),
-}
-
-
-def test_a_bad_tree_is_found_out(tmp_path):
-    """A circle within functions and types, one between subfolders alone, arrows up and to neighbours, a new folder."""
-    package = tmp_path / "lazyformer_fairseq"
-    for name, content in BAD_TREE.items():
-        file = package / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
-    imports = imports_of_package(package)
-    assert imports["lazyformer_fairseq.cli"] == {"lazyformer_fairseq.measure.costs.flops"}
-    parts = {part: {name: others for name, others in imports.items() if part in name} for part in ("storage", "glue")}
-    assert {name.rpartition(".")[2] for name in circle(parts["storage"])} == {"whole", "json_files"}
-    assert circle(parts["glue"]) == []
-    assert {name.rpartition(".")[2] for name in circle(subfolders(parts["glue"], 4))} == {"run", "report"}
-    assert [arrow.replace("lazyformer_fairseq.", "") for arrow in arrows_that_run_up(imports)] == [
-        "finetuning.glue.run.queue -> experiments.search.run", "storage.json_files -> measure.costs.flops",
-    ]  # fmt: skip
-    with pytest.raises(AssertionError, match=r"\['new'\] a place"):
-        arrows_that_run_up({**imports, "lazyformer_fairseq.new.thing": set()})

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, assert_equal_state, run_script
+from helpers import ROOT, assert_equal_state, run_script, write_program
 
 SCRIPT = ROOT / "scripts" / "pretrain_slurm.sh"
 
 # Runs a copy, as Slurm does, again and again while somebody asks for it. Says who the shell is.
-SBATCH = """
+SBATCH = """set -euo pipefail
 script=$1
 shift
 export SLURM_JOB_ID=4321 SLURM_SUBMIT_DIR=$PWD SLURM_JOB_NODELIST="node[0-$((SLURM_NNODES - 1))]" SLURM_RESTART_COUNT=0
@@ -31,7 +31,7 @@ while :; do
 done
 """
 # A task a node, side by side; the highest exit code of all. Says which processes Slurm would send a signal.
-SRUN = """
+SRUN = """set -euo pipefail
 while [[ $1 == --* ]]; do shift; done
 rm -f "$STATE/tasks"
 for ((node = 0; node < SLURM_NNODES; node++)); do
@@ -46,14 +46,14 @@ for task in $(cat "$STATE/tasks"); do
 done
 exit $highest
 """
-SCONTROL = """
+SCONTROL = """set -euo pipefail
 case $1 in
 requeue) touch "$STATE/requeued" ;;
 show) for ((node = 0; node < SLURM_NNODES; node++)); do echo 127.0.0.1; done ;;
 esac
 """
 # In the place of scripts/pretrain.sh: ends with the codes it is told, one a start.
-PRETRAIN = """
+PRETRAIN = """set -euo pipefail
 echo "$@" >>"$STATE/calls"
 trap 'exit 75' TERM
 [[ $1 != waits ]] || touch "$STATE/started"
@@ -66,7 +66,7 @@ exit "$(sed -n "$((SLURM_RESTART_COUNT + 1))p" "$STATE/codes")"
 def slurm(tmp_path):
     """``slurm(folder, nodes, ...)``: submits from a folder. Returns the process of sbatch, which waits for the job."""
     for name, text in {"sbatch": SBATCH, "srun": SRUN, "scontrol": SCONTROL}.items():
-        write_script(tmp_path / "bin" / name, text)
+        write_program(tmp_path / "bin" / name, text)
 
     def submit(folder: Path, nodes: int, *arguments: str) -> subprocess.Popen:
         path = ":".join(map(str, (tmp_path / "bin", Path(sys.executable).parent, os.environ["PATH"])))
@@ -78,16 +78,10 @@ def slurm(tmp_path):
     return submit
 
 
-def write_script(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/usr/bin/env bash\nset -euo pipefail\n{text}")
-    path.chmod(0o755)
-
-
 @pytest.fixture
 def project(tmp_path) -> Path:
     """A project whose scripts/pretrain.sh is a stand-in, too."""
-    write_script(tmp_path / "project" / "scripts" / "pretrain.sh", PRETRAIN)
+    write_program(tmp_path / "project" / "scripts" / "pretrain.sh", PRETRAIN)
     return tmp_path / "project"
 
 

@@ -11,7 +11,7 @@ from importlib import metadata
 
 import pytest
 import setuptools
-from helpers import ROOT, false_nvidia_smi, load_script
+from helpers import ROOT, false_nvidia_smi, load_script, write_program
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
@@ -160,22 +160,16 @@ def test_what_is_there_is_held_and_an_older_torch_refused_not_replaced(monkeypat
 # --- the scripts
 
 
-def make_command(path, script):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-
-
 def test_python_that_exists_but_fails_is_passed_over(tmp_path):
     for folder, script in (("shims", "exit 127"), ("real", f'exec "{sys.executable}" "$@"')):
-        make_command(tmp_path / folder / "python3.11", script)
+        write_program(tmp_path / folder / "python3.11", script)
     path = f"{tmp_path / 'shims'}:{tmp_path / 'real'}:{os.environ['PATH']}"
     found = run("scripts/find_python.sh", PATH=path, PYTHON="")
     assert found.stdout.strip() == str(tmp_path / "real" / "python3.11")
 
 
 def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
-    make_command(tmp_path / "python", "exit 127")
+    write_program(tmp_path / "python", "exit 127")
     answer = run("scripts/setup.sh", str(tmp_path / "venv"), PYTHON=str(tmp_path / "python"))
     assert answer.returncode != 0 and f"PYTHON={tmp_path}/python" in answer.stderr
     assert not (tmp_path / "venv").exists()
@@ -187,7 +181,7 @@ def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["thesis.tex"]
 
     version_check = "case $2 in *version_info*) exit 1;; esac"  # everything else, such as its pip, works
-    make_command(tmp_path / "bin" / "python", f"[ $1 = --version ] && echo Python 3.9.1; {version_check}")
+    write_program(tmp_path / "bin" / "python", f"[ $1 = --version ] && echo Python 3.9.1; {version_check}")
     answer = run("scripts/setup.sh", str(tmp_path))
     assert answer.returncode != 0 and "has Python 3.9.1, but 3.11 or 3.12 is needed" in answer.stderr
 
@@ -195,7 +189,7 @@ def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
 @pytest.mark.parametrize("misfit", ["", "torch 2.13.0 has no kernels for GPUs of compute capability 7.0"])
 def test_a_kept_torch_that_cannot_use_the_gpus_is_named_at_the_end(tmp_path, misfit):
     answers = f'case "$*" in *torch_builds) echo "{misfit}";; *choose_torch.py\\ installed) echo 2.13.0;; esac'
-    make_command(tmp_path / "bin" / "python", answers)  # all that set-up runs succeeds
+    write_program(tmp_path / "bin" / "python", answers)  # all that set-up runs succeeds
     answer = run("scripts/setup.sh", str(tmp_path))
     assert "Keeping torch 2.13.0." in answer.stdout and "Ready: " in answer.stdout, answer.stderr
     assert answer.stderr.strip() == (f"WARNING: {misfit}" if misfit else "")

@@ -1,8 +1,10 @@
-"""Which torch has kernels for which GPUs, and which one a machine gets."""
+"""What GPUs a machine has, the precision that they train in, and which torch has kernels for them."""
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from helpers import ROOT, false_nvidia_smi
 from packaging.version import Version
 
 from lazyformer_fairseq import USER_DIR
-from lazyformer_fairseq.devices import torch_builds
+from lazyformer_fairseq.devices import nvidia_smi, torch_builds
+from lazyformer_fairseq.devices.nvidia_smi import precision_here, precision_of, precision_on
 from lazyformer_fairseq.devices.torch_builds import BUILDS, misfit_of_torch, newest_for
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.machine import device_named
@@ -27,15 +30,11 @@ def read(capabilities: str) -> list[tuple[int, ...]]:
     ("there", "driver", "version"),
     [
         ("6.0", 580, "2.7.1"),
-        ("6.1", 580, "2.7.1"),
         ("7.0 " * 8, 580, "2.10.0"),
         ("7.0", 535, "2.10.0"),
-        ("7.5", 580, "2.13.0"),
         ("8.0", None, "2.13.0"),
         ("8.0", 570, "2.10.0"),  # CUDA 13 needs 580
-        ("9.0", 580, "2.13.0"),
         ("12.0 7.0", 580, "2.10.0"),
-        ("8.0 6.0", 580, "2.7.1"),
         ("12.0 12.0 6.0", 580, "2.13.0"),  # no build has both: most of them count
         ("", 580, "2.13.0"),
         ("", 550, "2.10.0"),
@@ -95,28 +94,69 @@ WITHOUT_CUDA = (None, "")
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch) -> Callable:
-    """``machine(TORCH_2_13, "7.0", driver="550.54")``: such a torch on a machine with such GPUs."""
+def gpus(tmp_path, monkeypatch) -> Callable:
+    """``gpus("7.0", "7.0", driver="550.54")``: puts an nvidia-smi of such GPUs first on the PATH."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return partial(false_nvidia_smi, tmp_path, monkeypatch)
 
-    def make(built: tuple, capabilities: str, driver: str = "580.65.06", **more) -> None:
+
+@pytest.fixture
+def machine(gpus, monkeypatch) -> Callable:
+    """``machine(TORCH_2_13, "7.0", driver="550.54")``: such a torch on a machine with such GPUs."""
+
+    def make(built: tuple, capabilities: str, **more) -> None:
         cuda, architectures = built
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch._C, "_cuda_getArchFlags", lambda: architectures, raising=False)
-        false_nvidia_smi(tmp_path, monkeypatch, *capabilities.split(), driver=driver, **more)
+        gpus(*capabilities.split(), **more)
 
     return make
 
 
 @pytest.mark.parametrize(
+    ("there", "precision"),
+    [
+        (["6.0"], "fp16"),
+        (["7.0"] * 8, "fp16"),
+        (["8.0"], "bf16"),
+        (["12.0", "7.0"], "fp16"),  # the lowest decides
+        ([], "fp32"),
+    ],
+)
+def test_gpus_and_their_precision(gpus, monkeypatch, there, precision):
+    gpus(*there)
+    assert nvidia_smi.capabilities() == [tuple(map(int, each.split("."))) for each in there]
+    assert nvidia_smi.visible_gpus() == [str(number) for number in range(len(there))]
+    assert precision_here() == precision
+    command = [sys.executable, "-m", "lazyformer_fairseq.devices.nvidia_smi"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == f"{len(there)}\n", "scripts can ask"
+    if there:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: nvidia_smi.capabilities()[-1])
+        assert (precision_on("cpu"), precision_on("cuda")) == ("fp32", precision)
+
+
+def test_what_cannot_tell(gpus, tmp_path, monkeypatch):
+    gpus("7.0", driver="450.80.02", knows_capabilities=False)
+    assert (nvidia_smi.count_gpus(), nvidia_smi.capabilities(), nvidia_smi.driver()) == (1, [], 450)
+    assert precision_here() == precision_of([]) == "fp16"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (nvidia_smi.visible_gpus(), nvidia_smi.capabilities(), nvidia_smi.driver()) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "visible"), [("0, 2", ["0", "2"]), ("GPU-8a9b", ["GPU-8a9b"]), ("", []), ("-1", []), ("1,-1,2", ["1"])]
+)
+def test_gpus_that_torch_will_not_see_do_not_count(gpus, monkeypatch, chosen, visible):
+    gpus("9.0", "9.0", "9.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert nvidia_smi.visible_gpus() == visible
+    assert precision_here() == ("bf16" if visible else "fp32")
+
+
+@pytest.mark.parametrize(
     ("built", "there", "driver", "words"),
     [
-        (
-            TORCH_2_13,
-            "7.0 7.0",
-            "580.65",
-            r"no kernels for GPUs .* 7\.0, but for sm_75 .* torch===2\.10\.0, the",
-        ),
+        (TORCH_2_13, "7.0 7.0", "580.65", r"no kernels for GPUs .* 7\.0, but for sm_75 .* torch===2\.10\.0, the"),
         (TORCH_2_13, "6.0", "580.65", r"compute capability 6\.0, .* pip install torch===2\.7\.1, the newest"),
         (TORCH_2_10, "3.5", "470.82", r"needs NVIDIA's driver from 525 on, and here is 470: update the driver, or"),
         (TORCH_2_10, "3.5", "535.10", r"compute capability 3\.5, .* no torch from 2\.6 on can use them"),

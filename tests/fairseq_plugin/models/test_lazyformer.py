@@ -9,14 +9,11 @@ from fairseq.data import Dictionary
 from helpers import dictionary_of
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION, has_pooler
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
-DICTIONARIES = ("source_dictionary", "target_dictionary")
 SMALL = dict(decoder_embed_dim=16, decoder_ffn_embed_dim=24, decoder_attention_heads=2, adaptive_softmax_cutoff="9,30")
 
 
@@ -39,31 +36,6 @@ def test_parameters_at_the_papers_vocabulary_are_exactly_the_formulas(name, para
         model = CausalLanguageModel(CausalLMConfig(**CAUSAL_ARCHITECTURES[name].options()), dictionary_of(267_735))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert sum(weight.numel() for weight in model.state_dict().values()) == parameters + 32  # nothing is saved twice
-
-
-@pytest.mark.parametrize("name", [name for name in CAUSAL_ARCHITECTURES if name.endswith("_tiny")])
-def test_every_tiny_twin_learns(name):
-    torch.manual_seed(1)
-    row, task = CAUSAL_ARCHITECTURES[name], SimpleNamespace(**dict.fromkeys(DICTIONARIES, dictionary_of(50)))
-    cfg = CausalLMConfig(**{**row.options(), "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0})
-    model, memory = CausalLanguageModel.build_model(cfg, task), StreamMemory()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    stream = torch.randint(4, 50, (4, 9), generator=torch.Generator().manual_seed(2))
-    net_input = {"src_tokens": stream[:, :-1], "memory": memory}
-    sample = {"net_input": net_input, "target": stream[:, 1:], "ntokens": 32, "nsentences": 4}
-    losses = []
-    for _ in range(4):
-        memory.clear()
-        loss, sample_size, _ = CausalLMCriterion(task)(model, sample)
-        optimizer.zero_grad()
-        (loss / sample_size).backward()
-        without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-        assert without == [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-        assert without == ([] if "s" in row.sublayer_pattern else ["decoder.content_bias", "decoder.position_bias"])
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    assert memory.length == (8 if "s" in row.sublayer_pattern else 0)
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_words():

@@ -1,12 +1,9 @@
 """The torch optimizer against the published equations in double precision, tensor by tensor, number by number."""
 
 import math
-import pickle
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lazyformer_fairseq.fairseq_plugin.optim import optimizers
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import Lamb
@@ -15,21 +12,16 @@ SHAPES = ((3, 5), (7,), (), (2, 3, 4), (1,))
 BERT = dict(lr=0.006, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=True, max_weight_norm=0.0)
 TRANSFORMER_XL = dict(lr=0.01, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, bias_correction=False, max_weight_norm=2)
 
+OTHER = dict(lr=0.1, betas=(0.0, 0.99), eps=1e-2, weight_decay=0.5, bias_correction=True, max_weight_norm=0.5)
 
-def make_weights(shapes=SHAPES, seed=1) -> list[torch.nn.Parameter]:
-    chance = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter(torch.randn(shape, generator=chance)) for shape in shapes]
+
+def make_weights() -> list[torch.nn.Parameter]:
+    chance = torch.Generator().manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(shape, generator=chance)) for shape in SHAPES]
 
 
 def gradient_of(weight: torch.Tensor, number: int, update: int) -> torch.Tensor:
     return torch.randn(weight.shape, generator=torch.Generator().manual_seed(100 * update + number))
-
-
-def train(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], updates) -> None:
-    for update in updates:
-        for number, weight in enumerate(weights):
-            weight.grad = gradient_of(weight, number, update)
-        optimizer.step()
 
 
 class Reference:
@@ -59,10 +51,11 @@ class Reference:
             w[:] = [wi - s["lr"] * ratio * ui for wi, ui in zip(w, u, strict=True)]
 
 
-def assert_follows(weights: list[torch.nn.Parameter], settings: dict, gradients_of, updates: int) -> None:
+def assert_follows(settings: dict, updates: int) -> None:
+    weights = make_weights()
     optimizer, reference = Lamb(weights, **settings), Reference(weights, **settings)
     for update in range(updates):
-        gradients = [gradients_of(weight, number, update) for number, weight in enumerate(weights)]
+        gradients = [gradient_of(weight, number, update) for number, weight in enumerate(weights)]
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient.clone()
         optimizer.step()
@@ -82,26 +75,15 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("settings", [BERT, TRANSFORMER_XL], ids=["BERT", "Transformer-XL"])
+@pytest.mark.parametrize("settings", [BERT, TRANSFORMER_XL, OTHER], ids=["BERT", "Transformer-XL", "other"])
 @pytest.mark.parametrize("ratio_without_decay", [True, False])
 def test_updates_are_those_of_the_equations(settings, ratio_without_decay):
-    assert_follows(make_weights(), {**settings, "ratio_without_decay": ratio_without_decay}, gradient_of, updates=6)
-
-
-@given(
-    lr=st.floats(1e-4, 0.1), betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.999)), eps=st.floats(1e-8, 1e-2),
-    weight_decay=st.sampled_from([0.0, 0.01, 0.5]), bias_correction=st.booleans(),
-    max_weight_norm=st.sampled_from([0.0, 0.5, 10.0]), ratio_without_decay=st.booleans(),
-    scale=st.sampled_from([1e-3, 1.0, 1e3]), seed=st.integers(0, 9),
-)  # fmt: skip
-def test_updates_are_those_of_the_equations_whatever_the_settings(scale, seed, **settings):
-    weights = make_weights(((2, 3), (4,)), seed)
-    assert_follows(weights, settings, lambda *of: scale * gradient_of(*of), updates=3)
+    assert_follows({**settings, "ratio_without_decay": ratio_without_decay}, updates=6)
 
 
 def test_a_tensor_of_several_pieces_has_one_ratio(monkeypatch):
     monkeypatch.setattr(optimizers, "PIECE", 4)
-    assert_follows(make_weights(), BERT, gradient_of, updates=3)
+    assert_follows(BERT, updates=3)
 
 
 @pytest.mark.usefixtures("way")
@@ -135,14 +117,3 @@ def test_the_order_of_elements_in_memory_is_no_matter():
         for optimizer in both:
             optimizer.step()
     assert torch.equal(plain, transposed)
-
-
-def test_an_unpickled_optimizer_goes_on_to_the_bit():
-    expected, weights = make_weights(), make_weights()
-    train(Lamb(expected, **BERT), expected, range(6))
-    optimizer = Lamb(weights, **BERT)
-    train(optimizer, weights, range(3))
-    optimizer = pickle.loads(pickle.dumps(optimizer))
-    weights = optimizer.param_groups[0]["params"]
-    train(optimizer, weights, range(3, 6))
-    assert all(torch.equal(*pair) for pair in zip(weights, expected, strict=True))

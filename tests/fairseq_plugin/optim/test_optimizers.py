@@ -11,11 +11,12 @@ import apex_stand_in
 import pytest
 import torch
 from fairseq import utils
-from helpers import mostly_slow, updates_of
+from helpers import mostly_slow, train_in_two_processes, train_words, updates_of
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import AdamLikeOptimizer, FusedAdam, NvLamb
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 ADAM, LAMB = FusedAdam.NAME, NvLamb.NAME
 OF_LAMB = dict(lamb_betas="(0.9, 0.98)", lamb_eps=1e-3, max_weight_norm=0.0)
@@ -25,6 +26,7 @@ OWN = {
 }
 BOTH = pytest.mark.parametrize("name", [ADAM, LAMB])
 FIRST = pytest.mark.parametrize("first", ["apex", "torch"])
+SHAPES = ((3, 2), (3,), (2, 2))
 EXEMPT = {"no_decay_bias_and_norm": True}
 SMALL = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 
@@ -50,7 +52,7 @@ def build(name: str, library: str, parameters: list[torch.nn.Parameter], **chang
 
 def make_parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
     torch.manual_seed(1)
-    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((3, 2), (3,), (2, 2))]
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
 
 
 def set_gradients(parameters: list[torch.nn.Parameter], update: int, scale: float = 1.0) -> None:
@@ -78,31 +80,22 @@ def assert_close(found, expected, **bounds) -> None:
     [(ADAM, {}), (ADAM, EXEMPT), (LAMB, {}), (LAMB, EXEMPT), (LAMB, {**EXEMPT, "no_ratio_without_decay": True})],
 )
 @FIRST
-def test_a_resumed_run_ends_where_one_without_a_break_does(name, options, first):
+@pytest.mark.parametrize("stop", [0, 3])  # before the first update, too
+def test_a_resumed_run_ends_where_one_without_a_break_does(name, options, first, stop):
     expected, parameters = make_parameters(), make_parameters()
     whole = build(name, "torch", expected, **options)
     train(whole, expected, range(6))
     before, after = build(name, first, parameters, **options), build(name, "torch", parameters, **options)
-    train(before, parameters, range(3))
+    train(before, parameters, range(stop))
     saved = before.state_dict()
     unchanged = copy.deepcopy(saved)
     after.load_state_dict(saved)
     assert str(saved) == str(unchanged)  # a checkpoint in memory is the caller's
-    train(after, parameters, range(3, 6))
+    train(after, parameters, range(stop, 6))
     assert_close(parameters, expected)
     layout, own = ([group.keys() for group in of.state_dict()["param_groups"]] for of in (after, whole))
     assert layout == own  # whatever torch reads of a group it finds
     assert [group["weight_decay"] for group in after.param_groups] == ([0.5, 0.0] if options else [0.5])
-
-
-@FIRST
-def test_a_state_from_before_the_first_update_loads(first):
-    parameters = make_parameters()
-    after = build(ADAM, "torch", parameters)
-    after.load_state_dict(build(ADAM, first, parameters).state_dict())
-    given = [parameter.detach().clone() for parameter in parameters]
-    train(after, parameters, range(1))
-    assert not any(torch.equal(*pair) for pair in zip(given, parameters, strict=True))
 
 
 @BOTH
@@ -297,3 +290,98 @@ def test_a_run_by_lamb_is_resumed_to_the_bit(precision, fairseq_train, data_fold
     assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
     groups = found["last_optimizer_state"]["param_groups"]
     assert [(group["step"], group["lr"]) for group in groups] == [(4, 0.0)]
+
+
+# --- the sum of an update's gradients in half precision, beside the same gradients added in double precision ----------
+
+ONE_BY_ONE = "--batch-size 1 --dropout 0 --disable-validation --clip-norm 1.0"
+
+
+@pytest.fixture(params=["bf16", "fp16", "fp16 in one vector"])
+def optimizer(request) -> FP16Optimizer:
+    dtype = torch.bfloat16 if request.param == "bf16" else torch.half
+    return in_half_precision(ADAM, "torch", make_parameters(dtype), flat="vector" in request.param)
+
+
+def sums(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]], skips=()) -> tuple[torch.Tensor, float]:
+    """All gradients' sums as one vector, in double precision, as the optimizer steps with them, and their norm.
+
+    `skips` tells for each batch how many of the first weights it does not use.
+    """
+    count = len(gradients)
+    trainer = SimpleNamespace(optimizer=optimizer, guard=object(), data_parallel_world_size=1)
+    with SafeTrainer._exact_sums(trainer, count):
+        optimizer.zero_grad()
+        for number, sample in enumerate(gradients):
+            pairs = list(zip(optimizer.fp16_params, sample, strict=True))[skips[number] if skips else 0 :]
+            optimizer.backward(sum((weight * gradient).sum() for weight, gradient in pairs).float())
+        optimizer.multiply_grads(1 / count)
+        norm = optimizer.clip_grad_norm(0.0)
+        optimizer._unscale_grads()
+    masters = optimizer.fp32_params
+    masters = masters.values() if isinstance(masters, dict) else masters
+    return count * torch.cat([master.grad.flatten() for master in masters]).double(), count * float(norm)
+
+
+def draw(optimizer: FP16Optimizer, batches: int, scale: float = 1.0) -> list[list[torch.Tensor]]:
+    """Gradients of a mean, in which batches agree, and noise."""
+    random = torch.Generator().manual_seed(1)
+    dtype = optimizer.fp16_params[0].dtype
+    return [[(scale * (1 + torch.rand(shape, generator=random))).to(dtype) for shape in SHAPES] for _ in range(batches)]
+
+
+def exact(gradients: list[list[torch.Tensor]]) -> torch.Tensor:
+    return sum(torch.cat([gradient.double().flatten() for gradient in sample]) for sample in gradients)
+
+
+def test_512_batches_add_up(optimizer):
+    gradients = draw(optimizer, 512)
+    for _ in range(2):  # the second update begins at zero
+        found, norm = sums(optimizer, gradients)
+        torch.testing.assert_close(found, exact(gradients), rtol=1e-5, atol=0)
+        assert norm == pytest.approx(float(exact(gradients).norm()), rel=1e-5)
+    assert optimizer.groups_of_sums is None
+
+
+def test_a_weight_that_few_batches_use_has_their_sum(optimizer):
+    gradients = draw(optimizer, 20)
+    skips = [2 if number in (3, 7) else 1 for number in range(20)]  # the first weight in all, the second in two
+    found, _ = sums(optimizer, gradients, skips)
+    for sample, skipped in zip(gradients, skips, strict=True):
+        for gradient in sample[:skipped]:
+            gradient.zero_()
+    torch.testing.assert_close(found, exact(gradients), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["fp16", "fp16 in one vector"], indirect=True)
+def test_a_sum_may_be_larger_than_fp16_but_no_batch_s_gradient(optimizer):
+    gradients = draw(optimizer, 32, scale=6000.0)  # times the loss scale, 4: each below 65,504, their sum above
+    torch.testing.assert_close(sums(optimizer, gradients)[0], exact(gradients), rtol=1e-5, atol=0)
+    assert optimizer.scaler.loss_scale == 4
+    gradients[5][1][0] = torch.inf
+    with pytest.raises(OverflowError):
+        sums(optimizer, gradients)
+    assert optimizer.scaler.loss_scale == 2 and optimizer.groups_of_sums is None
+
+
+@pytest.mark.parametrize("precision", ["--bf16", pytest.param("--fp16", marks=pytest.mark.slow)])
+def test_a_run_of_large_updates_goes_on_bit_for_bit(fairseq_train, data_folder, tmp_path, precision):
+    options = f"{SMALL} {ONE_BY_ONE} {precision} --update-freq 9 --max-update 4"
+    with mock.patch.object(FP16Optimizer, "_add", autospec=True, side_effect=FP16Optimizer._add) as add:
+        expected = fairseq_train(data_folder, f"{options} --save-interval-updates 2", tmp_path / "whole")
+    assert add.call_count == 4 * 9
+    half = tmp_path / "whole" / "checkpoint_1_2.pt"
+    found = fairseq_train(data_folder, f"{options} --restore-file {half}", tmp_path / "resumed")
+    assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
+
+
+@pytest.mark.slow
+def test_two_processes_add_up_as_one_does(fairseq_train, data_folder, tmp_path, free_port):
+    options = f"{SMALL} {ONE_BY_ONE} --bf16 --max-update 1"
+    alone = fairseq_train(data_folder, f"{options} --update-freq 18", tmp_path / "one")
+    words = train_words(data_folder, f"{options} --update-freq 9", tmp_path / "two")
+    run = train_in_two_processes(words, free_port)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    states = alone["last_optimizer_state"], torch.load(tmp_path / "two" / "checkpoint_last.pt")["last_optimizer_state"]
+    one, two = (torch.cat([each["exp_avg"].flatten() for each in state["state"].values()]) for state in states)
+    assert (one - two).norm() < 3e-3 * one.norm()  # the last two batches' mean is rounded to bf16

@@ -22,7 +22,6 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints, torchrun
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, INTERRUPTED
-from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption
 from lazyformer_fairseq.fairseq_plugin.reliability.torchrun import Agent
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
@@ -95,26 +94,6 @@ def test_without_saving_it_ends_as_well_and_afterwards_signals_mean_what_they_di
     assert "nothing is saved (--no-save or --no-last-checkpoints) at 1 updates" in caplog.text
     assert not list(folder.glob("*.pt"))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
-
-
-def test_when_training_is_over_a_signal_means_what_it_did():
-    class Finished:
-        pass
-
-    heard = []
-    before = signal.signal(signal.SIGUSR1, lambda *_: heard.append("as before"))
-    term = signal.getsignal(signal.SIGTERM)
-    try:
-        for _ in range(2):  # the second run in this process has the first one's handler before it
-            trainer = Finished()
-            trainer.itself = trainer
-            Preemption(trainer).listen()
-            del trainer
-        signal.raise_signal(signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        signal.signal(signal.SIGTERM, term)
-    assert heard == ["as before"]
 
 
 @pytest.mark.slow

@@ -11,20 +11,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
-from helpers import build_toy_corpus, mostly_slow, train_in_two_processes, train_words, updates_of, write_toy_glue
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers import (
+    build_toy_corpus,
+    mostly_slow,
+    train_here,
+    train_in_two_processes,
+    train_words,
+    updates_of,
+    write_toy_glue,
+)
 from omegaconf import OmegaConf
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders, tokenizer_of
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import (
     CarriedMemory,
-    SegmentIterator,
     StreamLanguageModelingTask,
 )
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
@@ -39,6 +42,7 @@ SETTINGS = {
     ),
 }
 UPDATES = "--max-update 8 --disable-validation"
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
 
 @pytest.fixture(scope="session")
@@ -52,43 +56,35 @@ def data(data_folder, lm_data, tmp_path_factory) -> dict[str, tuple[Path, str]]:
     }
 
 
-def assert_close(half: dict, full: dict, start: dict) -> None:
+@pytest.mark.parametrize("task", SETTINGS)
+@pytest.mark.parametrize(
+    ("on_gpu", "more"),
+    [
+        pytest.param(False, "", marks=pytest.mark.slow),
+        pytest.param(True, "", marks=GPU),
+        pytest.param(True, "--fp16-no-flatten-grads", marks=GPU),
+    ],
+)
+def test_fp16_trains_close_to_fp32(task, on_gpu, more, data, tmp_path):
     """The fp16 run ends near the fp32 run, compared with how far that came; both made all updates."""
-    assert updates_of(half) == updates_of(full) == 8
+    folder, states = data[task][0], []
+    for number, options in enumerate((f"--fp16 {more}", "", "--lr 0")):
+        options = f"{data[task][1]} {SETTINGS[task]} {UPDATES} --distributed-world-size 1 {options}"
+        words = train_words(folder, options, tmp_path / str(number), task)
+        if on_gpu:
+            words = [sys.executable, "-m", "fairseq_cli.train", *(word for word in words if word != "--cpu")]
+            subprocess.run(words, check=True)
+        else:
+            train_here(*words)
+        states.append(torch.load(tmp_path / str(number) / "checkpoint_last.pt", map_location="cpu"))
+    half, full, start = states
+    assert updates_of(half) == updates_of(full) == 8 and "loss_scale" in half["last_optimizer_state"]
     names = [name for name, weight in full["model"].items() if weight.is_floating_point() and weight.numel() > 1]
-    assert "loss_scale" in half["last_optimizer_state"]
     moved, apart = (
         torch.cat([(one["model"][name].double() - two["model"][name].double()).flatten() for name in names]).norm()
         for one, two in ((full, start), (half, full))
     )
     assert 0 < apart < 0.1 * moved
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", SETTINGS)
-def test_fp16_trains_close_to_fp32(task, data, tmp_path, fairseq_train):
-    folder, more = data[task]
-
-    def train(name: str, options: str) -> dict:
-        return fairseq_train(folder, f"{SETTINGS[task]} {UPDATES} {more} {options}", tmp_path / name, task=task)
-
-    assert_close(train("half", "--fp16"), train("full", ""), train("start", "--lr 0"))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
-@pytest.mark.parametrize("flat", ["", "--fp16-no-flatten-grads"], ids=["one vector", "apart"])
-@pytest.mark.parametrize("task", SETTINGS)
-def test_fp16_trains_close_to_fp32_on_a_gpu(task, flat, data, tmp_path):
-    folder, more = data[task]
-
-    def train(name: str, options: str) -> dict:
-        options = f"{more} {SETTINGS[task]} {UPDATES} --distributed-world-size 1 {options}"
-        words = [word for word in train_words(folder, options, tmp_path / name, task) if word != "--cpu"]
-        run = subprocess.run([sys.executable, "-m", "fairseq_cli.train", *words], capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr[-2000:]
-        return torch.load(tmp_path / name / "checkpoint_last.pt", map_location="cpu")
-
-    assert_close(train("half", f"--fp16 {flat}"), train("full", ""), train("start", "--lr 0"))
 
 
 def test_a_corpus_stands_for_its_shards_in_order(tmp_path):
@@ -117,23 +113,19 @@ def test_pretraining_takes_a_shard_an_epoch(given, tmp_path, fairseq_train, capl
     assert (tmp_path / "run" / "tokenizer").is_dir()
 
 
-PATTERN = "'(s[window=2,global={}]fl)x2'"  # the task marks the tokens; weights are those of `global=1`
-
-
-def test_glue_goes_on_from_first_tokens_to_the_first_text(data_folder, fairseq_train, tmp_path):
-    glue = write_toy_glue(tmp_path / "glue")
-    shared = "--criterion glue --arch bert_tiny --batch-size 16 --max-update 2"
-    options = f"{shared} --tokenizer-folder {data_folder / 'tokenizer'} --sublayer-pattern {PATTERN.format(1)}"
-    cola = fairseq_train(glue / "CoLA", options, tmp_path / "cola", task="glue")
-    options = f"{shared} --sublayer-pattern {PATTERN.format('given')} --finetune-from-model"
-    scores = fairseq_train(
-        glue / "STS-B", f"{options} {tmp_path / 'cola' / 'checkpoint_last.pt'}", tmp_path / "sts-b", task="glue"
-    )
-    heads = {name for name in (*cola["model"], *scores["model"]) if name.startswith("classification_heads")}
-    assert cola["model"].keys() - heads == scores["model"].keys() - heads
+def test_glue_goes_on_from_first_tokens_to_the_first_text(data, fairseq_train, tmp_path):
+    """The task marks the tokens; weights are those of ``global=1``."""
+    (cola, more), states = data["glue"], []
+    for folder, tokens, start in (
+        (cola, 1, ""), (cola.parent / "STS-B", "given", f"--finetune-from-model {tmp_path}/1/checkpoint_last.pt")
+    ):  # fmt: skip
+        options = f"--criterion glue --arch bert_tiny --batch-size 16 --max-update 2 {more} {start}"
+        options += f" --sublayer-pattern '(s[window=2,global={tokens}]fl)x2'"
+        states.append(fairseq_train(folder, options, tmp_path / str(tokens), task="glue")["model"])
+    assert len({frozenset(name for name in state if "classification_heads" not in name) for state in states}) == 1
     # Few updates of a small rate: the projections of global tokens are the ones that were trained before.
     name = "encoder.sentence_encoder.sublayers.0.inner.choices.window.q_proj.weight"
-    assert (cola["model"][name] - scores["model"][name]).abs().max() < 0.01
+    assert (states[0][name] - states[1][name]).abs().max() < 0.01
 
 
 TASK = "stream_language_modeling --tgt-len 6"
@@ -306,13 +298,6 @@ def test_a_jump_in_the_text_empties_the_memory_with_a_warning(caplog):
     assert carried.before(0).length == 0 and not caplog.text  # an epoch
 
 
-def test_what_is_not_finite_does_not_stay_in_the_memory():
-    carried = states_of(CarriedMemory(), 2.0)
-    carried.memory.states[0][0, 0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
-    carried.has_read(0)
-    assert carried.memory.states[0].sum() == 2 * (2 * 3 * 4 - 3)
-
-
 def test_a_saved_memory_is_of_all_rows_each_worker_takes_its_own_and_each_length_must_be_equal(caplog):
     shape = {"tokens": 100, "rows": 4, "tgt_len": 6, "mem_len": 3, "cut": ""}
     carried, second = CarriedMemory(), CarriedMemory()
@@ -331,30 +316,6 @@ def task_of(lm_data, **options) -> StreamLanguageModelingTask:
     cfg = {"data": str(lm_data), "tgt_len": 6, "valid_tgt_len": None, "train_subset": "train"}
     cfg |= {"roll": False, "varlen": False}
     return StreamLanguageModelingTask.setup_task(OmegaConf.create(cfg | options))
-
-
-def test_dummy_batches_and_skipped_updates_leave_no_trace(lm_data):
-    task = task_of(lm_data)
-    task.load_dataset("train")
-    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=4).dataset
-
-    def criterion(model, sample):
-        memory = sample["net_input"]["memory"]
-        memory.remember([sample["net_input"]["src_tokens"][..., None].float()], 9)
-        return torch.zeros(1, requires_grad=True).sum(), 1, {}
-
-    def step(segment: int, **more) -> None:
-        task.train_step(batches[segment], mock.MagicMock(), criterion, mock.MagicMock(), 0, **more)
-
-    step(0)
-    step(1)
-    kept = [state.clone() for state in task.training.memory.states]
-    step(0, ignore_grad=True)
-    assert same(task.training.memory.states, kept) and task.training.next_segment == 2
-    assert "memory" not in batches[0]["net_input"]
-    task.forget_memory()
-    step(2)
-    assert task.training.memory.length == 6 and task.training.next_segment == 3
 
 
 def test_lengths_that_cannot_be_are_said_before_training(lm_data, tmp_path, fairseq_train, monkeypatch):
@@ -385,23 +346,3 @@ def test_data_that_is_not_there_or_of_another_dictionary_is_named(lm_data, tmp_p
     (data / "dict.txt").write_text("".join(lines[:-5]))
     with pytest.raises(UserError, match=r"train\.bin: id \d+ in item .* one of the two is of another corpus"):
         task_of(data).load_dataset("train")
-
-
-def iterator(rows: int, tgt_len: int = 5) -> SegmentIterator:
-    return SegmentIterator(TokenStreams(np.arange(4, 604), rows, tgt_len, eos=2, pad=1))
-
-
-def segments(of: SegmentIterator, count: int) -> list[int]:
-    batches = of.next_epoch_itr()
-    return [next(batches)["segment"] for _ in range(count)]
-
-
-@pytest.mark.slow
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 40), st.integers(1, 12), st.floats(0, 0.999))
-def test_other_streams_go_on_after_the_same_share_of_the_epoch(rows, tgt_len, rows_now, tgt_len_now, share):
-    first, second = iterator(rows, tgt_len), iterator(rows_now, tgt_len_now)
-    read = int(share * len(first))
-    segments(first, read)
-    second.load_state_dict(first.state_dict())
-    assert segments(second, 1) == [read * len(second) // len(first)]
-    assert second.epoch == 1

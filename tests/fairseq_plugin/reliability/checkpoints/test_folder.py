@@ -238,17 +238,6 @@ def test_asynchronous_writing_and_folders_that_cannot_be_written_are_refused(dat
 
 
 @pytest.mark.slow
-def test_asynchronous_writing_is_refused_under_hydra_too(data_folder, tmp_path, warm_python):
-    command = [warm_python / "fairseq-hydra-train", "--config-dir", ROOT / "configs" / "pretraining"]
-    command += ["--config-name", "lazyformer_m2x6_s", f"task.data={data_folder}", "checkpoint.save_dir=run"]
-    command += ["distributed_training.distributed_world_size=1", f"common.user_dir={ROOT / 'lazyformer_fairseq'}"]
-    command += ["common.cpu=true", "checkpoint.write_checkpoints_asynchronously=true", "hydra.run.dir=."]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert "error: --write-checkpoints-asynchronously: " in run.stderr
-
-
-@pytest.mark.slow
 def test_a_folder_belongs_to_one_training(data_folder, tmp_path, fairseq_train):
     """The second one is refused by name; a run that was killed keeps nobody out."""
     words = train_words(data_folder, f"{SMALL} --max-update 1000000 --disable-validation", tmp_path)

@@ -344,12 +344,6 @@ def test_it_says_how_the_input_was_understood_and_short_documents_of_other_scrip
     assert f"the first are in {text}" in result.stderr
 
 
-def test_the_advice_for_a_small_vocabulary_can_be_followed(text, tmp_path):
-    with pytest.raises(UserError, match=r"vocabulary of 10: too small .*; give at least (\d+)$") as caught:
-        run(text, tmp_path / "out", "--vocab-size 10")
-    assert run(text, tmp_path / "out", f"--vocab-size {str(caught.value).split()[-1]}").exit_code == 0
-
-
 def test_a_tokenizer_of_ones_own(text, tmp_path):
     run(text, tmp_path / "first", "--valid-share 0.1 --vocab-size 160")
     mine = f"--valid-share 0.1 --tokenizer {tmp_path / 'first' / 'tokenizer'}"

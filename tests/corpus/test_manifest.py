@@ -1,16 +1,14 @@
 """The report: what it says, that it needs nothing else, and that no text of the corpus gets out of its place."""
 
 import json
-import math
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.manifest import duration, gather_notes, percent, quantile, short, write_report
+from lazyformer_fairseq.corpus.manifest import gather_notes, write_report
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import Job, WorkPaths
 from lazyformer_fairseq.corpus.words import NOTES_FILE
@@ -146,23 +144,6 @@ def test_no_text_gets_out_of_its_place(tmp_path):
         assert tags(name, before, after) == harmless
 
     try_some()
-
-
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(2, 40), st.sampled_from([0.1, 0.5, 0.9]))
-def test_a_quantile_lies_in_its_bin(numbers, bins, share):
-    edges = np.geomspace(1, 6000, bins)
-    found = quantile(edges.tolist(), np.histogram(numbers, edges)[0].tolist(), share)
-    true = sorted(numbers)[math.ceil(share * len(numbers) - 1e-9) - 1]
-    place = np.searchsorted(edges, true, side="right") - 1
-    assert edges[place] * (1 - 1e-9) <= found <= edges[place + 1] * (1 + 1e-9)
-
-
-def test_numbers_are_short():
-    numbers = [0, 999_499, 1_234_567, 999_999_999, 4.1e12]
-    assert list(map(short, numbers)) == ["0", "999,499", "1.23 M", "1 G", "4.1 T"]
-    shares = [None, float("nan"), 0, 0.123456, 0.000123, 1]
-    assert list(map(percent, shares)) == ["–", "–", "0%", "12%", "0.012%", "100%"]
-    assert list(map(duration, [0.01234, 100, 12_750])) == ["0.0123 s", "2 min", "3 h 32 min"]
 
 
 def test_documents_of_a_cut_file_are_named_by_their_number_in_it(tmp_path):

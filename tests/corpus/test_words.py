@@ -35,11 +35,6 @@ def words_of(text: str, settings: TextSettings = TextSettings(), format: str = "
     return document.text
 
 
-def test_sentences_become_lines_of_words():
-    text = "“Well,” said Mr. Brown.\n\n \nIt’s at <url>, see <FILE> or <email>."
-    assert words_of(text) == '" well , " said mr. brown .\nit \'s at <url> , see <file> or <email> .'
-
-
 @pytest.mark.parametrize("tokenise", [True, False])
 def test_symbols_of_the_model_are_made_plain_but_for_the_unknown_words_of_wikitext(tokenise):
     settings = TextSettings(moses_tokenise=tokenise)
@@ -315,14 +310,6 @@ def test_histogram_counts_every_length(lengths):
     assert sum(counts) == len(lengths)
     for low, high, count in zip(vocabulary.LENGTH_EDGES[:-2], vocabulary.LENGTH_EDGES[1:-1], counts, strict=False):
         assert count == sum(low <= length < high for length in lengths)
-
-
-def test_a_split_without_documents_can_be_joined(tokenizer, tmp_path):
-    counts = write_splits(tmp_path, TEXTS[:2], tokenizer)
-    assert counts["valid"]["documents"] == counts["valid"]["tokens"] == 0
-    join_parts([tmp_path / "0.valid", tmp_path / "0.train", tmp_path / "0.valid"], tmp_path / "joined")
-    assert filecmp.cmp(tmp_path / "joined.bin", tmp_path / "0.train.bin", shallow=False)
-    assert filecmp.cmp(tmp_path / "joined.idx", tmp_path / "0.train.idx", shallow=False)
 
 
 def test_fairseq_preprocess_writes_the_same(tokenizer, tmp_path, monkeypatch):

@@ -268,14 +268,6 @@ def test_with_the_same_length_the_number_does_not_depend_on_the_segments():
     assert np.abs(token_losses(model, tokens, 2, 13, 6) - by_segment[0]).max() > 1e-2
 
 
-def test_the_model_is_left_as_it_was():
-    model = tiny_model("sf").train()
-    evaluate(model, text(20), 2, tgt_len=4, mem_len=9, clamp_len=3, same_length=True)
-    assert model.training and (model.decoder.mem_len, model.decoder.clamp_len) == (5, 0)
-    assert not model.decoder.same_length
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-
-
 FIXTURES = ROOT / "tests" / "fixtures"
 TRAINED = FIXTURES / "checkpoints_of_2026_11" / "language_model"  # on segments of 12 tokens after a memory of 16
 CHECKPOINT = TRAINED / "checkpoint_last.pt"
@@ -331,9 +323,3 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     assert "NOT an official text" in said and "vocabulary:" in said
     refused("--same-length with --mem-len 0", CHECKPOINT, data, "--same-length", "--mem-len", 0)
     refused("dictionary", CHECKPOINT, tmp_path / "other")
-
-
-def test_help_has_defaults_and_the_papers_lengths():
-    told = " ".join(invoke("lm", "evaluate", "--help").split())
-    assert "base on WikiText-103 64 640 400" in told and "[default: (the training's)" in told
-    assert "prepare" in invoke("lm", "--help") and "evaluate" in invoke("lm", "--help")

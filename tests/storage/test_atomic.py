@@ -1,14 +1,16 @@
-"""A file or folder is there whole or not at all, and nothing stays of one that was never finished."""
+"""A file or folder is there whole or not at all, and nothing stays of one that was never finished; the user's cache."""
 
+import json
 import os
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import atomic
 from lazyformer_fairseq.storage.atomic import UNFINISHED, atomic_file, atomic_folder, remove_leftovers, unfinished_name
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import cache_file, read_json, remembered, write_json
 
 
 def test_a_failure_leaves_the_old_file_and_two_may_write_at_once(tmp_path):
@@ -98,3 +100,23 @@ def test_json_in_readable_letters_and_what_is_none(tmp_path):
         (tmp_path / "file.json").write_text(damaged, encoding="latin-1")
         with pytest.raises(UserError, match=r"file\.json: .*remove it and run the same command again"):
             read_json(tmp_path / "file.json")
+
+
+def test_a_measurement_is_kept(tmp_path, monkeypatch):
+    monkeypatch.delenv("LAZYFORMER_CACHE")
+    assert cache_file("a.json") == platformdirs.user_cache_path("lazyformer_fairseq") / "a.json"
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("LAZYFORMER_CACHE", str(folder))
+
+    def remember(key: str, value: object) -> object:
+        return remembered("speeds.json", key, "a", lambda: value)
+
+    assert remember("this", [1, 2]) == [1, 2] and remember("that", [3]) == [3]
+    assert remembered("speeds.json", "this", "a", lambda: pytest.fail("measured again")) == [1, 2]
+    assert json.loads((folder / "speeds.json").read_text()) == {"this": {"a": [1, 2]}, "that": {"a": [3]}}
+    assert remembered("speeds.json", "both", "a", lambda: (remember("both", 1), 2)[1]) == 1, "the first decides"
+    (folder / "speeds.json").write_text("{")
+    with pytest.raises(UserError, match="speeds.json.*remove it"):
+        remember("this", 1)
+    monkeypatch.setenv("LAZYFORMER_CACHE", str(folder / "speeds.json"))  # where nothing can be written each measures
+    assert [remember("this", value) for value in (1, 2)] == [1, 2]

@@ -1,19 +1,19 @@
-"""Parts joined are one dataset written at once, byte by byte."""
+"""Parts joined, or written in blocks, are one dataset of fairseq's, byte by byte."""
 
 import filecmp
+from itertools import chain, product
 
 import numpy as np
 import pytest
 import torch
 from fairseq.data import indexed_dataset
-from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import indexed_format
-from lazyformer_fairseq.storage.atomic import remove_leftovers
-from lazyformer_fairseq.storage.indexed_format import join_parts, read_index, write_items
+from lazyformer_fairseq.storage.indexed_format import join_parts, write_items
 
 ITEMS = st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=5), max_size=6)
 
@@ -34,25 +34,11 @@ def test_as_written_at_once(tmp_path_factory, parts, dtype):
         write(folder / f"{number}.train", items, dtype)
     write(folder / "expected", [item for items in parts for item in items], dtype)
     join_parts([folder / f"{number}.train" for number in range(len(parts))], folder / "shard" / "train")
-    for end in ("bin", "idx"):
-        assert filecmp.cmp(folder / "shard" / f"train.{end}", folder / f"expected.{end}", shallow=False)
+    blocks = [(np.array([*chain(*items)], int), np.array([len(item) for item in items], int)) for items in parts]
+    write_items(folder / "blocks", dtype, blocks)
+    for made, end in product(("shard/train", "blocks"), ("bin", "idx")):
+        assert filecmp.cmp(folder / f"{made}.{end}", folder / f"expected.{end}", shallow=False)
     assert sorted(file.name for file in (folder / "shard").iterdir()) == ["train.bin", "train.idx"]
-
-
-@pytest.fixture
-def parts(tmp_path):
-    for name in "ab":
-        write(tmp_path / name, [[1, 2, 3], [4]])
-    return [tmp_path / "a", tmp_path / "b"]
-
-
-def test_takes_the_place_of_what_a_stopped_run_left(parts, tmp_path):
-    for name in ("joined.bin", "joined.idx", ".joined.bin.0011aabb.unfinished"):
-        (tmp_path / name).write_bytes(b"x" * 999)
-    join_parts(parts, tmp_path / "joined")
-    remove_leftovers(tmp_path)
-    assert [item.tolist() for item in MMapIndexedDataset(str(tmp_path / "joined"))] == [[1, 2, 3], [4]] * 2
-    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(
@@ -61,12 +47,14 @@ def test_takes_the_place_of_what_a_stopped_run_left(parts, tmp_path):
         ("b.bin", None, "b.bin: 6 bytes, but its index speaks of 8"),
         ("b.idx", None, "b.idx: truncated"),
         ("a.idx", b"", r"a\.idx: no index of fairseq"),
-        ("a.idx", b"MMIDIDX\x00\x00", r"a\.idx: no index of fairseq"),
         ("a.idx", b"x" * 200, r"a\.idx: no index of fairseq"),
         ("c", np.int64, r"c\.idx: its ids are int64, those of the other parts uint16"),
     ],
 )
-def test_parts_that_are_none_are_named(parts, tmp_path, name, content, message):
+def test_parts_that_are_none_are_named(tmp_path, name, content, message):
+    parts = [tmp_path / "a", tmp_path / "b"]
+    for part in parts:
+        write(part, [[1, 2, 3], [4]])
     if name == "c":
         write(tmp_path / "c", [[1]], content)
         parts.append(tmp_path / "c")
@@ -77,29 +65,7 @@ def test_parts_that_are_none_are_named(parts, tmp_path, name, content, message):
     assert not list(tmp_path.glob("*joined*"))
 
 
-def test_read_index(parts, tmp_path):
-    index = read_index(parts[0])
-    assert (index.dtype, index.sizes.tolist(), index.pointers.tolist()) == (np.uint16, [3, 1], [0, 6])
-    assert index.bytes == (parts[0].with_suffix(".bin")).stat().st_size
-    write(tmp_path / "empty", [])
-    assert read_index(tmp_path / "empty").bytes == 0 == len(read_index(tmp_path / "empty").sizes)
-
-
-@given(ITEMS, st.integers(0, 6))
-def test_items_in_blocks(tmp_path_factory, items, cut):
-    folder = tmp_path_factory.mktemp("items")
-    write(folder / "expected", items)
-    blocks = [
-        (np.array([number for item in part for number in item]), np.array([len(item) for item in part], dtype=int))
-        for part in (items[:cut], items[cut:])
-    ]
-    write_items(folder / "found", np.uint16, blocks)
-    for end in ("bin", "idx"):
-        assert filecmp.cmp(folder / f"found.{end}", folder / f"expected.{end}", shallow=False)
-
-
 def test_the_format_is_fairseqs():
-    assert indexed_format.MAGIC == indexed_dataset.MMapIndexedDataset.Index._HDR_MAGIC
     assert indexed_dataset._code_to_dtype == indexed_format.TYPES
     for symbols in (10, 65_499, 65_500, 10**6):
         assert indexed_format.type_of_ids(symbols) == indexed_dataset.best_fitting_int_dtype(symbols)

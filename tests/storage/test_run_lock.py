@@ -12,7 +12,7 @@ import pytest
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import unfinished_name
-from lazyformer_fairseq.storage.run_lock import acquire_file_lock, file_lock, keep_settings, run_lock
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -69,19 +69,6 @@ def test_where_no_lock_can_be_the_run_is_refused_or_begins(tmp_path, caplog):
         pytest.fail("locked it")
     with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")), run_lock(tmp_path):
         assert "knows no locks" in caplog.text
-
-
-def test_held_alone_or_shared(tmp_path):
-    shared = [acquire_file_lock(tmp_path / "lock", shared=True) for _ in range(2)]
-    file = os.open(tmp_path / "lock", os.O_RDWR)
-    for descriptor in shared:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(descriptor)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(file)
-    with file_lock(tmp_path / "lock"):
-        pass
 
 
 def test_settings_may_change_until_work_has_begun(tmp_path):

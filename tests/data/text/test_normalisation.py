@@ -1,6 +1,5 @@
 """A text's words by every combination of the settings: the fast way to them is sacremoses' own, to the character."""
 
-import pickle
 import random
 import tracemalloc
 from functools import cache
@@ -91,22 +90,6 @@ def test_letters_stand_where_they_stood(text):
     letters = [place for place, letter in enumerate(text) if letter.isalnum()]
     found = [place for place, letter in zip(places_of(words, text), words, strict=True) if letter.isalnum()]
     assert found == [(place, place + 1) for place in letters]
-
-
-def test_sentences_are_the_same_words_alone_and_together():
-    normalise = TextNormaliser(TextSettings())
-    first, second = "Mr. Smith died in No. 5.", "The king left."
-    assert normalise(f"{first} {second}") == f"{normalise(first)} {normalise(second)}"
-    assert normalise(first) == "mr. smith died in no. 5 ."
-    assert pickle.loads(pickle.dumps(english)) is english  # with its tables
-
-
-@pytest.mark.slow
-def test_every_single_character_between_words():
-    """Whatever sacremoses holds of a character, as a letter, a mark or a space."""
-    for character in map(chr, [*range(0x250), *range(0x250, 0x3000, 7)]):
-        text = f"ab{character}cd. {character}5 'x{character} 5'{character}s"
-        assert english(text) == by_sacremoses(text)
 
 
 @pytest.mark.slow

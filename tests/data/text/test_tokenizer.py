@@ -43,6 +43,10 @@ def symbols(tokenizer, ids):
     return [tokenizer.dictionary[index] for index in ids]
 
 
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     return train(tmp_path_factory.mktemp("trained") / "tokenizer")
@@ -50,13 +54,9 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture
 def copy(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "copy")
-    tokenizer.save(tmp_path / "copy")  # the same again: nothing to do
+    for _ in range(2):  # the same again: nothing to do
+        tokenizer.save(tmp_path / "copy")
     return tmp_path / "copy"
-
-
-def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def test_text_comes_back_readable_spelt_in_bytes_if_asked_for(tokenizer, tmp_path):
@@ -166,29 +166,17 @@ def pieces_of(model):
     return [processor.id_to_piece(index) for index in range(processor.get_piece_size())]
 
 
-def pieces_by_sentences(sentences, vocab_size, character_coverage=1.0):
-    """sentencepiece's usual way, without <s> <pad> </s> <url> <email> <file> <mask>."""
-    options = dict(vocab_size=vocab_size - 7, character_coverage=character_coverage, hard_vocab_limit=True)
-    ids = dict(unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1)
-    rule = "identity"
-    return pieces_of(train_sentencepiece(sentences, model_type="bpe", normalization_rule_name=rule, **options, **ids))
-
-
 def test_bpe_on_counted_words_is_bpe_on_the_sentences():
     words = "the house houses mouse old older of king".split()
     text = [" ".join(random.Random(n).choices(words, k=9)) + f" {n} ." for n in range(200)]
     pieces = pieces_of(train_model(count_words(text), 80, ALL_CHARACTERS))
-    assert pieces == pieces_by_sentences(text, 80)
+    # sentencepiece's usual way, without <s> <pad> </s> <url> <email> <file> <mask>
+    usual = dict(model_type="bpe", normalization_rule_name="identity", vocab_size=80 - 7, hard_vocab_limit=True)
+    usual |= dict(unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, character_coverage=1.0)
+    assert pieces == pieces_of(train_sentencepiece(text, **usual))
     more = [("<url>", 10_000), ("a<mask>b", 10_000), ("<UNK>", 10_000)]
     pieces = pieces_of(train_model([*count_words(text), *more], 80, ALL_CHARACTERS))
     assert not any("<" in piece or "mask" in piece for piece in pieces[1:])
-
-
-def test_same_pieces_as_from_sentences_of_wikitext(real_data):
-    text = (real_data / "lm/wikitext-2/wiki.valid.tokens").read_text(encoding="utf-8").lower()
-    lines = [line for line in text.replace("<unk>", "").splitlines() if line.strip()]
-    ours = pieces_of(train_model(count_words(lines), 8000, TextSettings()))
-    assert ours == pieces_by_sentences(lines, 8000, TextSettings().character_coverage)
 
 
 def test_counts_beyond_32_bits_and_very_long_words():
@@ -211,8 +199,9 @@ def test_what_cannot_be_trained_and_what_would_be_overwritten(tokenizer, tmp_pat
     largest = int(str(caught.value).split("at most ")[1].split(",")[0])
     assert len(train(tmp_path / "t", vocab_size=largest).dictionary) == largest
     for vocab_size, message in ((largest + 1, "large"), (-1, "small"), (8, "small"), (20, "small")):
-        with pytest.raises(UserError, match=f"vocabulary of {vocab_size}: too {message}"):
+        with pytest.raises(UserError, match=f"vocabulary of {vocab_size}: too {message}") as caught:
             train(tmp_path / "u", vocab_size=vocab_size)
+    train(tmp_path / "smallest", vocab_size=int(str(caught.value).split("at least ")[1]))
     for sentences in ([], ["", "  "], ["<mask> <url>"]):
         with pytest.raises(UserError, match="no text"):
             train(tmp_path / "u", sentences)
@@ -238,29 +227,28 @@ def test_a_copy_is_the_same_tokenizer_with_a_dictionary_of_fairseqs(tokenizer, c
     assert (theirs.bos(), theirs.pad(), theirs.eos(), theirs.unk()) == (0, 1, 2, UNK)
 
 
-def describe(folder, **changes):
+def describe(of_text=(), **changes):
     """Rewrites tokenizer.json, with the true hashes of what lies there."""
-    path = folder / "tokenizer.json"
-    description = json.loads(path.read_text())
-    for name in description["sha256"]:
-        description["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    description["settings"] |= changes.pop("of_text", {})
-    path.write_text(json.dumps({**description, **changes}))
+
+    def rewrite(folder):
+        description = json.loads((folder / "tokenizer.json").read_text()) | changes
+        for name in ("dict.txt", "sentencepiece.model"):
+            description["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        description["settings"] |= dict(of_text)
+        (folder / "tokenizer.json").write_text(json.dumps(description))
+
+    return rewrite
 
 
 def swap_two_symbols(folder):
     lines = (folder / "dict.txt").read_text().splitlines(keepends=True)
     (folder / "dict.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
-    describe(folder)
+    describe()(folder)
 
 
 def write_a_pickle(folder):
     (folder / "sentencepiece.model").write_bytes(b"\x80\x04cos\nsystem\n")
-    describe(folder)
-
-
-def remove(name):
-    return lambda folder: (folder / name).unlink()
+    describe()(folder)
 
 
 def truncate(name):
@@ -271,25 +259,22 @@ def write(text):
     return lambda folder: (folder / "tokenizer.json").write_text(text)
 
 
-def settings_of(changes):
-    return lambda folder: describe(folder, of_text=changes)
-
-
 DAMAGE = [
-    *((remove(name), f"{name}: cannot be read") for name in ("tokenizer.json", "sentencepiece.model", "dict.txt")),
+    (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer\.json: cannot be read"),
+    (lambda folder: (folder / "dict.txt").unlink(), r"dict\.txt: cannot be read"),
     *((truncate(name), f"{name}: is not the file") for name in ("sentencepiece.model", "dict.txt")),
     (write_a_pickle, r"sentencepiece\.model: not a sentencepiece model"),
     (swap_two_symbols, r"dict\.txt: its symbols are not those of"),
-    (lambda folder: describe(folder, format_version=2), r"tokenizer\.json: format version 2"),
-    (lambda folder: describe(folder, settings={"lower_case": True}), r"byte_fallback.* is missing"),
+    (describe(format_version=2), r"tokenizer\.json: format version 2"),
+    (describe(settings={"lower_case": True}), r"byte_fallback.* is missing"),
     *((write(text), r"tokenizer\.json") for text in ("", "{", "[1]", "{}", '{"format_version": 1}')),
     (write('{"format_version": 1, "sha256": {}}'), r"tokenizer\.json: sha256 or settings is missing"),
-    (settings_of({"stemming": True}), r"tokenizer\.json: .*unknown text setting stemming"),
-    (settings_of({"lower_case": "yes"}), r"tokenizer\.json: .*lower_case = 'yes'"),
-    (settings_of({"language": "tlh"}), r"tokenizer\.json: .*language = 'tlh'"),
-    (settings_of({"special_tokens": ["<mask>"]}), r"tokenizer\.json: .*special_tokens holds '<mask>'"),
-    (settings_of({"special_tokens": "<url>"}), r"tokenizer\.json: .*special_tokens = '<url>'"),
-    (settings_of({"character_coverage": 1.5}), r"tokenizer\.json: .*character_coverage = 1.5"),
+    (describe({"stemming": True}), r"tokenizer\.json: .*unknown text setting stemming"),
+    (describe({"lower_case": "yes"}), r"tokenizer\.json: .*lower_case = 'yes'"),
+    (describe({"language": "tlh"}), r"tokenizer\.json: .*language = 'tlh'"),
+    (describe({"special_tokens": ["<mask>"]}), r"tokenizer\.json: .*special_tokens holds '<mask>'"),
+    (describe({"special_tokens": "<url>"}), r"tokenizer\.json: .*special_tokens = '<url>'"),
+    (describe({"character_coverage": 1.5}), r"tokenizer\.json: .*character_coverage = 1.5"),
 ]
 
 
@@ -359,11 +344,8 @@ def test_read_as_fairseq_does(content, tmp_path):
     [
         (b"", "dict.txt: not a dictionary, it holds no symbol"),
         (b"the 5\nof\n", "dict.txt, line 2: not a dictionary of lines 'symbol count'"),
-        (b"the 5\n\nof 4\n", "dict.txt, line 2: not a dictionary"),
-        (b"the five\n", "dict.txt, line 1: not a dictionary"),
         (b"the 5 #fairseq:overwrite\nof #fairseq:overwrite\n", "dict.txt, line 2"),
         (b"the 5\nof 4\nthe 3\n", "dict.txt, line 3: .*Duplicate word found.*'the'$"),
-        (b"<pad> 5\n", "dict.txt, line 1: .*Duplicate"),
         (b"the 5\n\xff\xfe 3\n", "dict.txt: no UTF-8 text"),
         (b"the " + b"9" * 5000 + b"\n", "dict.txt, line 1"),
     ],

@@ -1,4 +1,4 @@
-"""Finding input files and their formats; dividing them into units: every document once, wherever the cuts fall."""
+"""Input files and their formats, in every compression; units of work: every document once, wherever the cuts fall."""
 
 import bz2
 import errno
@@ -12,10 +12,179 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.readers import inputs
-from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, bytes_of
+from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, bytes_of, compression
 from lazyformer_fairseq.corpus.readers.formats import FORMATS, read_piece
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.errors import UserError
+
+COMPRESS = {
+    "": lambda content: content,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+PAGES = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/">
+  <siteinfo><sitename>Wikipedia</sitename></siteinfo>
+  <page>
+    <title>A &amp; B</title><ns>0</ns>
+    <revision><text>older</text></revision>
+    <revision><model>wikitext</model><text xml:space="preserve">x &lt; y &amp;nbsp;
+
+''é''</text></revision>
+  </page>
+  <page>
+    <title>Old name</title><ns>4</ns><redirect title="A &amp; B" />
+    <revision><text>#REDIRECT [[A &amp; B]]</text></revision>
+  </page>
+  <page><title>Nothing</title><ns>0</ns><revision><text /></revision></page>
+</mediawiki>
+"""
+
+# format: (content, its documents)
+SAMPLES = {
+    "text": (
+        "\n\nOne well-\nknown\tline\r\nand another.\r\n \t\r\nSecond é.\n\n\n",
+        ["One well-known line and another.", "Second é."],
+    ),
+    "wikitext": (
+        " \n = First = \n \n A load of 3 @.@ 5 @-@ ton <unk> . \n \n = = Part = = \n \n Games ; G \n = Goals = \n"
+        " More . \n \n = Second = \n \n X . \n",
+        ["A load of 3.5-ton <unk> .\nGames ; G\nMore .", "X ."],
+    ),
+    "wikiextractor": (
+        '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\nFirst &lt;x&gt; é.\nMore.\n\n</doc>\n\n'
+        '<doc id="2" url="u" title="C">\nC\n\n</doc>\n',
+        ["First <x> é.\nMore.", ""],
+    ),
+    "jsonl": (
+        '{"text": "T\\n\\nOne é.\\r\\nTwo.", "title": "T"}\n\n{"id": 7, "text": ""}\n{"text": "T"}',
+        ["One é.\nTwo.", "", "T"],
+    ),
+    "mediawiki": (PAGES, ["x < y &nbsp;\n\n''é''", "#REDIRECT [[A & B]]", ""]),
+    "book": (
+        "CHAPTER I\n\n  It was\r\na dark é\n\t\nnight.  A self-\nmade man-\nBut no.\n",
+        ["CHAPTER I\nIt was a dark é\nnight. A self-made man- But no."],
+    ),
+}
+
+
+COMPRESSED = pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+
+
+def texts_of(pieces):
+    return [document.text for piece in pieces for document in read_piece(piece)]
+
+
+def texts(path, format, **piece):
+    return texts_of([Piece(str(path), format, **piece)])
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("format", SAMPLES)
+def test_every_format_in_every_compression(tmp_path, format, suffix):
+    content, documents = SAMPLES[format]
+    path = tmp_path / "sample"  # what it is is found in its bytes, whatever its name
+    path.write_bytes(COMPRESS[suffix](b"\xef\xbb\xbf" + content.encode()))
+    watch = Watch()
+    found = list(read_piece(Piece(str(path), format), watch))
+    assert [document.text for document in found] == documents
+    assert [document.number for document in found] == list(range(1, len(documents) + 1))
+    assert watch == Watch()
+    assert compression(path) == (suffix[1:] or None)
+
+
+def test_pages_bring_what_decides_their_fate_also_several_in_one_line(tmp_path):
+    path = tmp_path / "dump.xml"
+    for content in (PAGES, PAGES.replace("\n", " ")):
+        path.write_text(content)
+        metadata = [document.metadata for document in read_piece(Piece(str(path), "mediawiki"))]
+        assert len(metadata) == 3
+        assert metadata[:2] == [
+            {"title": "A & B", "namespace": "0", "model": "wikitext", "is_redirect": False},
+            {"title": "Old name", "namespace": "4", "model": "wikitext", "is_redirect": True},
+        ]
+
+
+@COMPRESSED
+def test_several_streams_and_zeros_after_them_but_no_text(tmp_path, suffix):
+    path = tmp_path / "text"
+    path.write_bytes(COMPRESS[suffix](b"One.\n\nTw") + COMPRESS[suffix](b"") + COMPRESS[suffix](b"o.\n") + bytes(5000))
+    assert texts(path, "text") == ["One.", "Two."]
+    path.write_bytes(gzip.compress(b"One.\n\n") + b"plain text")
+    with pytest.raises(BadInput, match=r"byte 26: its gz data are damaged"):
+        texts(path, "text")
+
+
+@COMPRESSED
+def test_truncated_and_damaged_compressed_files(tmp_path, suffix):
+    content = bytearray(COMPRESS[suffix]("\n\n".join(str(number**5) for number in range(50_000)).encode()))
+    path = tmp_path / f"text{suffix}"
+    for left in (0.3, 0.99):
+        path.write_bytes(content[: int(len(content) * left)])
+        with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data stop in the middle"):
+            texts(path, "text")
+    content[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data are damaged"):
+        texts(path, "text")
+
+
+def test_lines_that_are_not_utf8_are_cp1252(tmp_path):
+    path = tmp_path / "old.txt"
+    path.write_bytes("Über\n\nmöglich\n".encode() + b"caf\xe9 \x93so\x94 \x81\n")
+    watch = Watch()
+    assert [d.text for d in read_piece(Piece(str(path), "book"), watch)] == ["Über\nmöglich café “so” \ufffd"]
+    assert watch.lines_not_utf8 == 1
+
+
+BAD = [
+    ("jsonl", '{"text": "fine"}\n{"text": \n', r"line 2: no valid JSON"),
+    ("jsonl", '{"text": "fine"}\n\n["text"]\n', r"line 3: a line must be a JSON object"),
+    ("jsonl", '{"id": 1, "body": "x"}\n', r'line 1: has no field "text".*its fields: body, id'),
+    ("wikiextractor", '<doc id="1" title="A">\nA\n<doc id="2" title="B">\nB\n</doc>\n', r"line 1: .*not closed"),
+    ("wikiextractor", '<doc id="1" title="A">\nA\n</doc>\n\nmore\n', r"line 5: text outside"),
+    ("mediawiki", PAGES[: PAGES.index("#RED")], r"line 10: malformed XML"),
+    ("mediawiki", PAGES.replace("x &lt; y", "x &lt; <y"), r"line \d+: malformed XML"),
+    ("mediawiki", PAGES.replace("A &amp; B</title>", "A & B</title>"), r"line 4: malformed XML"),
+]
+
+
+@pytest.mark.parametrize(("format", "content", "message"), BAD)
+def test_bad_content_is_named_with_its_line(tmp_path, format, content, message):
+    (tmp_path / "bad").write_text(content)
+    with pytest.raises(BadInput, match=rf"{tmp_path}/bad, {message}"):
+        texts(tmp_path / "bad", format)
+
+
+def test_the_line_is_that_of_the_file_in_a_later_piece_too_and_documents_before_it_are_given(tmp_path):
+    path = tmp_path / "bad"
+    path.write_text('{"text": "fine"}\n' * 5 + '{"text": 1}\n')
+    for start in (1, 16, 17, 18, 70):
+        with pytest.raises(BadInput, match=r"bad, line 6: has no field"):
+            texts(path, "jsonl", start=start, end=path.stat().st_size)
+    documents = read_piece(Piece(str(path), "jsonl"))
+    assert [next(documents).text for _ in range(5)] == ["fine"] * 5
+    with pytest.raises(BadInput):
+        next(documents)
+
+
+NOTICES = "*** {} OF THIS PROJECT GUTENBERG EBOOK X ***"
+GUTENBERG = [
+    *("The Project Gutenberg EBook of X, by Y", NOTICES.format("START"), "Produced by A. Volunteer", "CHAPTER I"),
+    *("Text.", "End of the Project Gutenberg EBook of X, by Y", NOTICES.format("END"), "Licence.\n"),
+]
+
+
+def test_gutenberg_notices_are_cut_off(tmp_path):
+    small_print = "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*"
+    for content, text in {
+        "\n\n".join(GUTENBERG): "CHAPTER I\nText.",
+        f"Terms\n\n{small_print}\n\nText.\n\n*** END OF THE PROJECT GUTENBERG EBOOK X ***\n": "Text.",
+        "Text without notices.": "Text without notices.",
+    }.items():
+        (tmp_path / "book.txt").write_text(content)
+        assert texts(tmp_path / "book.txt", "book") == [text]
 
 
 def formats(*specs, **options):
@@ -112,14 +281,10 @@ def test_a_file_that_is_named_is_taken_and_the_order_is_that_of_the_command(fold
     ("name", "content", "message"),
     [
         ("a.txt", b"", "is empty"),
-        ("a.txt", b"\xef\xbb\xbf \n\n", "is empty"),
-        ("a.txt.gz", gzip.compress(b" \n", mtime=0), "is empty"),
         ("a.txt", "words".encode("utf-16"), "looks like UTF-16 text"),
         ("a.txt", "words".encode("utf-16-le"), "holds NUL bytes"),
         ("a.txt", b"%PDF-1.7", "looks like a PDF"),
-        ("a.txt", b"PK\x03\x04\x14", "looks like a zip archive or an epub"),
         ("a.txt.gz", gzip.compress(b"PK\x03\x04\x14", mtime=0), "looks like a zip archive or an epub"),
-        ("a.txt", b"\x7fELF\x00\x01", "holds NUL bytes"),
         ("a.xml", b"<?xml version='1.0'?><rss/>", "no MediaWiki dump"),
         ("a.txt", b"<!doctype html><p>x", "XML or HTML"),
         ("a.json", b'[{"text": "x"}]', "is one JSON list"),
@@ -136,12 +301,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path, name, content, message):
     assert message in left_out[0]
     with pytest.raises(UserError, match=message):  # named by the user himself
         formats(tmp_path / name, bad_files="skip")
-
-
-def test_a_truncated_file_is_left_to_who_reads_it(tmp_path):
-    for name in ["a.xml.bz2", "b.jsonl.bz2", "c.txt.bz2", "wiki_00.bz2"]:
-        (tmp_path / name).write_bytes(bz2.compress(b"words " * 50_000)[:-20])
-    assert [format for _, format in formats(tmp_path)] == ["mediawiki", "jsonl", "text", "wikiextractor"]
 
 
 def test_what_is_not_there_or_comes_twice(folder, tmp_path_factory):
@@ -167,15 +326,10 @@ def file_of(path, format):
     return InputFile(str(path), format, path.stat().st_size)
 
 
-def texts(pieces):
-    return [document.text for piece in pieces for document in read_piece(piece)]
-
-
 def names(pieces):
     return [document.number for piece in pieces for document in read_piece(piece)]
 
 
-COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
 WORDS = st.text("ab é.\t\r", max_size=12)
 TITLES = st.sampled_from([" = Title = ", "= A =", " = = Part = = ", ""])
 CONTENTS = {
@@ -203,9 +357,9 @@ def test_pieces_and_parts_give_the_documents_once_and_in_order(tmp_path_factory,
     path = units_folder / f"content.{format}"
     path.write_bytes(content)
     pieces = [Piece(str(path), format, *ends) for ends in itertools.pairwise([0, *cuts, len(content)])]
-    assert texts(pieces) == texts([Piece(str(path), format)])
+    assert texts_of(pieces) == texts_of([Piece(str(path), format)])
     assert len(set(names(pieces))) == len(names(pieces))
-    suffix = data.draw(st.sampled_from(["", *COMPRESS]))
+    suffix = data.draw(st.sampled_from([*COMPRESS]))
     if content.strip() and suffix:  # and so do the parts of a compressed one
         folder = tmp_path_factory.mktemp("parts")
         (folder / f"big{suffix}").write_bytes(COMPRESS[suffix](content))
@@ -213,7 +367,7 @@ def test_pieces_and_parts_give_the_documents_once_and_in_order(tmp_path_factory,
         assert must_be_cut(file, file.size - 1) and not must_be_cut(file, file.size)
         parts = cut_file(file, folder / "work" / "parts", data.draw(st.integers(1, 1 + len(content))))
         assert parts[0].name.startswith("part-00000.")
-        assert texts(Piece(str(part), format) for part in parts) == texts([Piece(str(path), format)])
+        assert texts_of(Piece(str(part), format) for part in parts) == texts_of([Piece(str(path), format)])
 
 
 def test_a_blank_line_of_many_spaces_may_be_cut(units_folder):
@@ -221,7 +375,7 @@ def test_a_blank_line_of_many_spaces_may_be_cut(units_folder):
     path.write_bytes(b"One.\n" + b" " * 10_000 + b"\nTwo.\n" + b" " * 40 + b"x\n")
     for cut in range(170, 10_030, 170):
         pieces = [Piece(str(path), "text", *pair) for pair in itertools.pairwise([0, cut, path.stat().st_size])]
-        assert texts(pieces) == ["One.", "Two. x"]
+        assert texts_of(pieces) == ["One.", "Two. x"]
 
 
 def test_small_files_share_a_unit_and_big_ones_are_divided(tmp_path):
@@ -249,7 +403,7 @@ def test_a_multistream_dump_is_divided_at_its_streams(tmp_path, unit_bytes):
     assert not must_be_cut(file, unit_bytes)
     pieces = [piece for unit in plan_units([file], unit_bytes) for piece in unit]
     assert len(pieces) == 1 if unit_bytes > file.size else len(pieces) >= file.size // (unit_bytes + 600)
-    assert texts(pieces) == [f"Text {i}." for i in range(600)] and len(set(names(pieces))) == 600
+    assert texts_of(pieces) == [f"Text {i}." for i in range(600)] and len(set(names(pieces))) == 600
 
 
 def test_streams_that_begin_inside_a_page_do_not_divide_a_dump(tmp_path):
@@ -260,7 +414,7 @@ def test_streams_that_begin_inside_a_page_do_not_divide_a_dump(tmp_path):
     assert len(plan_units([file], 1000)) == 1
     assert must_be_cut(file, 1000)
     parts = cut_file(file, tmp_path / "parts", 10_000)
-    assert texts(Piece(str(part), "mediawiki") for part in parts) == texts([Piece(str(path), "mediawiki")])
+    assert texts_of(Piece(str(part), "mediawiki") for part in parts) == texts_of([Piece(str(path), "mediawiki")])
 
 
 def test_parts_are_there_whole_or_not_at_all_or_up_to_the_damage_if_asked_for(tmp_path):
@@ -271,11 +425,11 @@ def test_parts_are_there_whole_or_not_at_all_or_up_to_the_damage_if_asked_for(tm
         cut_file(file_of(path, "text"), tmp_path / "parts", 4000)
     assert not (tmp_path / "parts").exists()
     parts = cut_file(file_of(path, "text"), tmp_path / "some", 4000, bad_files="skip")
-    found = texts([Piece(str(part), "text") for part in parts])
+    found = texts_of([Piece(str(part), "text") for part in parts])
     assert len(found) > 5000 and found == [f"Line {i}" for i in range(len(found))]
     assert "big.txt.gz" in (tmp_path / "some" / inputs.DAMAGE_FILE).read_text()
     path.write_bytes(content)
     parts = cut_file(file_of(path, "text"), tmp_path / "parts", 4000)
-    assert sum(len(texts([Piece(str(part), "text")])) for part in parts) == 9000 and len(parts) >= 3
+    assert sum(len(texts_of([Piece(str(part), "text")])) for part in parts) == 9000 and len(parts) >= 3
     path.unlink()  # finished parts are not made again
     assert cut_file(InputFile(str(path), "text", 0), tmp_path / "parts", 4000) == parts

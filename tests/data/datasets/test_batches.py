@@ -1,9 +1,9 @@
-"""Blocks: what is packed into them, and what is masked in them."""
+"""Blocks of masked words and labelled texts: what is in them, what is masked, how they are put into batches."""
 
 import errno
-import mmap
 import pickle
 from dataclasses import astuple
+from itertools import chain
 from unittest import mock
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets import masked_blocks
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
 from lazyformer_fairseq.data.datasets.masked_blocks import (
     FullSentencesDataset,
     Masking,
@@ -74,32 +75,13 @@ def test_blocks_are_those_of_packing_one_by_one_also_from_a_file(tmp_path_factor
     for number, block in enumerate(blocks):
         assert (block[0], block[-1]) == (BOS, EOS) and block[1] != EOS and block[-2] != EOS
         assert len(block) == dataset.size(number) == dataset.num_tokens(number) <= most
-    assert [token for block in blocks for token in block if token > 3] == [
-        word for words in sentences for word in words
-    ]
+    assert [token for block in blocks for token in block if token > 3] == [*chain(*sentences)]
     path = tmp_path_factory.mktemp("items") / "train"
     write_items(path, np.uint16, [(torch.cat(dataset.items).numpy(), np.array(list(map(len, dataset.items))))])
     items = pickle.loads(pickle.dumps(MappedItems(path)))
     mapped = FullSentencesDataset(items, items.sizes, most, BOS, EOS, MASKING)
     assert blocks_of(mapped) == blocks
     assert all(mapped.block(number).dtype == dataset.block(number).dtype for number in range(len(blocks)))
-
-
-def test_blocks_read_as_roberta_defines_them():
-    assert blocks_of(dataset_of([[10, 11], [12], [], [13], [14, 15, 16, 17]], 12)) == [
-        [BOS, 10, 11, EOS, 12, EOS, EOS, 13, EOS],
-        [BOS, 14, 15, 16, 17, EOS],
-    ]
-    # A long sentence is cut into whole blocks, and others follow its end.
-    assert blocks_of(dataset_of([[9], list(range(20, 31)), [40]], 7)) == [
-        [BOS, 9, EOS],
-        [BOS, 20, 21, 22, 23, 24, EOS],
-        [BOS, 25, 26, 27, 28, 29, EOS],
-        [BOS, 30, EOS, 40, EOS],
-    ]
-
-
-# Blocks that are kept on disk
 
 
 @pytest.fixture
@@ -114,7 +96,7 @@ def rows(blocks) -> list[list[int]]:
     return [row.tolist() for row in astuple(blocks)]
 
 
-def test_blocks_of_much_data_are_packed_once_and_mapped_by_all_processes(data, monkeypatch):
+def test_blocks_of_much_data_are_packed_once(data, monkeypatch):
     expected = {}
     for sizes, most in ((data[1], 12), (data[1], 13), (data[1][:-1], 12), (data[1][::-1].copy(), 12)):
         expected[most, sizes.tobytes()] = rows(pack_full_sentences(sizes, most))
@@ -123,10 +105,6 @@ def test_blocks_of_much_data_are_packed_once_and_mapped_by_all_processes(data, m
         patch.setattr(masked_blocks, "pack_full_sentences", lambda *_: pytest.fail("packed again"))
         kept = kept_blocks(*data, 12)
     assert rows(kept) == expected[12, data[1].tobytes()]
-    base = kept.sizes
-    while isinstance(base, np.ndarray):
-        base = base.base
-    assert isinstance(base, mmap.mmap)
     assert [path.suffix for path in sorted(data[0].parent.iterdir())] == [*[".npy"] * 4, ".idx"]
     refuse = mock.Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
     monkeypatch.setattr(masked_blocks, "atomic_file", refuse)
@@ -205,14 +183,12 @@ def test_batches_are_padded_and_say_so_and_where_the_targets_are():
     assert batch["target"].shape == (2, 6) and batch["target"].ne(PAD).sum() == 2
     assert dataset.collater([]) == {}
     assert dataset.packing_efficiency(6) == pytest.approx(10 / 12)
-    dataset = dataset_of([[word] * 9 for word in range(10, 40)], 14)
-    batch = dataset.collater([dataset[number] for number in range(3)])
+    positions, target = batch["masked_positions"], batch["target"].flatten()
+    assert sorted(positions.tolist()) == [place for place, word in enumerate(target.tolist()) if word != PAD] != []
     dataset = dataset_of([[10] * 7, [20] * 3], 12)  # as wide as a multiple of eight, but no wider than blocks may be
     widths = [dataset.collater([dataset[number]])["net_input"]["src_tokens"].shape[1] for number in range(2)]
     assert dataset.sizes.tolist() == [9, 5] and widths == [12, 8]
     assert all(dataset.collater([dataset[number]])["net_input"]["has_padding"] for number in range(2))
-    positions, target = batch["masked_positions"], batch["target"].flatten()
-    assert sorted(positions.tolist()) == [place for place, word in enumerate(target.tolist()) if word != PAD] != []
 
 
 def test_what_makes_no_blocks_is_a_user_error():
@@ -226,3 +202,74 @@ def test_what_makes_no_blocks_is_a_user_error():
     for shares in ({"probability": 0}, {"probability": 1.5}, {"keep": 0.6, "random": 0.6}, {"keep": -1}):
         with pytest.raises(UserError, match="mask_prob"):
             Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL, **shares)
+
+
+def dataset(count=203, shuffle=True, seed=1):
+    random = np.random.default_rng(0)
+    inputs = [np.arange(2, 2 + length, dtype=np.int32) for length in random.geometric(1 / 20, size=count) + 2]
+    return LabelledTextsDataset(inputs, np.arange(count) % 3, pad=PAD, shuffle=shuffle, seed=seed)
+
+
+def batch_of(texts, targets=None, **options):
+    data = LabelledTextsDataset([np.array(text) for text in texts], targets, pad=PAD, shuffle=False, **options)
+    assert data.collater([]) == {}
+    return data.collater([data[index] for index in range(len(texts))])
+
+
+def batches(data, epoch=1, size=32):
+    data.set_epoch(epoch)
+    return data.batch_by_size(data.ordered_indices(), max_sentences=size, required_batch_size_multiple=8)
+
+
+def test_a_batch_is_padded_on_the_right_and_has_targets_where_there_are_labels():
+    batch = batch_of([[0, 6, 7, 8, 2], [0, 5, 2]], np.array([4.0, 1.5]))
+    assert (batch["id"].tolist(), batch["nsentences"], batch["ntokens"]) == ([0, 1], 2, 8)
+    assert batch["net_input"]["src_tokens"].tolist() == [[0, 6, 7, 8, 2], [0, 5, 2, PAD, PAD]]
+    assert batch["net_input"]["src_tokens"].dtype == torch.long
+    assert batch["net_input"]["src_lengths"].tolist() == [5, 3]
+    assert batch["target"].tolist() == [4.0, 1.5]
+    unlabelled = batch_of([[0, 5, 2]] * 2)
+    assert batch["net_input"]["has_padding"] and not unlabelled["net_input"]["has_padding"]
+    assert "target" not in unlabelled and "token_types" not in unlabelled["net_input"]
+
+
+def test_models_with_token_types_or_global_tokens_get_them():
+    batch = batch_of([[0, 5, 6, 2, 7, 2], [0, 8, 2]], types_after=2)
+    assert batch["net_input"]["token_types"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
+    robertas = torch.tensor([[0, 5, 2, 2, 7, 2]])  # two ends between the texts
+    assert token_types_of(robertas, eos=2, pad=PAD).tolist() == [[0, 0, 0, 1, 1, 1]]
+    # The first text of a pair, and else the first token.
+    marked = batch_of([[0, 7, 8, 2, 2, 9, 2], [0, 7, 8, 2]], marks_before=2)["net_input"]["global_positions"]
+    assert marked.dtype == torch.bool
+    assert marked.int().tolist() == [[1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]]
+
+
+def test_every_example_is_in_one_batch():
+    """fairseq's own batches would leave out 3 of 203."""
+    for shuffle in (True, False):
+        assert sorted(np.concatenate(batches(dataset(shuffle=shuffle))).tolist()) == list(range(203))
+
+
+def test_batches_hold_little_padding():
+    def padding(order):
+        cut = [data.sizes[order[start : start + 32]] for start in range(0, len(order), 32)]
+        return 1 - data.sizes.sum() / sum(len(sizes) * sizes.max() for sizes in cut)
+
+    data = dataset(count=2000)
+    assert padding(np.random.default_rng(1).permutation(2000)) > 0.6
+    assert padding(data.ordered_indices()) < 0.12
+
+
+def test_training_batches_are_new_each_epoch_and_a_function_of_the_seed_validation_s_are_in_order_of_length():
+    def composition(data, epoch):
+        return [sorted(batch.tolist()) for batch in batches(data, epoch)]
+
+    assert composition(dataset(), 1) != composition(dataset(), 2) == composition(dataset(), 2)
+    assert composition(dataset(), 1) != composition(dataset(seed=2), 1)
+    valid = dataset(shuffle=False)
+    orders = []
+    for epoch in (1, 2):
+        valid.set_epoch(epoch)
+        orders.append(valid.ordered_indices().tolist())
+    assert orders[0] == orders[1] and (np.diff(valid.sizes[orders[0]]) >= 0).all()
+    assert valid.can_reuse_epoch_itr_across_epochs and not dataset().can_reuse_epoch_itr_across_epochs

@@ -77,9 +77,10 @@ def run_script(name: str, *arguments: object, **options: Any) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
-def load_script(name: str) -> ModuleType:
-    """A Python file of scripts/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+def load_script(place: Path | str) -> ModuleType:
+    """A Python file of no package, loaded anew; a name is that of one in scripts/."""
+    path = place if isinstance(place, Path) else ROOT / "scripts" / f"{place}.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

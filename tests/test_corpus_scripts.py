@@ -152,7 +152,6 @@ def test_a_broken_connection_is_taken_up_again(wikipedia, download_dump, program
     ("ending", "there", "message"),
     [
         (".part", b"x" * len(DUMP), f": its SHA-1 is .*{SHA1}.*remove it"),
-        (".part", b"x" * 100, f": its SHA-1 is .*{SHA1}.*remove it"),
         (".part", DUMP + b"x", "has 102401 bytes, but 102400 are published"),
         ("", DUMP[:-1], ": is not the published file; remove it and run this again"),
     ],
@@ -267,12 +266,10 @@ def test_help(name, arguments):
         ("download_wikipedia.sh raw --language ../x", "--language ../x: give a code such as en"),
         ("download_wikipedia.sh raw --mirror ftp://x", "--mirror ftp://x: give a URL that begins with"),
         ("download_wikipedia.sh raw --dates 1", "--dates: no such option"),
-        ("download_wikipedia.sh raw other", "other: no such option"),
         ("download_books.sh --dry-run", "give FOLDER first"),
         ("download_books.sh raw --splits dev", "--splits dev: give some of train, validation and test"),
         ("download_books.sh raw --split train", "--split: no such option"),
         ("preprocess_wiki_books.sh out wiki", "give OUT, WIKI and BOOKS first"),
-        ("preprocess_wiki_books.sh out wiki --workers 3", "give OUT, WIKI and BOOKS first"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(command, message):

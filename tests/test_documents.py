@@ -219,35 +219,6 @@ def test_every_command_runs(users_folder, page, warm_python):
             assert len(re.findall(r"^\d+%  ", run.stdout, re.MULTILINE)) == 3
 
 
-@pytest.mark.slow
-def test_the_blocks_alone_learn_in_plain_torch(warm_python):
-    [(_, classifier)] = blocks_of("docs/use_in_your_model.md")
-    use = """
-import sys
-import torch
-
-torch.manual_seed(1)
-series, labels, lengths = torch.randn(64, 12, 6), torch.randint(3, (64,)), torch.randint(6, 13, (64,))
-series[torch.arange(64), lengths - 1, 0] = 4.0 * (labels - 1)  # the last measurement tells
-is_padding = torch.arange(12) >= lengths[:, None]
-model = Classifier()
-optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-for _ in range(60):
-    loss = nn.functional.cross_entropy(model(series, is_padding), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-model.eval()
-right = (model(series, is_padding).argmax(-1) == labels).float().mean().item()
-assert right > 0.9, right
-alone = model(series[:1, : lengths[0]])
-torch.testing.assert_close(model(series[:1], is_padding[:1]), alone, atol=1e-4, rtol=1e-4)
-assert "fairseq" not in sys.modules
-"""
-    run = subprocess.run([warm_python / "python", "-c", classifier + use], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-
-
 def test_what_is_tested_elsewhere_is_in_a_page_and_in_that_test():
     commands = [code for page in PAGES for _, block in blocks_of(page) for code in commands_of(block)]
     for start, file in TESTED_ELSEWHERE.items():

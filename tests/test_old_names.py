@@ -9,36 +9,6 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.old_names import OLD_NAMES, Gone, with_new_names
 
-NAMES = {
-    "lm": "model",
-    "model fit": "fit --task lm",
-    "fit": "train",
-    "fit --out": "--output {}",
-    "train --title": "--name",
-    "train --fp16": "--precision fp16",
-    "train --model": "{}",
-    "train --from": "compress {}",
-    "train --lost": Gone("went; use --found"),
-}
-
-
-@pytest.mark.parametrize(
-    ("old", "now"),
-    [
-        ("lm", "model"),
-        ("lm fit --out=a b", "train --task lm --output a b"),
-        ("train --title=x --title y", "train --name=x --name y"),
-        ("train a --model b c --fp16", "train a b c --precision fp16"),
-        ("train a --from b c", "train compress b a c"),
-        ("train a --names b c --model d --model=e", "train a d e --names b c"),
-        ("train -- --title x", "train -- --title x"),
-        ("other --title x train", "other --title x train"),
-        ("", ""),
-    ],
-)
-def test_old_words_become_todays(old, now):
-    assert with_new_names(old.split(), NAMES) == now.split()
-
 
 @pytest.mark.parametrize(
     ("old", "now"),

@@ -30,124 +30,117 @@ def plan(*arguments: object) -> dict:
     return json.loads(result.stdout)
 
 
-class TestFit:
-    @pytest.mark.parametrize("back_end", ["eager", "recompute", "fused"])
-    def test_it_fits_and_the_next_larger_batch_does_not(self, back_end):
-        job = job_of_arch("lazyformer_m2x6_s")
-        found = fit(job, Place(1, 8 * 10**9, "fp16"), back_end)
-        assert 0 < found.batch < 256 and found.batch * found.update_freq == 256
-        assert found.memory.peak <= USABLE * 8e9
-        larger = next(size for size in range(found.batch + 1, 257) if 256 % size == 0)
-        assert job.count_memory(larger, "fp16", "cuda", back_end, accumulates=True).peak > USABLE * 8e9
-
-    def test_an_update_stays_what_it_is_on_any_number_of_gpus_that_it_divides_among(self):
-        job = job_of_arch("bert_base")
-        for processes in (1, 2, 8, 64):
-            found = fit(job, Place(processes, 16 * 10**9, "fp16"))
-            assert processes * found.batch * found.update_freq == 256
-        with pytest.raises(UserError, match="256 sequences does not divide among 7 GPUs"):
-            fit(job, Place(7, 16 * 10**9, "fp16"))
-
-    def test_auto_plans_for_the_hungriest_that_it_may_take(self):
-        job = job_of_arch("bert_base")
-        peaks = {name: job.count_memory(8, "fp16", "cuda", name).peak for name in possible_back_ends(job, "cuda")}
-        assert max(peaks, key=peaks.get) == "eager"
-        assert fit(job, V100).memory == fit(job, V100, "eager").memory
-        with pytest.raises(UserError, match="--attention-backend fused: cannot compute M1x12"):  # attention dropout
-            fit(job, V100, "fused")
-        assert fit(job_of_arch("par_transformer_base_0s"), V100).batch == 32, "nothing attends"
+def test_it_fits_and_the_next_larger_batch_does_not():
+    job = job_of_arch("lazyformer_m2x6_s")
+    found = fit(job, Place(1, 8 * 10**9, "fp16"), "recompute")
+    assert 0 < found.batch < 256 and found.batch * found.update_freq == 256
+    assert found.memory.peak <= USABLE * 8e9
+    larger = next(size for size in range(found.batch + 1, 257) if 256 % size == 0)
+    assert job.count_memory(larger, "fp16", "cuda", "recompute", accumulates=True).peak > USABLE * 8e9
 
 
-class TestJob:
-    @pytest.mark.parametrize("arch", ["bert_base", "lazyformer_m2x6_s"])
-    def test_the_arch_and_its_yaml_are_the_same_training(self, arch):
-        by_name, by_file = job_of_arch(arch), job_of_yaml(CONFIGS / "pretraining" / f"{arch}.yaml")
-        assert all(getattr(by_name, each) == getattr(by_file, each) for each in ("tokens", "flops", "parameters"))
-        assert fit(by_name, V100) == fit(by_file, V100)
-
-    def test_settings_of_hydra_and_those_of_a_language_model(self):
-        given = ["optimization.max_update=9", "model.encoder_embed_dim=96"]
-        job = job_of_launch(None, CONFIGS / "pretraining" / "bert_base.yaml", "none", given)
-        assert (job.max_update, job.sizes.embed_dim) == (9, 96) and vocabulary_of("none") is None
-        job = job_of_yaml(CONFIGS / "language_modeling" / "par_transformer_base.yaml")
-        found = (job.is_causal, job.time, job.memory_length, job.per_update, job.max_update)
-        assert found == (True, 192, 192, 256, 40000)
-
-    def test_options_of_a_launch_count(self, tmp_path):
-        (tmp_path / "dict.txt").write_text("".join(f"piece{number} 1\n" for number in range(95)))
-        given = ["--sublayer-pattern", "(sff)x5 (f)x9", "--tokens-per-sample=128", "--num-workers", "0"]
-        job = job_of_launch("bert_base", None, f"{tmp_path}:elsewhere", given, per_update=64)
-        assert (job.pattern, job.time, job.per_update, job.vocab_size) == ("(sff)x5 (f)x9", 128, 64, 100)
-        with pytest.raises(UserError, match="--tokens-per-sample many: must be a number"):
-            with_options(job, {"tokens_per_sample": "many"})
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("model: {_name: roberta}\n", "its model is roberta"),
-            ("model: 3\n", "cannot be read"),
-            ("a: [\n", "cannot be read"),
-            ("", "its model is nothing"),
-        ],
-    )
-    def test_other_files_are_refused(self, tmp_path: Path, text, message):
-        path = tmp_path / "mine.yaml"
-        path.write_text(text)
-        with pytest.raises(UserError, match=message):
-            job_of_yaml(path)
+def test_an_update_stays_what_it_is_on_any_number_of_gpus_that_it_divides_among():
+    job = job_of_arch("bert_base")
+    for processes in (1, 2, 8, 64):
+        found = fit(job, Place(processes, 16 * 10**9, "fp16"))
+        assert processes * found.batch * found.update_freq == 256
+    with pytest.raises(UserError, match="256 sequences does not divide among 7 GPUs"):
+        fit(job, Place(7, 16 * 10**9, "fp16"))
 
 
-class TestCommand:
-    def test_the_table_in_the_docs_is_what_it_prints(self):
-        page = (ROOT / "docs" / "training.md").read_text()
-        after = page.partition("### Does it fit")[2]
-        table = [line for line in after.partition("### fp16")[0].splitlines() if line.startswith("|")]
-        archs = [line.split("|")[1].strip() for line in table[2:]]
-        printed = run("plan", *(word for arch in archs for word in ("--arch", arch))).stdout
-        assert printed.startswith("\n".join(table) + "\n\n8 x 16.0 GB, fp16")
+def test_auto_plans_for_the_hungriest_that_it_may_take():
+    job = job_of_arch("bert_base")
+    peaks = {name: job.count_memory(8, "fp16", "cuda", name).peak for name in possible_back_ends(job, "cuda")}
+    assert max(peaks, key=peaks.get) == "eager"
+    assert fit(job, V100).memory == fit(job, V100, "eager").memory
+    with pytest.raises(UserError, match="--attention-backend fused: cannot compute M1x12"):  # attention dropout
+        fit(job, V100, "fused")
+    assert fit(job_of_arch("par_transformer_base_0s"), V100).batch == 32, "nothing attends"
 
-    def test_numbers_of_the_paper(self):
-        found = plan("--arch", "lazyformer_m2x6_s")
-        assert found["parameters"] == pytest.approx(112e6, rel=0.01)
-        assert found["tokens"] == 131_072_000_000
-        assert 8 * found["batch_size"] * found["update_freq"] == 256
-        assert found["hours"] == pytest.approx(found["flops"] / (8 * 21.4e12) / 3600)
 
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ("transformer_xl_base --gpus 4 --teraflops 60", "weights|gradients|optimizer|memory of streams|eager"),
-            ("transformer_xl_base --gpus 4 --teraflops 60", "recompute|--update-freq|--teraflops 60"),
-            ("lazyformer_m2x6_s", "fused and flex need compute capability 8.0"),
-            ("bert_base --gpu-memory 1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
-            (
-                "bert_base --gpu-memory 1GB --precision fp32",
-                "Choose shorter sequences, half precision or a larger GPU.",
-            ),
-            (f"{LONG} --attention-backend eager", "Choose --attention-backend recompute, shorter"),
-            ("reformer_base --gpus 1", "s[buckets=128,rounds=4] is an estimate"),
-        ],
-    )
-    def test_the_text_says_all_that_counts(self, options, words):
-        output = run("plan", "--arch", *options.split()).output
-        assert all(word in output for word in words.split("|"))
-        assert "need compute capability" not in run("plan", "--arch", "lazyformer_m2x6_s", "--precision", "bf16").output
+@pytest.mark.parametrize("arch", ["bert_base", "lazyformer_m2x6_s"])
+def test_the_arch_and_its_yaml_are_the_same_training(arch):
+    by_name, by_file = job_of_arch(arch), job_of_yaml(CONFIGS / "pretraining" / f"{arch}.yaml")
+    assert all(getattr(by_name, each) == getattr(by_file, each) for each in ("tokens", "flops", "parameters"))
+    assert fit(by_name, V100) == fit(by_file, V100)
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["--arch", "lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
-            ([], "give either --arch NAME or --config"),
-            (["--arch", "bert_base", "--data", "nowhere"], "nowhere is no folder"),
-        ],
-    )
-    def test_mistakes(self, arguments, message):
-        assert message in str(run("plan", *arguments).exception)
 
-    @pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("16GiB", 2**34), ("1.5gb", 15 * 10**8)])
-    def test_sizes(self, text, size):
-        assert read_size(text) == size
-        assert "'big' is no size; write for example 16GB" in run("plan", "--arch", "x", "--gpu-memory", "big").output
+def test_settings_of_hydra_and_those_of_a_language_model():
+    given = ["optimization.max_update=9", "model.encoder_embed_dim=96"]
+    job = job_of_launch(None, CONFIGS / "pretraining" / "bert_base.yaml", "none", given)
+    assert (job.max_update, job.sizes.embed_dim) == (9, 96) and vocabulary_of("none") is None
+    job = job_of_yaml(CONFIGS / "language_modeling" / "par_transformer_base.yaml")
+    found = (job.is_causal, job.time, job.memory_length, job.per_update, job.max_update)
+    assert found == (True, 192, 192, 256, 40000)
+
+
+def test_options_of_a_launch_count(tmp_path):
+    (tmp_path / "dict.txt").write_text("".join(f"piece{number} 1\n" for number in range(95)))
+    given = ["--sublayer-pattern", "(sff)x5 (f)x9", "--tokens-per-sample=128", "--num-workers", "0"]
+    job = job_of_launch("bert_base", None, f"{tmp_path}:elsewhere", given, per_update=64)
+    assert (job.pattern, job.time, job.per_update, job.vocab_size) == ("(sff)x5 (f)x9", 128, 64, 100)
+    with pytest.raises(UserError, match="--tokens-per-sample many: must be a number"):
+        with_options(job, {"tokens_per_sample": "many"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {_name: roberta}\n", "its model is roberta"),
+        ("model: 3\n", "cannot be read"),
+        ("a: [\n", "cannot be read"),
+        ("", "its model is nothing"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        job_of_yaml(path)
+
+
+def test_the_table_in_the_docs_is_what_it_prints():
+    page = (ROOT / "docs" / "training.md").read_text()
+    after = page.partition("### Does it fit")[2]
+    table = [line for line in after.partition("### fp16")[0].splitlines() if line.startswith("|")]
+    archs = [line.split("|")[1].strip() for line in table[2:]]
+    printed = run("plan", *(word for arch in archs for word in ("--arch", arch))).stdout
+    assert printed.startswith("\n".join(table) + "\n\n8 x 16.0 GB, fp16")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("transformer_xl_base --gpus 4 --teraflops 60", "weights|memory of streams|eager|--update-freq|--teraflops 60"),
+        ("lazyformer_m2x6_s", "fused and flex need compute capability 8.0"),
+        ("bert_base --gpu-memory 1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
+        ("bert_base --gpu-memory 1GB --precision fp32", "Choose shorter sequences, half precision or a larger GPU."),
+        (f"{LONG} --attention-backend eager", "Choose --attention-backend recompute, shorter"),
+        ("reformer_base --gpus 1", "s[buckets=128,rounds=4] is an estimate"),
+    ],
+)
+def test_the_text_says_all_that_counts(options, words):
+    output = run("plan", "--arch", *options.split()).output
+    assert all(word in output for word in words.split("|"))
+    assert "need compute capability" not in run("plan", "--arch", "lazyformer_m2x6_s", "--precision", "bf16").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
+        ([], "give either --arch NAME or --config"),
+        (["--arch", "bert_base", "--data", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_mistakes(arguments, message):
+    assert message in str(run("plan", *arguments).exception)
+
+
+@pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("16GiB", 2**34), ("1.5gb", 15 * 10**8)])
+def test_sizes(text, size):
+    assert read_size(text) == size
+    assert "'big' is no size; write for example 16GB" in run("plan", "--arch", "x", "--gpu-memory", "big").output
 
 
 @pytest.fixture
@@ -166,30 +159,32 @@ def gpus(monkeypatch):
     return there
 
 
-class TestLaunch:
-    def batch_of(self, *arguments: object) -> int:
-        words = pretrain(*arguments, "--dry-run").stdout.split()
-        hydra = [word.partition("=")[2] for word in words if word.startswith("dataset.batch_size=")]
-        return int(hydra[0] if hydra else words[words.index("--batch-size") + 1])
+def batch_of(*arguments: object) -> int:
+    words = pretrain(*arguments, "--dry-run").stdout.split()
+    hydra = [word.partition("=")[2] for word in words if word.startswith("dataset.batch_size=")]
+    return int(hydra[0] if hydra else words[words.index("--batch-size") + 1])
 
-    def test_it_takes_what_the_plan_says_and_what_the_user_gives_wins(self, gpus):
-        gpus(8, 16160)
-        planned = plan("--arch", "bert_base", "--gpu-memory", "16160MiB")["batch_size"]
-        assert self.batch_of("bert_base", "data") == planned == 16
-        assert self.batch_of("lazyformer_m2x6_s.yaml", "data") == 32
-        assert self.batch_of("transformer_xl_large", "data") == 8
-        assert self.batch_of("bert_base", "data", "--batch-size", 2) == 2
-        assert self.batch_of("bert_base", "data", "--no-fit") == 16
-        gpus(1, 81559)
-        assert self.batch_of("bert_base", "data") == 128, "more memory, a larger batch"
 
-    @pytest.mark.parametrize("told", ["[N/A]", ""])
-    def test_a_driver_that_does_not_tell(self, gpus, told):
-        gpus(8, told)
-        assert self.batch_of("lazyformer_m2x6_s", "data") == 16
+def test_it_takes_what_the_plan_says_and_what_the_user_gives_wins(gpus):
+    gpus(8, 16160)
+    planned = plan("--arch", "bert_base", "--gpu-memory", "16160MiB")["batch_size"]
+    assert batch_of("bert_base", "data") == planned == 16
+    assert batch_of("lazyformer_m2x6_s.yaml", "data") == 32
+    assert batch_of("transformer_xl_large", "data") == 8
+    assert batch_of("bert_base", "data", "--batch-size", 2) == 2
+    assert batch_of("bert_base", "data", "--no-fit") == 16
+    gpus(1, 81559)
+    assert batch_of("bert_base", "data") == 128, "more memory, a larger batch"
 
-    def test_without_a_gpu_the_batch_is_small_and_the_plan_is_for_the_papers_gpus(self, gpus):
-        gpus(0, 0)
-        result = pretrain("lazyformer_m2x6_s", "data", "--dry-run", "--sequences-per-update", 32)
-        assert "--batch-size 4 " in result.stdout
-        assert "1 x 16.0 GB, fp16" in result.stderr
+
+@pytest.mark.parametrize("told", ["[N/A]", ""])
+def test_a_driver_that_does_not_tell(gpus, told):
+    gpus(8, told)
+    assert batch_of("lazyformer_m2x6_s", "data") == 16
+
+
+def test_without_a_gpu_the_batch_is_small_and_the_plan_is_for_the_papers_gpus(gpus):
+    gpus(0, 0)
+    result = pretrain("lazyformer_m2x6_s", "data", "--dry-run", "--sequences-per-update", 32)
+    assert "--batch-size 4 " in result.stdout
+    assert "1 x 16.0 GB, fp16" in result.stderr

@@ -47,14 +47,12 @@ def test_it_is_table_5():
     ("arguments", "world", "batch", "update_freq"),
     [
         ("--gpus 1", 1, 16, 16),
-        ("--gpus 2", 2, 16, 8),
         ("", 8, 16, 2),
         ("--nodes 2 --node-rank 1 --master other:1234", 16, 16, 1),
         ("--sequences-per-gpu 64", 8, 32, 1),  # as many as there are
         ("--gpus 4 --sequences-per-gpu 24", 4, 16, 4),  # the largest that divides 64
         ("--gpus 3 --sequences-per-update 258", 3, 2, 43),
         ("--gpus 1 --max-restarts 7", 1, 16, 16),
-        ("--gpus 2 --max-restarts 7", 2, 16, 8),
         ("--gpus 2 --batch-size 32", 2, 32, 4),  # fairseq-train's own name for --sequences-per-gpu
         ("--gpus 2 --max-sentences=32", 2, 32, 4),
     ],
@@ -78,7 +76,6 @@ def test_an_update_has_256_sequences_and_several_processes_start_again(gpus, arg
     ("capabilities", "driver_tells", "option", "fp16", "bf16"),
     [
         ("8.6", True, "", False, True),
-        ("9.0 7.0 12.0 12.0", True, "", True, False),  # the lowest decides
         ("9.0", False, "", True, False),  # an old driver
         ("9.0", True, "--fp16", True, False),
         ("7.0", True, "--bf16", False, True),
@@ -94,17 +91,7 @@ def test_precision_is_what_the_gpus_have_or_what_is_asked_for(gpus, capabilities
 def test_gpus_that_torch_will_not_see_do_not_count(gpus, monkeypatch):
     gpus(*["9.0"] * 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert settings_of("bert_base", "data").optimization.update_freq == [8]
     assert "--gpus 4: this node has 2" in pretrain("bert_base", "data", "--gpus", 4).stderr
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert settings_of("bert_base", "data").common.cpu
-
-
-def test_options_of_fairseq_train_win():
-    own = [*"--lr 3e-4 --max-update 9 --dropout 0 --save-dir".split(), "a b", "--sublayer-pattern", "(sff)x5 (f)x9"]
-    cfg = settings_of("bert_base", "data", *own)
-    assert (cfg.optimization.lr, cfg.optimization.max_update, cfg.model.dropout) == ([3e-4], 9, 0.0)
-    assert (cfg.model.sublayer_pattern, cfg.checkpoint.save_dir) == ("(sff)x5 (f)x9", "a b")
 
 
 def test_a_yaml_file_gets_the_sizes_of_this_machine(gpus):
@@ -124,9 +111,7 @@ def test_a_yaml_file_gets_the_sizes_of_this_machine(gpus):
     [
         ("bert_base", "Missing argument 'DATA'"),
         ("bert_base data --gpus", "'--gpus' requires an argument"),
-        ("bert_base data --gpus two", "'two' is not a valid integer"),
         ("bert_base data --gpus 0", "0 is not in the range x>=1"),
-        ("bert_base data --sequences-per-gpu 0", "0 is not in the range x>=1"),
         ("bert_base data --gpus 3", "error: 256 sequences an update do not divide among 3 processes; give --sequence"),
         ("bert_base data --master node0", "error: --master node0: give HOST:PORT"),
         ("bert_base data --node-rank 1", "error: --node-rank 1: --nodes 1 are numbered from 0 to 0"),
@@ -158,10 +143,8 @@ def cfg_of(text: str) -> DictConfig:
     ("settings", "message"),
     [
         ("task.sequences_per_update=9", "--sequences-per-update 9: an update does not divide among 2 processes"),
-        ("task.sequences_per_update=0", "--sequences-per-update 0"),
         ("dataset.max_tokens=100", "--max-tokens 100: give --batch-size"),
         ("dataset.batch_size=null", "--batch-size None"),
-        ("dataset.batch_size=0", "--batch-size 0"),
         ("optimization.update_freq=[3]", "--update-freq 3: --sequences-per-update 8 works it out"),
     ],
 )

@@ -82,7 +82,7 @@ OTHERS = ["filelock", "typing-extensions>=4.10.0", 'cuda-toolkit[cublas]==13.0.3
 # PyPI's builds, one without a tag or requirements, and one of an index of the user's.
 OFFERS = {
     **{"cpu": ("2.13.0+cpu", OTHERS), "PyPI": ("2.13.0", OTHERS + CUDA), "own": ("2.13.0+cu126", OTHERS + CUDA)},
-    **{"plain": ("2.13.0", OTHERS), "bare": ("2.13.0", [])},
+    "bare": ("2.13.0", []),
 }
 
 
@@ -107,7 +107,6 @@ def choose(monkeypatch, tmp_path):
     ("capabilities", "driver", "offer", "wanted", "reason"),
     [
         ("7.0 " * 8, "580.65.06", "PyPI", "torch===2.10.0", "with kernels for compute capability 7.0 that runs"),
-        ("7.0", "580.65.06", "cpu", "torch===2.10.0", "with kernels for compute capability 7.0 that runs"),
         ("7.0", "580.65.06", "own", "torch==2.13.0+cu126", "for the GPU, several GB"),
         ("8.0", "580.65.06", "cpu", "torch===2.13.0", "with CUDA for the GPU, several GB"),
         ("8.0", "550.54.14", "PyPI", "torch===2.10.0", "runs with driver 550; several GB"),
@@ -116,7 +115,6 @@ def choose(monkeypatch, tmp_path):
         ("3.5", "470.82.01", "cpu", "torch==2.13.0+cpu", "no torch from 2.6 on runs with driver 470 on a GPU"),
         ("", "", "PyPI", "torch==2.13.0", "several GB, as pip sees no CPU build"),
         ("", "", "cpu", "torch==2.13.0+cpu", "a CPU build as there is no GPU (about a minute)"),
-        ("", "", "plain", "torch==2.13.0", "a CPU build as there is no GPU (about a minute)"),
         ("", "", "bare", "torch==2.13.0", "a CPU build as there is no GPU (about a minute)"),
     ],
 )

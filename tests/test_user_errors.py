@@ -46,12 +46,9 @@ def test_the_command_line_prints_the_message_and_no_traceback(data_folder, tmp_p
     ("options", "message"),
     [
         ("--batch-size 0", "--batch-size 0: must be 1 or more"),
-        ("--batch-size-valid 0", "--batch-size-valid 0: must be 1 or more"),
         ("--update-freq 2,0", "--update-freq 0: must be 1 or more"),
         ("--tokens-per-sample 0", "--tokens-per-sample 0: must be 1 or more"),
-        ("--encoder-attention-heads 0", "--encoder-attention-heads 0: must be 1 or more"),
         ("--num-workers -2", "--num-workers -2: must be 0 or more"),
-        ("--save-interval 0", "--save-interval 0: must be 1 or more"),
         ("--attention-dropout 1.5", "--attention-dropout 1.5: must be from 0 to below 1"),
     ],
 )

@@ -1,11 +1,11 @@
 """Tiny networks in float64, with weights so large that whatever is computed wrongly shows, and inputs for them."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import fairseq
 import torch
+from helpers import load_script
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -43,8 +43,4 @@ def random_tokens(batch: int, time: int) -> Tensor:
 
 def fairseqs_example(place: str) -> ModuleType:
     """A file that is installed with fairseq; importing its package would register a model."""
-    path = Path(fairseq.__file__).parent / "examples" / place
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(Path(fairseq.__file__).parent / "examples" / place)

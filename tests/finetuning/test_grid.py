@@ -10,7 +10,6 @@ from unittest.mock import Mock
 import fairseq_cli.train
 import pytest
 import torch
-from glue_grids import glue_grid
 from helpers import ROOT, toy_texts, train_tokenizer
 from hydra import compose, initialize_config_dir
 from in_process import config_of
@@ -19,7 +18,7 @@ from toy_squad import START
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import commands
-from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS, PROTOCOLS
+from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS, PROTOCOLS, head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
 from lazyformer_fairseq.finetuning.one_run import fine_tune
@@ -34,7 +33,10 @@ def grid(prepared, tmp_path):
     """``grid("CoLA", "RTE", lrs=...)``: a grid of one model."""
 
     def build(*tasks: str, output="out", lrs=(2e-5, 3e-5), seeds=(1, 2), epochs=10, **more) -> Grid:
-        return glue_grid(tmp_path / output, START, prepared, tasks, epochs, lrs=lrs, seeds=seeds, **more)
+        models = load_start_models({"m": START}, prepared[tasks[0]].tokenizer_folder)
+        given = {"batch_size": 32, "warmup_ratio": 0.06, "lrs": lrs, "seeds": seeds, "models": models, **more}
+        given |= {"own": head_settings(given.pop("head", None)), "tasks": {name: prepared[name] for name in tasks}}
+        return Grid(benchmark=GLUE, output=tmp_path / output, epochs=dict.fromkeys(tasks, epochs), **given)
 
     return build
 

@@ -10,7 +10,7 @@ import json
 import os
 import random
 import runpy
-import selectors
+import select
 import signal
 import socket
 import sys
@@ -18,7 +18,6 @@ import tempfile
 import threading
 import types
 from contextlib import suppress
-from functools import partial
 
 HEAVY = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.utils.flop_counter", "sklearn.metrics", "scipy.stats"),
@@ -26,58 +25,41 @@ HEAVY = (
 )
 
 
-class Server:
-    """Gives each client a process, tells it the process's id, then its status."""
+def serve(path: str) -> tuple[dict, list[int]]:
+    """Returns in the forked processes alone, each with what it is to run and its standard files."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    print("ready", flush=True)
+    while True:
+        if 0 in select.select([0, listener], [], [])[0]:  # whoever started the server has ended
+            os._exit(0)
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return fork_for(client)
+        client.close()
 
-    def __init__(self, path: str):
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
-        self._listener.listen(64)
-        self._selector = selectors.DefaultSelector()
-        self._when(0, partial(os._exit, 0))  # whoever started the server has ended
-        self._when(self._listener, self._fork)
 
-    def _when(self, readable: object, act: partial) -> None:
-        self._selector.register(readable, selectors.EVENT_READ, act)
-
-    def serve(self) -> tuple[dict, list[int]]:
-        """Returns in the forked processes alone, each with what it is to run and its standard files."""
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj in self._selector.get_map() and (job := key.data()):
-                    return job
-
-    def _fork(self) -> tuple[dict, list[int]] | None:
-        client, _ = self._listener.accept()
-        length, files, *_ = socket.recv_fds(client, 8, 3)
-        job = json.loads(client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
-        pid = os.fork()
-        if pid == 0:
-            client.close()
-            for key in [*self._selector.get_map().values()][1:]:
-                os.close(key.fd)
-            return job, files
-        for file in files:
-            os.close(file)
-        process = os.pidfd_open(pid)
-        self._when(process, partial(self._end, pid, process, client))
-        self._when(client, partial(self._kill, process, client))
-        client.sendall(pid.to_bytes(8, "big"))
-        return None
-
-    def _kill(self, process: int, client: socket.socket) -> None:
-        """The client was killed: it says nothing else."""
-        self._selector.unregister(client)
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-
-    def _end(self, pid: int, process: int, client: socket.socket) -> None:
-        _, status = os.waitpid(pid, 0)
-        for each in (process, client):
-            with suppress(KeyError):
-                self._selector.unregister(each)
-        os.close(process)
-        with client, suppress(BrokenPipeError):
-            client.sendall(status.to_bytes(8, "big"))
+def fork_for(client: socket.socket) -> tuple[dict, list[int]]:
+    """Stays beside the process that a client wants: tells the client its id and its end, and ends both together."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    length, files, *_ = socket.recv_fds(client, 8, 3)
+    job = json.loads(client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+    if (pid := os.fork()) == 0:
+        client.close()
+        return job, files
+    for file in (0, 1, *files):
+        os.close(file)
+    client.sendall(pid.to_bytes(8, "big"))
+    process = os.pidfd_open(pid)
+    if process not in select.select([process, client], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)  # the client was killed: it says nothing else
+    _, status = os.waitpid(pid, 0)
+    with suppress(BrokenPipeError):
+        client.sendall(status.to_bytes(8, "big"))
+    os._exit(0)
 
 
 def become(stand_in: str, files: list[int], environment: dict[str, str], folder: str, unbuffered: bool) -> None:
@@ -144,8 +126,6 @@ def leave(code: int) -> None:
 if __name__ == "__main__":
     for name in HEAVY:
         importlib.import_module(name)
-    server = Server(sys.argv[1])
-    print("ready", flush=True)
-    job, files = server.serve()
+    job, files = serve(sys.argv[1])
     become(sys.argv[2], files, job["environment"], job["folder"], job["unbuffered"])
     leave(exit_code(job["words"]))

@@ -22,7 +22,7 @@ from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS, PROTOCOLS, head
 from lazyformer_fairseq.finetuning.grid import Grid, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
 from lazyformer_fairseq.finetuning.one_run import fine_tune
-from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor, epochs_done
+from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.storage.run_lock import run_lock
@@ -298,17 +298,6 @@ def test_two_queues_on_a_folder_are_refused(small):
     with run_lock(small("CoLA").output / "runs"), at_work:
         RunQueue(small("CoLA"), FakeExecutor()).run()
     RunQueue(small("CoLA"), FakeExecutor()).run()
-
-
-def test_progress_is_read_from_the_log(tmp_path):
-    log = tmp_path / "train.log"
-    assert epochs_done(log) == 0
-    log.write_text("=== fairseq-train x\nINFO | train_inner | epoch 003:    100 / 400 loss=1, ppl=2\n")
-    assert epochs_done(log) == 2.25
-    log.write_text(log.read_text() + "INFO | valid | epoch 003 | valid on 'valid' subset | loss 1\n")
-    assert epochs_done(log) == 3
-    log.write_text(log.read_text() + "=== fairseq-train x\n")
-    assert epochs_done(log) == 0
 
 
 def results(grid: Grid) -> list[dict]:

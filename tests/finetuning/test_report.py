@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 from glue_results import run_folder, write_failure, write_grid, write_result
 from in_process import invoke
-from matplotlib.figure import Figure
 from PIL import Image
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning import report as pictures
 from lazyformer_fairseq.finetuning.benchmark import PAPER_ROWS, PAPER_TASKS, SCORES
 from lazyformer_fairseq.finetuning.report import checkpoint_series, own_row, write_report
 from lazyformer_fairseq.finetuning.results import RunKey, mean_bounds, read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
-from lazyformer_fairseq.report.figures import styles
 
 RATES, SEEDS = [2e-5, 5e-5], [1, 2, 3]
 BERT = PAPER_ROWS[0].scores
@@ -146,15 +143,6 @@ def test_csv_latex_and_pictures_hold_the_same_numbers(tmp_path):
     assert not (tmp_path / "report" / "glue_updates.png").exists()
 
 
-def test_seeds_are_points():
-    points = [52.71, 52.71, 53.07]
-    axis = Figure().subplots()
-    pictures._draw_model(axis, 0, np.array(points), styles(["model"])["model"])
-    pictures._draw_baseline(axis, 52.71, np.array(points))
-    assert list(axis.lines[0].get_ydata()) == points
-    assert np.ptp(axis.get_ylim()) > 1.99, "a third of a point does not fill the panel"
-
-
 def test_checkpoints_of_one_model_make_a_series(tmp_path):
     models = {"bert": (9, "b"), "lazy_10": (10, "l"), "lazy_200": (200, "l"), "x": (1, "other"), "y": (2, "other")}
     write_grid(tmp_path, {name: "c.pt" for name in models}, ["RTE"], [2e-5], [1])
@@ -184,11 +172,8 @@ def make_squad_grid(folder: Path, f1: list[float | None], models=("par",), train
             result = {
                 **{"format_version": 1, "model": model, "checkpoint": f"{model}/c.pt", "updates": 8601},
                 **{"task": "SQuAD", "lr": 3e-5, "seed": seed, "epochs": 2, "best_epoch": 2, "selected_by": "f1"},
-                **{
-                    "train_rows": train_rows,
-                    "seconds": 60.0,
-                    "baseline": {"dev-v1.1": HEURISTICS["near the question"]},
-                },
+                **{"train_rows": train_rows, "seconds": 60.0},
+                "baseline": {"dev-v1.1": HEURISTICS["near the question"]},
                 "metrics": {"dev-v1.1": {"f1": value, "exact_match": value - 0.1}},
                 "baselines": {name: {"dev-v1.1": marks} for name, marks in HEURISTICS.items()},
             }
@@ -259,21 +244,6 @@ def test_the_matched_set_chooses_the_rate_for_the_mismatched_one(asked):
     assert row.scores == pytest.approx({"MNLI-m": 60, "MNLI-mm": 10}) and row.incomplete == {"CoLA"}
 
 
-def test_missing_failed_and_broken_runs_are_told_apart_and_those_of_another_grid_left_out(asked):
-    fill(asked, "CoLA", {2e-5: [0.1, float("nan")]})
-    write_failure(asked, RunKey("lazy", "CoLA", 5e-5, 1), "out of memory")
-    write_result(asked, RunKey("lazy", "CoLA", 2e-5, 4), 0.9)
-    write_result(asked, RunKey("other", "CoLA", 2e-5, 1), 0.9)
-    write_failure(asked, RunKey("lazy", "RTE", 2e-5, 1), "no")
-    results = read_results(asked, GLUE)
-    cola = results.of("lazy", "CoLA")
-    assert list(results.runs) == [FIRST] == [run.key for run in cola.runs]
-    assert cola.failed == [RunKey("lazy", "CoLA", 2e-5, 2), RunKey("lazy", "CoLA", 5e-5, 1)]
-    assert len(cola.missing) == 3 and not cola.is_complete
-    said = [said.partition(": ")[2] for said in results.failures.values()]
-    assert said == ["matthews of dev is not a number", "out of memory"]
-
-
 def test_bounds_are_student_s():
     assert mean_bounds(np.array([1.0, 2.0, 3.0])) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
     assert mean_bounds(np.array([2.0, 2.0])) == (2.0, 2.0)
@@ -290,12 +260,9 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
             ("result.json", change, words)
             for change, words in (
                 ({"format_version": 2}, "format version 2, but this program reads 1"),
-                ({"format_version": None}, "format version None"),
                 ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be int or float"),
-                ({"seed": True}, "field 'seed' is True, must be int"),
                 ({"task": "COCA"}, "'COCA' is no GLUE task"),
                 ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be dict"),
-                ({"metrics": {}}, "field 'metrics.dev' is None, must be dict"),
                 ({"metrics": {"dev": {"accuracy": 1.0}}}, "field 'metrics.dev.matthews' is None"),
                 ({"baseline": {"dev": {"accuracy": 1.0}}}, "field 'baseline.dev.matthews' is None"),
             )

@@ -9,14 +9,14 @@ import torch
 from helpers import toy_texts, train_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trained_encoders import WIDTH, changed, trained
+from trained_encoders import trained
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.warm_start.losses import Merged, Scorer, masked_lm_bits, measure_losses, read_text
-from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart, start_from
+from lazyformer_fairseq.warm_start.start import Trained, WarmStart, start_from
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +125,3 @@ def test_sublayers_that_go_and_come_and_a_change_that_cannot_stand_alone(old, te
     alone = {row["change"]: row["alone"] for row in changes(lazy, "fffsf", "13-45")[1]}
     assert alone["s goes"] is None  # the l above would read nothing
     assert alone["l goes"] is not None
-
-
-def test_a_sublayer_that_does_nothing_costs_nothing_to_change(old, text):
-    """Its values are the same everywhere, so that no distribution matters."""
-    place = f"{SUBLAYERS}2.inner.qkv_proj.weight"
-    weight = old.weights[place].clone()
-    weight[2 * WIDTH :] = 0
-    scorer = Scorer(changed(old, **{"2.inner.qkv_proj.weight": weight}), text)
-    free = scorer.bits("sflfsf") - scorer.bits("(sf)x3")
-    costly = scorer.bits("sfsflf") - scorer.bits("(sf)x3")
-    assert abs(free) < 1e-5 < abs(costly)

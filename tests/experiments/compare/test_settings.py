@@ -4,8 +4,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
@@ -13,9 +11,8 @@ from lazyformer_fairseq.experiments.compare import report
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.run import parameters_of_sublayers, with_equal_parameters
-from lazyformer_fairseq.experiments.compare.settings import TASKS, CompareSettings, find_task
-from lazyformer_fairseq.experiments.compare.task import points
-from lazyformer_fairseq.patterns.grammar import expand, plan
+from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
+from lazyformer_fairseq.patterns.grammar import expand
 
 SIZES = {"embed_dim": 32, "ffn_embed_dim": 64, "heads": 2}
 
@@ -29,13 +26,6 @@ def test_a_pattern_an_arch_and_models_from_elsewhere():
     assert (own.embed_dim, own.ffn_embed_dim, own.heads) == (768, 3072, 12)
     assert (roberta.what, roberta.arch, roberta.layers, roberta.ffn_embed_dim) == ("fairseq", "roberta_base", 4, 96)
     assert (hugging.what, hugging.layers, hugging.is_external) == ("huggingface", 3, True)
-
-
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_presets_are_patterns_of_equal_length(task):
-    for sublayers, models in task.presets.items():
-        for pattern in models.values():
-            assert len(plan(pattern, task.direction)) == sublayers
 
 
 def settings_of(models: dict[str, str], **changes) -> CompareSettings:
@@ -65,11 +55,6 @@ def test_who_has_a_width_of_its_own_keeps_it_and_sublayers_of_externals_count_as
     assert len({parameters_of_sublayers(compared, settings.specs[name]) for name in ("bert", "roberta")}) == 1
 
 
-def test_what_is_trained_is_a_model_and_a_share():
-    settings = settings_of({"bert": "sf", "mine": "sff"}, shares=(1, 0.7))
-    assert settings.trained() == {"bert": ("bert", 1.0), "mine": ("mine", 1.0), "mine@0.7": ("mine", 0.7)}
-
-
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
@@ -83,15 +68,6 @@ def test_names_and_widths_that_do_not_fit(model, more, message):
     with pytest.raises(UserError, match=message):
         settings = settings_of({"bert": "sf", **dict([model.split("=")])}, **more)
         with_equal_parameters(settings.row.load(settings))
-
-
-@given(st.integers(1, 5000), st.integers(1, 40))
-def test_points_rise_to_the_end_and_most_are_early(total, count):
-    found = points(total, count)
-    assert found == sorted(set(found)) and found[0] >= 1 and found[-1] == total
-    assert len(found) <= count
-    if total > 10 * count:
-        assert len(found) == count and sum(point <= total / 2 for point in found) >= count // 2
 
 
 # --- The command

@@ -43,7 +43,7 @@ def test_both_formats_tell_the_same_with_and_without_time_stamps(tmp_path, kind,
     assert history.at("hours", history.losses) == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_flops_are_three_forward_passes_counted_by_hand_and_a_causal_model_rereads_its_memory(tmp_path):
+def test_flops_are_three_forward_passes_counted_by_hand(tmp_path):
     history = read_history([write_run(tmp_path / "a.log", [9.0])])
     width, inner, length, symbols = 8, 16, 16, 50
     linear = length * (4 * width * width + 2 * width * inner)
@@ -51,15 +51,6 @@ def test_flops_are_three_forward_passes_counted_by_hand_and_a_causal_model_rerea
     head = 4 * (width * width + width * symbols)  # a quarter of 16 tokens is masked
     forward = 2 * (2 * (linear + scores) + head)
     assert history.at("flops", [10])[0] == pytest.approx(3 * forward / length * 1000)
-
-    history = read_history([write_run(tmp_path / "b.log", [9.0], CAUSAL)])
-    length, memory = 8, 4
-    projections = 2 * length * width * width + 2 * (length + memory) * width * width
-    without_positions = projections + 2 * length * (length + memory) * width + 2 * 2 * length * width * inner
-    forward = 2 * (without_positions + length * width * symbols)
-    counted = history.at("flops", [10])[0] / 1000 * length / 3
-    assert forward < counted < 1.5 * forward  # Transformer-XL's positions come on top
-    assert history.measure == "validation loss, bits a token"
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_what_is_missing_is_said(tmp_path, monkeypatch, words, message):
 
 
 STUB = """
-import signal, sys
+import sys
 from pathlib import Path
 
 kind, made = sys.argv[1], Path(sys.argv[2])
@@ -185,12 +185,6 @@ if kind == "refuses what is there" and made.parent.exists():
 if kind == "fails once" and not Path("tried").exists():
     Path("tried").touch()
     sys.exit("no room for it")
-if kind == "waits" and not Path("saved").exists():
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    print("ready", flush=True)
-    heard = signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    Path("saved").write_text(signal.Signals(heard).name)
-    sys.exit(130)
 if kind != "makes nothing":
     made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text(kind)
@@ -252,28 +246,6 @@ def test_what_a_command_would_refuse_is_cleared_first_but_only_where_the_step_sa
     assert Path("out/a/half").exists()
     run(step("a", "refuses what is there", starts_anew=True))
     assert os.listdir("out/a") == ["result"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_the_step_save_and_the_next_start_goes_on(folder, number):
-    program = (
-        "from pathlib import Path; import sys\n"
-        "from lazyformer_fairseq.experiments.reproduce.steps import Step, run_steps\n"
-        "one = lambda name: Step(name, name, ('stub', 'waits', f'out/{name}/result'), Path(f'out/{name}/result'))\n"
-        "try:\n    run_steps([one('a'), one('b')], Path('out'), {})\n"
-        "except KeyboardInterrupt:\n    sys.exit(130)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        assert any(line == "ready\n" for line in process.stdout)
-        process.send_signal(number)
-        process.stdout.read()
-    assert process.returncode == 130
-    assert Path("saved").read_text() == number.name
-    assert not Path("out/steps").exists()
-    again = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
-    assert Path("out/b/result").exists()
 
 
 COMMAND = ["bash", str(ROOT / "scripts" / "reproduce_lazyformer.sh"), "demo"]

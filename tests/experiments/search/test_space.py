@@ -168,20 +168,6 @@ def test_evolution_beats_random_search_in_the_mean():
     assert all(ours < random_ones for ours, random_ones in zip(*sums.values(), strict=True)), sums
 
 
-@given(seed=st.integers(0, 1000), losses=st.lists(st.floats(0, 10), min_size=1, max_size=20))
-def test_a_front_is_monotone(seed, losses):
-    """More latency is never worse, whatever was judged."""
-    chance, given_losses = random.Random(seed), iter(losses)
-    judge = Judge(lambda subnet: next(given_losses), len(losses))
-    task = task_of(judge, seed)
-    for _ in losses:
-        judge(task.space.draw(chance))
-    latencies = sorted({task.space.latency(subnet) for subnet in judge.losses})
-    front = [judge.losses[task.best_within(latency)] for latency in latencies]
-    assert front == sorted(front, reverse=True) and front[-1] == min(judge.losses.values())
-    assert task.best_within(latencies[0] - 0.1) is None
-
-
 def test_gradient_judges_each_budgets_most_probable_pattern_first():
     sure = [[[0.97 if name == best else 0.01 for name in NAMES] for best in BASELINE]] * len(BUDGETS)
     task = judged("gradient", 1, evaluations=6, shares=sure)
@@ -194,11 +180,3 @@ def test_a_space_of_few_patterns_comes_to_an_end(method):
     judge = Judge(lambda subnet: 1.0, 50)
     JUDGING[method](Task(Space(("s", "f"), 1, PRICES), bands_of((1.0,), 5.0), judge, 1))
     assert set(judge.losses) <= {("s",), ("f",)}
-
-
-def test_a_judge_computes_nothing_twice_and_counts_what_is_known():
-    calls, known = [], {("s", "f"): 3.0}
-    judge = Judge(lambda subnet: calls.append(subnet) or 5.0, 2, known)
-    assert (judge(("s", "f")), judge(("f", "s")), judge(("f", "s"))) == (3.0, 5.0, 5.0)
-    assert calls == [("f", "s")] and judge.is_spent and judge(("f", "f")) == float("inf")
-    assert known == {("s", "f"): 3.0, ("f", "s"): 5.0}

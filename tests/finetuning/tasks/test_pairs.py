@@ -9,14 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from in_process import invoke, refusal
 
-from lazyformer_fairseq.data.prepared_folder import EncodedExamples, load_prepared
+from lazyformer_fairseq.data.prepared_folder import load_prepared
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.made import Draws, bag_of_words, frequent_by_group, shared_words
+from lazyformer_fairseq.finetuning.made import Draws
 from lazyformer_fairseq.finetuning.tasks import pairs as prepare
 from lazyformer_fairseq.finetuning.tasks.pairs import (
     WORDS_ALONE,
-    CorpusDocuments,
     PairsSettings,
     choose_segments,
     pair_halves,
@@ -123,16 +122,6 @@ def test_inputs_are_pairs_as_the_tokenizer_joins_them(prepared):
     assert set(halves.values()) == {1}
 
 
-def test_a_prepared_corpus_has_the_text_of_its_documents(data_folder):
-    documents = CorpusDocuments(data_folder)
-    assert len(documents.sizes) == 150  # of all splits
-    for number in (0, 70, 149):
-        tokens = documents.read(number)
-        assert len(tokens) == documents.sizes[number]
-        assert documents.tokenizer.special.eos not in tokens
-    assert sum(documents.sizes) == sum(len(documents.read(number)) for number in range(150))
-
-
 def test_the_command_on_a_prepared_corpus_and_on_raw_text_which_is_prepared_first(data_folder, tmp_path, monkeypatch):
     def build(inputs, folder, settings):
         assert (inputs, settings.vocab_size) == (["my_text.txt"], 160)
@@ -160,17 +149,3 @@ def test_the_command_on_a_prepared_corpus_and_on_raw_text_which_is_prepared_firs
 def test_what_cannot_be_made_is_refused(options, reason, data_folder, tmp_path):
     assert reason in refusal("diagnostics", "pairs", data_folder, tmp_path / "out", *options.split())
     assert not list(tmp_path.iterdir())
-
-
-def examples(inputs, targets):
-    return EncodedExamples([np.array(ids) for ids in inputs], np.array(targets))
-
-
-def test_rules_on_examples_made_by_hand():
-    eos, pairs = 2, [([0, 5, 6, 2, 2, 5, 6, 2], 1), ([0, 5, 6, 2, 2, 7, 8, 2], 0), ([0, 7, 9, 2, 2, 9, 7, 2], 1)]
-    known = examples(*zip(*pairs, strict=True))
-    unseen = examples([[0, 8, 9, 2, 2, 9, 8, 2], [0, 8, 9, 2, 2, 5, 7, 2]], [1, 0])
-    assert shared_words(known, unseen, 10, eos) == 1.0
-    counts = examples([[0, 5, 5, 2], [0, 6, 6, 2]] * 20, [0, 1] * 20)
-    assert bag_of_words(counts, examples([[0, 5, 2], [0, 6, 2]], [0, 1]), 10) == 1.0
-    assert frequent_by_group([3, 3, 4], np.array([1, 1, 0]), [3, 4, 5], np.array([1, 0, 1])) == 1.0

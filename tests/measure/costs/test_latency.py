@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers import PRETRAINING, ROOT, write_toy_glue
 
-from lazyformer_fairseq.measure.costs import latency
 from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment, peak_memory
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -68,18 +67,6 @@ def test_peak_memory_counts_what_was_held_at_once():
         return kept, torch.ones(500)
 
     assert [peak_memory(two_then_one, "cpu") for _ in range(2)] == [16_000] * 2, "the same on every run"
-
-
-@pytest.mark.parametrize("onednn", [True, False])
-def test_a_peak_is_that_of_the_fastest_product_by_every_library_that_models_use(monkeypatch, onednn):
-    monkeypatch.setattr(latency, "MATRIX_SIZES", {"cpu": (8, 16)})
-    monkeypatch.setattr(latency, "has_onednn", lambda: onednn)
-    names = {"matrix product 8", "matrix product 16"}
-    assert set(latency.matrix_products("cpu", torch.bfloat16)) == names
-    names |= {"matrix product by oneDNN 8", "matrix product by oneDNN 16"} if onednn else set()
-    assert set(latency.matrix_products("cpu", torch.float32)) == names
-    timings = {name: Timing((3.0 if "oneDNN" in name else 4.0,)) for name in names} | {"a model": Timing((1e-9,))}
-    assert latency.matrix_peak(timings) == 2 * 16**3 / (3 if onednn else 4)
 
 
 def test_trainings_of_several_tasks_take_turns(data_folder, tmp_path):

@@ -55,17 +55,6 @@ def test_by_default_whatever_takes_the_weights_and_a_feed_forward_for_an_attenti
         read_candidates(["x"])
 
 
-def test_a_pattern_by_place():
-    choices = choices_of("sfsf")
-    by_place = ("s", "-", "l", "f")
-    assert (choices.pattern(by_place), choices.origins(by_place)) == ("slf", ["0", "2", "3"])
-    assert [(made.place, made.producer) for made in choices.made(by_place)] == [(0, None), (2, 0), (3, None)]
-    assert choices.origins(("f", "f", "s", "f")) == ["-", "1", "2", "3"]
-    assert choices.is_possible(by_place)
-    assert not choices.is_possible(("-", "f", "l", "f"))
-    assert not choices.is_possible(("-",) * 4)
-
-
 @pytest.mark.parametrize("pattern", ["ssfs", "sls[window=2]", "skf"])
 def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
     old = trained(pattern)
@@ -182,22 +171,6 @@ def test_the_best_of_all_patterns(pattern, ticks, reach, limits, chance):
             assert choices.is_possible(each.by_place)
 
 
-@pytest.mark.parametrize(("read", "limit", "best"), [(4, 7, "sflf"), (5, 8, "sflf"), (5, 7, None), (6, 8, "sfsf")])
-def test_a_distribution_that_is_kept_is_paid_once_and_where_it_is_read(read, limit, best):
-    choices = choices_of("sfsf", "l")
-    scores = {Made(0, "s", None): 0, Made(1, "f", None): 0, Made(2, "s", None): 1, Made(3, "f", None): 0}
-    scores[Made(2, "l", 0)] = 0.5
-    (found,) = best_choices(choices, scores, {"s": 3, "f": 1, "l": 1, "s_read": read, "rest": 0}, [limit])
-    assert [choices.pattern(each.by_place) for each in found] == ([best] if best else [])
-
-
-def test_the_empty_pattern_is_none():
-    choices = choices_of("sf", "identity")
-    scores = {scoring.made: 0.0 for scoring in list_scorings(choices, 1)}
-    ((found,),) = best_choices(choices, scores, {"s": 1, "s_read": 1, "f": 1, "rest": 1}, [2])
-    assert choices.pattern(found.by_place) in ("s", "f")
-
-
 # --- Few patterns of each budget are measured
 
 
@@ -216,18 +189,6 @@ class GivenLosses(dict):
 
 def budgets_of(pattern: str, above, limits, names=("l", "identity")) -> Budgets:
     return Budgets(choices_of(pattern, *names), GivenLosses(above), TICKS, limits)
-
-
-def test_the_best_that_was_measured_within_the_budget():
-    def above(by_place):
-        costs = (3, 1, 3, 2)
-        return sum(costs[place] for place, text in enumerate(by_place) if text == "-") + 0.1 * by_place.count("l")
-
-    budgets = budgets_of("sfsf", above, [31, 27, 23])
-    budgets.score()
-    budgets.find(top=1)
-    assert [budgets.choices.pattern(budgets.best(limit)) for limit in budgets.limits] == ["sfsf", "sflf", "slf"]
-    assert summed(budgets.choices, budgets.scores, budgets.best(23)) == pytest.approx(1.1)
 
 
 def test_a_second_round_finds_what_sums_hide():

@@ -10,57 +10,43 @@ import pytest
 import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from helpers import ROOT, THINGS, assert_equal_state
+from helpers import ROOT
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.export import export
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
-from lazyformer_fairseq.modules.networks.heads import ClassificationHead, LinearHead, SpanHead
 
-TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 16"
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("run")
+OLD = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
+POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
 
 
 @pytest.fixture
-def trained(data_folder, run_folder, fairseq_train):
-    """A folder of checkpoints of a model that has learned the toy language a little."""
-    if not (run_folder / "checkpoint_last.pt").exists():
-        words = f"{TINY} --encoder-embed-dim 64 --lr 1e-2 --max-update 150 --dropout 0 --disable-validation"
-        fairseq_train(data_folder, words, run_folder)
-    return run_folder
+def hub() -> LazyFormerHub:
+    return LazyFormerModel.from_pretrained(OLD)
 
 
-def test_fill_mask_from_raw_text(trained):
-    hub = LazyFormerModel.from_pretrained(trained)
-    answers = hub.fill_mask("The <mask> of Anna is behind the old garden.", topk=3)
-    assert len(answers) == 3
+def test_all_words_that_may_stand_for_a_mask_are_the_likeliest_first(hub):
+    answers = hub.fill_mask("The <mask> of Anna is behind the old garden.", topk=len(hub.tokenizer.dictionary))
     probabilities = [answer.probability for answer in answers]
-    assert probabilities == sorted(probabilities, reverse=True)
-    assert answers[0].word in THINGS, "it should have learned what can stand there"
+    assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) == pytest.approx(1, abs=1e-4)
     assert answers[0].text == f"the {answers[0].word} of anna is behind the old garden."
-    everything = hub.fill_mask("Anna <mask> Ben near the river.", topk=len(hub.tokenizer.dictionary))
-    assert sum(answer.probability for answer in everything) == pytest.approx(1, abs=1e-4)
 
 
-def test_features_of_a_text_do_not_depend_on_its_batch(trained):
-    hub = LazyFormerModel.from_pretrained(trained)
+def test_features_of_a_text_do_not_depend_on_its_batch(hub):
     short, long = (
         "Anna sees Ben near the house.",
         "Anna and Ben walk to the river together, Cara and Dan to the market.",
     )
     alone, together = hub.extract_features(short), hub.extract_features(short, long)
-    assert alone.shape == (1, len(hub.tokenizer.build_input(short)), 64)
+    assert alone.shape == (1, len(hub.tokenizer.build_input(short)), 16)
     torch.testing.assert_close(together[:1, : alone.size(1)], alone)
     assert torch.equal(hub.extract_features([short, long]), together)
 
 
-def test_padding_on_the_left_changes_nothing(trained):
-    model = (hub := LazyFormerModel.from_pretrained(trained)).model
+def test_padding_on_the_left_changes_nothing(hub):
+    model = hub.model
     model.register_classification_head("cola", 2)
     ids, longer = hub.encode("Anna sees Ben."), hub.encode("Anna and Ben walk to the river together.")
     missing = longer.size(1) - ids.size(1)
@@ -70,8 +56,7 @@ def test_padding_on_the_left_changes_nothing(trained):
     torch.testing.assert_close(model(batch, **heads)[0], torch.cat([model(each, **heads)[0] for each in (ids, longer)]))
 
 
-def test_texts_that_are_none_and_what_the_model_lacks_are_refused_in_a_line(trained):
-    hub = LazyFormerModel.from_pretrained(trained)
+def test_texts_that_are_none_and_what_the_model_lacks_are_refused_in_a_line(hub):
     for wrong in ((), ([],)):
         with pytest.raises(UserError, match=r"no text: give one or more, as in extract_features\('One"):
             hub.extract_features(*wrong)
@@ -85,31 +70,25 @@ def test_texts_that_are_none_and_what_the_model_lacks_are_refused_in_a_line(trai
         hub.fill_mask(["The <mask>.", "A <mask>."])
     with pytest.raises(UserError, match="no classification head 'cola'; the checkpoint has: none"):
         hub.predict("cola", "Anna sees Ben.")
-    assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512, "it is cut"
+    assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 64, "it is cut"
 
 
-def test_a_checkpoint_may_be_given_instead_of_its_folder_and_missing_and_foreign_files_are_named(trained, tmp_path):
-    by_name = LazyFormerModel.from_pretrained(str(trained), "checkpoint_last.pt")
-    by_file = LazyFormerModel.from_pretrained(str(trained / "checkpoint_last.pt"))
+def test_a_checkpoint_may_be_given_instead_of_its_folder_and_missing_and_foreign_files_are_named(tmp_path):
+    by_name = LazyFormerModel.from_pretrained(str(OLD), "checkpoint_last.pt")
+    by_file = LazyFormerModel.from_pretrained(str(OLD / "checkpoint_last.pt"))
     assert torch.equal(by_file.extract_features("The house."), by_name.extract_features("The house."))
     with pytest.raises(UserError, match=r"^\S*absent.pt: no such file or folder"):
-        LazyFormerModel.from_pretrained(trained / "absent.pt")
+        LazyFormerModel.from_pretrained(OLD / "absent.pt")
     with pytest.raises(UserError, match="holds no checkpoint_best.pt or checkpoint_last.pt or model.pt"):
         LazyFormerModel.from_pretrained(tmp_path)
     with pytest.raises(UserError, match="holds no other.pt"):
-        LazyFormerModel.from_pretrained(trained, "other.pt")
+        LazyFormerModel.from_pretrained(OLD, "other.pt")
     torch.save({"model": {}}, tmp_path / "model.pt")
     with pytest.raises(UserError, match="tokenizer"):
         LazyFormerModel.from_pretrained(tmp_path)
-    shutil.copytree(trained / "tokenizer", tmp_path / "tokenizer")
+    shutil.copytree(OLD / "tokenizer", tmp_path / "tokenizer")
     with pytest.raises(UserError, match=r"model\.pt: .*no(t a)? checkpoint"):
         LazyFormerModel.from_pretrained(tmp_path)
-
-
-POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
-
-
-OLD = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
 
 
 def changed(folder: Path, change: Callable[[dict], object]) -> Path:
@@ -126,7 +105,6 @@ def changed(folder: Path, change: Callable[[dict], object]) -> Path:
     ("spoil", "words"),
     [
         (lambda state: state["model"][POSITIONS][3].fill_(torch.nan), "embed_positions.weight holds NaN or Inf"),
-        (lambda state: state["model"][POSITIONS][3].fill_(-torch.inf), "embed_positions.weight holds NaN or Inf"),
         (
             lambda state: state["model"].update({POSITIONS: state["model"][POSITIONS].int()}),
             "embed_positions.weight holds torch.int32, the model's torch.float32",
@@ -139,17 +117,6 @@ def changed(folder: Path, change: Callable[[dict], object]) -> Path:
 def test_what_cannot_be_right_is_refused(tmp_path, spoil, words):
     with pytest.raises(UserError, match=words):
         LazyFormerModel.from_pretrained(changed(tmp_path, spoil))
-
-
-def test_a_checkpoint_has_heads_of_every_kind(tmp_path):
-    model = LazyFormerModel.from_pretrained(OLD).model
-    for name, outputs in (("linear", 3), ("dense", 3), ("span", 2)):
-        model.register_classification_head(name, outputs, name)
-    folder = changed(tmp_path, lambda state: state.update(model=model.state_dict()))
-    loaded = LazyFormerModel.from_pretrained(folder).model
-    kinds = {name: type(head) for name, head in loaded.classification_heads.items()}
-    assert (kinds["linear"], kinds["dense"], kinds["span"]) == (LinearHead, ClassificationHead, SpanHead)
-    assert_equal_state(loaded.state_dict(), model.state_dict())
 
 
 def backend_in(folder: Path) -> str:

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -291,43 +290,34 @@ class OnHost(torch.Tensor):
 
 
 class Waits(TorchDispatchMode):
-    """Notes the operations for which a GPU would be waited, and the line of Python that asked."""
-
-    def __init__(self):
-        super().__init__()
-        self.found: list[str] = []
+    """Notes from where operations were called for which a GPU would be waited."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         by_mask = name in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
         if (name in WAITING or by_mask) and not isinstance(args[0], OnHost):
-            asked = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename][-2]
-            self.found.append(f"{name}: {asked.filename}:{asked.lineno} {asked.line}")
+            self.found.append("".join(traceback.format_stack(limit=20)))
         return function(*args, **(kwargs or {}))
 
 
-@pytest.fixture
-def waits_of_updates(monkeypatch) -> Iterator[list[list[str]]]:
-    """One list of what :class:`Waits` found for each call of ``SafeTrainer.train_step``."""
-    found, train_step, on_host = [], SafeTrainer.train_step, bad_updates._on_host
+@pytest.mark.parametrize("precision", mostly_slow(["--bf16", ""], "--bf16"))
+def test_an_update_waits_only_where_it_is_judged(precision, fairseq_train, data_folder, tmp_path, monkeypatch):
+    waits, found, train_step, on_host = Waits(), [], SafeTrainer.train_step, bad_updates._on_host
 
     def watched(self, *args, **kwargs):
-        with Waits() as waits:
+        waits.found = []
+        with waits:
             output = train_step(self, *args, **kwargs)
         found.append(waits.found)
         return output
 
     monkeypatch.setattr(SafeTrainer, "train_step", watched)
     monkeypatch.setattr(bad_updates, "_on_host", lambda *numbers: on_host(*numbers).as_subclass(OnHost))
-    with torch.serialization.safe_globals([OnHost]):  # meters are saved with a checkpoint
-        yield found
-
-
-@pytest.mark.parametrize("precision", mostly_slow(["--bf16", ""], "--bf16"))
-def test_an_update_waits_only_where_it_is_judged(precision, fairseq_train, data_folder, tmp_path, waits_of_updates):
     options = "--arch lazyformer_m2x6_s_tiny --criterion masked_lm_accuracy --batch-size 2 --update-freq 2"
-    fairseq_train(data_folder, f"{options} --max-update 3 --clip-norm 0.5 --disable-validation {precision}", tmp_path)
-    assert waits_of_updates == [[], [], []]
+    options += f" --max-update 3 --clip-norm 0.5 --disable-validation {precision}"
+    with torch.serialization.safe_globals([OnHost]):  # meters are saved with a checkpoint
+        fairseq_train(data_folder, options, tmp_path)
+    assert found == [[], [], []]
 
 
 # --- one process of two has the bad numbers: both decide the same -----------------------------------------------------

@@ -6,8 +6,8 @@ tests/fixtures/README.md says what the old ones are.
 import json
 import math
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,21 +32,14 @@ SIZES = (
 )
 
 
-@dataclass(frozen=True)
-class OldEncoder:
-    """A masked language model's checkpoint, what it was trained with, and what it gave when it was new."""
-
-    folder: Path
-    options: str
-    expected: dict
-
-
 @pytest.fixture(params=["0.1.0", "2026-11"])
-def old(request) -> OldEncoder:
-    if request.param == "0.1.0":
-        return OldEncoder(OF_0_1_0, f"{SIZES} --sublayer-pattern M2x2", EXPECTED[OF_0_1_0])
-    options = f"{SIZES} --sublayer-pattern 'sflf sf' --encoder-normalize-before"
-    return OldEncoder(OF_2026_11 / "encoder", options, EXPECTED[OF_2026_11])
+def old(request) -> SimpleNamespace:
+    """A masked language model's checkpoint, what it was trained with, and what it gave when it was new."""
+    folder, pattern = OF_0_1_0, "M2x2"
+    if request.param == "2026-11":
+        folder, pattern = OF_2026_11 / "encoder", "'sflf sf' --encoder-normalize-before"
+    expected = EXPECTED[OF_0_1_0 if folder == OF_0_1_0 else OF_2026_11]
+    return SimpleNamespace(folder=folder, options=f"{SIZES} --sublayer-pattern {pattern}", expected=expected)
 
 
 def assert_near(found: torch.Tensor, expected: list) -> None:

@@ -298,20 +298,6 @@ def test_a_jump_in_the_text_empties_the_memory_with_a_warning(caplog):
     assert carried.before(0).length == 0 and not caplog.text  # an epoch
 
 
-def test_a_saved_memory_is_of_all_rows_each_worker_takes_its_own_and_each_length_must_be_equal(caplog):
-    shape = {"tokens": 100, "rows": 4, "tgt_len": 6, "mem_len": 3, "cut": ""}
-    carried, second = CarriedMemory(), CarriedMemory()
-    carried.memory.states = [torch.arange(4.0)[:, None, None].expand(4, 3, 2)]
-    carried.has_read(8)
-    second.restore(carried.gather(shape), shape, slice(2, 4))
-    assert second.memory.states[0][:, 0, 0].tolist() == [2.0, 3.0] and second.next_segment == 9
-    for name in ("tokens", "rows", "tgt_len", "mem_len"):
-        other = states_of(CarriedMemory(), 1.0)
-        other.restore(carried.gather(shape), {**shape, name: 2}, slice(0, 2))
-        assert f"does not fit ({name} {shape[name]}, now 2)" in caplog.text
-        assert other.memory.length == 0
-
-
 def task_of(lm_data, **options) -> StreamLanguageModelingTask:
     cfg = {"data": str(lm_data), "tgt_len": 6, "valid_tgt_len": None, "train_subset": "train"}
     cfg |= {"roll": False, "varlen": False}

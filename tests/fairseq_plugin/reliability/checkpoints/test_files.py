@@ -8,7 +8,6 @@ import logging
 import os
 import pickle
 import resource
-import subprocess
 import zipfile
 from pathlib import Path
 from types import FunctionType
@@ -265,36 +264,3 @@ def test_a_run_that_patience_ends_and_that_cannot_save_its_end_fails(
     full_disk(3, 100)
     with pytest.raises(UserError, match="checkpoint_1_4.pt: not saved: File too large.*\nThe run is at its end"):
         fairseq_train(data_folder, options, tmp_path)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """``small_disk(size)``: a folder that is a disk of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-
-    def mount(size: int):
-        command = f"mount -t tmpfs -o size={size} tmpfs".split()
-        done = subprocess.run([*command, folder], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no right to mount a disk here: {done.stderr.strip()}")
-        return folder
-
-    yield mount
-    subprocess.run(["umount", "--lazy", folder], capture_output=True)
-
-
-@pytest.mark.slow
-def test_a_small_disk(data_folder, tmp_path, fairseq_train, small_disk, caplog):
-    """Room for two files and a half: the first save fills it with two, the second has no room for its copy, the third
-    for nothing."""
-    fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / "for its size")
-    disk = small_disk(int(3.6 * (tmp_path / "for its size" / "checkpoint_1_2.pt").stat().st_size))
-    with pytest.raises(UserError, match=r"checkpoint_1_8.pt: not saved: No space left on device.* bytes are free"):
-        fairseq_train(data_folder, f"{TINY} --max-update 8", disk)
-    assert "checkpoint_last.pt: no room for a copy (No space left on device); it is" in caplog.text
-    updates = {path.name: look_into(path).updates for path in disk.glob("checkpoint*.pt")}
-    newest = max(updates.values())
-    assert updates == {"checkpoint_last.pt": newest} | {f"checkpoint_1_{n}.pt": n for n in range(2, newest + 1, 2)}
-    (disk / "checkpoint_1_2.pt").unlink()
-    assert updates_of(disk / "checkpoint_last.pt") == newest

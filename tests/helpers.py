@@ -172,17 +172,15 @@ def _lines(task: TaskDescription, split: Split, sentences: list[str]) -> list[st
     return lines
 
 
-def count_parameters(arch: str, vocab_size: int = 32_768) -> int:
-    """Parameters of a named encoder, counted without making them."""
+def count_parameters(arch: str, vocab_size: int = 0) -> int:
+    """Parameters of a named model, counted without making them; of the paper's vocabulary if no other is given."""
     with torch.device("meta"):
-        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[arch].options()), dictionary_of(vocab_size))
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def count_causal_parameters(arch: str, vocab_size: int = 267_735) -> int:
-    """Parameters of a named causal language model, counted without making them."""
-    with torch.device("meta"):
-        model = CausalLanguageModel(CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options()), dictionary_of(vocab_size))
+        if arch in ARCHITECTURES:
+            options = LazyFormerConfig(**ARCHITECTURES[arch].options())
+            model = LazyFormerModel(options, dictionary_of(vocab_size or 32_768))
+        else:
+            options = CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options())
+            model = CausalLanguageModel(options, dictionary_of(vocab_size or 267_735))
     return sum(parameter.numel() for parameter in model.parameters())
 
 

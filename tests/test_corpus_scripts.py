@@ -108,16 +108,10 @@ def download_dump(wikipedia):
     )
 
 
-@pytest.fixture
-def programs(tmp_path):
-    """``programs(sleep="...")``: a PATH on which these shell scripts come first."""
-
-    def path_with(**scripts: str) -> str:
-        for name, text in scripts.items():
-            write_program(tmp_path / "bin" / name, text)
-        return f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-
-    return path_with
+def path_with(folder: Path, program: str, text: str = "") -> str:
+    """A PATH on which this shell script comes first."""
+    write_program(folder / "bin" / program, text)
+    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
 
 def test_the_newest_dump_arrives_checked(wikipedia, download_dump, tmp_path):
@@ -138,9 +132,9 @@ def test_the_newest_dump_arrives_checked(wikipedia, download_dump, tmp_path):
     assert wikipedia.paths().count(f"/enwiki/20261101/{NAME}") == 1
 
 
-def test_a_broken_connection_is_taken_up_again(wikipedia, download_dump, programs, tmp_path):
+def test_a_broken_connection_is_taken_up_again(wikipedia, download_dump, tmp_path):
     wikipedia.breaks_after = 30_000
-    run = download_dump(tmp_path, PATH=programs(sleep=""))
+    run = download_dump(tmp_path, PATH=path_with(tmp_path, "sleep"))
     assert run.returncode == 0, run.stderr
     assert "The connection broke" in run.stderr
     assert (tmp_path / NAME).read_bytes() == DUMP
@@ -175,9 +169,9 @@ def test_a_file_that_is_another_is_named_and_stays(download_dump, tmp_path, endi
         ("--language simple", "lists no finished pages-articles-multistream.xml.bz2; give an earlier --date"),
     ],
 )
-def test_what_keeps_a_dump_from_arriving_is_said(wikipedia, download_dump, programs, tmp_path, options, message):
+def test_what_keeps_a_dump_from_arriving_is_said(wikipedia, download_dump, tmp_path, options, message):
     wikipedia.files["/simplewiki/latest/simplewiki-latest-sha1sums.txt"] = f"{SHA1}  simplewiki-1-stub.gz\n".encode()
-    small_disk = programs(df="echo header\necho disk 100 90 10 90% /")
+    small_disk = path_with(tmp_path, "df", "echo header\necho disk 100 90 10 90% /")
     run = download_dump(tmp_path, *options.split(), PATH=small_disk)
     assert run.returncode == 1
     assert run.stderr.splitlines()[-1].startswith("error: ") and message in run.stderr
@@ -249,12 +243,10 @@ def test_the_launcher_is_lazyformer_corpus_of_the_projects_environment_with_our_
 
 
 @pytest.mark.parametrize("name", ["download_wikipedia.sh", "download_books.sh", "preprocess_wiki_books.sh"])
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("a", "b", "c", "--help")])
-def test_help(name, arguments):
-    run = run_script(name, *arguments)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith(f"usage: scripts/{name} ")
-    assert all(len(line) <= 120 for line in run.stdout.splitlines())
+def test_help(name):
+    for arguments in ((), ("--help",), ("a", "b", "c", "--help")):
+        run = run_script(name, *arguments)
+        assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith(f"usage: scripts/{name} ")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 
 import pytest
 from fairseq.dataclass import FairseqDataclass
-from helpers import PAGES, ROOT, count_causal_parameters, count_parameters
+from helpers import PAGES, ROOT, count_parameters
 from omegaconf import MISSING as REQUIRED
 
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import ContinuedMaskedLMConfig
@@ -62,11 +62,8 @@ def test_the_table_of_architectures_is_the_one_in_the_code():
         row = named[name]
         sizes, half = row.options(), "encoder" if name in ARCHITECTURES else "decoder"
         sizes = [str(sizes[f"{half}_{size}"]) for size in ("ffn_embed_dim", "embed_dim", "attention_heads")]
-        if name in ARCHITECTURES:
-            parameters = count_parameters(name)
-        else:
-            parameters = count_causal_parameters(name, 267_735 if row.adaptive_softmax_cutoff else 204)
-        counted = f"{parameters / 1e6:.1f}M"
+        of_characters = name in CAUSAL_ARCHITECTURES and not row.adaptive_softmax_cutoff
+        counted = f"{count_parameters(name, 204 if of_characters else 0) / 1e6:.1f}M"
         assert cells == [row.sublayer_pattern, ", ".join(sizes), counted, row.source], name
 
 

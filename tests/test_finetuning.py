@@ -20,9 +20,7 @@ from helpers import (
 FINETUNING = "--criterion glue --batch-size 16 --best-checkpoint-metric matthews --maximize-best-checkpoint-metric"
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"
 ARCHS = [
-    *("--arch lazyformer_m2x6_s_tiny", "--arch par_bert_tiny", "--arch bert_tiny", "--arch sandwich_bert_tiny"),
-    *("--arch lazy_par_bert_tiny", "--arch bert_tiny --encoder-normalize-before"),
-    "--arch lazyformer_m2x6_s_tiny --relative-position-buckets 0",
+    *("--arch lazyformer_m2x6_s_tiny", "--arch par_bert_tiny", "--arch bert_tiny --encoder-normalize-before"),
     "--arch bert_tiny --sublayer-pattern '(sff)x2 lf'",
 ]
 

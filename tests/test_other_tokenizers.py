@@ -19,10 +19,8 @@ from lazyformer_fairseq.corpus.words import NormaliseWords
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.export import export
-from lazyformer_fairseq.fairseq_plugin.reliability.data import check_dictionaries
 from lazyformer_fairseq.finetuning.tasks.glue import GridSettings, prepare_tasks
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
@@ -151,18 +149,6 @@ def test_glue_is_prepared_as_its_own_files_give_it_and_fine_tuned(corpus, pretra
         head = prepared.task.name.lower()
         hub = LazyFormerModel.from_pretrained(save_dir)
         assert hub.predict(head, "Anna sees the house.").shape == (1, 2)
-
-
-def test_another_dictionary_is_refused(corpus, data_folder, tmp_path):
-    dictionary = load_tokenizer(corpus / "tokenizer").dictionary
-    with pytest.raises(UserError, match="another dictionary than"):
-        check_dictionaries([str(corpus / "shard0")], dictionary, data_folder / "tokenizer")
-    if (corpus / "dict.txt").read_text().startswith("#lazyformer"):
-        changed = tmp_path / "dict.txt"
-        text = (corpus / "dict.txt").read_text()
-        changed.write_text(text.replace('"pad": "[PAD]"', '"pad": "[unused0]"', 1))
-        with pytest.raises(UserError, match="another dictionary than"):
-            check_dictionaries([str(corpus / "shard0"), str(tmp_path)], dictionary)
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -52,12 +52,8 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train, 
     per_epoch = updates // 3
     assert per_epoch < 51 < 2 * per_epoch, "the test's data should put update 51 into the second epoch"
 
-    command = [
-        warm_python / "python",
-        "-m",
-        "fairseq_cli.train",
-        *train_words(data_folder, options, tmp_path / "killed"),
-    ]
+    words = train_words(data_folder, options, tmp_path / "killed")
+    command = [warm_python / "python", "-m", "fairseq_cli.train", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
         for line in run.stdout:
             if re.search(r"Saved checkpoint .* @ 51 updates", line):

@@ -1,6 +1,5 @@
 """What of the set-up can be checked without installing anything."""
 
-import importlib.util
 import os
 import re
 import runpy
@@ -64,15 +63,6 @@ def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
     launched = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert f"--config-dir {package}/configs/pretraining --config-name bert_base" in launched.stdout, launched.stderr
     assert f"common.user_dir={package}" in launched.stdout.replace("'", "").replace('"', "")
-
-
-@pytest.mark.slow
-def test_transformers_imports():
-    """A torchaudio that torch cannot load keeps it from that; `make setup` leaves such a one out."""
-    if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed: the extra bench has it")
-    done = run(sys.executable, "-c", "from transformers import BertModel")
-    assert done.returncode == 0, f"{done.stderr[-300:]}\ntorchaudio? make setup, or pip uninstall torchaudio"
 
 
 # --- which torch

@@ -6,7 +6,7 @@ import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
-from helpers import ROOT, count_causal_parameters, count_parameters
+from helpers import ROOT, count_parameters
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -61,7 +61,7 @@ def test_every_row_has_a_tiny_twin_of_the_same_pattern(rows):
 @pytest.mark.parametrize("name", [name for name, row in CAUSAL_ARCHITECTURES.items() if row.parameters_in_millions])
 def test_parameters_of_language_models_are_within_one_percent_of_the_paper(name):
     expected = CAUSAL_ARCHITECTURES[name].parameters_in_millions * 1e6
-    assert count_causal_parameters(name) == pytest.approx(expected, rel=0.01)
+    assert count_parameters(name) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "sublayers"), [("adaptive_span_small", 12), ("all_attention_small", 18)])
@@ -69,14 +69,14 @@ def test_sukhbaatars_small_models_differ_from_the_papers_by_what_we_say(name, su
     """38M to 39M in the published tables, at the 204 or so characters of enwik8."""
     d, vocabulary = 512, 204
     positions_and_biases, table, output = sublayers * d * d + 2 * d, 8192 * 64, vocabulary * d
-    theirs = count_causal_parameters(name, vocabulary) - positions_and_biases + table + output
+    theirs = count_parameters(name, vocabulary) - positions_and_biases + table + output
     assert theirs == pytest.approx(38.5e6, rel=0.002)
 
 
 def test_the_sparse_transformer_differs_from_the_papers_by_what_we_say():
     """95M in Table 1. There: biases, places in two tables of 96 rows and 128 columns, an output matrix. 256 bytes."""
     d, layers = 512, 30
-    ours = count_causal_parameters("sparse_transformer_base", 256)
+    ours = count_parameters("sparse_transformer_base", 256)
     distances = layers * d * d + 2 * d
     theirs = ours - distances + layers * 4 * d + (96 + 128) * d + 256 * d
     assert theirs == pytest.approx(95e6, rel=0.005)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import count_causal_parameters, count_parameters, dictionary_of
+from helpers import count_parameters, dictionary_of
 from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
@@ -66,9 +66,8 @@ def test_the_plan_names_whom_each_reads_and_adds_up():
 @pytest.mark.parametrize("arch", ["lazyformer_m2x6_s", "longformer_base", "par_transformer_base", "transformer_xl_24b"])
 def test_the_total_is_that_of_the_built_arch(arch):
     total = columns_of(show("--arch", arch, "--tokens", "2"))[-1]
-    count = count_parameters if arch in ARCHITECTURES else count_causal_parameters
     vocabulary = {"transformer_xl_24b": [204]}.get(arch, [])
-    assert total[0] == "all" and int(total[4].replace(",", "")) == count(arch, *vocabulary)
+    assert total[0] == "all" and int(total[4].replace(",", "")) == count_parameters(arch, *vocabulary)
 
 
 def test_the_bias_of_an_arch_is_left_out_where_it_is_refused_or_unwanted():

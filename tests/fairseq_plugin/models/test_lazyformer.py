@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import options, tasks, trainer
+from fairseq import options, tasks
 from fairseq.data import Dictionary
 from helpers import dictionary_of
 
@@ -62,14 +62,6 @@ def test_fairseqs_get_args_is_enough_to_build_a_model(tmp_path):
         cfg = tasks.setup_task(args).build_model(args).cfg
         assert (cfg.dropout, str(cfg.attention_backend)) == (0.3, "auto")
         assert cfg.sublayer_pattern == {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[arch].sublayer_pattern
-
-
-def test_fairseq_sees_no_shared_parameter():
-    """It would take the biases that attention lacks for one that all share."""
-    assert trainer._catalog_shared_params(make_model()) == []
-    tied = torch.nn.ModuleDict({"one": torch.nn.Linear(2, 2, bias=False), "other": torch.nn.Linear(2, 2, bias=False)})
-    tied["other"].weight = tied["one"].weight
-    assert trainer._catalog_shared_params(tied) == [["one.weight", "other.weight"]]
 
 
 def test_bad_sizes_are_the_users_mistakes_and_are_named():

@@ -32,21 +32,15 @@ def record_counts() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def of_one_run(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("one run")
-
-
-@pytest.fixture
-def trained(of_one_run, data_folder, fairseq_train) -> Path:
+def trained(tmp_path_factory, data_folder, fairseq_train) -> Path:
     """The checkpoints of a run of five updates, to be read."""
-    if not (of_one_run / "run").exists():
-        fairseq_train(data_folder, f"{TINY} --max-update 5 --lr 1e-2 --disable-validation", of_one_run / "run")
-    return of_one_run / "run"
+    folder = tmp_path_factory.mktemp("one run") / "run"
+    fairseq_train(data_folder, f"{TINY} --max-update 5 --lr 1e-2 --disable-validation", folder)
+    return folder
 
 
-@pytest.fixture
-def exported(of_one_run, trained) -> Path:
+@pytest.fixture(scope="session")
+def exported(trained) -> Path:
     """The same model as ``lazyformer export`` writes it, to be read."""
-    if not (of_one_run / "model").exists():
-        export(trained, of_one_run / "model")
-    return of_one_run / "model"
+    export(trained, trained.parent / "model")
+    return trained.parent / "model"

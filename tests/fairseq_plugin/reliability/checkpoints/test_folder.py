@@ -1,5 +1,6 @@
 """Which checkpoint of a folder a run starts from, and which are kept: its processes choose the same, or all stop."""
 
+import logging
 import os
 import pickle
 import shutil
@@ -25,6 +26,7 @@ from helpers import (
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
+from lazyformer_fairseq.fairseq_plugin.reliability import options as reliability_options
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in, choose, look_into, save, suffix_of
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
 from lazyformer_fairseq.storage.atomic import UNFINISHED
@@ -40,15 +42,15 @@ def parts_of(state: dict) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def run_of_nine(tmp_path_factory):
-    return tmp_path_factory.mktemp("run") / "run"
+def run_of_nine(tmp_path_factory, data_folder, fairseq_train):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    fairseq_train(data_folder, f"{SAVING} --max-update 9", folder)
+    return folder
 
 
 @pytest.fixture
-def trained(data_folder, run_of_nine, tmp_path, fairseq_train):
+def trained(run_of_nine, tmp_path):
     """A copy of a run of nine updates: checkpoints of the updates 3, 6, 9, the best and the last."""
-    if not run_of_nine.exists():
-        fairseq_train(data_folder, f"{SAVING} --max-update 9", run_of_nine)
     return shutil.copytree(run_of_nine, tmp_path / "run")
 
 
@@ -202,17 +204,6 @@ def test_listed_updates_are_saved_and_kept(data_folder, tmp_path, fairseq_train)
         assert_equal_state(resumed[part], whole[part], part)
 
 
-@pytest.mark.slow
-def test_a_listed_update_that_ends_an_epoch(data_folder, tmp_path, fairseq_train):
-    options = f"{SMALL} --batch-size 400 --max-epoch 2 --disable-validation"
-    last = fairseq_train(data_folder, options, tmp_path / "first")
-    updates = updates_of(last)
-    assert updates % 2 == 0
-    fairseq_train(data_folder, f"{options} --keep-updates-list {updates // 2}", tmp_path / "run")
-    kept = torch.load(tmp_path / "run" / f"checkpoint_update_{updates // 2}.pt")
-    assert kept["extra_state"]["train_iterator"]["epoch"] == 2, "a run that goes on from it begins with epoch 2"
-
-
 def test_a_list_is_read_or_refused(data_folder, tmp_path, fairseq_train):
     assert listed_updates("100000, 200000") == {100_000, 200_000} and listed_updates(None) == frozenset()
     for text in ("", "1000,", "0", "-5", "1e5", "100 000", "x", "1;2", "²"):
@@ -315,3 +306,35 @@ def test_the_suffix_in_a_name(tmp_path):
             assert suffix_of(tmp_path / name) == suffix, name
             (tmp_path / name).touch()
     assert {path.name for path in checkpoints_in(tmp_path, "_b")} == set(of_suffix["_b"].split())
+
+
+def test_the_log_beside_the_checkpoints_has_each_line_once_even_after_a_full_disk(tmp_path, capsys, monkeypatch):
+    def log(text: str, *folders: Path) -> None:
+        for folder in folders:
+            reliability_options.log_to(folder)
+        logging.getLogger("train").info(text)
+
+    def messages(folder: Path) -> list[str]:
+        return [line.split(" | ")[-1] for line in (folder / "train.log").read_text().splitlines()]
+
+    root, (one, other) = logging.getLogger(), (tmp_path / "one", tmp_path / "other")
+    monkeypatch.setattr(root, "handlers", root.handlers.copy())
+    monkeypatch.setattr(root, "level", logging.INFO)
+    monkeypatch.setattr(reliability_options, "_handler", None)
+    for folder in (one, other):
+        folder.mkdir()
+    (one / "train.log").write_text("before\n")
+    for folder in (one, one, other, one):  # a process asks more than once, and may train several times
+        log(f"in {folder.name}", folder)
+    reliability_options._handler.stream.close()
+    with open("/dev/full", "w") as full:
+        reliability_options._handler.stream = full
+        log("a line")
+        log("room again", other)
+        assert "Traceback" not in capsys.readouterr().err
+    assert messages(one) == ["before", "in one", "in one", "in one"]
+    assert messages(other) == ["in other", "room again"]
+    with (tmp_path / "train.log").open("a") as file:  # as the queue of GLUE's runs has it
+        monkeypatch.setattr(sys, "stdout", file)
+        log("a line", tmp_path)
+    assert messages(tmp_path) == []

@@ -1,7 +1,9 @@
-"""What changes cost, against models that are made by hand."""
+"""What changes cost, against models that are made by hand; `lazyformer import` of a checkpoint of ours."""
 
+import json
 import math
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +11,11 @@ import torch
 from helpers import toy_texts, train_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trained_encoders import trained
+from in_process import invoke, refusal
+from tiny_berts import save_tiny
+from trained_encoders import trained, write_encoder
 
+from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -125,3 +130,86 @@ def test_sublayers_that_go_and_come_and_a_change_that_cannot_stand_alone(old, te
     alone = {row["change"]: row["alone"] for row in changes(lazy, "fffsf", "13-45")[1]}
     assert alone["s goes"] is None  # the l above would read nothing
     assert alone["l goes"] is not None
+
+
+# --- The command: a folder that loads, with its record, or nothing
+
+TEXTS = ("Anna sees Ben near the house.", "The garden.")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, data_folder) -> Path:
+    """A folder with an (sf)x4, as `lazyformer export` writes it."""
+    return write_encoder(tmp_path_factory.mktemp("model"), data_folder, "(sf)x4", "cola", 2)
+
+
+def record_of(source: Path, out: Path, *words: object) -> dict:
+    invoke("import", source, out, *words)
+    return json.loads((out / "warm_start.json").read_text())
+
+
+def test_a_report(model, data_folder, tmp_path):
+    out = tmp_path / "out"
+    record = record_of(model, out, "--sublayer-pattern", "M2x2", "--text", data_folder)
+    files = "config.json model.safetensors tokenizer warm_start.json warm_start.md".split()
+    assert sorted(path.name for path in out.iterdir()) == files
+    assert (record["old_pattern"], record["new_pattern"]) == ("sfsfsfsf", "sflfsflf")
+    assert record["source"] == model.name
+    assert [change["change"] for change in record["losses"]["changes"]] == ["s becomes l", "s becomes l"]
+    page = (out / "warm_start.md").read_text()
+    assert "| 2: s becomes l |" in page and f"{record['losses']['before']:.3f} bits before" in page
+    hub = LazyFormerModel.from_pretrained(out)
+    assert hub.model.cfg.sublayer_pattern == "M2x2" and hub.predict("cola", TEXTS[0]).shape == (1, 2)
+    head = "classification_heads.cola.out_proj.weight"
+    before, after = (LazyFormerModel.from_pretrained(each).model.get_parameter(head) for each in (model, out))
+    assert torch.equal(before, after)
+
+
+def test_without_text_a_wider_model_computes_the_same(model, tmp_path):
+    record = record_of(model, tmp_path / "out", "--encoder-ffn-embed-dim", 40, "--max-positions", 50)
+    folders = (model, tmp_path / "out")
+    before, after = (LazyFormerModel.from_pretrained(folder).extract_features(*TEXTS) for folder in folders)
+    torch.testing.assert_close(before, after, atol=1e-5, rtol=1e-5)
+    assert record["changed_options"] == {"encoder_ffn_embed_dim": [24, 40], "max_positions": [32, 50]}
+    assert record["losses"] is None
+
+
+def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(toy_texts(30)))
+    words = ("--sublayer-pattern", "s-f", "--from-sublayers", "2, -,3", "--text", tmp_path / "text.txt")
+    record = record_of(model, tmp_path / "out", *words)
+    assert record["left_out"] == [0, 1, 4, 5, 6, 7] and record["losses"]["after"] > 0
+    assert "Left out: the old sublayers 0, 1, 4, 5, 6, 7." in (tmp_path / "out" / "warm_start.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--heads matched --sublayer-pattern M4", "--heads: went, for it gained nothing"),
+        ("--from-sublayers 0,1", "--from-sublayers and --text are for a model that changes"),
+        ("--sublayer-pattern lf", "character 1: this l has no s below it"),
+        ("--sublayer-pattern M4 --text missing.txt", "missing.txt: no such file or folder"),
+        ("--sublayer-pattern M2 --from-sublayers 0", "--from-sublayers: 1 given, but the new pattern has 4 sublayers"),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,8", "'8' is no sublayer of the old pattern, 0 to 7, nor -"),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,x", "'x' is no sublayer"),
+        ("--sublayer-pattern M2 --from-sublayers 0,2,2,3", "1 (f) cannot take the weights of old sublayer 2 (s)"),
+        ("--encoder-ffn-embed-dim 8", "--encoder-ffn-embed-dim 8: the old model's is 24, and nothing says"),
+        ("--max-positions 11", "--max-positions 11: the old model has 32; give 32 or more"),
+        ("--sublayer-pattern s[linformer=2]f", "give --relative-position-buckets 0"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(model, tmp_path, options, message):
+    assert message in refusal("import", model, tmp_path / "out", *options.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("Roberta", "num_hidden_layers"), ("DistilBert", "n_layers")])
+def test_a_model_of_the_hub_starts_another_pattern_with_its_own_tokenizer(tmp_path, kind, layers):
+    save_tiny(tmp_path / "in", f"{kind}ForMaskedLM", **{layers: 4})
+    (tmp_path / "text.txt").write_text("The cat sat on the mat, a dog ran.\n" * 30)
+    words = ("--sublayer-pattern", "M2x2", "--encoder-ffn-embed-dim", 60, "--text", tmp_path / "text.txt")
+    record = record_of(tmp_path / "in", tmp_path / "out", *words)
+    assert [each["from"] for each in record["sublayers"]] == list(range(8))
+    assert len(record["losses"]["changes"]) == 2
+    hub = LazyFormerModel.from_pretrained(tmp_path / "out")
+    assert len(hub.fill_mask(f"the cat {hub.tokenizer.mask_word} on the mat", topk=3)) == 3

@@ -16,17 +16,6 @@ from matplotlib.image import imread
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare import results as reading
 from lazyformer_fairseq.experiments.compare.report import notes, write_report
-from lazyformer_fairseq.experiments.compare.results import (
-    NEVER,
-    Measure,
-    Ratio,
-    comparison_of,
-    first_crossing,
-    fronts,
-    join,
-    not_dominated,
-    times_to_target,
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +85,8 @@ def test_a_model_that_diverged_is_reported(tmp_path):
 
 
 def said(results: dict, target="baseline") -> str:
-    comparison = comparison_of(results)
-    return "\n".join(notes(comparison, times_to_target(comparison, target), target))
+    comparison = reading.comparison_of(results)
+    return "\n".join(notes(comparison, reading.times_to_target(comparison, target), target))
 
 
 def test_notes_tell_what_is_not_equal():
@@ -157,7 +146,7 @@ def of_runs(**more):
     """A comparison to bert: ``of_runs(bert=run, other={"1": run, "2": run})``, and fields to replace."""
     runs = {name: more.pop(name) for name in list(more) if name in ("bert", "lazy", "other", "par")}
     runs = {name: run if "curve" not in run else {"1": run} for name, run in runs.items()}
-    return comparison_of(results_of({name: a_model(run, name) for name, run in runs.items()}, "bert", **more))
+    return reading.comparison_of(results_of({name: a_model(run, name) for name, run in runs.items()}, "bert", **more))
 
 
 def of_seed(seed: int, end: float = 7.0, **more):
@@ -165,22 +154,22 @@ def of_seed(seed: int, end: float = 7.0, **more):
 
 
 def test_folders_of_other_seeds_are_one_comparison_unless_machines_differ():
-    joined = join({"a": of_seed(1), "b": of_seed(2, 7.5), "c": of_seed(3, 7.2)})
+    joined = reading.join({"a": of_seed(1), "b": of_seed(2, 7.5), "c": of_seed(3, 7.2)})
     assert list(joined.models) == ["bert", "lazy"]
     assert joined.models["lazy"].finals("loss") == [7.0, 7.5, 7.2]
-    assert times_to_target(joined)[0].target == 7.2
-    joined = join({"a": of_seed(1), "b": of_seed(2, machine={"device": "another"})})
+    assert reading.times_to_target(joined)[0].target == 7.2
+    joined = reading.join({"a": of_seed(1), "b": of_seed(2, machine={"device": "another"})})
     assert joined.facts["machines"] == ["AMD EPYC, 2 cores", "another"]
     assert "lazy [b]" in joined.models, "seconds of two machines have no common median"
 
 
 def test_folders_of_other_models_are_each_compared_with_their_own_baseline():
-    joined = join({"a": of_seed(1), "b": of_runs(bert=a_run([9, 6], 2), par=a_run([9, 6]))})
+    joined = reading.join({"a": of_seed(1), "b": of_runs(bert=a_run([9, 6], 2), par=a_run([9, 6]))})
     assert list(joined.models) == ["bert [a]", "lazy", "bert [b]", "par"]
     assert joined.models["par"].baseline == "bert [b]" and joined.models["lazy"].baseline == "bert [a]"
-    ratios = {time.model: time.ratios["seconds"].median for time in times_to_target(joined)}
+    ratios = {time.model: time.ratios["seconds"].median for time in reading.times_to_target(joined)}
     assert ratios == {"bert [a]": 1, "lazy": 0.5, "bert [b]": 1, "par": 0.25}
-    joined = join({"a": comparison_of(an_example()), "b": comparison_of(an_example())})
+    joined = reading.join({"a": reading.comparison_of(an_example()), "b": reading.comparison_of(an_example())})
     assert joined.models["lazy_50% [b]@0.7"].family == "lazy_50% [b]", "shorter trainings keep their share in the name"
 
 
@@ -196,7 +185,7 @@ def test_folders_of_other_models_are_each_compared_with_their_own_baseline():
 )
 def test_other_rules_are_not_joined(more, named):
     with pytest.raises(UserError, match=f"a and b cannot be joined: {named}"):
-        join({"a": of_seed(1), "b": of_seed(2, **more)})
+        reading.join({"a": of_seed(1), "b": of_seed(2, **more)})
 
 
 @pytest.mark.parametrize(
@@ -219,7 +208,7 @@ def test_results_that_lack_something_or_are_of_something_else_are_refused(tmp_pa
 
 # --- Times to a target
 
-LOSS = Measure("loss", "bits")
+LOSS = reading.Measure("loss", "bits")
 losses = st.lists(st.floats(0.5, 12), min_size=1, max_size=12)
 targets = st.floats(0, 13)
 
@@ -229,22 +218,22 @@ def places(values: list[float]) -> np.ndarray:
 
 
 def by_family(comparison, clock: str = "curve", target="baseline") -> dict:
-    return {time.model: time for time in times_to_target(comparison, target) if time.clock == clock}
+    return {time.model: time for time in reading.times_to_target(comparison, target) if time.clock == clock}
 
 
 @given(losses, targets)
 def test_a_crossing_is_where_numpy_interpolates_to_the_target(values, target):
-    spent, found = places(values), first_crossing(places(values), np.array(values), target, LOSS)
+    spent, found = places(values), reading.first_crossing(places(values), np.array(values), target, LOSS)
     if min(values) > target:
-        assert found == NEVER
+        assert found == reading.NEVER
     else:
         assert min(np.interp(found, spent, values), values[0]) <= target + 1e-9
         assert all(value > target for value in values[: math.ceil(found) - 1])
     # Nothing is interpolated from a loss that is no number.
-    for broken, where in (([math.nan, 2.0], 2), ([4.0, math.nan], NEVER)):
-        assert first_crossing(places(broken), np.array(broken), 3, LOSS) == where
-    mirrored = Measure("accuracy", "", lower_is_better=False)
-    assert found == first_crossing(spent, -np.array(values), -target, mirrored), "where more is better"
+    for broken, where in (([math.nan, 2.0], 2), ([4.0, math.nan], reading.NEVER)):
+        assert reading.first_crossing(places(broken), np.array(broken), 3, LOSS) == where
+    mirrored = reading.Measure("accuracy", "", lower_is_better=False)
+    assert found == reading.first_crossing(spent, -np.array(values), -target, mirrored), "where more is better"
 
 
 def test_the_baselines_own_time_is_its_whole_training_unless_the_target_is_a_number():
@@ -264,10 +253,10 @@ def test_the_target_is_the_median_of_the_baselines_ends_and_pairs_are_of_equal_s
     other = {str(seed): a_run([8, end], 0.25) for seed, end in ((1, 7.0), (2, 7.9), (4, 1.0))}
     found = by_family(of_runs(bert=bert, other=other))["other"]
     assert found.target == 7.5
-    assert found.times[1]["updates"] == 15 and found.times[2]["updates"] == NEVER
+    assert found.times[1]["updates"] == 15 and found.times[2]["updates"] == reading.NEVER
     ratio = found.ratios["seconds"]
-    assert ratio.by_seed == {1: 15 * 0.25 / 10, 2: NEVER}, "no baseline has seed 4"
-    assert (ratio.low, ratio.median, ratio.high, ratio.reached) == (0.375, NEVER, NEVER, 1)
+    assert ratio.by_seed == {1: 15 * 0.25 / 10, 2: reading.NEVER}, "no baseline has seed 4"
+    assert (ratio.low, ratio.median, ratio.high, ratio.reached) == (0.375, reading.NEVER, reading.NEVER, 1)
 
 
 def test_the_whole_clock_takes_the_shortest_training_that_ends_well():
@@ -275,21 +264,21 @@ def test_the_whole_clock_takes_the_shortest_training_that_ends_well():
     for share, end in ((1.0, 6.0), (0.3, 8.2), (0.5, 8.0), (0.7, 7.0)):
         run = a_run([9, end], 0.5, every=round(10 * (9 - end)))
         models["other" if share == 1 else f"other@{share}"] = a_model({"1": run}, "other", share)
-    comparison = comparison_of(results_of(models, "bert"))
+    comparison = reading.comparison_of(results_of(models, "bert"))
     found = by_family(comparison, "whole")
     assert set(found) == {"other"}, "a single length of training says nothing by this clock"
     assert found["other"].shares == {1: 0.5} and found["other"].times[1]["updates"] == 20
     assert found["other"].ratios["seconds"].median == 1
-    assert by_family(comparison, "whole", 5.9)["other"].shares == {1: NEVER}
+    assert by_family(comparison, "whole", 5.9)["other"].shares == {1: reading.NEVER}
 
 
 def test_the_bounds_are_students_over_the_logarithms_of_the_ratios():
-    ratios = Ratio({1: 0.7, 2: 0.8, 3: 0.75})
+    ratios = reading.Ratio({1: 0.7, 2: 0.8, 3: 0.75})
     logs = np.log([0.7, 0.8, 0.75])
     half = 4.302652729911275 * logs.std(ddof=1) / math.sqrt(3)  # the 97.5% point of t with two degrees of freedom
     assert ratios.bounds == pytest.approx((math.exp(logs.mean() - half), math.exp(logs.mean() + half)))
-    assert Ratio({1: 0.7, 2: 0.8}).bounds is None
-    assert Ratio({1: 0.7, 2: 0.8, 3: NEVER}).bounds is None
+    assert reading.Ratio({1: 0.7, 2: 0.8}).bounds is None
+    assert reading.Ratio({1: 0.7, 2: 0.8, 3: reading.NEVER}).bounds is None
 
 
 # --- Fronts
@@ -299,7 +288,7 @@ points = st.dictionaries(st.text("abc", min_size=1), st.tuples(st.integers(0, 5)
 
 @given(points)
 def test_whoever_is_not_on_the_front_is_beaten_by_somebody_on_it_and_nobody_on_it_is(named):
-    front = set(not_dominated(named))
+    front = set(reading.not_dominated(named))
     assert front
 
     def is_beaten_by(name: str, other: str) -> bool:
@@ -309,15 +298,17 @@ def test_whoever_is_not_on_the_front_is_beaten_by_somebody_on_it_and_nobody_on_i
     assert not any(is_beaten_by(name, other) for name in front for other in named)
     assert all(any(is_beaten_by(name, other) for other in front) for name in named.keys() - front)
     mirrored = {name: (cost, -quality) for name, (cost, quality) in named.items()}
-    assert not_dominated(mirrored, lower_is_better=False) == not_dominated(named), "where more is better"
+    assert reading.not_dominated(mirrored, lower_is_better=False) == reading.not_dominated(named), (
+        "where more is better"
+    )
 
 
 def test_the_families_and_fronts_of_a_comparison():
-    comparison = comparison_of(an_example())
+    comparison = reading.comparison_of(an_example())
     assert [model.name for model in comparison.families["lazy_50%"]] == ["lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%"]
     assert comparison.longest("lazy_50%").finals("loss") == [7.2, 7.22, 7.18]
     assert comparison.baselines == ["bert"]
-    found = {front.name: front for front in fronts(comparison)}
+    found = {front.name: front for front in reading.fronts(comparison)}
     assert list(found) == ["training", "update", "memory"]
     assert found["training"].points["bert"] == (50, 7.5)
     assert found["training"].members == ("lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%")
@@ -328,8 +319,8 @@ def test_the_families_and_fronts_of_a_comparison():
 
 def test_a_measured_latency_counts_before_an_updates_time_and_who_diverged_is_on_no_front():
     models = {"bert": a_model({"1": a_run([9, 8])}, "bert", latency_milliseconds={"n": 3, "median": 4.0})}
-    found = fronts(comparison_of(results_of(models, "bert")))
+    found = reading.fronts(reading.comparison_of(results_of(models, "bert")))
     assert [front.name for front in found] == ["training", "latency", "memory"]
     assert found[1].points == {"bert": (4.0, 8)}
     lost = of_runs(bert=a_run([9, 8]), other=a_run([9, math.nan], 0.1))
-    assert all(front.members == ("bert",) for front in fronts(lost))
+    assert all(front.members == ("bert",) for front in reading.fronts(lost))

@@ -10,13 +10,8 @@ import torch
 
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search import training
+from lazyformer_fairseq.experiments.search import latency, training
 from lazyformer_fairseq.experiments.search.fairseq_model import two_parts_of_blocks, two_parts_of_text
-from lazyformer_fairseq.experiments.search.latency import (
-    expected_latency,
-    latency_of,
-    read_price_list,
-)  # fmt: skip
 from lazyformer_fairseq.experiments.search.settings import SearchSettings, choose_baseline, read_candidates
 
 CANDIDATES = ("s", "l", "f", "identity")
@@ -44,11 +39,11 @@ def test_expected_latency_is_the_mean_over_all_patterns_and_differentiable():
         * torch.stack([probabilities[layer, CANDIDATES.index(name)] for layer, name in enumerate(chosen)]).prod()
         for chosen in itertools.product(CANDIDATES, repeat=4)
     )
-    found = expected_latency(PRICES, probabilities, CANDIDATES)
+    found = latency.expected_latency(PRICES, probabilities, CANDIDATES)
     assert found.allclose(expected)
     ours, theirs = (torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, expected))
     assert ours.allclose(theirs)
-    assert latency_of(PRICES, "sf(lf)x2 s") == 0.5 + 5 + 1 + 3 + 3 + 3 and latency_of(PRICES, "") == 0.5
+    assert latency.latency_of(PRICES, "sf(lf)x2 s") == 0.5 + 5 + 1 + 3 + 3 + 3 and latency.latency_of(PRICES, "") == 0.5
 
 
 def test_nothing_is_paid_under_the_budget():
@@ -73,10 +68,10 @@ def test_nothing_is_paid_under_the_budget():
 def test_a_price_list_is_read_and_a_bad_one_refused_by_name(tmp_path, content, message):
     path = tmp_path / "prices.json"
     path.write_text('{"s": 2, "f": 1.5}')
-    assert read_price_list(path, ("s", "f")) == {"s": 2, "f": 1.5}
+    assert latency.read_price_list(path, ("s", "f")) == {"s": 2, "f": 1.5}
     path.write_text(content)
     with pytest.raises(UserError, match=message):
-        read_price_list(path, ("s", "f"))
+        latency.read_price_list(path, ("s", "f"))
 
 
 # --- Settings

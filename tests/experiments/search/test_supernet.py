@@ -1,13 +1,11 @@
 """The supernet: architecture parameters, mixtures against equation 4 written out, one pattern at a time, every kind."""
 
-import json
 import math
 import re
 
 import pytest
 import torch
 from every_kind import build, of_each_kind, run, tokens
-from in_process import invoke
 from torch import nn
 
 from lazyformer_fairseq.errors import UserError
@@ -234,14 +232,3 @@ def test_a_supernet_mixes_it_or_refuses_it_by_name(direction, s):
     features.sin().sum().backward()
     assert features.isfinite().all()
     assert supernet.choices.logits.grad[:, 1].abs().min() > 0
-
-
-def test_they_are_candidates_of_one_search(data_folder, tmp_path):
-    mixed = ["s[window=2,global=1]", "s[linformer=3]"]
-    sizes = "--task masked-lm --arch bert_tiny --tokens-per-sample 12 --max-positions 12 --relative-position-buckets 0"
-    options = "--batch-size 16 --constant-updates 1 --max-updates 60 --device cpu --latency-price 0.1 --sublayers 2"
-    candidates = ("--candidates", ",".join(["s", *mixed, "l", "f", "identity"]))
-    invoke("search", data_folder, tmp_path / "found", *sizes.split(), *options.split(), *candidates)
-    prices = json.loads((tmp_path / "found" / "latencies.json").read_text())
-    assert {name for s in mixed for name in (s, f"{s}_read")} <= prices.keys()
-    assert (tmp_path / "found" / "probabilities.png").stat().st_size > 1000

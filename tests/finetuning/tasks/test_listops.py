@@ -15,23 +15,15 @@ from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic, load_pre
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.made import Draws
-from lazyformer_fairseq.finetuning.tasks.listops import (
-    OPERATORS,
-    SYMBOLS,
-    ListOpsSettings,
-    distinct_expressions,
-    draw_expressions,
-    outermost_alone,
-    prepare_listops,
-)
+from lazyformer_fairseq.finetuning.tasks import listops
 
-SMALL = ListOpsSettings(
+SMALL = listops.ListOpsSettings(
     {"train": 60, "valid": 8, "test": 12}, min_length=6, max_length=40, max_depth=4, max_arguments=5, seed=3
 )
 
 
 def text_of(symbols) -> str:
-    return " ".join(SYMBOLS[symbol] for symbol in symbols)
+    return " ".join(listops.SYMBOLS[symbol] for symbol in symbols)
 
 
 @settings(max_examples=25)
@@ -40,20 +32,20 @@ def text_of(symbols) -> str:
     arguments=st.integers(2, 10),
     shortest=st.integers(1, 60),
     room=st.integers(0, 80),
-    operators=st.sets(st.sampled_from(OPERATORS), min_size=1),
+    operators=st.sets(st.sampled_from(listops.OPERATORS), min_size=1),
     seed=st.integers(0, 2**40),
 )
 def test_expressions_are_as_the_settings_say(depth, arguments, shortest, room, operators, seed):
     longest = max(4, shortest + room)
     try:
-        chosen = ListOpsSettings(
+        chosen = listops.ListOpsSettings(
             min_length=shortest, max_length=longest, max_depth=depth, max_arguments=arguments,
             operators=tuple(operators), seed=seed,
         )  # fmt: skip
     except UserError:
         assert shortest > (arguments ** (depth - 1) * (arguments + 1) - 2) / (arguments - 1)  # the full tree's tokens
         return
-    drawn = list(draw_expressions(Draws(seed), chosen))
+    drawn = list(listops.draw_expressions(Draws(seed), chosen))
     for symbols, value in drawn[:: max(1, len(drawn) // 40)]:
         text = text_of(symbols)
         assert evaluate(text) == value
@@ -63,7 +55,7 @@ def test_expressions_are_as_the_settings_say(depth, arguments, shortest, room, o
         assert set(text.split()) <= {*operators, *map(str, range(10)), "]"}
 
 
-def reference_tree(chance: random.Random, depth: int, chosen: ListOpsSettings) -> str:
+def reference_tree(chance: random.Random, depth: int, chosen: listops.ListOpsSettings) -> str:
     """As Long Range Arena describes its generator, one node at a time."""
     if depth == chosen.max_depth or chance.random() > 0.25:
         return str(chance.randrange(10))
@@ -78,16 +70,16 @@ def test_lengths_values_and_operators_are_distributed_as_a_plain_generator_has_t
         tree = reference_tree(chance, 1, chosen)
         if 4 <= len(tree.split()) <= 30:
             trees.append(tree)
-    ours = [text_of(symbols) for symbols, _ in draw_expressions(Draws(1), chosen)]
+    ours = [text_of(symbols) for symbols, _ in listops.draw_expressions(Draws(1), chosen)]
     for measure, bins in (
         (lambda tree: len(tree.split()), 31),
         (evaluate, 10),
-        (lambda tree: OPERATORS.index(tree.split()[0]), 4),
+        (lambda tree: listops.OPERATORS.index(tree.split()[0]), 4),
         (depth_of, 4),
     ):
         shares = [np.bincount([measure(tree) for tree in some], minlength=bins) / len(some) for some in (trees, ours)]
         assert np.abs(shares[0] - shares[1]).max() < 0.03  # of 4,000, three standard deviations of a share of a half
-    long = list(draw_expressions(Draws(7), ListOpsSettings(max_length=600)))[:60]
+    long = list(listops.draw_expressions(Draws(7), listops.ListOpsSettings(max_length=600)))[:60]
     assert all(evaluate(text_of(symbols)) == value for symbols, value in long)
     assert max(depth_of(text_of(symbols)) for symbols, _ in long) == 10
 
@@ -95,7 +87,7 @@ def test_lengths_values_and_operators_are_distributed_as_a_plain_generator_has_t
 def test_draws_are_uniform_and_the_first_never_change():
     """numpy promises as much of raw bits alone."""
     assert Draws(1).below(10, 12).tolist() == [5, 9, 1, 9, 3, 4, 8, 4, 5, 0, 7, 5]
-    symbols, value = next(distinct_expressions(SMALL))
+    symbols, value = next(listops.distinct_expressions(SMALL))
     assert (text_of(symbols), value) == ("SM 2 MED MAX 6 2 1 8 8 ] 7 MIN 2 2 6 0 8 ] ] ]", 9)
     counts = np.bincount(Draws(5).below(7, 70_000), minlength=7)
     assert np.abs(counts - 10_000).max() < 400  # four standard deviations
@@ -132,8 +124,8 @@ def test_the_folder_holds_what_the_manifest_says(prepared):
 
 
 def test_the_same_seed_gives_the_same_bytes(prepared, tmp_path):
-    prepare_listops(SMALL, tmp_path / "again")
-    prepare_listops(replace(SMALL, seed=4), tmp_path / "other")
+    listops.prepare_listops(SMALL, tmp_path / "again")
+    listops.prepare_listops(replace(SMALL, seed=4), tmp_path / "other")
     files = sorted(path.relative_to(prepared.folder) for path in prepared.folder.rglob("*") if path.is_file())
     assert len(files) > 10
     for file in files:
@@ -146,7 +138,7 @@ def test_rules_that_need_no_model(prepared):
     tokenizer = load_tokenizer(prepared.tokenizer_folder)
     values = {"MAX 2 MIN 4 7 ] 3 ]": 3, "SM 7 8 ]": 5, "MED MAX 1 2 ] MAX 3 4 ] ]": 6, "MED 1 4 ]": 2}
     for text, value in values.items():
-        assert outermost_alone(np.array(tokenizer.build_input(text)), otherwise=6) == value
+        assert listops.outermost_alone(np.array(tokenizer.build_input(text)), otherwise=6) == value
     targets = prepared.read("test", None, 2).targets
     usual = np.bincount(prepared.read("train", None, 2).targets).argmax()
     assert prepared.manifest["rules"]["constant: the most frequent class"] == round(np.mean(targets == usual), 4)

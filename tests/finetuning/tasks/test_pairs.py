@@ -14,13 +14,6 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.made import Draws
 from lazyformer_fairseq.finetuning.tasks import pairs as prepare
-from lazyformer_fairseq.finetuning.tasks.pairs import (
-    WORDS_ALONE,
-    PairsSettings,
-    choose_segments,
-    pair_halves,
-    prepare_pairs,
-)
 from lazyformer_fairseq.storage.indexed_format import write_items
 
 EOS = 2
@@ -36,10 +29,10 @@ SMALL = {"rows": {"train": 60, "valid": 10, "test": 20}, "min_length": 20, "max_
 )
 def test_halves_are_used_once_and_lengths_tell_nothing(sizes, per_document, gap, seed):
     rows = {"train": 16, "valid": 4, "test": 6}
-    chosen = PairsSettings(rows, min_length=20, max_length=60, gap=gap, per_document=per_document, seed=seed)
+    chosen = prepare.PairsSettings(rows, min_length=20, max_length=60, gap=gap, per_document=per_document, seed=seed)
     draws, sizes = Draws(seed), np.array(sizes)
     try:
-        splits = choose_segments(sizes, chosen, draws)
+        splits = prepare.choose_segments(sizes, chosen, draws)
     except UserError as error:
         room = np.clip(sizes // (60 + gap), 1, per_document)[sizes >= 20 + gap].sum()
         assert "give more text" in str(error)
@@ -55,7 +48,7 @@ def test_halves_are_used_once_and_lengths_tell_nothing(sizes, per_document, gap,
         taken = np.concatenate([document * 1000 + np.arange(start, start + size) for document, start, size in places])
         assert len(set(taken.tolist())) == len(taken)
         try:
-            halves = pair_halves(segments, gap, draws)
+            halves = prepare.pair_halves(segments, gap, draws)
         except UserError:
             assume(False)
         assert sorted(halves.first) == sorted(halves.second) == list(range(rows[split]))
@@ -68,9 +61,9 @@ def test_halves_are_used_once_and_lengths_tell_nothing(sizes, per_document, gap,
 
 
 def test_both_answers_have_the_same_lengths():
-    settings = PairsSettings({"train": 360}, min_length=10, max_length=500, gap=0)
-    segments = choose_segments(np.arange(30, 430), settings, Draws(1))["train"]
-    halves = pair_halves(segments, 0, Draws(2))
+    settings = prepare.PairsSettings({"train": 360}, min_length=10, max_length=500, gap=0)
+    segments = prepare.choose_segments(np.arange(30, 430), settings, Draws(1))["train"]
+    halves = prepare.pair_halves(segments, 0, Draws(2))
     lengths = [np.sort(halves.size[halves.targets == target]) for target in (0, 1)]
     assert np.abs(lengths[0] - lengths[1]).max() < 25  # of 200: sorted, the two lists run side by side
 
@@ -93,7 +86,7 @@ def prepared(data_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
     corpus = write_corpus(folder / "corpus", data_folder / "tokenizer")
     chosen = {**SMALL, "min_length": 50, "max_length": 80}
-    manifest = prepare_pairs(PairsSettings(**chosen), str(corpus), folder / "pairs")
+    manifest = prepare.prepare_pairs(prepare.PairsSettings(**chosen), str(corpus), folder / "pairs")
     return load_prepared(folder / "pairs"), manifest
 
 
@@ -103,7 +96,7 @@ def test_words_alone_give_nothing_away_but_shared_ones_do(prepared):
     assert constant == 0.5
     assert 0.2 <= alone <= 0.8  # of 20 examples: 2.7 standard deviations
     assert shared >= 0.9
-    assert list(manifest["rules"])[1] == WORDS_ALONE
+    assert list(manifest["rules"])[1] == prepare.WORDS_ALONE
     assert manifest["splits"]["train"]["labels"] == {"other document": 30, "same document": 30}
 
 

@@ -25,14 +25,7 @@ from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.finetuning.squad_data import (
-    GridSettings,
-    PreparedSplit,
-    PreparedSquad,
-    overview,
-    prepare,
-    prepare_squad,
-)
+from lazyformer_fairseq.finetuning import squad_data
 from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, baselines
 
 CONTEXT = "Anna sees Ben . Cara sees Dan . Anna sees Eva . Finn hears Gina ."
@@ -136,7 +129,7 @@ def load(cfg, *splits):
 def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
     files = {"train": folders / "train-v1.1.json", "valid": folders / "dev-v1.1.json"}
     settings = WindowSettings(15, 2, 6)
-    prepared = prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", settings)
+    prepared = squad_data.prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", settings)
     assert [prepared.manifest["splits"][split]["rows"] for split in ("train", "valid")] == [120, 24]
     sizes = ("--tokens-per-sample", 15, "--doc-stride", 2, "--max-question-tokens", 6)
     official, _ = load(config(*sizes), "valid")
@@ -148,7 +141,7 @@ def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
         setup_task(config("--tokens-per-sample", 32, data=prepared.folder).task)
     (prepared.folder / "valid.npz").write_bytes((prepared.folder / "train.npz").read_bytes())
     with pytest.raises(UserError, match="valid.*: damaged .not the 24 questions and"):
-        PreparedSquad.load(prepared.folder).read("valid")
+        squad_data.PreparedSquad.load(prepared.folder).read("valid")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +187,9 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
     (tmp_path / "open.json").write_text(json.dumps(content))
     file = read_squad(tmp_path / "open.json", needs_answers=False)
-    task.datasets["valid"] = task.dataset_of(PreparedSplit(file, make_windows(task.tokenizer, file)), "valid")
+    task.datasets["valid"] = task.dataset_of(
+        squad_data.PreparedSplit(file, make_windows(task.tokenizer, file)), "valid"
+    )
     batch = task.dataset("valid").collater([task.dataset("valid")[0]])
     with pytest.raises(UserError, match="open.json: has questions without an answer"):
         task.build_criterion(config().criterion)(model, batch)
@@ -234,7 +229,7 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
 def on_disk(folders, tmp_path):
     """What is prepared of the official file to train on."""
     files = {"train": folders / "train-v1.1.json"}
-    return prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", WindowSettings(15, 2, 6))
+    return squad_data.prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", WindowSettings(15, 2, 6))
 
 
 @pytest.mark.parametrize("name", ["ids", "sizes", "question", "place", "first", "count", "targets", "context_starts"])
@@ -269,27 +264,27 @@ def test_half_a_file_other_folders_and_splits_are_refused(on_disk, folders, tmp_
     ):
         path.write_text(json.dumps({**manifest, **change}))
         with pytest.raises(UserError, match=words):
-            PreparedSquad.load(on_disk.folder)
+            squad_data.PreparedSquad.load(on_disk.folder)
     with pytest.raises(UserError, match="nowhere.json: no such file"):
-        prepare_squad({"train": tmp_path / "nowhere.json"}, folders / "tokenizer", tmp_path / "other")
+        squad_data.prepare_squad({"train": tmp_path / "nowhere.json"}, folders / "tokenizer", tmp_path / "other")
 
 
-def wanted(data: Path, output: Path, **more) -> GridSettings:
+def wanted(data: Path, output: Path, **more) -> squad_data.GridSettings:
     given = {"data": data, "tokenizer": START.parent / "tokenizer", "output": output, "max_length": 64}
-    return GridSettings(**{**given, **more})
+    return squad_data.GridSettings(**{**given, **more})
 
 
 def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_path):
-    prepared = prepare(wanted(toy_squad, tmp_path))
-    text = overview(prepared)
+    prepared = squad_data.prepare(wanted(toy_squad, tmp_path))
+    text = squad_data.overview(prepared)
     train = next(line for line in text.splitlines() if line.startswith("train-v1.1.json"))
     assert train.split()[1:5] == ["8", "16", "48", "0"]
     assert "note: dev-v1.1.json: has 12 questions; the official file has 10,570" in text
     before = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
-    assert prepare(wanted(toy_squad, tmp_path)).sha256 == prepared.sha256
+    assert squad_data.prepare(wanted(toy_squad, tmp_path)).sha256 == prepared.sha256
     assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="was prepared before with other max length"):
-        prepare(wanted(toy_squad, tmp_path, max_length=80))
+        squad_data.prepare(wanted(toy_squad, tmp_path, max_length=80))
 
 
 def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
@@ -299,10 +294,10 @@ def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
     write_squad(tmp_path / "files" / "train-v1.1.json", *articles)
     (tmp_path / "files" / "dev-v1.1.json").write_bytes((toy_squad / "dev-v1.1.json").read_bytes())
     with pytest.raises(UserError, match="7 mistakes.*--skip-mistakes"):
-        prepare(wanted(tmp_path / "files", tmp_path / "out"))
+        squad_data.prepare(wanted(tmp_path / "files", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    text = overview(prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True)))
+    text = squad_data.overview(squad_data.prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True)))
     assert text.count("left out: article ") == 7
     assert "(id Article 6-0-1)" in text
     with pytest.raises(UserError, match="no room for a context"):
-        prepare(wanted(toy_squad, tmp_path / "new", max_length=4))
+        squad_data.prepare(wanted(toy_squad, tmp_path / "new", max_length=4))

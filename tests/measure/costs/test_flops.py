@@ -10,13 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
 from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench.run import encoder_training, inference
-from lazyformer_fairseq.measure.costs.flops import (
-    count_encoder_flops,
-    count_flops,
-    count_parameters,
-    count_sublayer_flops,
-    count_sublayer_parameters,
-)
+from lazyformer_fairseq.measure.costs import flops as costs
 from lazyformer_fairseq.modules.attention.back_ends import KERNELS
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.lazy_block import Implementation
@@ -83,13 +77,13 @@ def test_an_encoder_with_its_head(pattern):
     given = {"token_types": 2, "normalize_before": "c" in pattern}
     encoder = Encoder(pattern, 17, 12, 20, 3, 11, relative_position_buckets=0, attention_backend="eager", **given)
     head, tokens = MaskedLMHead(12, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
-    assert count_parameters(pattern, encoder.sizes) == parameters_of(encoder, head)
-    assert seen_by_torch(lambda: head(encoder(tokens)[0])) == count_flops(pattern, encoder.sizes, 9, batch=2)
+    assert costs.count_parameters(pattern, encoder.sizes) == parameters_of(encoder, head)
+    assert seen_by_torch(lambda: head(encoder(tokens)[0])) == costs.count_flops(pattern, encoder.sizes, 9, batch=2)
     masked = torch.zeros(2, 9, dtype=torch.bool)
     masked[:, 0] = True
     found = seen_by_torch(lambda: head(encoder(tokens)[0], masked))
-    assert found == count_flops(pattern, encoder.sizes, 9, batch=2, predicted=1)
-    assert found == count_encoder_flops(pattern, encoder.sizes, 9, 2, predicted=2)
+    assert found == costs.count_flops(pattern, encoder.sizes, 9, batch=2, predicted=1)
+    assert found == costs.count_encoder_flops(pattern, encoder.sizes, 9, 2, predicted=2)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +105,8 @@ def test_a_causal_model_that_predicts_frequent_words(pattern, memory, cutoffs, d
         features, _ = decoder(tokens, stream)
         softmax.negative_log_likelihood(features.flatten(0, 1), tokens.flatten(), decoder.embedding)
 
-    assert seen_by_torch(forward) == count_flops(pattern, decoder.sizes, 5, memory, 2)
-    assert count_parameters(pattern, decoder.sizes) == parameters_of(decoder, softmax)
+    assert seen_by_torch(forward) == costs.count_flops(pattern, decoder.sizes, 5, memory, 2)
+    assert costs.count_parameters(pattern, decoder.sizes) == parameters_of(decoder, softmax)
 
 
 @pytest.mark.parametrize("back_end", back_ends_of("cpu"))
@@ -129,9 +123,9 @@ def test_a_back_end_forward_and_backward(back_end, buckets, pattern, monkeypatch
         return head(encoder(tokens)[0], positions)
 
     arguments = (pattern, EncoderSizes(17, 12, 20, 3, 16, buckets), 16, 2, len(positions), lambda layers: back_end)
-    assert seen_by_torch(lambda: forward().sum().backward()) == count_encoder_flops(*arguments, training=True)
+    assert seen_by_torch(lambda: forward().sum().backward()) == costs.count_encoder_flops(*arguments, training=True)
     with torch.no_grad():
-        assert seen_by_torch(forward) == count_encoder_flops(*arguments)
+        assert seen_by_torch(forward) == costs.count_encoder_flops(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +155,8 @@ BY_HAND = {  # what torch's counter does not see, by direction and sublayer: par
 def test_sums_by_hand(direction, sublayer):
     sizes = EncoderSizes(17, C, W, 2, 16, 0) if direction == "encoder" else CausalSizes(17, C, W, 2)
     planned = read_sublayer(sublayer)
-    flops = count_sublayer_flops(planned, sizes, T, 0 if direction == "encoder" else K - T)
-    assert (count_sublayer_parameters(planned, sizes) - 2 * C, flops) == BY_HAND[direction, sublayer]
+    flops = costs.count_sublayer_flops(planned, sizes, T, 0 if direction == "encoder" else K - T)
+    assert (costs.count_sublayer_parameters(planned, sizes) - 2 * C, flops) == BY_HAND[direction, sublayer]
 
 
 BASE = CausalSizes(267_735, 512, 2048, 8, (19_997, 39_997, 199_997))
@@ -173,10 +167,10 @@ BASE = CausalSizes(267_735, 512, 2048, 8, (19_997, 39_997, 199_997))
     [("(sf)x16", 191_950_298, 27), ("(s)x6 (sf)x10 (f)x6", 191_950_298, 27), ("(sfff)x6 (f)x8", 199_840_218, 17)],
 )
 def test_table_6_of_the_par_paper(pattern, parameters, billions):
-    assert count_parameters(pattern, BASE) == parameters
-    assert count_flops(pattern, BASE, time=64, memory=640) / 1e9 == pytest.approx(billions, rel=0.06)
+    assert costs.count_parameters(pattern, BASE) == parameters
+    assert costs.count_flops(pattern, BASE, time=64, memory=640) / 1e9 == pytest.approx(billions, rel=0.06)
     # Figure 1 ranks the blocks.
-    attention, lazy, feed_forward = (count_sublayer_flops(planned, BASE, 64, 640) for planned in plan("slf"))
+    attention, lazy, feed_forward = (costs.count_sublayer_flops(planned, BASE, 64, 640) for planned in plan("slf"))
     assert attention > lazy > feed_forward
 
 
@@ -186,7 +180,7 @@ def test_words_in_further_bands_make_pars_table_6_of_our_count(of_third, of_seco
     first, second, third = BASE.cutoffs
     further = 2 * BASE.embed_dim * (of_second * (second - first) + of_third * (third - second))
     patterns = [CAUSAL_ARCHITECTURES[f"{name}_base"].sublayer_pattern for name in ("transformer_xl", "par_transformer")]
-    assert tuple(round((count_flops(each, BASE, 64, 640) + further) / 1e9) for each in patterns) == rounded
+    assert tuple(round((costs.count_flops(each, BASE, 64, 640) + further) / 1e9) for each in patterns) == rounded
 
 
 @pytest.mark.parametrize(("time", "limit"), [(512, 1.02), (4096, 1.08), (8192, 1.11)])
@@ -194,5 +188,5 @@ def test_what_flops_allow_lazyformer_against_bert(time, limit):
     """Of M2x6-S in training beside BERT, both fused: what the speed-ups of docs/performance.md are to be read with."""
     bert, lazy = (EncoderSizes(32_768, 768, width, 12, time) for width in (3072, 3456))
     fused = {"back_end": lambda maker: "fused", "training": True}
-    flops = [count_encoder_flops(*model, time, **fused) for model in (("M1x12", bert), ("M2x6", lazy))]
+    flops = [costs.count_encoder_flops(*model, time, **fused) for model in (("M1x12", bert), ("M2x6", lazy))]
     assert flops[0] / flops[1] == pytest.approx(limit, abs=0.006)

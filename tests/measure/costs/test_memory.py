@@ -1,29 +1,33 @@
-"""Memory by formula is what torch's allocator counts, and what an update of fairseq's trainer takes, within a tenth."""
+"""Memory by formula is what torch's allocator counts, within a tenth; latencies; trainings that take turns."""
 
 import gc
+import time
 from itertools import product
 from typing import Any, NamedTuple, Optional
 
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from helpers import ROOT, dictionary_of
+from helpers import PRETRAINING, ROOT, dictionary_of, write_toy_glue
 from torch import nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
-from lazyformer_fairseq.measure.costs.latency import peak_memory
+from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment, peak_memory
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_optimizer_bytes, count_update_memory
 from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.memory_costs import Pass
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.modules.sublayers.interface import Sublayer
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import EncoderSizes
+from lazyformer_fairseq.report.numbers import with_spread
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ON_A_PROCESSOR = [name for name in BACKENDS if name != "flex"]  # it does not train there
@@ -223,3 +227,82 @@ def test_an_update_of_fairseq(data_folder, tmp_path, precision):
     counted = job.count_memory(8, precision, "cpu", "eager")
     assert counted.weights + counted.optimizer == pytest.approx(held, rel=0.01)
     assert counted.peak == pytest.approx(held + peak, rel=0.1)
+
+
+# --- Latencies, on things whose calls can be seen; trainings that take turns
+
+
+def test_things_take_turns_and_warm_up_is_not_kept():
+    calls = []
+    things = {name: lambda name=name: (calls.append(name), time.sleep(0.02 * (name == "c"))) for name in "abc"}
+    timings = measure(things, rounds=5, warm_up=2)
+    rounds = [calls[start : start + 3] for start in range(0, len(calls), 3)]
+    assert len(rounds) == 7 and all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 1, "the order changes, so that nobody always follows the same one"
+    assert [len(timing.samples) for timing in timings.values()] == [5, 5, 5]
+    assert timings["c"].median >= 0.02 > timings["a"].median
+
+
+def test_median_and_quartiles():
+    timing = Timing((4.0, 1.0, 2.0, 3.0, 100.0))
+    assert timing.median == 3.0
+    assert timing.as_json() == {"n": 5, "median": 3.0, "low": 2.0, "high": 4.0, "samples": [4.0, 1.0, 2.0, 3.0, 100.0]}
+    assert with_spread(timing.as_json(), 2) == "3.00 (2.00 to 4.00)"
+    assert with_spread(Timing((4.0, 1.0)).as_json()) == "2.5 (n = 2)", "two samples have no quartiles"
+
+
+SIZES = {"vocab_size": 17, "embed_dim": 8, "ffn_embed_dim": 16, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("network", "memory"), [(Encoder("f", **SIZES), 0), (CausalDecoder("f", **SIZES, mem_len=6), 6)]
+)
+def test_sublayers_of_a_network(network, memory):
+    sublayers = {planned.text: planned for planned in plan("slf")}
+    timings = measure_sublayers(network, sublayers, time=4, memory=memory, rounds=2, warm_up=0)
+    assert list(timings) == ["s", "l", "f"]
+    assert all(len(timing.samples) == 2 and timing.median > 0 for timing in timings.values())
+
+
+def test_next_segment_meets_a_full_memory():
+    decoder, lengths = CausalDecoder("sflf", **SIZES, mem_len=6), []
+
+    def model(tokens_BT, memory, target):
+        lengths.append(memory.length)
+        decoder(tokens_BT, memory)
+
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    score = next_segment(model, tokens, tokens, mem_len=6)
+    score(), score()
+    assert lengths == [0, 4, 6, 6]
+
+
+def test_peak_memory_counts_what_was_held_at_once():
+    def two_then_one():
+        kept = torch.ones(1000)  # 4,000 bytes
+        gone = torch.ones(3000)
+        del gone
+        return kept, torch.ones(500)
+
+    assert [peak_memory(two_then_one, "cpu") for _ in range(2)] == [16_000] * 2, "the same on every run"
+
+
+def test_trainings_of_several_tasks_take_turns(data_folder, tmp_path):
+    """fairseq keeps meters by name for the whole process, and these two log other kinds of `accuracy`."""
+    glue = write_toy_glue(tmp_path / "glue", train=16, valid=4)
+    options = (
+        f"--user-dir {ROOT / 'lazyformer_fairseq'} --arch bert_tiny --batch-size 4 --optimizer fused_adam --cpu "
+        "--lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
+    )
+    pretraining = f"{options} --task {PRETRAINING} --criterion masked_lm_accuracy"
+    finetuning = f"{options} --task glue --criterion glue --tokenizer-folder {data_folder / 'tokenizer'}"
+    trainings = [
+        StepwiseTraining([str(glue / "CoLA"), *finetuning.split()], tmp_path / "finetuning"),
+        StepwiseTraining([str(data_folder), *pretraining.split()], tmp_path / "pretraining"),
+    ]
+    for _ in range(2):
+        assert all(training.update() > 0 for training in trainings)
+        measures = [training.evaluate() for training in trainings]
+        assert ["ppl" in found for found in measures] == [False, True]
+        assert all("accuracy" in found for found in measures)
+    assert [training.updates for training in trainings] == [2, 2]

@@ -1,39 +1,40 @@
-"""What a sublayer may become, what a change costs, and the best patterns under a budget."""
+"""What a sublayer may become and costs, and the best patterns under a budget; whole searches from a checkpoint."""
 
 import itertools
+import json
+import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from helpers import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
-from trained_encoders import trained
+from trained_encoders import trained, write_encoder
 
+from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Measured, compare
-from lazyformer_fairseq.experiments.search.compress.choices import (
-    Choices,
-    Made,
-    best_choices,
-    default_candidates,
-    list_scorings,
-    read_candidates,
-    scores_of,
-    summed,
-)  # fmt: skip
+from lazyformer_fairseq.experiments.search.compress import choices as compress
+from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Losses, Measured, compare
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.patterns.grammar import expand, places_read, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
-from lazyformer_fairseq.warm_start.losses import BlockLosses
-from lazyformer_fairseq.warm_start.start import start_from
+from lazyformer_fairseq.warm_start.losses import BlockLosses, masked_lm_bits, read_text
+from lazyformer_fairseq.warm_start.start import Trained, start_from
 
 
-def choices_of(pattern: str, *names: str, longest: int = 128) -> Choices:
+def choices_of(pattern: str, *names: str, longest: int = 128) -> compress.Choices:
     own = plan(pattern, ENCODER)
-    return Choices.of(own, read_candidates(names) if names else default_candidates(own, longest))
+    return compress.Choices.of(
+        own, compress.read_candidates(names) if names else compress.default_candidates(own, longest)
+    )
 
 
-def texts(choices: Choices) -> list[list[str]]:
+def texts(choices: compress.Choices) -> list[list[str]]:
     return [[option.text for option in options] for options in choices.options]
 
 
@@ -52,14 +53,14 @@ def test_by_default_whatever_takes_the_weights_and_a_feed_forward_for_an_attenti
         assert all(letter not in options for options in texts(choices_of("sf")))
         assert texts(choices_of(f"s{letter}"))[1] == [letter, "-"]
     with pytest.raises(UserError, match="--candidates: 'x' is no sublayer"):
-        read_candidates(["x"])
+        compress.read_candidates(["x"])
 
 
 @pytest.mark.parametrize("pattern", ["ssfs", "sls[window=2]", "skf"])
 def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
     old = trained(pattern)
-    choices = Choices.of(old.plan, read_candidates(["s", "l", "k", "s[window=3]", "f", "identity"]))
-    for scoring in list_scorings(choices, reach=2):
+    choices = compress.Choices.of(old.plan, compress.read_candidates(["s", "l", "k", "s[window=3]", "f", "identity"]))
+    for scoring in compress.list_scorings(choices, reach=2):
         pattern, made = choices.pattern(scoring.by_place), choices.made(scoring.by_place)
         start = start_from(old, {"sublayer_pattern": pattern}, choices.origins(scoring.by_place))
         reads = [None if at is None else made[at].place for at in places_read(start.new.plan)]
@@ -70,7 +71,7 @@ def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
 NAMES = ("s[window=2]", "l", "k", "identity")
 
 
-def possible(choices: Choices) -> list[tuple[str, ...]]:
+def possible(choices: compress.Choices) -> list[tuple[str, ...]]:
     every = itertools.product(*([option.text for option in options] for options in choices.options))
     return [by_place for by_place in every if choices.is_possible(by_place)]
 
@@ -87,10 +88,10 @@ def test_the_sum_is_the_loss_of_every_pattern_where_changes_do_not_interact(patt
         changed = [made for made in choices.all_made(by_place) if made.text != choices.own[made.place]]
         return sum(costs.setdefault(made, chance.uniform(-1, 1)) for made in changed)
 
-    scorings = list_scorings(choices, reach=len(pattern))
-    scores = scores_of(choices, scorings, {scoring.by_place: above(scoring.by_place) for scoring in scorings})
+    scorings = compress.list_scorings(choices, reach=len(pattern))
+    scores = compress.scores_of(choices, scorings, {scoring.by_place: above(scoring.by_place) for scoring in scorings})
     for by_place in possible(choices):
-        assert summed(choices, scores, by_place) == pytest.approx(above(by_place), abs=1e-9)
+        assert compress.summed(choices, scores, by_place) == pytest.approx(above(by_place), abs=1e-9)
 
 
 @settings(max_examples=10)
@@ -98,31 +99,31 @@ def test_the_sum_is_the_loss_of_every_pattern_where_changes_do_not_interact(patt
 def test_the_sum_over_one_lazy_block_is_its_loss_whatever_losses_are(pattern, letter, chance):
     choices = choices_of(pattern, *NAMES)
     losses: dict = {choices.own: 0.0}
-    scorings = list_scorings(choices, reach=3)
+    scorings = compress.list_scorings(choices, reach=3)
     for scoring in scorings:
         losses.setdefault(scoring.by_place, chance.uniform(-1, 1))
-    scores = scores_of(choices, scorings, losses)
+    scores = compress.scores_of(choices, scorings, losses)
     attentions = [place for place, text in enumerate(pattern) if text == "s"]
     for first, last in itertools.combinations(range(len(attentions)), 2):
         block = list(pattern)
         for place in attentions[first + 1 : last + 1]:
             block[place] = letter
-        assert summed(choices, scores, tuple(block)) == pytest.approx(losses[tuple(block)])
+        assert compress.summed(choices, scores, tuple(block)) == pytest.approx(losses[tuple(block)])
 
 
 def test_reach_limits_what_is_measured_and_where_those_between_cannot_read_they_go():
     choices = choices_of("ssss", "l")
     for reach, expected in ((1, 3), (2, 5), (3, 6)):
-        scorings = list_scorings(choices, reach)
+        scorings = compress.list_scorings(choices, reach)
         assert sum(scoring.made.text == "l" for scoring in scorings) == expected
-        scores = scores_of(choices, scorings, {scoring.by_place: 1.0 for scoring in scorings})
-        assert (summed(choices, scores, ("s", "l", "l", "l")) is None) == (reach < 3)
+        scores = compress.scores_of(choices, scorings, {scoring.by_place: 1.0 for scoring in scorings})
+        assert (compress.summed(choices, scores, ("s", "l", "l", "l")) is None) == (reach < 3)
     # A k cannot read a synthesizer's keys, so that one that stands between goes; nobody else can take its place.
     choices = choices_of("ss[synthesizer=random]s", "l", "identity")
-    measured = {scoring.made[:3]: scoring.by_place for scoring in list_scorings(choices, 2)}
+    measured = {scoring.made[:3]: scoring.by_place for scoring in compress.list_scorings(choices, 2)}
     assert measured[2, "l", 0] == ("s", "l", "l")
     without = choices_of("sss", "k")
-    assert (2, "k", 0) in {scoring.made[:3] for scoring in list_scorings(without, 2)}
+    assert (2, "k", 0) in {scoring.made[:3] for scoring in compress.list_scorings(without, 2)}
 
 
 # --- The best patterns under a budget, against all patterns there are, tried one by one
@@ -132,7 +133,7 @@ def test_reach_limits_what_is_measured_and_where_those_between_cannot_read_they_
 KINDS = ("s", "l", "k", "s[synthesizer=random]", "identity")
 
 
-def by_force(choices: Choices, scores, ticks, limit: int) -> list[tuple[float, int]]:
+def by_force(choices: compress.Choices, scores, ticks, limit: int) -> list[tuple[float, int]]:
     """(sum, ticks) of all patterns within the limit, the least first; from the text of each, not from states."""
     found = []
     for texts in itertools.product(*([option.text for option in options] for options in choices.options)):
@@ -142,7 +143,7 @@ def by_force(choices: Choices, scores, ticks, limit: int) -> list[tuple[float, i
         except UserError:
             continue
         reads = {stay[n]: None if at is None else stay[at] for n, at in enumerate(places_read(planned))}
-        keys = [Made(place, text, reads.get(place)) for place, text in enumerate(texts)]
+        keys = [compress.Made(place, text, reads.get(place)) for place, text in enumerate(texts)]
         latency = latency_of(ticks, "".join(texts).replace("-", ""))
         if latency <= limit and all(key in scores for key in keys):
             found.append((sum(scores[key] for key in keys), latency))
@@ -160,8 +161,8 @@ ticks_of = st.fixed_dictionaries(
 def test_the_best_of_all_patterns(pattern, ticks, reach, limits, chance):
     choices = choices_of(pattern, *KINDS)
     ticks = ticks | {"rest": 1}
-    scores = {scoring.made: chance.uniform(-0.2, 1) for scoring in list_scorings(choices, reach)}
-    found = best_choices(choices, scores, ticks, limits, count=3)
+    scores = {scoring.made: chance.uniform(-0.2, 1) for scoring in compress.list_scorings(choices, reach)}
+    found = compress.best_choices(choices, scores, ticks, limits, count=3)
     for limit, best in zip(limits, found, strict=True):
         expected = by_force(choices, scores, ticks, limit)
         assert [each.score for each in best] == pytest.approx([score for score, _ in expected[:3]])
@@ -212,3 +213,140 @@ def test_the_error_is_that_of_the_mean_where_blocks_are_alike():
     found = compare(BlockLosses(original + gains, np.full(50, 7)), BlockLosses(original, np.full(50, 7)))
     bits = gains / 7 / np.log(2)
     assert found == pytest.approx((bits.mean(), bits.std(ddof=1) / np.sqrt(50)))
+
+
+# --- Whole searches from a tiny checkpoint
+
+PRICES = {"s": 3.0, "s_read": 4.0, "l": 1.0, "f": 2.0, "rest": 1.0}
+COMPRESS = ("search", "compress")
+SMALL = ("--tokens", 96, "--candidates", "l,identity", "--top", 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, data_folder) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("model"), data_folder, "(sf)x2")
+
+
+@pytest.fixture
+def latencies(tmp_path) -> Path:
+    path = tmp_path / "latencies.json"
+    path.write_text(json.dumps(PRICES))
+    return path
+
+
+def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
+    out = tmp_path / "out"
+    said = invoke(*COMPRESS, model, data_folder, out, "--budgets", "0.8,0.5", "--latencies", latencies, *SMALL)
+    files = "settings.json scores.json result.json report.md changes.csv patterns.csv losses.png models .lock"
+    assert {path.name for path in out.iterdir()} == set(files.split())
+    result = json.loads((out / "result.json").read_text())
+    old = LazyFormerModel.from_pretrained(model)
+    text = read_text(data_folder, old.tokenizer, 32, 96, 96)
+    original = bits(old, text)
+    assert result["original"]["bits"] == pytest.approx(original)
+    whole = latency_of(PRICES, "sfsf")
+    for row in result["budgets"]:
+        found = row["found"]
+        assert found["predicted_ms"] == latency_of(PRICES, found["pattern"]) <= row["budget"] * whole + 0.01
+        folder = out / "models" / f"{row['budget']:g}"
+        hub = LazyFormerModel.from_pretrained(folder)
+        assert hub.model.cfg.sublayer_pattern == found["pattern"]
+        assert bits(hub, text) - original == pytest.approx(found["above"], abs=1e-5)
+        assert found["on_other_text"]["above"] == pytest.approx(rise_on_other_text(old, hub, data_folder), abs=1e-5)
+        record = json.loads((folder / "warm_start.json").read_text())
+        assert (record["old_pattern"], record["new_pattern"]) == ("sfsf", found["pattern"])
+        assert f"lazyformer pretrain {folder} {data_folder} --save-dir" in (out / "report.md").read_text()
+        assert found["pattern"] in [expand(pattern) for pattern in patterns_in(said)]
+
+
+def bits(hub, text) -> float:
+    return masked_lm_bits(Trained(hub.model.cfg, hub.model.state_dict(), hub.tokenizer.dictionary), text)
+
+
+def rise_on_other_text(old, new, data_folder) -> float:
+    """From losses of single tokens of the blocks that the search did not see."""
+    more = read_text(data_folder, old.tokenizer, 32, 192, 96)
+    used = read_text(data_folder, old.tokenizer, 32, 96, 96)
+    seen = {int(block) for batch in used for block in batch["id"]}
+    rises = []
+    for batch in more:
+        tokens, targets = batch["net_input"]["src_tokens"], batch["target"]
+        with torch.no_grad():
+            one, other = (hub.model(tokens)[0].log_softmax(-1) for hub in (old, new))
+        rises += [
+            float(one[row, at, targets[row, at]] - other[row, at, targets[row, at]])
+            for row, at in targets.ne(old.tokenizer.special.pad).nonzero().tolist()
+            if int(batch["id"][row]) not in seen
+        ]
+    return sum(rises) / len(rises) / math.log(2)
+
+
+def patterns_in(table: str) -> list[str]:
+    return [cell.strip("` ") for line in table.splitlines() for cell in line.split("|") if "`" in cell]
+
+
+def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latencies, tmp_path, monkeypatch):
+    words = (*COMPRESS, model, data_folder, tmp_path / "out", "--budgets", "0.7", "--latencies", latencies, *SMALL)
+    asked: list[str] = []
+    measure = Losses._by_block
+
+    def stops_at(count):
+        def by_block(self, by_place):
+            if len(asked) == count:
+                raise KeyboardInterrupt
+            asked.append(" ".join(by_place))
+            return measure(self, by_place)
+
+        return by_block
+
+    monkeypatch.setattr(Losses, "_by_block", stops_at(5))
+    invoke(*words, code=1)
+    monkeypatch.setattr(Losses, "_by_block", stops_at(-1))
+    invoke(*words)
+    assert sorted(each for each in set(asked) if asked.count(each) > 1) == ["s f s f"], "the original alone comes twice"
+    before = list(asked)
+    assert "this search is finished" in invoke(*words) and asked == before
+    with pytest.raises(UserError, match="holds a search of other settings .seed is 1 there, 2 here"):
+        invoke(*words, "--seed", 2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options"),
+    [("s[window=4]flf", {"encoder_normalize_before": True}), ("s[window=4,global=given]s-f", {})],
+)
+def test_settings_lazy_models_and_pre_norm(data_folder, tmp_path, pattern, options):
+    model = write_encoder(tmp_path / "model", data_folder, pattern, **options)
+    few = ("--tokens", 64, "--top", 1, "--latency-tokens", 8)
+    words = ("--budgets", 0.9, "--candidates", "s,l,identity", *few)
+    said = invoke(*COMPRESS, model, data_folder, tmp_path / "out", *words)
+    (found,) = (each for each in patterns_in(said))
+    hub = LazyFormerModel.from_pretrained(tmp_path / "out" / "models" / "0.9")
+    assert expand(hub.model.cfg.sublayer_pattern) == expand(found) != expand(pattern)
+
+
+@pytest.mark.slow
+def test_a_bert_of_the_hub_is_to_be_imported_first(tmp_path):
+    pytest.importorskip("transformers")
+    from tiny_berts import save_tiny
+
+    save_tiny(tmp_path / "in")
+    with pytest.raises(UserError, match="becomes a checkpoint of this package first: lazyformer import"):
+        invoke(*COMPRESS, tmp_path / "in", tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--candidates k", "--budgets 0.1: no choice of --candidates makes the model so fast"),
+        ("--candidates f[width=2]", "--candidates: .*has no setting"),
+        ("--candidates s", "--candidates s: no sublayer of .* becomes any of them"),
+        ("--latency-tokens 99", "--latency-tokens 99: the model reads 32 at most"),
+        ("", "is a causal language model; search compress takes masked-LM encoders"),
+    ],
+)
+def test_what_is_refused(model, data_folder, latencies, tmp_path, words, message):
+    (tmp_path / "latencies.json").write_text(json.dumps(PRICES | {"k": 2.0}))
+    given = model if words else ROOT / "tests/fixtures/checkpoints_of_2026_11/language_model"
+    options = ("--budgets", 0.1, "--latencies", latencies, *words.split())
+    assert re.search(message, refusal(*COMPRESS, given, data_folder, tmp_path / "out", *options))
+    assert not (tmp_path / "out" / "scores.json").exists()

@@ -158,22 +158,6 @@ def test_it_needs_torch_and_transformers_alone_and_no_name_is_there_twice(code):
     assert set(code_of_every_kind().VARIANTS) == {row.name for row in ATTENTION_KINDS}
 
 
-@pytest.mark.parametrize("command", ["format --check", "check --select F,E501"])
-def test_the_file_is_as_tidy_as_our_own(command, code):
-    ruff = [sys.executable, *f"-m ruff {command} --line-length 120 --isolated -".split()]
-    found = subprocess.run(ruff, input=code, text=True, capture_output=True, check=False)
-    assert found.returncode == 0, found.stdout
-
-
-def test_a_plan_says_who_reads_from_whom_and_equal_needs_make_equal_code():
-    plan = plan_as_json("s[window=2]f(lf)x2 s k - l")
-    assert [place["giver"] for place in plan] == [None, None, 0, None, 0, None, None, 6, None, 6]
-    assert plan[0]["settings"] == {"window": 2, "dilation": 1, "dilated_heads": 2, "global": 0}
-    assert plan[0]["readers"] == ["distribution", "distribution"]
-    assert plan[6]["kinds"] == [] and sorted(plan[6]["readers"]) == ["distribution", "keys and values"]
-    assert merged_code(plan_as_json("(s[entmax=1.5]f)x2")) == merged_code(plan_as_json("s[entmax=1.5]f"))
-
-
 def test_a_kind_of_somebody_is_merged_from_its_own_module(tmp_path):
     with registered(LOCAL_MEAN), torch.no_grad():
         model = tiny_model(sublayer_pattern="sfmf")

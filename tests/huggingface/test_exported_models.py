@@ -88,18 +88,6 @@ def test_what_else_a_model_takes_and_gives(attention, tmp_path):
             model(**wrong)
 
 
-@torch.no_grad()
-def test_tokens_that_the_caller_marks(tmp_path):
-    model = tiny_model(sublayer_pattern="s[window=1,global=given]flf", relative_position_buckets=0)
-    exported = code_in(export_custom(model, tmp_path)).LazyFormerModel.from_pretrained(tmp_path)
-    ids = some_ids(right=2)
-    marked = torch.zeros_like(ids).index_fill(1, torch.tensor([0, 4]), 1)
-    wanted = model(ids, features_only=True, global_positions=marked.bool())[0]
-    assert_close(exported(ids, global_attention_mask=marked).last_hidden_state[ids.ne(1)], wanted[ids.ne(1)])
-    with pytest.raises(ValueError, match="pass global_attention_mask"):
-        exported(ids)
-
-
 @pytest.mark.parametrize("head", ["pooler", "next_sentence"])
 @torch.no_grad()
 def test_token_types_a_pooler_and_other_activations(head, tmp_path):

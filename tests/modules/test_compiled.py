@@ -15,7 +15,6 @@ from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.compiled import compiled
-from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
 
 PAD = 1
 # Sequences, tokens, and whether some are padded: of full blocks, a last batch, another length.
@@ -95,24 +94,6 @@ def test_training_is_the_same_and_checkpoints_are_those_of_a_model_that_is_not_c
         for parameter in other[0].parameters():
             parameter.zero_()
     assert_equal_training(eager, (copied, other[1]), batch)
-
-
-def test_one_graph_writes_the_bias_of_every_length(quick_compiler):
-    relative = RelativePositionBias(num_heads=2)
-    torch.nn.init.normal_(relative.table)
-
-    @torch.compile(dynamic=True)
-    def write_out(x, bias):
-        return bias.dense(x.size(0), x.size(0), x)
-
-    for time in (5, 9, 200):
-        weights = torch.randn(2, time, time)
-        outcome = write_out(torch.zeros(time), relative(time))
-        expected = relative(time).dense(time, time, relative.table)
-        torch.testing.assert_close(outcome, expected)
-        gradients = [torch.autograd.grad((bias * weights).sum(), relative.table)[0] for bias in (outcome, expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
-    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_no_compiler_is_a_user_error_for_which_fairseq_writes_no_checkpoint(monkeypatch):

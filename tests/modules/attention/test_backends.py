@@ -1,6 +1,7 @@
 """Every back end against `eager` in float64, forward, consumers, all gradients; `eager` against the equations."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,12 +9,11 @@ from attention_by_einsum import Attending, padded_and_with_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_attention import Case, assert_errors_like, masks, use_tiles
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 
 from lazyformer_fairseq.measure.costs.latency import peak_memory
-from lazyformer_fairseq.modules.attention import attend, back_ends, blockwise, tile_geometry
+from lazyformer_fairseq.modules.attention import attend, back_ends, blockwise, pieces, tile_geometry
 from lazyformer_fairseq.modules.attention.back_ends import aligned, attention_with_learned_bias
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
@@ -21,7 +21,6 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 
 PARTS = ["bias", "positions", "right", "given", "entmax"]
 WINDOW = AttentionMask(((2, (Band(6, 6),)),))
-DILATED = AttentionMask(((2, (Band(6, 6, dilation=2), Columns(2))),))
 STRIDED = AttentionMask(((2, (Band(7, 7), Band(None, None, dilation=8))),))
 FIXED = AttentionMask(((2, (Band(None, None, block=8), Columns(0, 8, 2))),))
 of_lazy_blocks = pytest.mark.parametrize("back_end", ["materialize", "fused", "tiles"])
@@ -114,18 +113,14 @@ def test_memory_grows_linearly_with_the_length(back_end, biased):
     assert taken[2048, "eager"] > 3 * taken[1024, "eager"]  # so the test can fail
 
 
-def names_of_kernels(run) -> set[str]:
-    with profile(activities=[ProfilerActivity.CPU]) as recorded:
-        run()
-    return {event.key for event in recorded.key_averages()}
-
-
 @pytest.mark.parametrize("back_end", back_ends_of("cpu"))
 @pytest.mark.parametrize("biased", [False, True])
 def test_which_kernel_runs(back_end, biased):
     """With a bias that learns, torch's attention would fall back to its unfused form: ours takes its place."""
     case = Case(time=64, size=32, parts={"bias"} if biased else set(), dtype=torch.float32)
-    names = names_of_kernels(lambda: case.by(back_end))
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        case.by(back_end)
+    names = {event.key for event in recorded.key_averages()}
     flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
     operators = {"materialize": "materialize", "fused": "blockwise", "tiles": "stored_tiles"}
     ours = {name: f"lazyformer::{operator}_block_gradient" for name, operator in operators.items()}
@@ -139,38 +134,13 @@ def test_which_kernel_runs(back_end, biased):
     assert (flash in names) == (back_end == "recompute" and not biased)
 
 
-def test_torch_itself_would_not_fuse_a_bias_that_learns():
-    """Why recompute needs more than torch. If this fails, torch has learned it: simplify."""
-    q = torch.randn(1, 2, 16, 8, requires_grad=True)
-    bias = torch.randn(1, 2, 16, 16, requires_grad=True)
-    names = names_of_kernels(lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=bias).sum().backward())
-    assert "aten::_scaled_dot_product_attention_math" in names
-
-
-@of_lazy_blocks
-@pytest.mark.parametrize("consumers", [0, 1])
-def test_each_reader_and_no_more_than_announced(back_end, consumers):
-    case = Case(time=5)
-    _, reusable = attend(case.q, case.k, case.values[0], Scores(), 0.0, consumers, back_end)
-    for _ in range(consumers):
-        reusable.attend(case.values[1], 0.0)
-    with pytest.raises(StopIteration):
-        reusable.attend(case.values[1], 0.0)
-
-
-@pytest.mark.parametrize(
-    ("mask", "consumers", "dropout"),
-    [
-        *((WINDOW, 1, rate) for rate in (0.0, 0.25)),
-        *(pytest.param(*each, 0.0, marks=pytest.mark.slow) for each in ((WINDOW, 0), (DILATED, 0), (DILATED, 1))),
-    ],
-)
-def test_time_and_memory_of_a_window_are_linear(mask, consumers, dropout):
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_time_and_memory_of_a_window_are_linear(dropout):
     """FLOPs in place of time: they wait for no clock."""
-    scores = Scores(mask=mask)
+    scores = Scores(mask=WINDOW)
     flops = [tile_geometry.count((1, 2, time, 8), (1, 2, time, 8), scores) for time in (1024, 2048)]
     assert flops[1] == 2 * flops[0]
-    cases = [Case(mask, 1, time, consumers=consumers, dtype=torch.float32) for time in (2048, 4096)]
+    cases = [Case(WINDOW, 1, time, consumers=1, dtype=torch.float32) for time in (2048, 4096)]
     taken = [peak_memory(lambda case=case: case.by("tiles", dropout=dropout), "cpu") for case in cases]
     assert taken[1] < 2.6 * taken[0]
 
@@ -185,6 +155,26 @@ def test_a_query_that_sees_nothing_gets_zeros():
 
 def biased(batch: int, time: int, size: int, padded: bool, **given) -> Case:
     return Case(None, batch, time, size=size, parts={"bias", "right"} if padded else {"bias"}, **given)
+
+
+def test_memory_of_pieces_is_used_again_when_nothing_refers_to_it_and_that_of_inference_serves_training():
+    pieces.give_back()
+    like = torch.empty(0)
+    with torch.inference_mode():
+        pieces.empty((24,), like)
+    first, second = pieces.empty((2, 3, 4), like), pieces.empty((2, 3, 4), like)
+    assert first.is_contiguous() and not first.is_inference()
+    addresses = {first.data_ptr(), second.data_ptr()}
+    part_of_it = first[1:]
+    del first
+    assert pieces.empty((2, 3, 4), like).data_ptr() not in addresses  # a view still refers to the first
+    del part_of_it
+    assert pieces.empty((4, 3, 2), like).data_ptr() in addresses
+    scratch = pieces.scratch("one", (3, 4), like)
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(pieces.scratch, "one", (3, 4), like).result()
+    assert theirs.data_ptr() != scratch.data_ptr() == pieces.scratch("one", (2, 2), like).data_ptr()
+    pieces.give_back()
 
 
 def of_all_values(case: Case, bias: torch.Tensor) -> list[torch.Tensor]:
@@ -208,22 +198,6 @@ def test_forward_and_all_gradients_are_those_of_eager(batch, heads, time, size, 
         patch.setattr(back_ends, "PIECE_NUMBERS", sequences_at_once * heads * time * time)
         found = of_all_values(case, aligned(case.dense()))
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
-
-
-@pytest.mark.parametrize("keys", [1, 7, 8, 13, 16])
-@pytest.mark.parametrize("offset", [0, 3])
-def test_rows_of_a_bias_begin_where_the_kernel_reads_them(keys, offset):
-    """As torch asks in check_tensor_shapes and aligned_tensor: strides of 8 numbers, the last one 1."""
-    numbers = torch.randn(offset + 2 * 3 * 5 * keys, requires_grad=True)
-    bias = numbers[offset:].view(2, 3, 5, keys)
-    found = aligned(bias)
-    assert torch.equal(found, bias)
-    assert found.stride(-1) == 1 and found.storage_offset() % 8 == 0
-    assert all(stride % 8 == 0 for stride in found.stride()[:-1])
-    assert (found.data_ptr() == bias.data_ptr()) == (offset == 0 and keys % 8 == 0)
-    (gradient,) = torch.autograd.grad(found.square().sum(), numbers)
-    assert torch.equal(gradient[offset:], 2 * numbers[offset:])
-    assert aligned(bias.transpose(-1, -2)).stride(-1) == 1  # no row lies straight
 
 
 def test_all_sublayers_share_one_bias():

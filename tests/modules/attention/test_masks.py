@@ -15,9 +15,7 @@ from lazyformer_fairseq.modules.attention.masks import (
     blocks_of,
     count_pairs,
     count_share,
-    mask_of,
 )
-from lazyformer_fairseq.modules.attention.scores import Scores
 
 places = dict(time=st.integers(1, 40), memory=st.integers(0, 20), extra=st.integers(0, 5), is_causal=st.booleans())
 CPU = torch.device("cpu")
@@ -46,34 +44,12 @@ def test_a_mask_is_the_union_of_its_parts_pair_by_pair(mask, time, memory):
     assert torch.equal(shown.expand(len(heads), -1, -1), torch.tensor(expected))
 
 
-@given(masks, st.integers(1, 40), st.integers(0, 4), st.booleans())
-def test_the_share_of_pairs_is_counted(mask, time, memory, is_causal):
-    keys = memory + time
-    pairs = sum(number for number, _ in mask.groups) * time * keys
-    expected = max(1, count_pairs(mask, time, keys, is_causal)) / pairs
-    assert count_share(mask, time, keys, is_causal) == float(f"{expected:.3g}")
-
-
 @pytest.mark.parametrize("part", [Band(64, 0), Band(None, 0, block=64), Band(None, 0, 64), Columns(1, 64, 8)])
 def test_the_share_of_long_texts_is_estimated(part):
     mask = AttentionMask(((3, (part,)), (1, (Band(9, 9),))))
     for time, keys in ((1000, 1000), (2048, 4096)):
         pairs = count_pairs(mask, time, keys, True)
         assert count_share(mask, time, keys, True) == pytest.approx(pairs / (4 * time * keys), rel=0.03)
-
-
-@given(masks)
-def test_it_travels_as_numbers(mask):
-    assert mask_of(mask.flat()) == mask and mask_of([]) is None
-    assert Scores(mask=mask, extra=2).flat().scores().mask == mask
-
-
-def test_sublayers_of_one_pass_write_what_they_share_once_for_each_mask():
-    shared = Scores(is_causal=True)
-    like, near, far = torch.zeros(()), *(AttentionMask(((1, (Band(reach, 0),)),)) for reach in (1, 2))
-    first, again, other = (shared.with_own(mask=mask).dense(4, 4, like) for mask in (near, near, far))
-    assert first is again and not torch.equal(first, other)
-    assert shared.dense(4, 4, like) is shared.dense(4, 4, like)
 
 
 def dense_mask(mask, time, tokens, extra, is_causal):

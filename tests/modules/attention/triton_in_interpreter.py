@@ -117,6 +117,7 @@ def test_value_gradient(block: Block):
 
 @few
 @given(BLOCKS)
+@example(Block(2, 1, time=1, size=32, layers=2, dtype=torch.float32, biased=True, padded=False))
 @example(Block(1, 2, time=2, size=32, layers=1, dtype=torch.float32, biased=False, padded=True, seed=0))
 def test_block_gradient(block: Block):
     *gradients, d_table = block.gradients()
@@ -137,16 +138,6 @@ def test_more_layers_than_fit_beside_each_other():
         assert_close(computed, exact, torch.float32, "gradient")
 
 
-def test_one_token():
-    block = Block(batch=2, heads=1, time=1, size=32, layers=2, dtype=torch.float32, biased=True, padded=False)
-    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
-    assert_close(output, block.outputs[0], torch.float32, "output")
-    dq, dk, dv, d_table = block.gradients(lse)
-    assert_close(dv, block.dv[0], torch.float32, "dV")
-    for gradient in (dq, dk, d_table):  # a distribution over one token cannot change
-        assert gradient.abs().max() < 1e-5
-
-
 def test_large_scores_neither_overflow_nor_vanish():
     """Without a running maximum an ``l`` relies on the log-sum-exp alone; rows reach scores of thousands."""
     block = Block(batch=1, heads=1, time=40, size=32, layers=2, dtype=torch.float32, biased=False, padded=True)
@@ -157,15 +148,6 @@ def test_large_scores_neither_overflow_nor_vanish():
     assert block.lse.abs().max() > 1000
     assert (output - block.outputs[0]).abs().max() < 1e-2
     assert (read - block.outputs[1]).abs().max() < 1e-2
-
-
-def test_far_distances_are_told_apart_by_sign():
-    """Of two far keys the one before the query gets the last bucket's bias, the one after it the other's."""
-    block = Block(batch=1, heads=2, time=70, size=32, layers=1, dtype=torch.float32, biased=True, padded=False)
-    block.table[BUCKETS // 2 - 1], block.table[BUCKETS - 1] = 3.0, -3.0
-    block.compute()
-    output, _ = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
-    assert_close(output, block.outputs[0], torch.float32, "output")
 
 
 def test_an_encoder_learns_as_with_eager():

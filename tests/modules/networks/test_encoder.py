@@ -1,6 +1,4 @@
-import math
 from argparse import Namespace
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,7 +10,6 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
-from lazyformer_fairseq.modules.networks import stack
 from lazyformer_fairseq.modules.networks.encoder import (
     Encoder,
     RelativePositionBias,
@@ -148,38 +145,6 @@ def test_a_back_end_that_cannot_do_what_is_asked_is_refused():
         make_encoder("sf", attention_backend="fused", attention_dropout=0.1)
 
 
-@pytest.mark.parametrize(
-    ("backend", "padded"),
-    [
-        ("auto", True),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("eager", "materialize")),
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("recompute", "fused")),
-    ],
-)
-def test_the_encoder_compiles_to_one_graph(backend, padded, monkeypatch):
-    dropout = 0.1 if backend == "eager" else 0.0
-    encoder = make_encoder("(sf)x1 M2", attention_dropout=dropout, dropout=0.1, attention_backend=backend).train()
-    tokens = with_padding(random_tokens(2, 9))
-    mask = tokens.eq(PAD) if padded else None
-    torch.compiler.reset()  # of other parametrisations of this test, else a limit is reached
-    loop = torch.compile(stack._run, fullgraph=True, backend="aot_eager")  # fullgraph: raises at a graph break
-    monkeypatch.setattr(stack, "compiled", lambda function: loop)
-    encoder.compiles = True
-    encoder(tokens, mask)[0].sum().backward()
-    encoder.dropout = 0.0
-    encoder.options = replace(encoder.options, attention_dropout=0.0)
-    for sublayer in encoder.sublayers:
-        sublayer.dropout = sublayer.inner.dropout = 0.0
-    by_graph, _ = encoder(tokens, mask)
-    encoder.compiles = False
-    torch.testing.assert_close(by_graph, encoder(tokens, mask)[0])
-
-
-def test_inner_states_are_one_for_the_embeddings_and_one_for_each_sublayer():
-    features, states = make_encoder("M2")(random_tokens(1, 5), return_all=True)
-    assert len(states) == 5 and torch.equal(states[-1], features)
-
-
 def test_initialisation_is_berts():
     encoder = Encoder("M2x2", vocab_size=2000, embed_dim=64, ffn_embed_dim=128, num_heads=2)
     encoder.apply(init_bert_weights)
@@ -202,30 +167,13 @@ def test_sizes_that_do_not_fit_are_refused():
         make_encoder("sf")(random_tokens(1, 33))
 
 
-def t5_bucket(distance: int, buckets: int = 32, max_distance: int = 128) -> int:
-    """Raffel et al.'s rule, one distance at a time, written from the paper's words."""
-    side = buckets // 2
-    offset = side if distance > 0 else 0
-    distance = abs(distance)
-    if distance < side // 2:
-        return offset + distance
-    wide = side // 2 + int(math.log(distance / (side // 2)) / math.log(max_distance / (side // 2)) * (side - side // 2))
-    return offset + min(wide, side - 1)
-
-
-def exact_powers(buckets: int, max_distance: int) -> set[int]:
-    """Distances where the logarithm hits an integer, so that float32 and float64 may round to either side."""
-    side, exact = buckets // 2, buckets // 4
-    edges = (exact * (max_distance / exact) ** (step / (side - exact)) for step in range(1, side - exact + 1))
-    whole = {round(edge) for edge in edges if abs(edge - round(edge)) < 1e-6}
-    return whole | {-edge for edge in whole}
-
-
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (4, 2)])
 def test_buckets_follow_t5(buckets, max_distance):
-    distances = [distance for distance in range(-300, 301) if distance not in exact_powers(buckets, max_distance)]
-    found = relative_position_bucket(torch.tensor(distances), buckets, max_distance).tolist()
-    assert found == [t5_bucket(distance, buckets, max_distance) for distance in distances]
+    """transformers'."""
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5", reason="transformers is not installed")
+    distances, sizes = torch.arange(-300, 301), {"num_buckets": buckets, "max_distance": max_distance}
+    found = relative_position_bucket(distances, buckets, max_distance)
+    assert torch.equal(found, t5.T5Attention._relative_position_bucket(distances, **sizes))
     for side, last in ((1, buckets - 1), (-1, buckets // 2 - 1)):  # all far distances share one
         far = side * torch.tensor([max_distance, max_distance + 1, 10_000])
         assert relative_position_bucket(far, buckets, max_distance).tolist() == [last] * 3
@@ -235,7 +183,7 @@ def test_buckets_follow_t5(buckets, max_distance):
 def test_bias_and_gradient_equal_a_lookup_by_pair(time):
     bias = RelativePositionBias(num_heads=3, num_buckets=8, max_distance=20).double()
     torch.nn.init.normal_(bias.table)
-    pairs = torch.tensor([[t5_bucket(key - query, 8, 20) for key in range(time)] for query in range(time)])
+    pairs = relative_position_bucket(torch.arange(time) - torch.arange(time)[:, None], 8, 20)
     weight = torch.randn(1, 3, time, time, dtype=torch.double)
     found, naive = bias(time).dense(time, time, bias.table), bias.table[pairs].permute(2, 0, 1)[None]
     torch.testing.assert_close(found, naive)

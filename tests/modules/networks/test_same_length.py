@@ -102,17 +102,6 @@ def test_all_back_ends_compute_the_same(pattern, name, before):
     torch.testing.assert_close(*found, atol=1e-8, rtol=1e-6)
 
 
-def test_it_may_be_set_between_two_passes():
-    decoder, tokens = make_decoder("sfsf", mem_len=2), random_tokens(1, 8)
-    all_seen, _ = decoder(tokens)
-    decoder.same_length = True
-    near, _ = decoder(tokens)
-    torch.testing.assert_close(near[:, :3], all_seen[:, :3])
-    assert (near[:, 3:] - all_seen[:, 3:]).abs().amin(dim=(0, 2)).min() > 0
-    decoder.mem_len = 99
-    torch.testing.assert_close(decoder(tokens)[0], all_seen)
-
-
 @pytest.mark.parametrize(
     ("pattern", "mem_len", "message"),
     [

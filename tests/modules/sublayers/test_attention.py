@@ -6,17 +6,13 @@ import pytest
 import torch
 from attention_by_einsum import WIDTH, Attending, padded_and_with_memory, split
 from helpers import assert_refused
-from tiny_networks import loud, make_decoder, make_encoder, random_tokens, vectors
+from tiny_networks import make_decoder, random_tokens, vectors
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import blockwise
-from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
-from lazyformer_fairseq.modules.attention.scores import relative_shift
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import encode_distances
-from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
 
 @pytest.mark.parametrize("pieces", [2**21, 7])  # 7: a piece is a row
@@ -43,30 +39,6 @@ def test_distances_in_half_precision_are_those_of_single_precision_rounded():
     wanted = encode_distances(5000, 8, 0, torch.zeros(()))
     for half in (torch.float16, torch.bfloat16):
         assert torch.equal(encode_distances(5000, 8, 0, torch.zeros((), dtype=half)), wanted.to(half))
-
-
-def test_a_pre_norm_sublayer_normalises_memory_like_its_input():
-    decoder = make_decoder("s", normalize_before=True)
-    x, memory = vectors(2, 7).split([4, 3], 1)
-    shared = decoder.context(x, 3)
-    for planned in plan("sl"):
-        sublayer = loud(decoder.build_sublayer(planned))
-        norm, below = sublayer.layer_norm, {DISTRIBUTION: StoredDistribution(torch.rand(2, 3, 4, 7).double())}
-        y, _ = sublayer.inner(norm(x), below, shared, norm(memory))
-        torch.testing.assert_close(sublayer(x, below, shared, memory)[0], x + y)
-
-
-@pytest.mark.parametrize("time, memory_length", [(1, 0), (1, 4), (4, 0), (3, 5), (5, 3)])
-def test_the_relative_shift_puts_each_distance_where_query_and_key_are_that_far_apart(time, memory_length):
-    keys = memory_length + time
-    by_distance = torch.randn(2, 3, time, keys + 1)
-    shifted = relative_shift(by_distance)
-    assert shifted.shape == (2, 3, time, keys)
-    for i in range(time):
-        for j in range(memory_length + i + 1):
-            distance = memory_length + i - j
-            assert torch.equal(shifted[..., i, j], by_distance[..., i, keys - 1 - distance])
-    assert shifted.untyped_storage().data_ptr() == by_distance.untyped_storage().data_ptr()  # nothing is copied
 
 
 @pytest.mark.parametrize(
@@ -112,38 +84,11 @@ class SharedKeys(Attending):
         return outputs
 
 
-class Windowed(SharedKeys):
-    def weigh(self, q: Tensor, scores: Tensor, distances: Tensor) -> Tensor:
-        return scores.masked_fill(distances.abs() > 2, -torch.inf).softmax(-1)
-
-
 @padded_and_with_memory
 @pytest.mark.parametrize("back_end", back_ends_of("cpu"))
 def test_it_is_attention_of_own_queries(given, back_end):
     """With T5's bias, padding, memory; all gradients, of the s's weights too."""
     SharedKeys("s", **given, above="k", back_end=back_end).assert_equations()
-
-
-@pytest.mark.parametrize("back_end", ["eager", "recompute", "tiles"])
-@pytest.mark.parametrize("given", [{"time": 7, "biased": True}, {"time": 4, "memory": 5}], ids=str)
-def test_the_mask_of_the_s_is_its_own(given, back_end):
-    Windowed("s[window=2]", **given, above="k", back_end=back_end).assert_equations()
-
-
-def test_a_stream_remembers_for_the_s_alone():
-    decoder, tokens, memory = make_decoder("s f k", mem_len=9), random_tokens(2, 9), StreamMemory()
-    parts = [decoder(part, memory)[0] for part in tokens.split(3, 1)]
-    assert len(memory.states) == 1
-    torch.testing.assert_close(torch.cat(parts, 1), decoder(tokens)[0])
-
-
-def test_each_k_reads_the_nearest_s_and_an_l_looks_through_it():
-    first, _, second, shared, lazy = plan("s k s k l")
-    assert first.consumers == (KEYS_AND_VALUES,) and second.consumers == (KEYS_AND_VALUES, "distribution")
-    assert shared.producer.kind is lazy.producer.kind is second.kind
-    sublayers = [sublayer.inner for sublayer in make_encoder("s k s l").sublayers]
-    assert [getattr(inner, "is_key_producer", False) for inner in sublayers] == [True, False, False, False]
-    assert [getattr(inner, "consumers", 0) for inner in sublayers] == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(

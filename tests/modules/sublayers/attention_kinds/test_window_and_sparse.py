@@ -56,13 +56,6 @@ def test_heads_may_have_a_part_each():
     assert torch.equal(mask_of("fixed=4,summary=1,heads=split", False, 9, 9), torch.cat([local, local, summary]))
 
 
-def test_two_sublayers_interleave_the_parts():
-    """Each step position reaches every other one: a summary above, its surroundings below."""
-    for kind, more in (("strided=4", ""), ("fixed=4", ",summary=1")):
-        local, far = (mask_of(f"{kind},part={part}", False, 16, 16)[0].long() for part in ("local", "summary" + more))
-        assert ((far @ local) > 0).all()
-
-
 class Masked(Attending):
     """Softmax over the keys that are shown; nothing where there are none. Of windows, each pair is looked at here."""
 

@@ -181,10 +181,10 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         return None if global_attention_mask is None else global_attention_mask.ne(0)
 
     def _reads_projected(self) -> list[bool]:
-        """Of each sublayer that attends: whether it is a ``k``, and compares with what Linformer made of the tokens."""
+        """Of each sublayer of attention: whether keys that it reads are what Linformer made of the tokens."""
         plan = self.config.plan
         return [
-            place["letter"] == "k" and "linformer" in plan[place["giver"]]["kinds"]
+            not sublayer.inner.attends and "linformer" in plan[place["giver"]]["kinds"]
             for place, sublayer in zip(plan, self.sublayers, strict=True)
             if isinstance(getattr(sublayer, "inner", None), AttentionSublayer)
         ]

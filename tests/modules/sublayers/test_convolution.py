@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
-from helpers import assert_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_networks import make_decoder, random_tokens

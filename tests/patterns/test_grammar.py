@@ -60,25 +60,6 @@ def test_an_empty_pattern_is_an_error():
             expand(pattern)
 
 
-# A pattern as text beside what it must expand to, built up together.
-_groups = st.recursive(
-    st.sampled_from(["s", "f"]).map(lambda letter: (letter, letter)),
-    lambda inner: st.tuples(st.lists(inner, min_size=1, max_size=3), st.integers(1, 3), st.sampled_from(["", " "])).map(
-        lambda group: (
-            f"({group[2].join(text for text, _ in group[0])})x{group[1]}",
-            "".join(letters for _, letters in group[0]) * group[1],
-        )
-    ),
-    max_leaves=8,
-)
-
-
-@given(_groups)
-def test_groups_repeat_what_they_hold(group):
-    text, letters = group
-    assert expand(text) == letters
-
-
 @given(st.text(alphabet="slfM()x 0123q^", max_size=30))
 def test_any_text_gives_letters_or_a_user_error(text):
     try:

@@ -33,7 +33,7 @@ def outputs(case: Case, back_end: str) -> list[torch.Tensor]:
     return case.by(back_end, with_gradients=False)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(**sizes)
 def test_forward_and_readers(**given):
     case = Case(**given)

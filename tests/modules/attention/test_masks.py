@@ -11,7 +11,6 @@ from lazyformer_fairseq.modules.attention.masks import (
     AttentionMask,
     Band,
     Columns,
-    Numbers,
     blocks_of,
     count_pairs,
     count_share,
@@ -72,22 +71,3 @@ def test_blocks_are_those_of_the_mask(mask, size, at_once, time, memory, extra, 
     blocks = padded.unflatten(2, (-1, size)).unflatten(1, (-1, size)).transpose(2, 3)
     assert torch.equal(found.shown, blocks.any(-1).any(-1))
     assert torch.equal(found.whole, blocks.all(-1).all(-1))
-
-
-@settings(max_examples=60, deadline=None)
-@given(mask=st.none() | masks, **places)
-def test_numbers_say_what_the_parts_say(mask, time, memory, extra, is_causal):
-    heads = sum(number for number, _ in mask.groups) if mask else 2
-    bands, columns = Numbers.of(mask, heads, CPU)
-    tokens = time + memory
-    keys, queries = torch.arange(tokens), torch.arange(memory, tokens)[:, None]
-    ahead = keys - queries
-    seen = torch.zeros(heads, time, tokens, dtype=torch.bool)
-    for head in range(heads):
-        for least, most, step, block in bands[head].tolist():
-            near = (ahead >= least) & (ahead <= most) & (ahead % step == 0)
-            seen[head] |= near & (keys // block == queries // block)
-        for first, period, last in columns[head].tolist():
-            seen[head] |= (keys < first) | (keys % period >= period - last)
-    expected = dense_mask(mask, time, tokens, 0, False)
-    assert torch.equal(seen, expected.expand(heads, -1, -1))

@@ -91,12 +91,6 @@ def test_z_stays_between_none_and_all():
         assert gradient.tolist() == [10.0 * sign * moves for moves in moving]
 
 
-@pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
-def test_in_half_precision_a_mask_is_computed_in_single(precision):
-    span = span_of(torch.tensor([0.5, 0.25], dtype=precision), span=1000, ramp=32)
-    assert span.spans.dtype == torch.float32 and span.spans.tolist() == [500.0, 250.0]
-
-
 @pytest.mark.parametrize("pattern", ["s[span=5,ramp=2]", "s[span=5,ramp=2]l"])
 def test_memory_that_no_head_reaches_is_left_out(pattern):
     """Nothing changes but the cost, which is what the formula says; a consumer above needs all."""

@@ -49,7 +49,8 @@ def damaged_run(
         kind, hook, model = kind_of(next(calls)), None, trainer.get_model()
         weight = next(model.parameters())
         if kind in ("nan gradient", "inf gradient"):
-            hook = weight.register_hook(lambda gradient, value=float(kind[:3]): poisoned(gradient, value))
+            first, value = torch.arange(weight.numel()).view_as(weight) == 0, float(kind[:3])
+            hook = weight.register_hook(lambda gradient: gradient.masked_fill(first, value))
         elif kind == "nan activations":
             layer = next(module for module in model.modules() if isinstance(module, Linear))
             hook = layer.register_forward_hook(lambda *call: call[-1] * torch.nan)
@@ -75,12 +76,6 @@ def damaged_run(
     loss_patch = mock.patch.object(criterion, "forward", damaged_forward if damages_loss else forward)
     with mock.patch.object(SafeTrainer, "train_step", damaged_train_step), loss_patch:
         yield updates
-
-
-def poisoned(gradient: torch.Tensor, value: float) -> torch.Tensor:
-    gradient = gradient.clone()
-    gradient.view(-1)[0] = value
-    return gradient
 
 
 def state_of(trainer) -> dict:

@@ -249,18 +249,16 @@ def test_without_a_checkpoint_the_run_says_so_and_stops(data_folder, tmp_path, f
     assert [bad["loss"] for bad in report["bad_updates"]] == ["inf"] * 3
 
 
-def write_checkpoint(folder, name, updates, age=0):
-    path = folder / name
-    torch.save({"optimizer_history": [{"num_updates": updates}], "last_optimizer_state": {}}, path)
-    os.utime(path, (1e9 - age, 1e9 - age))
-    return path
-
-
 def test_the_newest_whole_checkpoint_with_a_good_update_after_it_is_chosen(tmp_path, caplog):
-    four = write_checkpoint(tmp_path, "checkpoint_1_4.pt", 4, age=2)
-    eight = write_checkpoint(tmp_path, "checkpoint_1_8.pt", 8, age=1)
-    last = write_checkpoint(tmp_path, "checkpoint_last.pt", 9)
-    of_another_run = write_checkpoint(tmp_path, "checkpoint_last_b.pt", 10)
+    def write(name: str, updates: int, time: float) -> Path:
+        torch.save({"optimizer_history": [{"num_updates": updates}], "last_optimizer_state": {}}, tmp_path / name)
+        os.utime(tmp_path / name, (time, time))
+        return tmp_path / name
+
+    four, eight = write("checkpoint_1_4.pt", 4, time=1e9), write("checkpoint_1_8.pt", 8, time=1e9 + 1)
+    last, of_another_run = (
+        write(f"checkpoint_last{run}.pt", updates, 1e9 + 2) for run, updates in (("", 9), ("_b", 10))
+    )
     checkpoints = GoodCheckpoints(tmp_path)
     assert checkpoints.choose(first_bad=11) == last and GoodCheckpoints(tmp_path, "_b").choose(11) == of_another_run
     assert checkpoints.choose(first_bad=9) == eight
@@ -270,7 +268,7 @@ def test_the_newest_whole_checkpoint_with_a_good_update_after_it_is_chosen(tmp_p
     assert "checkpoint_1_8.pt" in caplog.text
     checkpoints.leave_behind(4)
     assert checkpoints.choose(first_bad=9) == four
-    write_checkpoint(tmp_path, "checkpoint_last.pt", 6, age=-1)  # saved anew
+    write("checkpoint_last.pt", 6, 1e9 + 3)  # saved anew
     assert checkpoints.choose(first_bad=9) == last
     checkpoints.leave_behind(6)
     assert checkpoints.choose(first_bad=5) == four

@@ -1,7 +1,6 @@
 """Data that is damaged or does not belong together is named before a run starts."""
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -194,14 +193,7 @@ def test_data_of_fairseq_preprocess_has_no_manifest(corpus, tmp_path, caplog):
     assert "older format of fairseq's, which is not checked" in caplog.text
 
 
-def test_some_shards_by_name_are_no_mistake_but_said(corpus, caplog):
-    shards = [str(corpus / "shard0"), str(corpus / "shard2")]
-    with caplog.at_level(logging.WARNING):
-        check_data(shards, "train", load_dictionary(corpus / "shard0" / "dict.txt"))
-    assert "shards 1 are not read" in caplog.text
-
-
-def test_a_run_names_the_damage_of_all_it_will_read_before_it_trains(corpus, tmp_path, fairseq_train):
+def test_a_run_names_the_damage_of_all_it_will_read_before_it_trains(corpus, tmp_path, fairseq_train, caplog):
     run, options = tmp_path / "run", f"{TINY} --max-update 1 --disable-validation"
     with_id(corpus, 0.5, 160)
     message = message_of(fairseq_train, corpus, options.replace("--max-update", "--max-epoch"), run)
@@ -211,6 +203,8 @@ def test_a_run_names_the_damage_of_all_it_will_read_before_it_trains(corpus, tmp
     cut("shard0/valid.bin", -2)(corpus)
     message = message_of(fairseq_train, corpus, f"{TINY} --max-update 1 --verify full", tmp_path / "other")
     assert "shard0/valid.bin: truncated" in message
+    fairseq_train(f"{corpus}/shard0:{corpus}/shard2", options, tmp_path / "other")
+    assert "shards 1 are not read" in caplog.text, "no mistake, but said"
     assert "an empty name is no folder" in message_of(fairseq_train, f"{corpus}:", options, tmp_path / "other")
 
 

@@ -74,14 +74,17 @@ def test_the_run_of_an_encoder_is_resumed(old, tmp_path, fairseq_train):
 
 
 @pytest.mark.slow
-def test_an_encoder_is_fine_tuned(old, tmp_path, fairseq_train):
-    glue = write_toy_glue(tmp_path / "glue", train=8, valid=4)
-    start = old.folder / "checkpoint_last.pt"
-    options = f"{old.options} --criterion glue --finetune-from-model {start} --max-update 1 --lr 0"
-    tuned = fairseq_train(glue / "CoLA", options, tmp_path / "run", task="glue")
-    assert updates_of(tuned) == 1
-    for name, weight in torch.load(start)["model"].items():
-        assert torch.equal(tuned["model"][name], weight), name
+def test_an_encoder_is_fine_tuned_and_so_is_the_model_that_it_is_exported_to(old, tmp_path, fairseq_train):
+    cola, checkpoint = write_toy_glue(tmp_path / "glue", train=8, valid=4) / "CoLA", old.folder / "checkpoint_last.pt"
+    export(old.folder, tmp_path / "model")
+    for start in (checkpoint, tmp_path / "model" / "model.safetensors"):
+        options = f"{old.options} --criterion glue --finetune-from-model {start} --max-update 1 --lr 0"
+        tuned = fairseq_train(cola, options, tmp_path / start.stem, task="glue")
+        assert updates_of(tuned) == 1
+        for name, weight in torch.load(checkpoint)["model"].items():
+            assert torch.equal(tuned["model"][name], weight), name
+        (found,) = load_start_models({"m": start}, old.folder / "tokenizer")
+        assert "--sublayer-pattern" in found.options and found.max_positions == 64
 
 
 @pytest.mark.parametrize("kind", ["fine_tuned", "exported"])
@@ -163,20 +166,6 @@ def test_the_same_outputs_to_the_last_bit_and_tied_weights_stored_once(trained, 
         export(trained / "checkpoint_last.pt", tmp_path / "more", "other.pt")
 
 
-@pytest.mark.slow
-def test_fine_tuning_starts_from_it(trained, exported, tmp_path, fairseq_train):
-    """The same weights after an update as from the checkpoint."""
-    data = write_toy_glue(tmp_path / "glue", train=8, valid=4) / "CoLA"
-    options = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion glue --batch-size 8 --max-update 1"
-    runs = [
-        fairseq_train(data, f"{options} --finetune-from-model {start}", tmp_path / name, task="glue")["model"]
-        for name, start in (("a", trained / "checkpoint_last.pt"), ("b", exported / "model.safetensors"))
-    ]
-    assert all(torch.equal(weight, runs[1][name]) for name, weight in runs[0].items())
-    (start,) = load_start_models({"m": exported / "model.safetensors"}, exported / "tokenizer")
-    assert "M2" in start.options and start.max_positions == 512
-
-
 def change_config(folder: Path, **changes) -> None:
     config = json.loads((folder / "config.json").read_text())
     options = config["model"] | changes.pop("model", {})
@@ -243,10 +232,7 @@ def hub() -> LazyFormerHub:
 
 
 def test_features_of_a_text_do_not_depend_on_its_batch(hub):
-    short, long = (
-        "Anna sees Ben near the house.",
-        "Anna and Ben walk to the river together, Cara and Dan to the market.",
-    )
+    short, long = "Anna sees Ben near the house.", "Anna and Ben walk to the river, Cara and Dan to the market."
     alone, together = hub.extract_features(short), hub.extract_features(short, long)
     assert alone.shape == (1, len(hub.tokenizer.build_input(short)), 16)
     torch.testing.assert_close(together[:1, : alone.size(1)], alone)

@@ -29,7 +29,6 @@ from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.corpus.readers import files
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece
 from lazyformer_fairseq.corpus.readers.formats import read_piece
-from lazyformer_fairseq.corpus.readers.inputs import find_inputs
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
@@ -297,28 +296,6 @@ def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(kind, format, t
     assert file.raw._unpacked < 1 << 24, "it stopped on the way"
     with pytest.raises(BadInput, match="200 times their size"):
         list(read_piece(Piece(str(path), format)))
-
-
-def test_bz2_in_parts_is_read_as_a_whole(tmp_path, monkeypatch):
-    """A decompressor may hold more than it gives at once; streams follow each other in one file."""
-    monkeypatch.setattr(files, "MOST_AT_ONCE", 1000)
-    content = np.random.default_rng(1).bytes(3000) + b"text\n" * 20_000
-    path = tmp_path / "text.bz2"
-    path.write_bytes(bz2.compress(content) + bz2.compress(b"more\n") + b"\0" * 10)
-    with files.open_decompressed(path) as file:
-        assert file.read() == content + b"more\n"
-    path.write_bytes(bz2.compress(content)[:-4])
-    with files.open_decompressed(path) as file, pytest.raises(BadInput, match="not whole"):
-        file.read()
-
-
-def test_a_pipe_or_a_device_is_no_input(tmp_path):
-    os.mkfifo(tmp_path / "pipe.txt")
-    for path in (str(tmp_path / "pipe.txt"), "/dev/zero"):
-        with pytest.raises(UserError, match="a device or a pipe"):
-            find_inputs([path])
-    (tmp_path / "text.txt").write_text("A text.")
-    assert [Path(file.path).name for file in find_inputs([str(tmp_path)])] == ["text.txt"]
 
 
 def test_a_dump_with_entities_of_its_own_is_refused(tmp_path):

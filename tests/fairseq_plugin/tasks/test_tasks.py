@@ -14,13 +14,13 @@ from unittest import mock
 import pytest
 import torch
 from helpers import (
+    assert_equal_state,
     build_toy_corpus,
     mostly_slow,
     train_here,
     train_in_two_processes,
     train_words,
     updates_of,
-    write_toy_glue,
 )
 from omegaconf import OmegaConf
 
@@ -46,9 +46,8 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
 
 @pytest.fixture(scope="session")
-def data(data_folder, lm_data, tmp_path_factory) -> dict[str, tuple[Path, str]]:
+def data(data_folder, lm_data, glue) -> dict[str, tuple[Path, str]]:
     """By task, the data and what else its command needs."""
-    glue = write_toy_glue(tmp_path_factory.mktemp("glue"))
     return {
         "full_sentences_masked_lm": (data_folder, ""),
         "glue": (glue / "CoLA", f"--tokenizer-folder {data_folder / 'tokenizer'}"),
@@ -168,8 +167,7 @@ def losses(steps: list[SimpleNamespace]) -> list[float]:
 
 def assert_equal_ends(one: dict, other: dict, segments: int) -> None:
     """Two checkpoints of a run: the weights, and the memory of 16 rows, which ends after so many segments."""
-    for name, weight in one["model"].items():
-        assert torch.equal(other["model"][name], weight), name
+    assert_equal_state(one["model"], other["model"])
     kept, again = (state["extra_state"]["stream_memory"] for state in (one, other))
     assert kept["next_segment"] == again["next_segment"] == segments and kept["rows"] == 16
     assert same(kept["states"], again["states"]) and kept["states"][0].shape == (16, 9, 32)
@@ -235,8 +233,7 @@ def test_rolled_streams_of_random_segments_resume_in_a_later_epoch_bit_for_bit(l
     with recorded_steps() as steps:
         again = fairseq_train(lm_data, options, resumed(tmp_path, 8), task)
     assert losses(steps.train) == losses(whole.train[second + 4 :])
-    for name, weight in state["model"].items():
-        assert torch.equal(again["model"][name], weight), name
+    assert_equal_state(again["model"], state["model"])
 
 
 @pytest.mark.slow

@@ -256,29 +256,26 @@ def folder(tmp_path):
     return tmp_path
 
 
-def remove_as_fairseq_does(path) -> None:
-    checkpoint_utils.os.remove(str(path))
-
-
 def test_the_last_intact_checkpoint_is_never_removed(folder, caplog):
+    """fairseq removes them so."""
     for updates in (2, 3, 4):
         (folder / f"checkpoint_1_{updates}.pt").write_bytes(b"damaged")
-    remove_as_fairseq_does(folder / "checkpoint_1_1.pt")
+    checkpoint_utils.os.remove(folder / "checkpoint_1_1.pt")
     assert (folder / "checkpoint_1_1.pt").exists()
     assert "checkpoint_1_1.pt: kept beyond its time, no other checkpoint beside it is intact" in caplog.text
-    remove_as_fairseq_does(folder / "checkpoint_1_2.pt")  # damaged itself
+    checkpoint_utils.os.remove(folder / "checkpoint_1_2.pt")  # damaged itself
     assert names(folder) == {"checkpoint_1_1.pt", "checkpoint_1_3.pt", "checkpoint_1_4.pt"}
 
 
 def test_weights_alone_do_not_stand_in_for_a_checkpoint_unless_a_run_saves_no_more(folder, tmp_path_factory):
     for updates in (2, 3, 4):
         save({"optimizer_history": [{"num_updates": 9}]}, folder / f"checkpoint_1_{updates}.pt")
-    remove_as_fairseq_does(folder / "checkpoint_1_1.pt")
+    checkpoint_utils.os.remove(folder / "checkpoint_1_1.pt")
     assert (folder / "checkpoint_1_1.pt").exists()
     other = tmp_path_factory.mktemp("without optimizers")
     for updates in (1, 2):
         save({"optimizer_history": [{"num_updates": updates}]}, other / f"checkpoint_1_{updates}.pt")
-    remove_as_fairseq_does(other / "checkpoint_1_1.pt")
+    checkpoint_utils.os.remove(other / "checkpoint_1_1.pt")
     assert names(other) == {"checkpoint_1_2.pt"}
 
 
@@ -286,9 +283,9 @@ def test_the_checkpoints_of_another_run_in_the_folder_do_not_count(folder):
     for path in folder.glob("*.pt"):
         path.rename(path.with_name(f"{path.stem}_b.pt"))
     save({"optimizer_history": [{"num_updates": 9}], "last_optimizer_state": {}}, folder / "checkpoint_1_9.pt")
-    remove_as_fairseq_does(folder / "checkpoint_1_9.pt")
+    checkpoint_utils.os.remove(folder / "checkpoint_1_9.pt")
     assert (folder / "checkpoint_1_9.pt").exists()
-    remove_as_fairseq_does(folder / "checkpoint_1_1_b.pt")
+    checkpoint_utils.os.remove(folder / "checkpoint_1_1_b.pt")
     assert not (folder / "checkpoint_1_1_b.pt").exists()
 
 

@@ -25,10 +25,11 @@ def register() -> None:
     import transformers
 
     from lazyformer_fairseq.huggingface.exported import heads, modelling
-    from lazyformer_fairseq.huggingface.merge import merged_code
+    from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 
     modelling.LazyFormerPreTrainedModel.source_code = staticmethod(lambda config: merged_code(config.plan))
     config_class = modelling.LazyFormerConfig
+    config_class.plan_of = staticmethod(lambda pattern: plan_as_json(pattern) if pattern else [])
     transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     for auto, name in modelling.AUTO_CLASSES.items():
         if auto != "AutoConfig":

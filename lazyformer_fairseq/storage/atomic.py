@@ -84,6 +84,7 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
         remove_leftovers(folder.parent, folder.name)
         with _full_disk_named(folder):
             yield unfinished
+        _give_usual_modes(unfinished)
         if durable:
             sync_content(unfinished)
         if replace and folder.exists():
@@ -134,6 +135,14 @@ def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = Fal
 def _lock(descriptor: int) -> None:
     with suppress(OSError):  # not every file system has locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _give_usual_modes(folder: Path) -> None:
+    """Those that umask leaves: safetensors writes files that their owner alone may read."""
+    usual = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o111 | usual)
 
 
 def sync_content(folder: Path) -> None:

@@ -123,6 +123,18 @@ def test_all_auto_classes_know_ours():
     assert isinstance(transformers.AutoConfig.for_model("lazyformer"), modelling.LazyFormerConfig)
 
 
+def test_a_fresh_model_has_the_sublayers_of_its_pattern():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 11}
+    config = modelling.LazyFormerConfig(sublayer_pattern="M2x2", **sizes)
+    assert (
+        len(transformers.AutoModelForMaskedLM.from_config(config).lazyformer.sublayers) == config.num_hidden_layers == 8
+    )
+    with pytest.raises(UserError, match="character 3"):
+        modelling.LazyFormerConfig(sublayer_pattern="sfq", **sizes)
+    with pytest.raises(ValueError, match="'M2x2' without its plan: import lazyformer_fairseq.huggingface"):
+        code_of_every_kind().LazyFormerConfig(sublayer_pattern="M2x2", **sizes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [(OURS, THEIRS), (THEIRS, OURS)], ids=["ours first", "theirs first"])
 def test_auto_classes_find_ours_without_trust(first, tmp_path):

@@ -45,8 +45,11 @@ def test_what_is_to_last_is_synced_and_its_folder_after_it(tmp_path, monkeypatch
     with atomic_folder(tmp_path / "folder") as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "file").write_text("content")
+        (folder / "inner" / "file").chmod(0o600)  # as safetensors writes
     assert synced[:2] == ["inner", "file"] and synced[2].endswith(UNFINISHED) and synced[3] == tmp_path.name
-    assert (tmp_path / "folder" / "inner" / "file").read_text() == "content"
+    written = tmp_path / "folder" / "inner" / "file"
+    assert written.read_text() == "content"
+    assert written.stat().st_mode & 0o777 == (tmp_path / "folder").stat().st_mode & 0o666, "as umask says"
 
 
 @pytest.mark.parametrize("content", ["a folder", "a file"])

@@ -65,8 +65,9 @@ class LazyFormerConfig(PretrainedConfig):
     """Sizes, the pattern and its plan. Names are those of BertConfig where it has them.
 
     Args of ``__init__``, beside those of PretrainedConfig; :data:`DEFAULTS` has what they are where they are left out:
-        sublayer_pattern: as it was trained; for readers, as `plan` says the same.
-        plan: the sublayers, lowest first; see :func:`read_plan`. ``lazyformer export`` writes it.
+        sublayer_pattern: as it was trained.
+        plan: the sublayers, lowest first; see :func:`read_plan`. ``lazyformer export`` writes it; where it is left out,
+            lazyformer_fairseq makes it of the pattern.
         head_act: activation of the masked-LM head.
         normalize_before: LayerNorm before each sublayer (pre-norm) instead of after it.
         activation_dropout: after the activation of the feed-forward sublayers.
@@ -81,8 +82,19 @@ class LazyFormerConfig(PretrainedConfig):
 
     model_type = "lazyformer"
 
+    @staticmethod
+    def plan_of(pattern: str) -> list[dict[str, Any]]:
+        """The plan of a pattern; this file alone cannot read one.
+
+        Raises:
+            ValueError: there is a pattern.
+        """
+        if pattern:
+            raise ValueError(f"sublayer_pattern {pattern!r} without its plan: import lazyformer_fairseq.huggingface")
+        return []
+
     def __init__(self, **given: Any):
-        plan = given.get("plan") or []
+        plan = given.get("plan") or self.plan_of(given.get("sublayer_pattern", ""))
         super().__init__(**{**DEFAULTS, **given, "plan": plan, "num_hidden_layers": len(plan)})
 
 

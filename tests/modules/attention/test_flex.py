@@ -70,7 +70,7 @@ def test_lengths_that_change_do_not_compile_each_time(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, fullgraph: compile_it(f, fullgraph=fullgraph, backend=count))
     for seed, (batch, time) in enumerate([(2, 150), (3, 170), (5, 300), (2, 127)]):
         for mask in (MIXED, AttentionMask(((1, (Band(9, 4), Columns(1))), (1, (Band(1, 1), Band(2, 2)))))):
-            case = Case(mask, batch, time, parts={"right"}, seed=seed)
+            case = Case(mask, batch, time, parts={"right"}, consumers=0, seed=seed)
             with monkeypatch.context() as patch:
                 patch.setattr(flex, "_is_compiled", lambda device: True)
                 found = outputs(case, "flex")
@@ -88,3 +88,18 @@ def test_within_a_compiled_model_it_is_part_of_the_graph():
 def test_training_on_a_processor_is_refused_in_words():
     with pytest.raises(UserError, match=r"--attention-backend flex: .* on this device \(cpu\); give auto"):
         Case(MIXED, 1, 5).by("flex")
+
+
+@pytest.mark.slow
+def test_compiled_for_a_processor(monkeypatch):
+    """Where torch's compiler reads the lists of blocks; in single precision, forward alone.
+
+    Sizes are constants: of many that vary, torch 2.13 writes C++ that names one wrongly (`cur_qSplitSize4`).
+    """
+    monkeypatch.setattr(flex, "_is_compiled", lambda device: True)
+    mask = AttentionMask(((1, (Band(40, 40),)), (1, (Columns(0, 64, 3),))))
+    case = Case(mask, time=400, parts={"bias", "right"})
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False), torch.no_grad():
+        found = case.by("flex", with_gradients=False, dtype=torch.float32)
+    expected = [part.float() for part in outputs(case, "eager")]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

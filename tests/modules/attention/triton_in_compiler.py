@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from lazyformer_fairseq.modules.attention import triton_kernels
+from lazyformer_fairseq.modules.attention import triton_kernels, triton_passes
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -59,12 +59,12 @@ def compiled(monkeypatch, tmp_path) -> list[Compiled]:
         return mock.MagicMock(__getitem__=lambda self, grid: launch)
 
     monkeypatch.setattr(triton_kernels, "_tuned", compile_all)
-    write_rows = triton_kernels.write_rows
+    write_rows = triton_passes.write_rows
 
     def compile_it(*arguments: Any, **sizes: Any) -> None:
         write_rows.warmup(*arguments, **sizes, grid=(1,))
 
-    monkeypatch.setattr(triton_kernels, "write_rows", mock.MagicMock(__getitem__=lambda self, grid: compile_it))
+    monkeypatch.setattr(triton_passes, "write_rows", mock.MagicMock(__getitem__=lambda self, grid: compile_it))
     return found
 
 

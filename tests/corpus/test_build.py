@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -108,13 +109,15 @@ def test_what_is_written(raw, built):
 def test_no_document_is_lost_without_a_reason(built):
     manifest = manifest_of(built)
     documents, steps = manifest["documents"], manifest["steps"]
-    assert documents["in"] == 82 + 103 + 80 + 1 == sum(entry["documents"] for entry in manifest["inputs"])
+    assert documents["in"] == 82 + 103 + 80 + 1
+    assert [entry["documents"] for entry in manifest["inputs"]] == [82, 103, 80, 1]
     assert documents["in"] == documents["train"] + documents["valid"] + sum(documents["dropped"].values())
     assert documents["dropped"] == {"redirect": 1, "not an article": 1, "too short": 1, "duplicate": 2}
     for before, after in pairwise(steps):
         assert before["documents out"] == after["documents in"]
     for step in steps[1:]:
         assert step["documents in"] == step["documents out"] + sum(step["dropped"].values())
+    assert any(before != after for before, after in manifest["examples"]["wiki markup"])
     clean = next(step["counts"] for step in steps if step["name"] == "clean")
     lines_dropped = sum(count for label, count in clean.items() if label.startswith("lines dropped"))
     assert clean["lines in"] == clean["lines out"] + lines_dropped
@@ -204,7 +207,7 @@ def test_a_folder_of_something_else_and_two_runs_at_once(raw, tmp_path):
         build_corpus([str(raw / "plain.txt")], tmp_path / "out", SETTINGS)
 
 
-def test_a_truncated_dump(raw, tmp_path):
+def test_a_dump_that_is_truncated_or_cut_into_parts(raw, tmp_path):
     dump = tmp_path / "dump.xml.bz2"
     dump.write_bytes((raw / "dump.xml.bz2").read_bytes()[:-100])
     given = [str(raw / "plain.txt"), str(dump)]
@@ -216,6 +219,11 @@ def test_a_truncated_dump(raw, tmp_path):
     assert manifest["documents"]["in"] >= 80
     smaller = replace(SMALL, bad_files="skip", unit_megabytes=0.002)  # than the dump, which is cut
     assert build_corpus(given, tmp_path / "cut", smaller)["dropped_names"] == manifest["dropped_names"]
+    text = bz2.decompress((raw / "dump.xml.bz2").read_bytes())
+    dump.write_bytes(bz2.compress(text.replace(b"</mediawiki>", b"</page>")))
+    names = build_corpus([str(dump)], tmp_path / "odd", smaller)["dropped_names"]
+    assert (names["redirect"], names["not an article"]) == ([f"{dump}:81"], [f"{dump}:82"])  # its number in the dump
+    assert re.match(f"{dump}, a part of it, line [0-9]+: malformed XML", *names["bad file"])
 
 
 def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_path):
@@ -311,11 +319,7 @@ def test_ctrl_c_loses_nothing(text, tmp_path, monkeypatch):
         (toy_texts(60), "--spacy-model xx_no_such", "'xx_no_such': not installed"),
         (toy_texts(60), "--shards 2", "--shards 2: the input is 1 units of work"),
         (toy_texts(1), "", "none of the 1 documents fell into the valid split"),
-        (
-            ["A.", "B.", "no sentence"],
-            "",
-            r"none of the 3 documents is left: dropped 3 too short \(--min-document-char",
-        ),
+        (["A.", "B.", "no sentence"], "", r"none of the 3 documents is left: dropped 3 too short \(--min-docum"),
     ],
 )
 def test_what_cannot_be_is_said(text, tmp_path, content, options, message):

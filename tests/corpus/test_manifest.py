@@ -8,10 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.manifest import gather_notes, write_report
-from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.stages import Job, WorkPaths
-from lazyformer_fairseq.corpus.words import NOTES_FILE
+from lazyformer_fairseq.corpus.manifest import write_report
 
 LENGTHS = ("words per sentence", "words per document", "sentences per document")
 
@@ -144,24 +141,3 @@ def test_no_text_gets_out_of_its_place(tmp_path):
         assert tags(name, before, after) == harmless
 
     try_some()
-
-
-def test_documents_of_a_cut_file_are_named_by_their_number_in_it(tmp_path):
-    paths = WorkPaths(tmp_path)
-    job = Job(paths, CorpusSettings(), 1, [], units=[(), ()])
-    first, second = (f"{tmp_path}/cut/00000/part-0000{number}.zst" for number in (0, 1))
-    for unit, (documents, dropped) in enumerate(
-        (
-            ({"a.txt": 3, first: 40}, ["a.txt:2", f"{first}:7"]),
-            ({second: 5}, [f"{second}:3", f"{second}, line 9: malformed XML"]),
-        )
-    ):
-        paths.of("words", unit).mkdir(parents=True)
-        notes = {"examples": {}, "dropped": {"too short": dropped}, "documents": documents}
-        (paths.of("words", unit) / NOTES_FILE).write_text(json.dumps(notes))
-    _, names, documents = gather_notes(job, {first: "dump.xml.bz2", second: "dump.xml.bz2"})
-    assert names["too short"] == [
-        *("a.txt:2", "dump.xml.bz2:7", "dump.xml.bz2:43"),
-        "dump.xml.bz2, a part of it, line 9: malformed XML",
-    ]
-    assert documents == {"a.txt": 3, "dump.xml.bz2": 45}

@@ -2,7 +2,6 @@
 
 import filecmp
 import hashlib
-import json
 import logging
 import string
 from collections import Counter
@@ -20,7 +19,7 @@ from lazyformer_fairseq.corpus import vocabulary
 from lazyformer_fairseq.corpus.readers.files import Piece
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import Job, WorkPaths, store_words
-from lazyformer_fairseq.corpus.steps import Document, TaskNotes
+from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.corpus.vocabulary import length_histogram, smallest_kept_count, word_hashes
 from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStore, with_plain_symbols
 from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, TextNormaliser, TextSettings
@@ -52,14 +51,11 @@ def test_no_symbol_is_left(text):
     assert "".join(with_plain_symbols(text).split()) == "".join(text.split())
 
 
-@pytest.mark.parametrize("text", ["", " \n\u00a0\n"])
-def test_a_document_without_words_is_dropped(text):
+def test_a_document_without_words_is_dropped():
     step = NormaliseWords(TextSettings())
-    step.notes = TaskNotes()
-    kept = list(step.run([Document(text=text, id="a:1"), Document(text="Yes.", id="a:2")]))
-    assert [document.text for document in kept] == ["yes ."]
-    assert step.notes.dropped == {"no word": ["a:1"]}
-    assert (step.counts["documents in"], step.counts["dropped: no word"], step.counts["documents out"]) == (2, 1, 1)
+    documents = [Document(text, f"a:{number}") for number, text in enumerate(["", " \n\u00a0\n", "Yes."])]
+    assert [document.text for document in step.run(documents)] == ["yes ."]
+    assert step.notes.dropped == {"no word": ["a:0", "a:1"]} and step.counts["dropped: no word"] == 2
 
 
 WORD = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=4)
@@ -70,11 +66,10 @@ def document(text, number=0, **metadata):
     return Document(text, f"d:{number}", metadata={"fingerprint": (number, 2**64 - 1 - number), **metadata})
 
 
-def write(folder, documents, rank=0, notes=None):
+def write(folder, documents, rank=0):
     step = StoreWords(folder / f"{rank:05d}")
-    step.notes = notes or step.notes
     list(step.run(documents))
-    return WordStore(step.folder), step
+    return WordStore(step.folder)
 
 
 def texts_of(store):
@@ -89,7 +84,7 @@ def texts_of(store):
 def test_documents_come_back_all_or_selected(tmp_path_factory, texts, bands):
     folder = tmp_path_factory.mktemp("stores")
     more = {"bands": bands} if bands else {}
-    store, _ = write(folder, [document(text, number, **more) for number, (text, _) in enumerate(texts)], rank=3)
+    store = write(folder, [document(text, number, **more) for number, (text, _) in enumerate(texts)], rank=3)
     assert texts_of(store) == [text for text, _ in texts]
     assert len(store.document_sentences) == len(texts)
     assert store.vocabulary == sorted({word for text, _ in texts for word in text.split()}, key=str.encode)
@@ -105,18 +100,6 @@ def test_documents_come_back_all_or_selected(tmp_path_factory, texts, bands):
     assert [store.vocabulary[word] for word in selected.words] == words
     assert selected.sentence_lengths.tolist() == [len(line.split()) for sentences in kept for line in sentences]
     assert selected.document_sentences.tolist() == [len(sentences) for sentences in kept]
-
-
-def test_a_document_without_text_is_dropped_for_a_reason(tmp_path):
-    notes = TaskNotes()
-    notes.add_example("a step", "before", "after")
-    store, step = write(tmp_path, [document("", 4), document("a", 5)], notes=notes)
-    assert texts_of(store) == ["a"]
-    assert step.counts["dropped: no sentence"] == 1
-    stored = json.loads((tmp_path / "00000" / "notes.json").read_text())
-    assert stored == json.loads(json.dumps(vars(step.notes)))
-    assert stored["examples"]["a step"] == [["before", "after"]]
-    assert stored["dropped"] == {"no sentence": ["d:4"]}
 
 
 VERSIONS = {"spacy": "3.8", "sacremoses": "0.2", "wikiextractor": "3"}  # others may divide a text otherwise
@@ -156,7 +139,7 @@ UNITS = st.lists(st.lists(st.tuples(COUNTED_TEXT, st.booleans()), max_size=4), m
 def counted(folder, units):
     """The folders of counts of units, each a list of (text, whether it is kept)."""
     for rank, unit in enumerate(units):
-        store, _ = write(folder / "words", [document(text, n) for n, (text, _) in enumerate(unit)], rank)
+        store = write(folder / "words", [document(text, n) for n, (text, _) in enumerate(unit)], rank)
         vocabulary.count_words(store, np.array([keep for _, keep in unit], dtype=bool), folder / "counts" / str(rank))
     return [folder / "counts" / str(rank) for rank in range(len(units))]
 
@@ -226,7 +209,7 @@ def tokenizer(tmp_path_factory):
 
 def write_splits(folder, texts, tokenizer, kept=None):
     """Writes the ids of ``texts``, every fifth of them in valid; returns the counts."""
-    store, _ = write(folder / "words", [document(text, n) for n, text in enumerate(texts)])
+    store = write(folder / "words", [document(text, n) for n, text in enumerate(texts)])
     kept = set(store.vocabulary) - {RARE} if kept is None else kept
     valid = np.arange(len(texts)) % 5 == 4
     hashes = np.sort(word_hashes(sorted(kept)))
@@ -239,17 +222,14 @@ def read(prefix):
     return [dataset[i].tolist() for i in range(len(dataset))]
 
 
-def ids_of_sentence(sentence, tokenizer):
-    """The plain way."""
-    ids = []
-    for word in sentence.split(" "):
-        ids += [UNK] if word == RARE else ids_in_use(word, tokenizer)
-    return ids
-
-
 def ids_in_use(sentence, tokenizer):
     """As GLUE and ``fill_mask`` do, but for a literal mask."""
     return tokenizer.encode_normalised(sentence.replace("<mask>", "< mask >"))
+
+
+def ids_of_sentence(sentence, tokenizer):
+    """The plain way."""
+    return [index for word in sentence.split(" ") for index in ([UNK] if word == RARE else ids_in_use(word, tokenizer))]
 
 
 def items_of(texts, tokenizer, ids_of=ids_of_sentence):

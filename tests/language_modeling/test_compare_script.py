@@ -5,15 +5,13 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import pytest
 from helpers import ROOT
 
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """``run("arguments", gpu)``: the script in a copy whose Python prints what it is given."""
+def test_on_a_cpu_it_is_the_command_itself_and_on_a_gpu_it_trains_eight_minutes(tmp_path, monkeypatch):
+    """The script runs in a copy whose Python prints what it is given."""
     for name in ("data", "my data"):  # the command looks for its data before all else
         (tmp_path / "here" / name).mkdir(parents=True)
         (tmp_path / "here" / name / "manifest.json").touch()
@@ -24,32 +22,25 @@ def run(tmp_path, monkeypatch):
         path.parent.mkdir()
     script.write_bytes((ROOT / "scripts" / script.name).read_bytes())
 
-    def call(arguments: str, gpu: bool = False) -> subprocess.CompletedProcess:
+    def run(arguments: str, gpu: bool = False) -> subprocess.CompletedProcess:
         count = f"if [ $2 = lazyformer_fairseq.devices.nvidia_smi ]; then echo {int(gpu)}; exit; fi"
         python.write_text(f'#!/bin/sh\n{count}\nfor word; do echo "$word"; done\n')
         python.chmod(0o755)
         return subprocess.run(["bash", script, *shlex.split(arguments)], capture_output=True, text=True)
 
-    return call
+    def options_of(arguments: str, gpu: bool = False) -> dict:
+        """What `lazyformer compare` reads from the call."""
+        words = run(arguments, gpu).stdout.splitlines()
+        assert words[:3] == ["-m", "lazyformer_fairseq.cli", "compare"]
+        return compare_run.make_context("compare", words[3:]).params
 
-
-def options_of(done: subprocess.CompletedProcess) -> dict:
-    """What `lazyformer compare` reads from the call."""
-    words = done.stdout.splitlines()
-    assert words[:3] == ["-m", "lazyformer_fairseq.cli", "compare"]
-    options = compare_run.make_context("compare", words[3:]).params
-    assert options["task"] == "language-model"
-    return options
-
-
-def test_on_a_cpu_it_is_the_command_itself_and_on_a_gpu_it_trains_eight_minutes(run):
-    options = options_of(run("'my data' out --seeds 1"))
-    assert (options["data"], options["out"]) == ("my data", Path("out"))
+    options = options_of("'my data' out --seeds 1")
+    assert (options["task"], options["data"], options["out"]) == ("language-model", "my data", Path("out"))
     assert options["seeds"] == (1,) and options["device"] is None and options["presets"] is None
-    options = options_of(run("data out --embed-dim 512", gpu=True))
+    options = options_of("data out --embed-dim 512", gpu=True)
     assert (options["device"], options["budget"], options["updates"]) == ("cuda", 480, None)
     assert options["presets"] == 32 and options["embed_dim"] == 512, "options that follow win"
-    options = options_of(run("data out --updates 7", gpu=True))
+    options = options_of("data out --updates 7", gpu=True)
     assert (options["updates"], options["budget"]) == (7, None), "in the place of a budget"
     assert "usage: scripts/compare_language_models.sh DATA OUT" in run("--help").stdout
     done = run("data")

@@ -144,6 +144,7 @@ BAD = [
     ("jsonl", '{"id": 1, "body": "x"}\n', r'line 1: has no field "text".*its fields: body, id'),
     ("wikiextractor", '<doc id="1" title="A">\nA\n<doc id="2" title="B">\nB\n</doc>\n', r"line 1: .*not closed"),
     ("wikiextractor", '<doc id="1" title="A">\nA\n</doc>\n\nmore\n', r"line 5: text outside"),
+    ("wikiextractor", "words\n<doc >\n</doc>\n", r"line 1: text outside"),
     ("mediawiki", PAGES[: PAGES.index("#RED")], r"line 10: malformed XML"),
     ("mediawiki", PAGES.replace("x &lt; y", "x &lt; <y"), r"line \d+: malformed XML"),
     ("mediawiki", PAGES.replace("A &amp; B</title>", "A & B</title>"), r"line 4: malformed XML"),

@@ -141,10 +141,7 @@ ODD = (
     "He said “Well…” — the \"U.S.,\" isn't  A\u0301gnes' 1\u00a0000\u00a0000, (5%) Müller-Straße 12;\t«İstanbul» "
     "😀 end."
 )
-ANSWERS = ["Well", "“Well…”", "U.S.", "A\u0301gnes", "1\u00a0000\u00a0000", "5%", "Müller-Straße 12", "İstanbul"]
-ANSWERS += ["😀", "end"]
-
-
+ANSWERS = ["Well", "“Well…”", "U.S.", "A\u0301gnes", "1\u00a0000\u00a0000", "5%", "Müller-Straße 12", "İstanbul", "😀"]
 SIZES = {"ours": 80, "word piece": 120, "byte-level BPE": 330}
 
 

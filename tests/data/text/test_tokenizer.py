@@ -4,7 +4,9 @@ import hashlib
 import io
 import json
 import random
+import re
 import string
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -67,6 +69,11 @@ def test_text_comes_back_readable_spelt_in_bytes_if_asked_for(tokenizer, tmp_pat
     assert tokenizer.words(ids) == "a <mask> b , <url> 's <unk> <unk>"
     assert [symbol for symbol in symbols(tokenizer, ids) if symbol in SYMBOLS] == ["<mask>", "<url>"]
     assert ids.count(UNK) == 2
+    a, b = tokenizer.encode("the old house"), tokenizer.encode("a cat")
+    assert tokenizer.build_input("the old house") == [0, *a, 2]
+    assert tokenizer.build_input("the old house", "a cat") == [0, *a, 2, 2, *b, 2]
+    with pytest.raises(UserError, match="inputs of 4 tokens"):
+        tokenizer.build_input("a", "b", max_length=4)
     spelling = train(tmp_path / "bytes", vocab_size=420, settings=TextSettings(byte_fallback=True))
     ids = spelling.encode("the 猫 <mask>")
     assert UNK not in ids and spelling.decode(ids) == "the 猫 <mask>"
@@ -82,22 +89,6 @@ def test_words_survive_with_no_stray_piece_and_no_id_beyond_the_dictionary(token
     words = tokenizer.normalise(text)
     assert tokenizer.encode_normalised(words) == ids
     assert tokenizer.words(ids) == words or not text.isascii()
-
-
-@given(st.lists(MIXED_TEXT.map(str.strip).filter(bool), max_size=6), st.integers(1, 300))
-def test_words_encoded_at_once(tokenizer, words, times):
-    ids, lengths = tokenizer.encode_words(words * times)
-    one_by_one = [tokenizer.encode_normalised(word) for word in words] * times
-    assert ids.tolist() == [index for word_ids in one_by_one for index in word_ids]
-    assert lengths.tolist() == [len(word_ids) for word_ids in one_by_one]
-
-
-def test_build_input(tokenizer):
-    a, b = tokenizer.encode("the old house"), tokenizer.encode("a cat")
-    assert tokenizer.build_input("the old house") == [0, *a, 2]
-    assert tokenizer.build_input("the old house", "a cat") == [0, *a, 2, 2, *b, 2]
-    with pytest.raises(UserError, match="inputs of 4 tokens"):
-        tokenizer.build_input("a", "b", max_length=4)
 
 
 ORDINARY = [
@@ -227,28 +218,18 @@ def test_a_copy_is_the_same_tokenizer_with_a_dictionary_of_fairseqs(tokenizer, c
     assert (theirs.bos(), theirs.pad(), theirs.eos(), theirs.unk()) == (0, 1, 2, UNK)
 
 
-def describe(of_text=(), **changes):
-    """Rewrites tokenizer.json, with the true hashes of what lies there."""
+def describe(of_text=(), name="dict.txt", change=bytes, **changes):
+    """Rewrites the file and tokenizer.json, with the true hashes of what lies there then."""
 
     def rewrite(folder):
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
         description = json.loads((folder / "tokenizer.json").read_text()) | changes
-        for name in ("dict.txt", "sentencepiece.model"):
-            description["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for file in ("dict.txt", "sentencepiece.model"):
+            description["sha256"][file] = hashlib.sha256((folder / file).read_bytes()).hexdigest()
         description["settings"] |= dict(of_text)
         (folder / "tokenizer.json").write_text(json.dumps(description))
 
     return rewrite
-
-
-def swap_two_symbols(folder):
-    lines = (folder / "dict.txt").read_text().splitlines(keepends=True)
-    (folder / "dict.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
-    describe()(folder)
-
-
-def write_a_pickle(folder):
-    (folder / "sentencepiece.model").write_bytes(b"\x80\x04cos\nsystem\n")
-    describe()(folder)
 
 
 def truncate(name):
@@ -259,12 +240,14 @@ def write(text):
     return lambda folder: (folder / "tokenizer.json").write_text(text)
 
 
+swapped = partial(re.sub, rb"(.*\n)(.*\n)", rb"\2\1", count=1)  # the first two lines
+PICKLE = b"\x80\x04cos\nsystem\n"
 DAMAGE = [
     (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer\.json: cannot be read"),
     (lambda folder: (folder / "dict.txt").unlink(), r"dict\.txt: cannot be read"),
     *((truncate(name), f"{name}: is not the file") for name in ("sentencepiece.model", "dict.txt")),
-    (write_a_pickle, r"sentencepiece\.model: not a sentencepiece model"),
-    (swap_two_symbols, r"dict\.txt: its symbols are not those of"),
+    (describe(name="sentencepiece.model", change=lambda _: PICKLE), r"sentencepiece\.model: not a sentencepiece model"),
+    (describe(change=swapped), r"dict\.txt: its symbols are not those of"),
     (describe(format_version=2), r"tokenizer\.json: format version 2"),
     (describe(settings={"lower_case": True}), r"byte_fallback.* is missing"),
     *((write(text), r"tokenizer\.json") for text in ("", "{", "[1]", "{}", '{"format_version": 1}')),

@@ -170,6 +170,13 @@ def test_it_needs_torch_and_transformers_alone_and_no_name_is_there_twice(code):
     assert set(code_of_every_kind().VARIANTS) == {row.name for row in ATTENTION_KINDS}
 
 
+@pytest.mark.parametrize("command", ["format --check", "check --select F,E501"])
+def test_the_file_is_as_tidy_as_our_own(command, code):
+    ruff = [sys.executable, *f"-m ruff {command} --line-length 120 --isolated -".split()]
+    found = subprocess.run(ruff, input=code, text=True, capture_output=True, check=False)
+    assert found.returncode == 0, found.stdout
+
+
 def test_a_kind_of_somebody_is_merged_from_its_own_module(tmp_path):
     with registered(LOCAL_MEAN), torch.no_grad():
         model = tiny_model(sublayer_pattern="sfmf")

@@ -253,3 +253,15 @@ def test_fresh_weights_are_drawn_as_ours_are(settings):
             assert (spread[0] > 0) == (spread[1] > 0), name
         else:
             assert spread[0] == pytest.approx(spread[1], rel=0.5), name
+
+
+@pytest.mark.parametrize("settings", ONE_OF_EACH)
+@torch.no_grad()
+def test_half_precision_is_near(settings):
+    for attention in ("eager", "sdpa"):
+        exported = model(settings, initializer_range=0.1).lazyformer
+        exported.config._attn_implementation = attention
+        ids, _, _, given = inputs(settings, "both")
+        expected, found = exported(ids, **given)[0], exported.bfloat16()(ids, **given)[0]
+        assert found.dtype == torch.bfloat16
+        assert (found.float() - expected).abs().mean() / expected.abs().mean() < 0.05

@@ -230,6 +230,13 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
         compare(settings, tmp_path, [])
 
 
+def test_gpus_are_handed_out_one_a_process(monkeypatch, data_folder):
+    monkeypatch.setattr(comparison_run, "visible_gpus", lambda: ["0", "1", "2"])
+    how = {"device": "cuda", "precision": "bf16"}
+    assert comparison_run._count_workers(tiny(data_folder, in_turn=False, **how)) == 3
+    assert comparison_run._count_workers(tiny(data_folder, in_turn=True, **how)) == 0, "in turn in this process"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_in_turn_and_alone(data_folder, tmp_path):
     models = {"bert": "sf", "roberta": "fairseq:roberta_base"}

@@ -84,7 +84,8 @@ def texts_of(store):
 def test_documents_come_back_all_or_selected(tmp_path_factory, texts, bands):
     folder = tmp_path_factory.mktemp("stores")
     more = {"bands": bands} if bands else {}
-    store = write(folder, [document(text, number, **more) for number, (text, _) in enumerate(texts)], rank=3)
+    documents = [document(text, number, **more) for number, (text, _) in enumerate(texts)]
+    store = write(folder, [document("", 9), *documents], rank=3)  # the one without text is dropped
     assert texts_of(store) == [text for text, _ in texts]
     assert len(store.document_sentences) == len(texts)
     assert store.vocabulary == sorted({word for text, _ in texts for word in text.split()}, key=str.encode)

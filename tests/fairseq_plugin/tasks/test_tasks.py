@@ -291,6 +291,30 @@ def task_of(lm_data, **options) -> StreamLanguageModelingTask:
     return StreamLanguageModelingTask.setup_task(OmegaConf.create(cfg | options))
 
 
+def test_dummy_batches_and_skipped_updates_leave_no_trace(lm_data):
+    task = task_of(lm_data)
+    task.load_dataset("train")
+    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=4).dataset
+
+    def criterion(model, sample):
+        memory = sample["net_input"]["memory"]
+        memory.remember([sample["net_input"]["src_tokens"][..., None].float()], 9)
+        return torch.zeros(1, requires_grad=True).sum(), 1, {}
+
+    def step(segment: int, **more) -> None:
+        task.train_step(batches[segment], mock.MagicMock(), criterion, mock.MagicMock(), 0, **more)
+
+    step(0)
+    step(1)
+    kept = [state.clone() for state in task.training.memory.states]
+    step(0, ignore_grad=True)
+    assert same(task.training.memory.states, kept) and task.training.next_segment == 2
+    assert "memory" not in batches[0]["net_input"]
+    task.forget_memory()
+    step(2)
+    assert task.training.memory.length == 6 and task.training.next_segment == 3
+
+
 def test_lengths_that_cannot_be_are_said_before_training(lm_data, tmp_path, fairseq_train, monkeypatch):
     monkeypatch.setattr(SafeTrainer, "train_step", lambda *_, **__: pytest.fail("it trains"))
     for options, message in (

@@ -43,7 +43,7 @@ def register() -> None:
             importlib.import_module("fairseq")
             for name in REGISTERED:
                 importlib.import_module(f"{PACKAGE}.{name}")
-            install(Stage.REGISTRATION)
+            install(Stage.REGISTRATION, Stage.LOADING)
     except BaseException:
         _watcher.is_done = False
         raise

@@ -11,8 +11,7 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Optional
@@ -30,7 +29,9 @@ class Stage(Enum):
 
     NAME = "before our architectures take their names"
     REGISTRATION = "with the registration; passes through unless the command names a task of ours"
-    LOADING = "when a run of ours starts, and while one of our models is loaded without a run"
+    LOADING = (
+        "with the registration, for every load, of stock tasks too: it refuses damage and code, and changes no result"
+    )
     RUN = "when a run of one of our tasks or commands starts; to the end of the process"
     COMMAND_LINE = "when such a run is a process of its own, not a notebook's"
 
@@ -203,20 +204,9 @@ def start_run(command_line: bool = False) -> None:
     install(*stages, strict=True)
 
 
-@contextmanager
-def loading_safely() -> Iterator[None]:
-    """Keeps files from running code while the block runs, in a process that may never start a run.
-
-    Raises:
-        UserError: as :func:`start_run`.
-    """
-    fresh = install(Stage.LOADING, strict=True)
-    try:
-        yield
-    finally:
-        if not any(row.stage is Stage.RUN for row in _before):  # a run that was started meanwhile keeps them
-            for row in reversed(fresh):
-                _remove(row)
+def protect_loads() -> None:
+    """Keeps files from running code, or raises a UserError as :func:`start_run` does: a registration only warns."""
+    install(Stage.LOADING, strict=True)
 
 
 def find_misfit(row: Replacement) -> Optional[str]:
@@ -276,12 +266,3 @@ def _making(base: type, subclass: Any) -> Callable:
         return object.__new__(subclass if cls is base and subclass.serves(*args, **kwargs) else cls)
 
     return new
-
-
-def _remove(row: Replacement) -> None:
-    owner, name, _ = _find(row.target)
-    standing = _before.pop(row)
-    if standing is _ABSENT:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, standing)

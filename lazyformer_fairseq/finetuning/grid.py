@@ -26,7 +26,6 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import SavedHead,
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
-from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import GRID_FILE, RESULT, RunKey, ScoredTask, development_splits
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
@@ -153,8 +152,7 @@ def load_finetuned(
     with open_dict(settings):
         settings.update({"data": str(data), **settings_of()})
     try:
-        with loading_safely():  # the checkpoint says which of fairseq's models is built
-            (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+        (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     except UserError as error:
         raise UserError(f"{checkpoint}, on {data}: {error}") from error
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), task

@@ -30,7 +30,6 @@ from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
-from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
@@ -92,8 +91,7 @@ def load_model(
             f"{checkpoint}: is no language model of this package; {told}. Give a checkpoint of "
             "scripts/train_language_model.sh, or of fairseq-train --task stream_language_modeling"
         )
-    with loading_safely():  # the checkpoint says which of fairseq's models is built
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     return models[0].to(device, PRECISIONS[precision]).eval(), task
 
 

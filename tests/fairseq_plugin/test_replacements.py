@@ -75,16 +75,6 @@ def test_what_does_not_fit_is_named_all_of_it(table, caplog):
     assert replacements.install(Stage.RUN) == [] and Fairseq.static(1) == (1, 1), "a second time nothing is wrapped"
 
 
-def test_loading_safely_puts_all_back(table):
-    table(row("static", stage=Stage.LOADING), row("method"))
-    with replacements.loading_safely():
-        assert Fairseq.static(1) == (1, 1) and Fairseq().method(1) == 1
-    assert Fairseq.static(1) == 1 and isinstance(vars(Fairseq)["static"], staticmethod)
-    with replacements.loading_safely():
-        replacements.start_run()
-    assert Fairseq.static(1) == (1, 1), "a run that started meanwhile keeps it"
-
-
 def test_whose_task_a_command_names():
     from lazyformer_fairseq.finetuning.texts import GlueTask
 

@@ -15,7 +15,6 @@ from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match, config, h
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import CheckedModel, dictionary_hash
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
-from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.modules.networks import heads
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
@@ -191,12 +190,6 @@ class CausalLanguageModel(CheckedModel):
     """
 
     per_word = "softmax.bias"
-
-    @classmethod
-    def from_pretrained(cls, *args, **kwargs):
-        """fairseq's, for files that may be somebody else's: runs nothing that they hold."""
-        with loading_safely():
-            return super().from_pretrained(*args, **kwargs)
 
     def __init__(self, cfg: CausalLMConfig, dictionary):
         super().__init__()

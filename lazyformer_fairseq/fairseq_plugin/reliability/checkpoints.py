@@ -34,7 +34,7 @@ from fairseq.file_io import PathManager
 from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
+from lazyformer_fairseq.fairseq_plugin.replacements import protect_loads
 from lazyformer_fairseq.storage.atomic import atomic_file, remove_leftovers, unfinished_name
 
 logger = logging.getLogger(__name__)
@@ -197,6 +197,7 @@ def _why(path: str, needed: int, error: OSError) -> str:
 
 
 SAFETENSORS = ".safetensors"
+MOST_LAYERS = 10_000  # that a setting lists by a product
 UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
@@ -209,8 +210,8 @@ def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = No
     Raises:
         UserError: it is missing, damaged, or refused for what it holds.
     """
-    with loading_safely():
-        return checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    protect_loads()
+    return checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
 
 
 def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
@@ -296,18 +297,32 @@ def forbid_unsafe_loads(environment: MutableMapping[str, str]) -> MutableMapping
 
 
 def read_setting(text: str) -> Any:
-    """The value of a setting such as ``(0.9, 0.999)``: numbers, strings, containers.
+    """The value of a setting such as ``(0.9, 0.999)`` or ``[(512, 3)] * 4 + [(1024, 1)]``.
+
+    That is numbers, strings and containers of these, their sums, and products with numbers, as fairseq's own are.
 
     Raises:
         UserError: it is anything else; none of it was run.
     """
     try:
-        return ast.literal_eval(text)
+        return _value_of(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UserError(
             f"setting {text[:200]!r}: refused, nothing of it was run: only numbers, strings and lists are values "
             f"({_first_line(error)})"
         ) from None
+
+
+def _value_of(node: ast.expr) -> Any:
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult))):
+        return ast.literal_eval(node)
+    left, right = _value_of(node.left), _value_of(node.right)
+    if isinstance(node.op, ast.Add):
+        return left + right
+    sizes = [len(value) if isinstance(value, (list, tuple)) else abs(value) for value in (left, right)]
+    if sizes[0] * sizes[1] > MOST_LAYERS and (isinstance(left, (list, tuple)) or isinstance(right, (list, tuple))):
+        raise ValueError(f"more than {MOST_LAYERS:,} values")
+    return left * right
 
 
 def refusing_archives(load_archive_file, archive_file):

@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -23,7 +24,7 @@ import torch
 import zstandard
 from fairseq import checkpoint_utils, file_utils, hub_utils
 from fairseq_plugin.reliability.damage import TINY
-from helpers import message_of, write_toy_glue
+from helpers import ROOT, message_of, write_toy_glue
 
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.corpus.readers import files
@@ -169,6 +170,36 @@ def test_settings_of_a_checkpoint_are_not_run(trained, tmp_path, victim):
     assert not victim.exists()
 
 
+@pytest.mark.parametrize("entry", ["load_model_ensemble", "fairseq-eval-lm"])
+def test_fairseqs_own_entries_run_nothing_in_a_fresh_process(entry, trained, lm_data, tmp_path, victim, warm_python):
+    """Of a stock task and a stock model, where no run of ours ever starts; whatever the environment allows."""
+    state = torch.load(trained / "checkpoint_last.pt")
+    names = {"task": "language_modeling", "model": "fconv_lm"}
+    settings = {of: {"_name": name, "arch": name, "task": name, "tokens_per_sample": 8} for of, name in names.items()}
+    settings["task"]["data"], settings["model"]["decoder_layers"] = str(lm_data), code(victim)
+    torch.save({**state, "cfg": {**state["cfg"], **settings}}, tmp_path / "settings.pt")
+    UNTRUSTED["torch, in the weights"](tmp_path / "pickle.pt", victim)
+    program = (
+        "import sys, lazyformer_fairseq\nfrom fairseq import checkpoint_utils as c\nc.load_model_ensemble(sys.argv[1:])"
+    )
+    words = ["-c", program]
+    if entry == "fairseq-eval-lm":
+        words = [
+            "-m",
+            "fairseq_cli.eval_lm",
+            lm_data,
+            "--user-dir",
+            ROOT / "lazyformer_fairseq",
+            "--cpu",
+            "--path",
+        ]
+    for evil in ("settings.pt", "pickle.pt"):
+        command = [warm_python / "python", *words, tmp_path / evil]
+        run = subprocess.run(command, env=os.environ | {UNSAFE_LOADS: "1"}, capture_output=True, text=True)
+        assert run.returncode and "refused" in run.stderr, run.stdout + run.stderr
+        assert not victim.exists()
+
+
 def test_fairseqs_own_evaluation_of_settings_is_ours(victim):
     from fairseq import utils
 
@@ -199,6 +230,7 @@ def test_every_module_of_fairseq_that_evaluates_is_listed():
 def test_settings_are_values_or_refused():
     for text, value in (
         *(("[(512, 3), (512, 2)]", [(512, 3), (512, 2)]), ("(0.9, 0.999)", (0.9, 0.999)), (" True ", True)),
+        *(("[(1268, 4)] + [(1268, 4)] * 2", [(1268, 4)] * 3), ("2 * (1,) + (3,)", (1, 1, 3))),
         *(("{'a': -1e3, \"b\": None}", {"a": -1000.0, "b": None}), ("'it''s'", "its"), ("[]", [])),
     ):
         assert read_setting(text) == value == eval(text.strip())

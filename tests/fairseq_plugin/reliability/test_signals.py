@@ -382,22 +382,25 @@ def test_two_nodes_start_again_together(pretrain, tmp_path, free_port):
 
 NOTES_IDS = """
 import os, signal
-import lazyformer_fairseq
-from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
+from lazyformer_fairseq.fairseq_plugin.registration import after_registration
 
-original = SafeTrainer.train_step
+def note_ids():
+    from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
+    original = SafeTrainer.train_step
 
-def train_step(self, samples, *args, **kwargs):
-    stop = int(os.environ["STOP_AT"])
-    if self.get_num_updates() == stop - 1 and self.data_parallel_rank == self.data_parallel_world_size - 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    ids = [str(number) for sample in samples if sample for number in sample["id"].tolist()]
-    output = original(self, samples, *args, **kwargs)  # or the run ends here, before the update is made
-    with open(os.environ["IDS"], "a") as file:
-        file.write(" ".join(ids) + "\\n")
-    return output
+    def train_step(self, samples, *args, **kwargs):
+        stop = int(os.environ["STOP_AT"])
+        if self.get_num_updates() == stop - 1 and self.data_parallel_rank == self.data_parallel_world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        ids = [str(number) for sample in samples if sample for number in sample["id"].tolist()]
+        output = original(self, samples, *args, **kwargs)  # or the run ends here, before the update is made
+        with open(os.environ["IDS"], "a") as file:
+            file.write(" ".join(ids) + "\\n")
+        return output
 
-SafeTrainer.train_step = train_step
+    SafeTrainer.train_step = train_step
+
+after_registration(note_ids)
 """
 
 
@@ -405,14 +408,13 @@ SafeTrainer.train_step = train_step
 @pytest.mark.reliability
 @pytest.mark.parametrize("processes", [[1, 2], [2, 1], [2, 1, 2]])
 def test_other_processes_see_every_sample_once(pretrain, tmp_path, monkeypatch, processes, record_counts):
-    (tmp_path / "notes_ids").mkdir()
-    (tmp_path / "notes_ids" / "__init__.py").write_text(NOTES_IDS)
+    (tmp_path / "sitecustomize.py").write_text(NOTES_IDS)  # which each python imports when it starts
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
     monkeypatch.setitem(ENVIRONMENT, "IDS", str(tmp_path / "ids"))
     for number, count in enumerate(processes):
         stop = 3 * (number + 1) if number < len(processes) - 1 else 0
         monkeypatch.setitem(ENVIRONMENT, "STOP_AT", str(stop))
-        options = f"--gpus {count} --max-epoch 1 --max-update 1000 --user-dir {tmp_path / 'notes_ids'}"
-        code, output = finish(pretrain(options))
+        code, output = finish(pretrain(f"--gpus {count} --max-epoch 1 --max-update 1000"))
         assert code == (EXIT_CODE if stop else 0), output[-3000:]
     ids = sorted(map(int, (tmp_path / "ids").read_text().split()))
     assert ids == list(range(len(ids))) and len(ids) > 200

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.corpus.commands import refuse_missing_inputs
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.extras import refuse_without_extra
@@ -25,4 +26,5 @@ def demo(settings: DemoSettings, output: Path) -> None:
         refuse_missing_inputs((settings.corpus,))
     from lazyformer_fairseq.experiments.demo.run import run_demo
 
-    run_demo(settings, output)
+    with stoppable():
+        run_demo(settings, output)

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.arguments import ExistingPath, checkpoint_at, refuse_missing_folders
+from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.settings import (
     TASKS,
@@ -84,7 +85,8 @@ def run(
     )
     if latencies:
         settings = replace(settings, prices=read_price_list(latencies, settings.priced))
-    click.echo(f"\n{report_of(run_search(settings, out))}\n\nFiles: {out}")
+    with stoppable():
+        click.echo(f"\n{report_of(run_search(settings, out))}\n\nFiles: {out}")
 
 
 @search.command()
@@ -133,5 +135,6 @@ def compress(
         latency_tokens=latency_tokens,
         **given,
     )
-    result = run_compress(settings, replace(original, latency_tokens=latency_tokens), out)
-    click.echo(f"\n{budgets_table(result)}\n\nFiles: {out}")
+    with stoppable():
+        result = run_compress(settings, replace(original, latency_tokens=latency_tokens), out)
+        click.echo(f"\n{budgets_table(result)}\n\nFiles: {out}")

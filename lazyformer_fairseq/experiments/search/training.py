@@ -25,7 +25,7 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Space, Subnet
 from lazyformer_fairseq.experiments.search.supernet import SinglePath
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import Lamb
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import check, named_errors, save
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import DamagedCheckpointError, check, named_errors, save
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.storage.atomic import write_text
@@ -330,5 +330,8 @@ def save_state(folder: Path, state: dict[str, Any]) -> None:
 def load_state(file: Path) -> dict[str, Any]:
     """A saved state, on the CPU (UserError where it is damaged, or holds anything else)."""
     with named_errors(file):
-        check(file)
+        try:
+            check(file)
+        except DamagedCheckpointError as error:
+            raise UserError(f"{error}; remove it to start anew") from error
         return torch.load(file, map_location="cpu", weights_only=True)

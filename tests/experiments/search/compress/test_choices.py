@@ -300,7 +300,7 @@ def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latenci
         return by_block
 
     monkeypatch.setattr(Losses, "_by_block", stops_at(5))
-    invoke(*words, code=1)
+    assert "stopped; rerun to resume" in invoke(*words, code=130)
     monkeypatch.setattr(Losses, "_by_block", stops_at(-1))
     invoke(*words)
     assert sorted(each for each in set(asked) if asked.count(each) > 1) == ["s f s f"], "the original alone comes twice"

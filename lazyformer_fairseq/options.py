@@ -160,13 +160,24 @@ def _kind_of(hint: Any) -> tuple[type, bool, bool]:
     return hint, is_optional, False
 
 
+class _Finite(click.FloatRange):
+    """Neither NaN, which is within all bounds for click, nor infinite."""
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> float:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return found
+
+
 def _click_type(said: Option, kind: type) -> Any:
     if said.choices:
         return click.Choice(list(said.choices))
     if kind in (int, float):
         low, high = (None if math.isinf(bound) else kind(bound) for bound in (said.low, said.high))
-        within = click.IntRange if kind is int else click.FloatRange
-        return kind if low is high is None else within(low, high, min_open=said.is_open)
+        if kind is float:
+            return _Finite(low, high, min_open=said.is_open)
+        return kind if low is high is None else click.IntRange(low, high)
     return click.Path(path_type=Path) if kind is Path else kind
 
 

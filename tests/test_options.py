@@ -74,6 +74,7 @@ def test_settings_come_from_words_and_their_defaults_from_the_fields(main):
         ("--updates 0", "0 is not in the range x>=1"),
         ("--lr 1,x", "'x' is not a valid float"),
         ("--lr 0", "0.0 is not in the range x>0"),
+        ("--lr nan", "nan is no finite number"),
         ("--lr 1,1.0", "1.0 is there twice"),
         ("--budget 3", "'3' is no time; write for example 90s"),
         ("--kind c", "'c' is not one of 'a', 'b'"),

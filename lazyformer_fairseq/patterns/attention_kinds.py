@@ -20,6 +20,7 @@ from typing import Any, Optional, Union
 
 SCORES, MASK, WEIGHTS, MEMORY = CHOICES = ("scores", "mask", "weights", "memory")
 Value = Union[int, float, str]
+LARGEST = 2**31 - 1  # of a number, so that sums of two fit a kernel's
 Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong)
 
 
@@ -59,8 +60,8 @@ class Setting:
         except ValueError:
             needed = " or ".join([f"a {'whole ' * (kind is int)}number", *self.choices])
             raise ValueError(f"{self.name} needs {needed}, not {text!r}") from None
-        if not math.isfinite(value) or not self.low <= value <= self.high:
-            raise ValueError(f"{self.name} must be {self.bounds}, not {text}")
+        if abs(value) > LARGEST or not self.low <= value <= self.high:  # as NaN is not either
+            raise ValueError(f"{self.name} must be {self.bounds}, not {text[:20]}{'...' * (len(text) > 20)}")
         return value
 
     def _word(self, text: str) -> str:

@@ -27,6 +27,7 @@ from lazyformer_fairseq.patterns.kinds import (
 
 # Far above any model that trains: these limits keep "((((s)x999)x999)x999)x999" and "((((((..." from filling memory and
 # stack.
+LINE = 100  # characters of a pattern in an error
 MAX_SUBLAYERS = 10_000
 MAX_DEPTH = 100
 DIGITS = re.compile("[0-9]*")
@@ -298,6 +299,10 @@ class _Parser:
         return min(value, MAX_SUBLAYERS + 1), position + len(digits)
 
     def fail(self, position: int, why: str) -> NoReturn:
-        raise UserError(
-            f"sublayer pattern {self.pattern!r}, character {position + 1}: {why}\n  {self.pattern}\n  {' ' * position}^"
-        )
+        """Shows the place in the pattern, of a long one a line around it."""
+        first = 0 if len(self.pattern) <= LINE else max(0, min(position - LINE // 2, len(self.pattern) - LINE))
+        part = self.pattern[first : first + LINE]
+        before, after = ("..." if cut else "" for cut in (first, first + LINE < len(self.pattern)))
+        shown = f"{before}{part}{after}"
+        caret = " " * (len(before) + position - first)
+        raise UserError(f"sublayer pattern {shown!r}, character {position + 1}: {why}\n  {shown}\n  {caret}^")

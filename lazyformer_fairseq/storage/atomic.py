@@ -101,8 +101,10 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
 
 
 def refuse_filled_folder(folder: Union[str, Path]) -> None:
-    """Raises UserError where `folder` is a file, or a folder that holds something."""
+    """Raises UserError where `folder` is a file, a link to nothing, or a folder that holds something."""
     folder = Path(folder)
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(f"{folder}: is a link to nothing; remove it or choose another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; remove it or choose another folder")
 

@@ -40,7 +40,6 @@ def test_expands(pattern, letters):
         ("Mx6", 1, "number of layers"),
         ("(((s)x9999)x9999)x9999", 12, "more than"),
         ("(sf)x99999999999999999999", 6, "more than"),
-        ("(" * 500 + "s" + ")" * 500, 101, "nested"),
         ("sf٣", 3, "unknown letter"),
     ],
 )
@@ -52,6 +51,20 @@ def test_errors_name_the_character(pattern, character, why):
     # The caret of the last line stands under that character of the pattern above it.
     *_, shown, caret = message.splitlines()
     assert shown.strip() == pattern and caret.index("^") - shown.index(pattern[0]) == character - 1
+
+
+def test_a_long_pattern_is_shown_around_the_character():
+    for before, after in ((0, 400), (200, 200), (400, 0)):
+        with pytest.raises(UserError) as refusal:
+            expand("s" * before + "q" + "f" * after)
+        first, shown, caret = str(refusal.value).split("\n")
+        assert max(map(len, (shown, caret))) < 120 and len(first) < 280 and shown[caret.index("^")] == "q"
+    for pattern, why in (
+        ("(" * 500 + "s" + ")" * 500, "character 101: .*nested"),
+        (f"s[window=1{'0' * 320}]", "not 10{19}[.]{3}\n"),
+    ):
+        with pytest.raises(UserError, match=why):
+            expand(pattern)
 
 
 def test_an_empty_pattern_is_an_error():

@@ -61,9 +61,12 @@ def test_a_new_folder_takes_no_place_that_is_taken(tmp_path, content):
     taken.touch()
     with pytest.raises(UserError, match="taken: exists already"), atomic_folder(tmp_path / "taken"):
         pytest.fail("begins")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="link: is a link to nothing"), atomic_folder(tmp_path / "link"):
+        pytest.fail("begins")
     with pytest.raises(UserError, match="later: exists already"), atomic_folder(tmp_path / "later"):
         (tmp_path / "later").touch()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "taken"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "link", "taken"]
 
 
 def test_a_folder_that_is_replaced_stands_until_the_new_one_is_whole(tmp_path):

@@ -5,6 +5,7 @@ Two kinds of folder hold one, see ``load_tokenizer``. What follows from a few fa
 
 import hashlib
 import json
+import re
 import shutil
 from abc import ABC, abstractmethod
 from array import array
@@ -27,6 +28,16 @@ SETTINGS_FILE = "tokenizer.json"
 KNOWN_WORDS = 1 << 18  # a word is encoded once, until so many are known: some 30 MB
 WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
 FolderName = Union[str, Path]
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def refuse_surrogates(text: str) -> None:
+    """Raises a UserError for half a character, which JSON can hold and UTF-8 cannot."""
+    if not text.isascii() and (found := _SURROGATE.search(text)):
+        near = text[max(0, found.start() - 20) : found.end() + 20]
+        raise UserError(f"character {found.start() + 1} of a text, {near!r}, is half a surrogate pair; mend the text")
 
 
 class SpecialIds(NamedTuple):

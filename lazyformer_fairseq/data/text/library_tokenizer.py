@@ -20,7 +20,13 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.data.text import interface, library_recipe
-from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, FolderName, SpecialIds
+from lazyformer_fairseq.data.text.interface import (
+    DICTIONARY_FILE,
+    SETTINGS_FILE,
+    FolderName,
+    SpecialIds,
+    refuse_surrogates,
+)
 from lazyformer_fairseq.data.text.library_recipe import ACCEPTED, MOST_IDS, check_recipe, ids_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
@@ -128,10 +134,12 @@ class LibraryTokenizer(interface.TextTokenizer):
         return cls.load(folder)
 
     def encode(self, text: str) -> list[int]:
+        refuse_surrogates(text)
         return self._library.encode(text, add_special_tokens=False).ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last."""
+        refuse_surrogates(text)
         encoding = self._library.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 

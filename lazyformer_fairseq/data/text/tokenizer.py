@@ -23,7 +23,13 @@ import numpy as np
 import sentencepiece
 
 from lazyformer_fairseq.data.text import interface, normalisation
-from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, FolderName, SpecialIds
+from lazyformer_fairseq.data.text.interface import (
+    DICTIONARY_FILE,
+    SETTINGS_FILE,
+    FolderName,
+    SpecialIds,
+    refuse_surrogates,
+)
 from lazyformer_fairseq.data.text.library_tokenizer import KIND, LibraryTokenizer
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, Span, TextSettings
 from lazyformer_fairseq.errors import UserError
@@ -205,6 +211,7 @@ class Tokenizer(interface.TextTokenizer):
 
     def encode(self, text: str) -> list[int]:
         """Ids of raw text, without ``<s>`` and ``</s>``; a special token or ``<mask>`` in it is one id."""
+        refuse_surrogates(text)
         return self.encode_normalised(self.normalise(text))
 
     def encode_normalised(self, words: str) -> list[int]:
@@ -224,6 +231,7 @@ class Tokenizer(interface.TextTokenizer):
         What stands there, normalised, is what the piece spells. Where a quote and a mark have changed places, each has
         its own place; a piece that is the space before a word alone has none, an empty span where the word starts.
         """
+        refuse_surrogates(text)
         words, places = self.normalise.with_places(text)
         ids: list[int] = []
         spans: list[Span] = []

@@ -30,7 +30,7 @@ class Planning:
     archs: tuple[str, ...] = option(
         (), "Name of a model, or several: docs/architectures.md has them all.", "--arch", metavar="NAME,..."
     )
-    gpus: int = option(8, "How many, on all nodes together.", low=1)
+    gpus: int = option(8, "How many, on all nodes together.", low=1, high=10**6)
     gpu_memory: int = option("16GB", "Of each, as 16GB (10^9 bytes) or 16GiB.", parse=read_size, metavar="SIZE")
     precision: str = option("fp16", "Of weights and activations.", choices=("fp32", "fp16", "bf16"))
     attention_backend: Optional[str] = option(None, "How attention is computed.", shown="the training's, else auto")
@@ -40,7 +40,9 @@ class Planning:
     per_update: Optional[int] = option(
         None, "Size of an update.", "--sequences-per-update", low=1, shown="the training's, 256"
     )
-    max_update: Optional[int] = option(None, "How many.", low=1, shown="the training's, 1000000; language models 40000")
+    max_update: Optional[int] = option(
+        None, "How many.", low=1, high=10**9, shown="the training's, 1000000; language models 40000"
+    )
     data: Optional[str] = option(
         None, "Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk.",
         shown="32768 symbols; of causal archs, those of their text",

@@ -61,6 +61,13 @@ def copy(tokenizer, tmp_path):
     return tmp_path / "copy"
 
 
+def test_half_a_character_is_refused_in_words(data_folder):
+    tokenizer = Tokenizer.load(data_folder / "tokenizer")
+    for encode in (tokenizer.encode, tokenizer.encode_with_offsets):
+        with pytest.raises(UserError, match=r"character 3 of a text, 'a .ud800 b', is half a surrogate pair"):
+            encode("a \ud800 b")
+
+
 def test_text_comes_back_readable_spelt_in_bytes_if_asked_for(tokenizer, tmp_path):
     ids = tokenizer.encode("The <mask> of the King isn't “red”, is it?")
     assert tokenizer.decode(ids) == 'the <mask> of the king isn\'t "red," is it?'

@@ -104,7 +104,7 @@ def wait_until_nothing_runs(runs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path):
+def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path, interruptible):
     runs, signals = tmp_path / "out" / "runs", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]
     seeds = range(1, len(signals) + 2)
     options += ["--seeds", *seeds]

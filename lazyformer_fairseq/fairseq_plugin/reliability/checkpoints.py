@@ -20,6 +20,7 @@ import pickle
 import re
 import shutil
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -305,7 +306,8 @@ def read_setting(text: str) -> Any:
         UserError: it is anything else; none of it was run.
     """
     try:
-        return _value_of(ast.parse(text.strip(), mode="eval").body)
+        with warnings.catch_warnings(action="ignore"):  # of its spelling, which is somebody else's
+            return _value_of(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UserError(
             f"setting {text[:200]!r}: refused, nothing of it was run: only numbers, strings and lists are values "

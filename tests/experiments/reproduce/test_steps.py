@@ -246,7 +246,7 @@ COMMAND = ["bash", str(ROOT / "scripts" / "reproduce_lazyformer.sh"), "demo"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
-def test_it_goes_the_whole_way_and_resumes(tmp_path):
+def test_it_goes_the_whole_way_and_resumes(tmp_path, interruptible):
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     command = [*COMMAND, str(tmp_path / "out"), "--tiny"]
     kept = tmp_path / "out" / "pretraining" / "bert_base" / "checkpoint_update_300.pt"

@@ -79,8 +79,11 @@ def filters():
 
 
 @pytest.mark.slow
-def test_a_notebook_keeps_its_excepthook_warnings_and_logging_and_fairseq_as_it_was():
-    """Also when it loads a model; what torch and fairseq add to the filters of warnings is theirs."""
+def test_a_notebook_keeps_its_excepthook_warnings_and_logging():
+    """Also when it loads a model; what torch and fairseq add to the filters of warnings is theirs.
+
+    What keeps files from running code is there with the registration, and stays.
+    """
     code = f"""{STATE}
 before, unfiltered = state(), filters()
 import lazyformer_fairseq
@@ -91,10 +94,10 @@ load, before, unfiltered = checkpoint_utils.load_checkpoint_to_cpu, state(), fil
 lazyformer_fairseq.LazyFormerModel
 print(json.dumps([state() == before, filters() == unfiltered]))
 hub = lazyformer_fairseq.LazyFormerModel.from_pretrained({str(OLD)!r})
-print(json.dumps([state() == before, load is checkpoint_utils.load_checkpoint_to_cpu, hasattr(fairseq.utils, 'eval')]))
+print(json.dumps([state() == before, load is checkpoint_utils.load_checkpoint_to_cpu, 'eval' in vars(fairseq.utils)]))
 """
     lines = output_of(code).splitlines()[-3:]
-    assert [json.loads(line) for line in lines] == [[True, True, False], [True, True], [True, True, False]]
+    assert [json.loads(line) for line in lines] == [[True, True, False], [True, True], [True, True, True]]
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ def test_torch_exports_one_graph_for_all_sizes(settings):
     ("settings", "how"), [*((each, {"fullgraph": True, "backend": "eager"}) for each in STATIC), ("", {})]
 )
 def test_torch_compile_makes_one_graph(settings, how):
+    torch.compiler.reset()  # of other cases of this test, else a limit is reached
     network = model(settings)
     compiled = torch.compile(network, dynamic=True, **how)
     assert_same(lambda given: compiled(**given).logits, network, settings)

@@ -140,7 +140,9 @@ def count_attention_memory(
     output = run.tokens(sizes.embed_dim)
     # When the distribution is gone, gradients of all projections are there twice: one by one, and side by side.
     backward = max(output + inner.backward, 2 * projected - inner.kept)
-    kept = inner.kept + projected + output
+    more = (each.count_more_kept(planned.values, is_consumer, row.keeps_distribution)
+            for each in variant_classes(planned.values))  # fmt: skip
+    kept = inner.kept + projected + (1 + sum(more)) * output
     return inner._replace(kept=kept, forward=output + inner.forward, backward=backward)
 
 

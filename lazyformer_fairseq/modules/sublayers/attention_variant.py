@@ -104,6 +104,11 @@ class AttentionVariant(nn.Module):
         return inner(attention)
 
     @classmethod
+    def count_more_kept(cls, values: Settings, is_consumer: bool, keeps_distribution: bool) -> int:
+        """Tensors of the input's size that autograd keeps besides, of an ``s`` or of a consumer of its distribution."""
+        return 0
+
+    @classmethod
     def projections(cls, values: Settings) -> frozenset[str]:
         """Which of "queries" and "keys" the ``s`` projects; what one choice does without is not there."""
         return PROJECTIONS

@@ -79,6 +79,11 @@ class Window(AttentionVariant):
         return AttentionMask(tuple(groups))
 
     @classmethod
+    def count_more_kept(cls, values: Settings, is_consumer: bool, keeps_distribution: bool) -> int:
+        """What global tokens see, and the output without theirs where a back end needs it to differentiate."""
+        return (2 - is_consumer) + (not keeps_distribution) if values["global"] else 0
+
+    @classmethod
     def why_no_memory(cls, values: Settings) -> str:
         return "global tokens are the first of their segment, and a memory stands before it" if values["global"] else ""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import click
 
@@ -22,6 +22,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.old_names import with_new_names
 
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+MOST_GPUS = 10**6
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,33 @@ PRECISION = partial(
     choices=("fp32", "bf16", "fp16"),
     shown="on GPUs bf16 where all have it, else fp16; on a CPU fp32",
 )
+
+
+class Gpus(NamedTuple):
+    """How many, and bytes of each where somebody said so; what ``--gpus 8`` and ``--gpus 8x16GB`` mean."""
+
+    count: int
+    memory: Optional[int] = None
+
+    def __str__(self) -> str:
+        return f"{self.count}" + (f"x{self.memory // 10**6}MB" if self.memory else "")
+
+
+def read_gpus(text: str) -> Gpus:
+    """``8`` or ``8x16GB``. Raises a UserError for what is neither."""
+    count, _, size = text.partition("x")
+    if not (count.isascii() and count.isdecimal() and len(count) < 8 and 1 <= int(count) <= MOST_GPUS):
+        raise UserError(f"{text!r} is no number of GPUs; write for example 8, or 8x16GB")
+    return Gpus(int(count), read_size(size) if "x" in text else None)
+
+
+def read_size(text: str) -> int:
+    """Bytes of ``16GB`` or ``16GiB``. Raises a UserError for what is none of these."""
+    found = re.fullmatch(r"(\d*\.?\d+)(m|g)(i?)b", text.lower())
+    size = found and float(found[1]) * (2**10 if found[3] else 10**3) ** {"m": 2, "g": 3}[found[2]]
+    if not size or size >= 2**60:
+        raise UserError(f"{text!r} is no size; write for example 16GB, 16GiB or 800MB")
+    return int(size)
 
 
 def takes(settings: type, into: str = "settings", without: Collection[str] = ()) -> Callable:

@@ -1,22 +1,23 @@
 """``lazyformer plan``, and what launches take from it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from helpers import ROOT
-from in_process import pretrain
+from in_process import pretrain, refusal
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.planning.commands import read_size
 from lazyformer_fairseq.measure.planning.fit import USABLE, Place, fit, possible_back_ends
 from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_launch, job_of_yaml, vocabulary_of, with_options
+from lazyformer_fairseq.options import read_size
 from lazyformer_fairseq.pretraining.launch import CONFIGS
 
-LONG = "bert_base --gpu-memory 6GB --tokens-per-sample 4096"
+LONG = "bert_base --gpus 8 --gpu-memory 6GB --tokens-per-sample 4096"
 V100 = Place(8, 16 * 10**9, "fp16")
 
 
@@ -104,7 +105,7 @@ def test_the_table_in_the_docs_is_what_it_prints():
     after = page.partition("### Does it fit")[2]
     table = [line for line in after.partition("### fp16")[0].splitlines() if line.startswith("|")]
     archs = [line.split("|")[1].strip() for line in table[2:]]
-    printed = run("plan", *(word for arch in archs for word in ("--arch", arch))).stdout
+    printed = run("plan", *(word for arch in archs for word in ("--arch", arch)), "--gpus", "8x16GB").stdout
     assert printed.startswith("\n".join(table) + "\n\n8 x 16.0 GB, fp16")
 
 
@@ -112,7 +113,7 @@ def test_the_table_in_the_docs_is_what_it_prints():
     ("options", "words"),
     [
         ("transformer_xl_base --gpus 4 --teraflops 60", "weights|memory of streams|eager|--update-freq|--teraflops 60"),
-        ("lazyformer_m2x6_s", "fused and flex need compute capability 8.0"),
+        ("lazyformer_m2x6_s --gpus 8", "fused and flex need compute capability 8.0"),
         ("bert_base --gpu-memory 1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
         ("bert_base --gpu-memory 1GB --precision fp32", "Choose shorter sequences, half precision or a larger GPU."),
         (f"{LONG} --attention-backend eager", "Choose --attention-backend recompute, shorter"),
@@ -122,7 +123,8 @@ def test_the_table_in_the_docs_is_what_it_prints():
 def test_the_text_says_all_that_counts(options, words):
     output = run("plan", "--arch", *options.split()).output
     assert all(word in output for word in words.split("|"))
-    assert "need compute capability" not in run("plan", "--arch", "lazyformer_m2x6_s", "--precision", "bf16").output
+    modern = "--arch lazyformer_m2x6_s --gpus 8 --precision bf16"
+    assert "need compute capability" not in run("plan", *modern.split()).output
 
 
 @pytest.mark.parametrize(
@@ -167,8 +169,9 @@ def batch_of(*arguments: object) -> int:
 
 def test_it_takes_what_the_plan_says_and_what_the_user_gives_wins(gpus):
     gpus(8, 16160)
-    planned = plan("--arch", "bert_base", "--gpu-memory", "16160MiB")["batch_size"]
-    assert batch_of("bert_base", "data") == planned == 16
+    planned = plan("--arch", "bert_base")
+    assert (planned["gpus"], planned["gpu_memory"], planned["precision"]) == (8, 16160 * 2**20, "fp16"), "this machine"
+    assert batch_of("bert_base", "data") == planned["batch_size"] == 16
     assert batch_of("lazyformer_m2x6_s.yaml", "data") == 32
     assert batch_of("transformer_xl_large", "data") == 8
     assert batch_of("bert_base", "data", "--batch-size", 2) == 2
@@ -183,8 +186,36 @@ def test_a_driver_that_does_not_tell(gpus, told):
     assert batch_of("lazyformer_m2x6_s", "data") == 16
 
 
-def test_without_a_gpu_the_batch_is_small_and_the_plan_is_for_the_papers_gpus(gpus):
+def test_without_a_gpu_the_plan_is_for_the_processor(gpus):
     gpus(0, 0)
     result = pretrain("lazyformer_m2x6_s", "data", "--dry-run", "--sequences-per-update", 32)
-    assert "--batch-size 4 " in result.stdout
-    assert "1 x 16.0 GB, fp16" in result.stderr
+    assert "--batch-size 4 " in result.stdout and " --cpu " in result.stdout
+    assert re.search(r"this machine's processor: 1 x [\d.]+ GB, fp32", result.stderr)
+    assert re.search("--teraflops [.0-9]+, which products of matrices reach here", result.stderr)
+    planned = plan("--arch", "lazyformer_m2x6_s")
+    assert (planned["gpus"], planned["batch_size"], planned["precision"]) == (1, 4, "fp32")
+    assert 1e9 < planned["flops_per_second"] < 2e13
+
+
+@pytest.mark.parametrize("here", [0, 2])
+@pytest.mark.parametrize(("asked", "batch", "memory"), [("8", 16, 16), ("8x16GB", 16, 16), ("8x80GB", 32, 80)])
+def test_gpus_that_are_not_here_can_be_planned_for(gpus, here, asked, batch, memory):
+    gpus(here, 16160)
+    words = ("bert_base", "data", "--gpus", asked, "--dry-run")
+    if here and asked == "8":
+        assert "this node has 2; give as many at most; for a --dry-run of others --gpus 8x16GB" in refusal(
+            "pretrain", *words
+        )
+        return
+    result = pretrain(*words)
+    assert {"--fp16", "--nproc-per-node"} <= set(result.stdout.split()) and "--cpu" not in result.stdout
+    assert f"--batch-size {batch} " in result.stdout and f"8 x {memory}.0 GB, fp16" in result.stderr
+    assert ("planned for 16 GB each" in result.stderr) == (asked == "8"), "what nobody gave is said"
+    assert plan("--arch", "bert_base", "--gpus", asked)["batch_size"] == batch
+    assert "the size of others is for --dry-run; give 8" in refusal("pretrain", *words[:3], "8x16GB")
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "1e2", "8x", "x16GB", "8x16", "10000000", "8x0GB"])
+def test_what_is_no_number_of_gpus(wrong):
+    for words in ("plan --arch bert_base", "pretrain bert_base data"):
+        assert re.search("write for example (8, or 8x16GB|16GB)", refusal(*words.split(), f"--gpus={wrong}"))

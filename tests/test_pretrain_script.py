@@ -99,7 +99,7 @@ def test_a_yaml_file_gets_the_sizes_of_this_machine(gpus):
     assert "lazyformer_fairseq.fairseq_plugin.reliability.torchrun" in launcher
     assert settings[:4] == ["--config-dir", str(CONFIGS / "pretraining"), "--config-name", "bert_base"]
     assert r"task.data='my \'data\''" in settings and settings[-1] == "optimization.max_update=9"
-    assert {"distributed_training.distributed_world_size=2", "common.cpu=true", "common.fp16=false"} <= set(settings)
+    assert {"distributed_training.distributed_world_size=2", "common.cpu=false", "common.fp16=true"} <= set(settings)
     assert not any("update_freq" in word or "batch_size" in word for word in settings)
     gpus(*["9.0"] * 8)
     settings = set(dry_run("bert_base.yaml", "data", "--batch-size", 8)[1])
@@ -111,7 +111,7 @@ def test_a_yaml_file_gets_the_sizes_of_this_machine(gpus):
     [
         ("bert_base", "Missing argument 'DATA'"),
         ("bert_base data --gpus", "'--gpus' requires an argument"),
-        ("bert_base data --gpus 0", "0 is not in the range x>=1"),
+        ("bert_base data --gpus 0", "'0' is no number of GPUs; write for example 8, or 8x16GB"),
         ("bert_base data --gpus 3", "error: 256 sequences an update do not divide among 3 processes; give --sequence"),
         ("bert_base data --master node0", "error: --master node0: give HOST:PORT"),
         ("bert_base data --node-rank 1", "error: --node-rank 1: --nodes 1 are numbered from 0 to 0"),

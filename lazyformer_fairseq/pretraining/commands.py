@@ -9,6 +9,7 @@ import click
 
 from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing, refuse_missing_folders
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.measure.planning import ON_PROCESSOR
 from lazyformer_fairseq.options import Command, option, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.pretraining.launch import Launch, find_config, words_of_options
@@ -113,7 +114,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
     job = ("bert_base" if warm else arch, None, data, (*sizes, *model[2:], *given), run.sequences_per_update)
-    at_once = (16 if run.found else 4) * (1 if warm else max(1, 512 // tokens))
+    at_once = (16 if run.found else ON_PROCESSOR) * (1 if warm else max(1, 512 // tokens))
     if not run.distill:  # whose memory is not counted
         run.show_plan(job)
     batch = run.per_gpu or (at_once if run.distill else run.batch(job, at_once))
@@ -136,7 +137,7 @@ def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretrain
     _refuse_missing(data, run)
     job = (arch, None, data, given, rows)
     run.show_plan(job)
-    per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
+    per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else ON_PROCESSOR)
     options = f"""
         --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
         {causal_options(known, run.recipe)} --max-update {known.updates}

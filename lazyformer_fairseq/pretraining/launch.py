@@ -15,7 +15,8 @@ from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here, smallest_memory
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.options import PRECISION, flag_of, option
+from lazyformer_fairseq.measure.planning import NO_GPU, V100_BYTES
+from lazyformer_fairseq.options import PRECISION, Gpus, flag_of, option, read_gpus
 
 PACKAGE_FOLDER = Path(__file__).absolute().parents[1]
 CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())
@@ -25,7 +26,6 @@ OWN = {  # what a launch decides: given a second time, it would no longer be tru
     "--update-freq": "it is worked out; give the size of an update, or run fairseq-train yourself",
     "--max-tokens": "give --batch-size, in sequences, or run fairseq-train yourself",
 }
-V100_BYTES = 16 * 10**9  # of the paper's GPUs, for a plan where none is
 Setting = Union[str, int, float, bool]
 Job = tuple[Any, ...]  # arguments of measure.planning.job.job_of_launch, which imports torch
 GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # several processes without GPUs
@@ -35,7 +35,10 @@ GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # several p
 class Launch:
     """Where and how a run trains."""
 
-    gpus: Optional[int] = option(None, "Processes on this node.", low=1, shown="its GPUs, or 1 process on the CPU")
+    gpus: Optional[Gpus] = option(
+        None, "Processes on this node; with --dry-run 8x16GB is a node that has other GPUs.", parse=read_gpus,
+        metavar="N", shown="its GPUs, or 1 process on the CPU",
+    )  # fmt: skip
     nodes: int = option(1, "Start the command on each. All see the same DATA and --save-dir.", low=1)
     node_rank: int = option(0, "Number of this node, from 0.", low=0)
     master: str = option("127.0.0.1:29500", "Node 0, where there are several.", metavar="HOST:PORT")
@@ -54,18 +57,33 @@ class Launch:
             raise UserError(f"--master {self.master}: give HOST:PORT")
         if self.node_rank >= (nodes := self.nodes):
             raise UserError(f"--node-rank {self.node_rank}: --nodes {nodes} are numbered from 0 to {nodes - 1}")
+        if self.gpus and self.gpus.memory and not self.dry_run:
+            raise UserError(f"--gpus {self.gpus}: the size of others is for --dry-run; give {self.gpus.count}")
         if self.found and self.processes > self.found:
-            raise UserError(f"--gpus {self.processes}: this node has {self.found}; give as many at most")
+            others = f"; for a --dry-run of others --gpus {self.processes}x16GB" if self.dry_run else ""
+            raise UserError(f"--gpus {self.processes}: this node has {self.found}; give as many at most{others}")
+
+    @cached_property
+    def supposed(self) -> Optional[Gpus]:
+        """GPUs that are not here, and that a dry run is for."""
+        if not (self.dry_run and self.gpus) or (count_gpus() and not self.gpus.memory):
+            return None
+        return Gpus(self.gpus.count, self.gpus.memory or V100_BYTES)
 
     @cached_property
     def found(self) -> int:
         """GPUs of this node."""
-        return count_gpus()
+        return self.supposed.count if self.supposed else count_gpus()
+
+    @property
+    def memory(self) -> Optional[int]:
+        """Bytes of the smallest of them; None where nobody knows."""
+        return self.supposed.memory if self.supposed else smallest_memory()
 
     @property
     def processes(self) -> int:
         """Of this node."""
-        return self.gpus or self.found or 1
+        return self.gpus.count if self.gpus else self.found or 1
 
     @property
     def world(self) -> int:
@@ -87,7 +105,7 @@ class Launch:
             job: what is trained.
             otherwise: where there is no GPU, where its memory is not known, and with ``--no-fit``.
         """
-        memory = smallest_memory() if self.found and self.fit else None
+        memory = self.memory if self.found and self.fit else None
         if memory is None:
             return otherwise
         from lazyformer_fairseq.measure.planning.fit import Place, batch_that_fits
@@ -109,8 +127,10 @@ class Launch:
 
         try:
             made = job_of_launch(*job)
-            precision = self.precision or (precision_here() if self.found else "fp16")
-            place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
+            if self.found:
+                place = Place(self.world, self.memory or V100_BYTES, self._precision)
+            else:
+                place = Place.of_processor(self._precision, self.world)
             click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
         except UserError as error:
             click.echo(f"no plan: {error}", err=True)
@@ -143,7 +163,7 @@ class Launch:
 
     @property
     def _precision(self) -> str:
-        return self.precision or precision_here()
+        return self.precision or ("fp16" if self.supposed else precision_here())
 
     def _torchrun(self) -> list[str]:
         """What stands before the module that trains; nothing where one process is neither shared nor restarted."""
@@ -163,6 +183,8 @@ class Launch:
         """Signals reach the command, as this process is it. Prints it only, for ``--dry-run``."""
         command = [sys.executable, *self._torchrun(), "-m", module, *words]
         if self.dry_run:
+            if self.supposed and not self.gpus.memory:
+                click.echo(NO_GPU, err=True)
             click.echo(shlex.join(command))
             return
         if self.found and "--cpu" not in words:

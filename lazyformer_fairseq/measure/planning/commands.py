@@ -1,26 +1,17 @@
 """``lazyformer plan``."""
 
 import json
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import click
 
 from lazyformer_fairseq.arguments import ExistingPath, refuse_missing_folders
+from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here, smallest_memory
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
-from lazyformer_fairseq.options import Command, option, takes
-
-
-def read_size(text: str) -> int:
-    """Bytes of ``16GB`` or ``16GiB``. Raises a UserError for what is none of these."""
-    found = re.fullmatch(r"(\d*\.?\d+)(m|g)(i?)b", text.lower())
-    size = found and float(found[1]) * (2**10 if found[3] else 10**3) ** {"m": 2, "g": 3}[found[2]]
-    if not size or size >= 2**60:
-        raise UserError(f"{text!r} is no size; write for example 16GB, 16GiB or 800MB")
-    return int(size)
+from lazyformer_fairseq.measure.planning import NO_GPU, PAPER_TERAFLOPS, V100_BYTES
+from lazyformer_fairseq.options import Command, Gpus, option, read_gpus, read_size, takes
 
 
 @dataclass(frozen=True)
@@ -30,9 +21,18 @@ class Planning:
     archs: tuple[str, ...] = option(
         (), "Name of a model, or several: docs/architectures.md has them all.", "--arch", metavar="NAME,..."
     )
-    gpus: int = option(8, "How many, on all nodes together.", low=1, high=10**6)
-    gpu_memory: int = option("16GB", "Of each, as 16GB (10^9 bytes) or 16GiB.", parse=read_size, metavar="SIZE")
-    precision: str = option("fp16", "Of weights and activations.", choices=("fp32", "fp16", "bf16"))
+    gpus: Optional[Gpus] = option(
+        None, "How many, on all nodes together, and the memory of each.", parse=read_gpus, metavar="N or NxSIZE",
+        shown="this machine's, or its processor where it has none",
+    )  # fmt: skip
+    gpu_memory: Optional[int] = option(
+        None, "The same SIZE, 16GB (10^9 bytes) or 16GiB.", parse=read_size, metavar="SIZE",
+        shown="this machine's; 16GB where it has no GPU",
+    )  # fmt: skip
+    precision: Optional[str] = option(
+        None, "Of weights and activations.", choices=("fp32", "fp16", "bf16"),
+        shown="this machine's; fp16 where SIZE is given, or no GPU is here; fp32 on a processor",
+    )  # fmt: skip
     attention_backend: Optional[str] = option(None, "How attention is computed.", shown="the training's, else auto")
     time: Optional[int] = option(
         None, "Of a sequence, or of a segment.", "--tokens-per-sample", "--tgt-len", low=1, shown="the training's"
@@ -47,9 +47,9 @@ class Planning:
         None, "Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk.",
         shown="32768 symbols; of causal archs, those of their text",
     )  # fmt: skip
-    teraflops: float = option(
-        PAPER_TERAFLOPS, "TFLOP/s that training reaches on a GPU; the default is what the paper's BERT did on a V100.",
-        low=0, is_open=True,
+    teraflops: Optional[float] = option(
+        None, "TFLOP/s that training reaches on a GPU.", low=0, is_open=True,
+        shown=f"{PAPER_TERAFLOPS}, as the paper's BERT on a V100; on a processor what products of matrices reach",
     )  # fmt: skip
     json: bool = option(False, "Print numbers for programs: bytes, FLOPs, hours.")
 
@@ -63,20 +63,20 @@ def plan(config: Optional[Path], asked: Planning) -> None:
     Memory is counted by formula, for each back end of attention: see docs/training.md. No GPU is needed.
 
     \b
-    lazyformer plan --arch lazyformer_m2x6_s --gpus 8 --gpu-memory 16GB --precision fp16
-    lazyformer plan --config bert_base.yaml --data data --gpus 4 --gpu-memory 24GB --precision bf16
-    lazyformer plan --arch bert_base --arch lazyformer_m2x6 (a row for each)
+    lazyformer plan --arch lazyformer_m2x6_s (on this machine's GPUs, or its processor)
+    lazyformer plan --config bert_base.yaml --data data --gpus 4x24GB --precision bf16
+    lazyformer plan --arch bert_base --arch lazyformer_m2x6 --gpus 8x16GB (a row for each)
     """
     if bool(asked.archs) == (config is not None):
         raise UserError("give either --arch NAME or --config FILE.yaml")
     if asked.data is not None:
         refuse_missing_folders(asked.data)
-    from lazyformer_fairseq.measure.planning.fit import Place, as_json, as_table, as_text, make_plan
+    from lazyformer_fairseq.measure.planning.fit import as_json, as_table, as_text, make_plan
     from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_yaml, vocabulary_of
 
     given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update")}
     given = {name: value for name, value in given.items() if value is not None}
-    place, plans = Place(asked.gpus, asked.gpu_memory, asked.precision), []
+    place, plans = _place(asked), []
     files = [path for folder in (asked.data or "").split(":") if folder for path in Path(folder).iterdir()]
     size = sum(path.stat().st_size for path in files if path.is_file()) if asked.data else None
     for job in [job_of_yaml(config)] if config else map(job_of_arch, asked.archs):
@@ -88,3 +88,17 @@ def plan(config: Optional[Path], asked: Planning) -> None:
         click.echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
         click.echo(as_text(plans[0]) if len(plans) == 1 else as_table(plans))
+
+
+def _place(asked: Planning) -> Any:
+    """This machine, and what was asked for in its place."""
+    from lazyformer_fairseq.measure.planning.fit import Place
+
+    there, given = count_gpus(), asked.gpus or Gpus(0)
+    memory = asked.gpu_memory or given.memory
+    if not (there or given.count or memory):
+        return Place.of_processor(asked.precision or "fp32")
+    precision = asked.precision or (precision_here() if there and not memory else "fp16")
+    if not (memory := memory or smallest_memory()):
+        click.echo(NO_GPU, err=True)
+    return Place(given.count or there or 1, memory or V100_BYTES, precision)

@@ -1,16 +1,20 @@
 """What fits a GPU: back ends, the largest batch, and how an update is shared; a plan, as text and as numbers."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
+import torch
+
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.costs.latency import matrix_peak, matrix_products, measure
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory
-from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
+from lazyformer_fairseq.measure.planning import ON_PROCESSOR, PAPER_TERAFLOPS
 from lazyformer_fairseq.measure.planning.job import Job
 from lazyformer_fairseq.modules.attention import BACK_ENDS, fallback_backend
 from lazyformer_fairseq.modules.attention.back_ends import NOT_IN_TRITON
-from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, SHARE_OF_MEMORY
+from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
 from lazyformer_fairseq.modules.memory_costs import NUMBER, SINGLE
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
@@ -29,7 +33,7 @@ class Place:
 
     Attributes:
         processes: one a GPU.
-        memory: bytes of a GPU.
+        memory: bytes of a GPU, or of this machine.
         precision: fp32, fp16 or bf16.
         device: cuda or cpu.
     """
@@ -38,6 +42,19 @@ class Place:
     memory: int
     precision: str
     device: str = "cuda"
+
+    @classmethod
+    def of_processor(cls, precision: str, processes: int = 1) -> "Place":
+        """Of this machine, each process with its share of the memory."""
+        return cls(processes, memory_of("cpu") // processes, precision, "cpu")
+
+    @property
+    def unit(self) -> str:
+        return "GPU" if self.device == "cuda" else "process"
+
+    def __str__(self) -> str:
+        on = "" if self.device == "cuda" else "this machine's processor: "
+        return f"{on}{self.processes} x {self.memory / GB:.1f} GB, {self.precision}"
 
 
 class Fit(NamedTuple):
@@ -67,9 +84,10 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
             "number of either"
         )
     share = job.per_update // place.processes
+    most = min(share, ON_PROCESSOR) if place.device == "cpu" else share
     if back_end not in (AUTO, *possible_back_ends(job, place.device)):
         raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
-    for batch in (size for size in range(share, 0, -1) if share % size == 0):
+    for batch in (size for size in range(most, 0, -1) if share % size == 0):
         found = count_on(job, place, back_end, batch, share)
         if found.peak <= USABLE * place.memory:
             return Fit(back_end, batch, share // batch, found)
@@ -144,6 +162,7 @@ class Plan(NamedTuple):
         chosen: the one of the back end that the training names.
         one: bytes of activations of one sequence by back end.
         teraflops: that training reaches on a GPU, TFLOP/s.
+        whose: in words, where nobody gave it.
         data_bytes: of the data on disk; None where none are known.
     """
 
@@ -153,6 +172,7 @@ class Plan(NamedTuple):
     chosen: Fit
     one: dict[str, int]
     teraflops: float
+    whose: str
     data_bytes: Optional[int]
 
     @property
@@ -162,8 +182,7 @@ class Plan(NamedTuple):
     @property
     def speed(self) -> str:
         """In words, with its source."""
-        whose = ", as the paper's BERT on a V100" if self.teraflops == PAPER_TERAFLOPS else ""
-        return f"--teraflops {self.teraflops:g}{whose}"
+        return f"--teraflops {self.teraflops:.3g}{self.whose}"
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -173,23 +192,30 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    job: Job, place: Place, back_end: str, teraflops: float = PAPER_TERAFLOPS, data_bytes: Optional[int] = None
+    job: Job, place: Place, back_end: str, teraflops: Optional[float] = None, data_bytes: Optional[int] = None
 ) -> Plan:
     """Raises UserErrors as :func:`fit` does."""
     names = possible_back_ends(job, place.device) or ["eager"]
     fits = [fit(job, place, name) for name in names]
     chosen = fit(job, place, back_end)
     one = {name: count_on(job, place, name, 1, 2).activations for name in names}
-    return Plan(job, place, fits, chosen, one, teraflops, data_bytes)
+    speed = (teraflops, "") if teraflops else usual_speed(place.device)
+    return Plan(job, place, fits, chosen, one, *speed, data_bytes)
+
+
+@functools.cache
+def usual_speed(device: str) -> tuple[float, str]:
+    """TFLOP/s of a training, and whose in words; on a processor a second's measurement."""
+    if device == "cuda":
+        return PAPER_TERAFLOPS, ", as the paper's BERT on a V100"
+    products = measure(matrix_products("cpu", torch.float32), rounds=3, warm_up=1, description="this processor's speed")
+    return matrix_peak(products) / TERA, ", which products of matrices reach here: training takes longer"
 
 
 def as_text(plan: Plan) -> str:
     """Tables and sentences that a newcomer can read."""
     job, place, held = plan.job, plan.place, plan.chosen.memory
-    head = (
-        f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. "
-        f"{place.processes} x {place.memory / GB:.1f} GB, {place.precision}"
-    )
+    head = f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. {place}"
     constant = {
         "weights": held.weights,
         "gradients" + " and what GPUs send" * (place.processes > 1): held.gradients,
@@ -206,7 +232,9 @@ def as_text(plan: Plan) -> str:
         }
         for found in plan.fits
     ]
-    held_table = markdown_table([{"memory of each GPU": name, "GB": _gb(size)} for name, size in constant.items()])
+    held_table = markdown_table(
+        [{f"memory of each {place.unit}": name, "GB": _gb(size)} for name, size in constant.items()]
+    )
     return "\n\n".join([head, held_table, markdown_table(rows), *_sentences(plan)])
 
 
@@ -224,9 +252,7 @@ def as_table(plans: Sequence[Plan]) -> str:
         }
         for made in plans
     ]
-    place = plans[0].place
-    said = f"{place.processes} x {place.memory / GB:.1f} GB, {place.precision}, {plans[0].speed}"
-    return f"{markdown_table(rows)}\n\n{said}"
+    return f"{markdown_table(rows)}\n\n{plans[0].place}, {plans[0].speed}"
 
 
 def _sentences(plan: Plan) -> list[str]:
@@ -236,7 +262,7 @@ def _sentences(plan: Plan) -> list[str]:
     if chosen.batch:
         how = "on the hungriest back end that auto may take" if chosen.back_end == AUTO else f"on {chosen.back_end}"
         words.append(
-            f"An update: {place.processes} {'GPU' if place.processes == 1 else 'GPUs'} x {chosen.batch} {unit} "
+            f"An update: {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {unit} "
             f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {unit} of {job.time} "
             f"tokens, counted {how}."
         )
@@ -247,7 +273,7 @@ def _sentences(plan: Plan) -> list[str]:
         )
     words.append(
         f"In all: {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens, {job.flops:.2e} FLOPs: "
-        f"{plan.hours:,.1f} hours at {plan.teraflops:,.3g} TFLOP/s a GPU ({plan.speed})."
+        f"{_time(plan.hours)} at {plan.teraflops:,.3g} TFLOP/s a {place.unit} ({plan.speed})."
     )
     a_token = 2 if job.vocab_size <= 65_500 else 4
     data = f"{plan.data_bytes / GB:,.2f} GB of data" if plan.data_bytes is not None else f"{a_token} bytes a token"
@@ -255,9 +281,9 @@ def _sentences(plan: Plan) -> list[str]:
         f"Disk: {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB, "
         f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB; {data}."
     )
-    rest = f"By formula; {1 - USABLE:.0%} of a GPU's memory stays free for CUDA and gaps between tensors."
+    rest = f"By formula; {1 - USABLE:.0%} of the memory stays free for CUDA and gaps between tensors."
     by_triton = [found.back_end for found in plan.fits if found.back_end in BY_TRITON]
-    if by_triton and place.precision != "bf16":
+    if by_triton and place.device == "cuda" and place.precision != "bf16":
         need = "need" if len(by_triton) > 1 else "needs"
         rest += f" {' and '.join(by_triton)} {need} compute capability 8.0, which a V100 or T4 lacks."
     if job.estimated:
@@ -288,6 +314,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
         **{"checkpoint_bytes": plan.checkpoint_bytes, "checkpoints": job.checkpoints},
         "is_estimate": bool(job.estimated),
     }
+
+
+def _time(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours < 8766 else f"{hours:,.0f} hours, {hours / 8766:,.1f} years,"
 
 
 def _gb(size: int) -> str:

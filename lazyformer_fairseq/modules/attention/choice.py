@@ -346,7 +346,7 @@ def _is_possible(name: str, workload: Workload) -> bool:
     if name == "recompute" and workload.is_training and not _torch_fuses(workload):
         return False  # `fused` would compute under its name, or torch would write the distribution
     written = _numbers_written(name, workload) * torch.empty((), dtype=workload.precision).element_size()
-    return not written or written <= SHARE_OF_MEMORY * _memory(workload.device)
+    return not written or written <= SHARE_OF_MEMORY * memory_of(workload.device)
 
 
 def _torch_fuses(workload: Workload) -> bool:
@@ -381,7 +381,7 @@ def _numbers_written(name: str, workload: Workload) -> int:
     return added + min(distribution, max(matrix, back_ends.PIECE_NUMBERS))
 
 
-def _memory(device: str) -> int:
+def memory_of(device: str) -> int:
     """The device's memory in bytes, used or free: a choice must not depend on what else is running."""
     if device == "cuda":
         return torch.cuda.get_device_properties().total_memory

@@ -48,7 +48,7 @@ def measured(monkeypatch):
     choice._say_that_nothing_was_measured.cache_clear()
     monkeypatch.setattr(choice, "device_kind", lambda device: f"kind of {device}")
     monkeypatch.setattr(choice, "table_of", kinds.get)
-    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
+    monkeypatch.setattr(choice, "memory_of", lambda device: 2**36)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     yield rows
     choice.choose_automatically.cache_clear()
@@ -120,7 +120,7 @@ def test_on_a_gpu_a_bias_that_learns_goes_through_torchs_kernel_where_that_runs_
 ):
     measured.clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(choice, "_memory", lambda device: 2**34)
+    monkeypatch.setattr(choice, "memory_of", lambda device: 2**34)
     monkeypatch.setattr(back_ends, "has_triton", lambda: True)
     cuda = CPU._replace(device="cuda", precision=torch.float16, features=frozenset({"bias"}))
     assert choose_automatically(cuda._replace(**changes), 1) == expected

@@ -20,7 +20,12 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.models import hub
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, heads_in_checkpoint, pooler_in_checkpoint
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
+    PREFIX,
+    heads_in_checkpoint,
+    lm_head_never_trained,
+    pooler_in_checkpoint,
+)
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.huggingface import families
@@ -67,6 +72,17 @@ class Source:
     @property
     def weights(self) -> dict[str, Any]:
         return self.model.state_dict()
+
+    @property
+    def has_lm_head(self) -> bool:
+        """Whether its masked-LM head goes along: one that never trained stays behind."""
+        return not lm_head_never_trained(self.weights)
+
+    @property
+    def use(self) -> "Use":
+        if self.head is None:
+            return USES["lm_head" if self.has_lm_head else ""]
+        return USES["qa_outputs" if self.head.kind == SPAN else "classifier"]
 
 
 def export_to_huggingface(
@@ -178,10 +194,27 @@ def _save(config: Any, model_class: type, weights: Mapping[str, Tensor], folder:
 
 # A model of ours
 
-CLASSES = {  # by what names of their heads' weights begin with
-    "lm_head": heads.LazyFormerForMaskedLM,
-    "classifier": heads.LazyFormerForSequenceClassification,
-    "qa_outputs": heads.LazyFormerForQuestionAnswering,
+
+class Use(NamedTuple):
+    """What a model is for: its head's name in transformers, its pipeline, how names of its classes end."""
+
+    head: str
+    pipeline: str
+    ending: str
+
+    @property
+    def model_class(self) -> type:
+        return getattr(heads, f"LazyFormer{self.ending or 'Model'}")
+
+
+USES = {
+    use.head: use
+    for use in (
+        Use("lm_head", "fill-mask", "ForMaskedLM"),
+        Use("classifier", "text-classification", "ForSequenceClassification"),
+        Use("qa_outputs", "question-answering", "ForQuestionAnswering"),
+        Use("", "feature-extraction", ""),
+    )
 }
 
 
@@ -206,12 +239,7 @@ def write_custom(source: Source, folder: Path) -> Any:
     weights = custom_weights(source)
     config.weights_sha256 = _hash(config, weights)
     (folder / modelling.CODE_FILE).write_text(merged_code(config.plan), encoding="utf-8")
-    return _save(config, CLASSES[_place_of(source.head)], weights, folder)
-
-
-def _place_of(head: Optional[Head]) -> str:
-    """With what names of a head's weights begin in transformers."""
-    return "lm_head" if head is None else "qa_outputs" if head.kind == SPAN else "classifier"
+    return _save(config, source.use.model_class, weights, folder)
 
 
 def custom_weights(source: Source) -> dict[str, Tensor]:
@@ -226,6 +254,8 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
     for name in named - {"dictionary_sha256"}:
         if name.startswith(families.ENCODER):
             found[f"lazyformer.{name.removeprefix(families.ENCODER)}"] = weights[name]
+        elif name.startswith(families.HEAD) and not source.has_lm_head:
+            continue
         elif name == f"{families.HEAD}bias":
             found["lm_head.decoder.bias"] = weights[name]
         elif name.startswith((f"{families.HEAD}dense.", f"{families.HEAD}layer_norm.")):
@@ -238,7 +268,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
     if source.head is not None:
         of_head = f"{PREFIX}{source.head.name}."
         for name in (name for name in weights if name.startswith(of_head)):
-            found[f"{_place_of(source.head)}.{name.removeprefix(of_head).removeprefix('span_proj.')}"] = weights[name]
+            found[f"{source.use.head}.{name.removeprefix(of_head).removeprefix('span_proj.')}"] = weights[name]
     return {name: found[name].float().contiguous() for name in sorted(found)}
 
 
@@ -249,17 +279,17 @@ def _hash(config: modelling.LazyFormerConfig, weights: Mapping[str, Tensor]) -> 
         UserError: names or shapes are not those of the models.
     """
     found: dict[str, dict[str, str]] = {}
-    for head, model_class in CLASSES.items():
-        if not any(name.startswith(f"{head}.") for name in weights):
-            continue
-        model = model_class(config)
+    there = [head for head in USES if head and any(name.startswith(f"{head}.") for name in weights)]
+    for head in there or [""]:
+        model = USES[head].model_class(config)
+        base, prefix = (model.lazyformer, "") if head else (model, "lazyformer.")
         others = tuple(f"{each}." for each in modelling.HEADS if each != head)
-        own = {name: weight for name, weight in weights.items() if not name.startswith(others)}
+        own = {name.removeprefix(prefix): weight for name, weight in weights.items() if not name.startswith(others)}
         try:
             missing, unexpected = model.load_state_dict(own, strict=False)
         except RuntimeError as error:
             raise UserError(f"the exported model has other weights than the checkpoint: {error}") from error
-        again = {"lm_head.decoder.weight", *(f"lazyformer.{name}" for name in model.lazyformer.same_weights)}
+        again = {"lm_head.decoder.weight", *(f"lazyformer.{name}".removeprefix(prefix) for name in base.same_weights)}
         if wrong := sorted({*missing} - again | {*unexpected}):
             raise UserError(f"the exported model and the checkpoint differ in weights {', '.join(wrong)}")
         found |= modelling.hash_weights(model.state_dict())
@@ -297,11 +327,10 @@ def write_bert(source: Source, folder: Path) -> Any:
         type_vocab_size=source.cfg.token_types or 2,
         **_settings(source),
     )
-    if source.head is not None:
-        name = "BertForQuestionAnswering" if source.head.kind == SPAN else "BertForSequenceClassification"
-    else:
-        name = "BertForPreTraining" if NEXT_SENTENCE in source.model.classification_heads else "BertForMaskedLM"
-    return _save(config, getattr(transformers, name), bert_weights(source), folder)
+    ending = source.use.ending
+    if source.head is None and NEXT_SENTENCE in source.model.classification_heads:
+        ending = "ForPreTraining" if source.has_lm_head else "ForNextSentencePrediction"
+    return _save(config, getattr(transformers, f"Bert{ending or 'Model'}"), bert_weights(source), folder)
 
 
 def bert_weights(source: Source) -> dict[str, Tensor]:
@@ -311,11 +340,12 @@ def bert_weights(source: Source) -> dict[str, Tensor]:
     found = {f"bert.{theirs}.weight": weights[ours] for ours, theirs in embeddings if ours in weights}
     width = found["bert.embeddings.word_embeddings.weight"].size(1)
     found.setdefault("bert.embeddings.token_type_embeddings.weight", torch.zeros(2, width))
-    dense, norm, bias, _ = family.head
-    found[bias] = weights[f"{families.HEAD}bias"]
     layers = len(plan_as_json(source.cfg.sublayer_pattern)) // 2
     maps = {ours: [f"bert.{name}" for name in theirs] for ours, theirs in family.maps(layers)}
-    maps |= {f"{families.HEAD}dense": [dense], f"{families.HEAD}layer_norm": [norm]}
+    if source.has_lm_head:
+        dense, norm, bias, _ = family.head
+        found[bias] = weights[f"{families.HEAD}bias"]
+        maps |= {f"{families.HEAD}dense": [dense], f"{families.HEAD}layer_norm": [norm]}
     if (pooler := pooler_in_checkpoint(weights)) is not None:
         maps[f"{PREFIX}{pooler}.dense"] = ["bert.pooler.dense"]
     if head is None and NEXT_SENTENCE in source.model.classification_heads:
@@ -350,8 +380,11 @@ def check_same_outputs(source: Source, model: Any) -> None:
         given["token_type_ids"] = types = torch.arange(ids.size(1)).expand_as(ids) % source.cfg.token_types
     is_text = ids.ne(source.tokenizer.dictionary.pad())
     for name, logits in _logits(model(ids, attention_mask=is_text.long(), **given)).items():
-        head = {"masked words": None, "next sentence": NEXT_SENTENCE}.get(name, source.head and source.head.name)
-        wanted, _ = source.model(ids, classification_head_name=head, global_positions=marked, token_types=types)
+        of_task = NEXT_SENTENCE if source.head is None else source.head.name
+        of_name = {"masked words": (False, None), "features": (True, None), "next sentence": (False, NEXT_SENTENCE)}
+        features_only, head = of_name.get(name, (False, of_task))
+        asked = {"features_only": features_only, "classification_head_name": head}
+        wanted, _ = source.model(ids, global_positions=marked, token_types=types, **asked)
         if wanted.dim() == 3:  # of each token
             logits, wanted = logits[is_text], wanted[is_text]
         difference = float((logits - wanted).abs().max() / wanted.abs().max().clamp(min=1))
@@ -366,6 +399,8 @@ def _logits(output: Any) -> dict[str, Tensor]:
     """What a model of transformers returned, by what it is of, in our order of numbers."""
     if "prediction_logits" in output:
         return {"masked words": output.prediction_logits, "next sentence": output.seq_relationship_logits}
+    if "last_hidden_state" in output:
+        return {"features": output.last_hidden_state}
     if "start_logits" in output:
         return {"head": torch.stack([output.start_logits, output.end_logits], -1)}
     return {"masked words" if output.logits.dim() == 3 else "head": output.logits}
@@ -433,18 +468,13 @@ def model_card(source: Source, has_code: bool, name: str) -> str:
         source: the checkpoint.
         has_code: whether the folder brings code of its own.
     """
-    pipeline, auto = "fill-mask", "AutoModelForMaskedLM"
-    if source.head is not None:
-        is_span = source.head.kind == SPAN
-        pipeline = "question-answering" if is_span else "text-classification"
-        auto = "AutoModelForQuestionAnswering" if is_span else "AutoModelForSequenceClassification"
     return CARD.format(
-        pipeline=pipeline,
+        pipeline=source.use.pipeline,
         tag="" if has_code else "\n- bert",
         name=name,
         pattern=source.cfg.sublayer_pattern,
         rows="\n".join(f"| {title} | {value} |" for title, value in _rows(source).items()),
-        auto=auto,
+        auto=f"AutoModel{source.use.ending}",
         trust=", trust_remote_code=True" if has_code else "",
         code=OWN_CODE if has_code else PLAIN_BERT,
     )
@@ -465,6 +495,8 @@ def _rows(source: Source) -> dict[str, str]:
         "vocabulary": f"{len(source.tokenizer.dictionary):,} symbols",
         **source.training,
     }
+    if not source.has_lm_head:
+        rows["masked-LM head"] = "none: the checkpoint's never trained, so that it cannot fill masks"
     if head is not None and head.kind == SPAN:
         rows["span head"] = f"{head.name}: where an answer starts, and where it ends"
     elif head is not None:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import LM_HEAD
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -28,7 +29,7 @@ INDEX = ".index.json"
 NUMBERS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WHOLE_NUMBERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")  # of buffers
 # What we call them.
-ENCODER, HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
+ENCODER, HEAD = "encoder.sentence_encoder.", LM_HEAD
 WORDS, POSITIONS, TYPES = (f"{ENCODER}embed_{what}.weight" for what in ("tokens", "positions", "token_types"))
 PARTS = ("weight", "bias")
 

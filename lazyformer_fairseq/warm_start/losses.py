@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash, lm_head_never_trained
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
     FullSentencesMaskedLMConfig,
     FullSentencesMaskedLMTask,
@@ -154,9 +154,17 @@ class Scorer:
 
     Args:
         text: masked once.
+
+    Raises:
+        UserError: its masked-LM head never trained, so that its losses say nothing of a pattern.
     """
 
     def __init__(self, old: Trained, text: Batches, seed: int = 1):
+        if lm_head_never_trained(old.weights):
+            raise UserError(
+                "the masked-LM head of this model never trained, so that its losses say nothing of a pattern: "
+                "pre-train it first, by fairseq-train --finetune-from-model; lazyformer import works without --text"
+            )
         self.old = old
         self.text = text
         self.seed = seed

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import ROOT, assert_equal_state, toy_texts, write_toy_glue
-from in_process import invoke
+from in_process import invoke, refusal
 from safetensors.torch import load_file, save_file
 from tiny_berts import ROWS, save_tiny
 from torch import Tensor
@@ -144,6 +144,34 @@ def test_a_model_without_masked_lm_head_gets_a_fresh_one_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "form", "exported"),
+    [
+        ("BertModel", "bert", "BertModel"),
+        ("BertModel", "custom", "LazyFormerModel"),
+        ("BertForNextSentencePrediction", "bert", "BertForNextSentencePrediction"),
+        ("BertForSequenceClassification", "bert", "BertForSequenceClassification"),
+        ("BertForSequenceClassification", "custom", "LazyFormerForSequenceClassification"),
+    ],
+)
+def test_a_masked_lm_head_that_never_trained_is_left_out_and_the_card_says_so(kind, form, exported, tmp_path):
+    save_tiny(tmp_path / "in", kind)
+    invoke("import", tmp_path / "in", tmp_path / "out")
+    invoke("export", tmp_path / "out", tmp_path / "back", "--to", "huggingface", "--as", form)
+    card = (tmp_path / "back" / "README.md").read_text()
+    assert "fill-mask" not in card and "MaskedLM" not in card and "cannot fill masks" in card
+    ending = "" if kind != "BertForSequenceClassification" else "ForSequenceClassification"
+    assert f"model = AutoModel{ending}.from_pretrained" in card
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == [exported]
+    assert not any(name.startswith(("cls.predictions", "lm_head")) for name in load_file(tmp_path / "back" / SAFE))
+    with pytest.raises(UserError, match="fill_mask: the masked-LM head of this model never trained"):
+        LazyFormerModel.from_pretrained(tmp_path / "out").fill_mask("The cat [MASK].")
+    if form == "bert":
+        (tmp_path / "text.txt").write_text("the cat sat on the big red mat\n" * 40)
+        words = (tmp_path / "out", tmp_path / "new", "--sublayer-pattern", "sflf", "--text", tmp_path / "text.txt")
+        assert "never trained, so that its losses say nothing" in refusal("import", *words)
+
+
+@pytest.mark.parametrize(
     "form",
     [f"{SAFE} in shards", f"{PICKLED} in shards", PICKLED, f"old {PICKLED}", "old names", "half", "without prefix"],
 )
@@ -226,7 +254,11 @@ def test_pairs_are_fine_tuned_with_their_token_types_and_heads_start_as_the_pool
     assert loaded.predict("rte", "the cat sat").shape == (1, 2)
 
 
-def test_masked_lm_goes_on_with_its_own_tokenizer(bert, tmp_path, fairseq_train):
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_masked_lm_goes_on_with_its_own_tokenizer(is_fresh, bert, tmp_path, fairseq_train):
+    if is_fresh:  # its head learns, and is no longer called one that never trained
+        save_tiny(tmp_path / "in", "BertModel")
+        import_to(tmp_path / "in", (bert := tmp_path) / "out")
     (tmp_path / "text.txt").write_text("\n\n".join(toy_texts(40)))
     settings = CorpusSettings(valid_share=0.1, tokenizer=str(bert / "out" / "tokenizer"))
     build_corpus([str(tmp_path / "text.txt")], tmp_path / "data", settings)

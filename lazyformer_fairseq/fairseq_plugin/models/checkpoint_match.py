@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import logging
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Optional
 
 import torch
@@ -21,6 +22,7 @@ PREFIX = "classification_heads."
 TO_CLASSES, TO_SPANS = ".out_proj.weight", ".span_proj.weight"  # the last map of a head
 PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with a row for each position
 PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # the encoder's weight with a row for each word
+LM_HEAD = "encoder.lm_head."
 
 
 def dictionary_hash(dictionary) -> Tensor:
@@ -207,6 +209,15 @@ def has_pooler(state_dict: dict[str, Tensor]) -> bool:
     """Whether BERT's pooler is among the weights; a head of a task that is called so is none."""
     name = f"{PREFIX}{POOLER}"
     return f"{name}.dense.weight" in state_dict and f"{name}.out_proj.weight" not in state_dict
+
+
+def lm_head_never_trained(weights: Mapping[str, Tensor]) -> bool:
+    """Whether the masked-LM head of an encoder is as fresh as it was made, so that its answers are noise.
+
+    Such a head has biases of exactly zero, and the first update of its own ends that; updates of other heads, with
+    weight decay or without, leave it so. So every file of weights remembers it: checkpoints, exports, old ones too.
+    """
+    return not any(weights[f"{LM_HEAD}{name}"].any() for name in ("bias", "dense.bias", "layer_norm.bias"))
 
 
 def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:

@@ -213,8 +213,14 @@ class LazyFormerHub(nn.Module):
         A model that calls it otherwise, such as ``[MASK]``, takes that word too.
 
         Raises:
-            UserError: where there are several texts, or the text has no ``<mask>`` or several.
+            UserError: where there are several texts, or the text has no ``<mask>`` or several, or the masked-LM head
+                never trained.
         """
+        if checkpoint_match.lm_head_never_trained(self.model.state_dict()):
+            raise UserError(
+                "fill_mask: the masked-LM head of this model never trained, as of a model that was imported without "
+                "one, so that its words would be noise: pre-train it first, by fairseq-train --finetune-from-model"
+            )
         if not isinstance(text, str):
             raise UserError(f"fill_mask({text!r}): takes one text at a time")
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]

@@ -1,14 +1,17 @@
 """The tables of the pages are held to the code that they describe; links and names of files lead somewhere."""
 
 import re
+import shlex
 from argparse import SUPPRESS
 from dataclasses import MISSING, fields
 
 import pytest
+from click.testing import CliRunner
 from fairseq.dataclass import FairseqDataclass
 from helpers import PAGES, ROOT, count_parameters
 from omegaconf import MISSING as REQUIRED
 
+from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import ContinuedMaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdamConfig, NvLambConfig
@@ -56,7 +59,7 @@ def test_the_estimates_for_one_gpu_follow_their_formulas():
 @pytest.mark.slow
 def test_the_table_of_architectures_is_the_one_in_the_code():
     named = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}
-    written = {cells[0]: cells[1:] for cells in rows_of("docs/architectures.md", columns=5) if cells[0] in named}
+    written = {cells[0]: cells[1:] for cells in rows_of("docs/patterns.md", columns=5) if cells[0] in named}
     assert written.keys() == {name for name in named if not name.endswith("_tiny")}
     for name, cells in written.items():
         row = named[name]
@@ -124,7 +127,7 @@ def test_the_tables_of_letters_and_of_settings_are_those_in_the_code():
     for each in attention_kinds.SETTINGS:
         values = ", ".join(filter(None, [each.unit, *each.choices]))
         rows.append(f"| {each.name} | {values} | {each.default or 'none'} | {each.help} |")
-    lines = PAGES["docs/attention_kinds.md"].splitlines()
+    lines = PAGES["docs/patterns.md"].splitlines()
     start = lines.index("| setting | values | default | |")
     assert lines[start + 2 : start + 2 + len(rows)] == rows
 
@@ -135,6 +138,23 @@ def test_patterns_become_what_the_page_says():
     assert len(patterns) >= 6
     for first, *others in patterns:
         assert {expand(first)} >= {expand(other) for other in others}
+
+
+# --- what a reader sees
+
+SAME_EVERYWHERE = ("lazyformer pattern show ", "lazyformer plan ")
+SHOWN = [
+    (command.replace("\\\n", " "), shown)
+    for page in PAGES
+    for command, shown in re.findall(r"^```bash\n([^`]*)\n```\n\n```\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
+    if command.startswith(SAME_EVERYWHERE)
+]
+
+
+@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command[11:40] for command, _ in SHOWN])
+def test_what_is_shown_below_a_command_is_what_it_prints(command, shown):
+    result = CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
+    assert result.stdout.rstrip() == shown.rstrip()
 
 
 # --- links and names of files

@@ -12,7 +12,7 @@ PIECES, WORDS, CHARACTERS = 32_768, 267_735, 204
 def arch_named(name: str) -> str:
     """The name of an encoder or a causal model. Raises a UserError, with the nearest names, where none has it."""
     if name not in (known := [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]):
-        raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/architectures.md has them all'}")
+        raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/patterns.md has them all'}")
     return name
 
 

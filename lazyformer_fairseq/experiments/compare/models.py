@@ -142,7 +142,7 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
     try:
         plan(pattern, direction)
     except UserError as error:
-        named = "\nnor is it a named arch; docs/architectures.md lists those" if "_" in what else ""
+        named = "\nnor is it a named arch; docs/patterns.md lists those" if "_" in what else ""
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
     if keeps:
         part = "encoder" if direction == ENCODER else "decoder"

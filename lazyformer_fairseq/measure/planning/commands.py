@@ -19,7 +19,7 @@ class Planning:
     """Options of ``lazyformer plan``."""
 
     archs: tuple[str, ...] = option(
-        (), "Name of a model, or several: docs/architectures.md has them all.", "--arch", metavar="NAME,..."
+        (), "Name of a model, or several: docs/patterns.md has them all.", "--arch", metavar="NAME,..."
     )
     gpus: Optional[Gpus] = option(
         None, "How many, on all nodes together, and the memory of each.", parse=read_gpus, metavar="N or NxSIZE",

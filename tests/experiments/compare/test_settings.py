@@ -129,7 +129,7 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
         ("--model m=sf;ffn=0", "ffn=0 is no whole number above 0"),
         ("--model m=sf;sizes=own", "sizes=own is for a named arch"),
         ("--model m=sf;layers=3", "layers is for fairseq: and hf: alone"),
-        ("--model m=bert_huge", "docs/architectures.md lists"),
+        ("--model m=bert_huge", "docs/patterns.md lists"),
         ("--model m=fairseq:bart_base", "choose from fairseq:roberta_base"),
         ("--model m=hf:bert", "say how many layers"),
         ("--model m=sf;pretrain=3", "pretrain= is for --task listops and pairs"),

@@ -106,7 +106,7 @@ OLD_NAMES: dict[str, str] = {
     "corpus --unit-megabytes": Gone("went; leave it out: a unit fits the input"),
     "corpus --min-word-count": Gone("went; give --word-coverage, the share of the text that frequent words make up"),
     "continue": "pretrain",
-    "pretrain-phases --tiny": Gone("went; docs/par_bert.md has the sizes of both phases in miniature"),
+    "pretrain-phases --tiny": Gone("went; docs/reproduce.md has the sizes of both phases in miniature"),
     "pretrain-phases": "pretrain --recipe phases",
     **{f"pretrain --{precision}": f"--precision {precision}" for precision in ("fp16", "bf16", "fp32")},
     "lm train": "pretrain",

@@ -4,8 +4,10 @@ import re
 import shlex
 from argparse import SUPPRESS
 from dataclasses import MISSING, fields
+from importlib.metadata import version
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from fairseq.dataclass import FairseqDataclass
 from helpers import PAGES, ROOT, count_parameters
@@ -21,39 +23,16 @@ from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import Ful
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingConfig
 from lazyformer_fairseq.finetuning.tasks.squad import SquadConfig
 from lazyformer_fairseq.finetuning.texts import GlueConfig
-from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.measure.costs.flops import count_parameters as count_parameters_by_formula
 from lazyformer_fairseq.patterns import attention_kinds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
-from lazyformer_fairseq.patterns.kinds import EncoderSizes, kinds
+from lazyformer_fairseq.patterns.kinds import kinds
 
 
 def rows_of(page: str, columns: int) -> list[list[str]]:
     """The cells of a page's table rows of so many columns."""
     rows = (re.split(r"(?<!\\)\|", line.strip("|")) for line in PAGES[page].splitlines() if line.startswith("|"))
     return [[cell.strip(" `") for cell in row] for row in rows if len(row) == columns]
-
-
-def test_the_estimates_for_one_gpu_follow_their_formulas():
-    rows = {name: ARCHITECTURES[name] for name in ("bert_small", "lazyformer_small")}
-    forward, memory = [], []
-    for row in rows.values():
-        sizes = EncoderSizes(32_768, row.encoder_embed_dim, row.encoder_ffn_embed_dim, 8, 512, 32)
-        forward.append(count_flops(row.sublayer_pattern, sizes, 512, predicted=77))
-        attending = expand(row.sublayer_pattern).count("s")
-        bytes_a_token = 34 * 512 * 8 + 5 * 8 * 512 * attending + 1.5 * 32_768
-        memory.append((16 * count_parameters_by_formula(row.sublayer_pattern, sizes), 512 * bytes_a_token))
-    assert "32.7 GFLOP for `bert_small`, 31.6 GFLOP for `lazyformer_small`" in PAGES["docs/one_gpu.md"]
-    assert [f"{flops / 1e9:.1f}" for flops in forward] == ["32.7", "31.6"]
-    hours = [row for row in rows_of("docs/one_gpu.md", columns=4) if row[1].isdigit()]
-    assert len(hours) == 5
-    for _, peak, *written in hours:
-        assert written == [f"{3 * flops * 256 * 100_000 / (float(peak) * 1e12 * 0.3) / 3600:.1f}" for flops in forward]
-    gigabytes = [row for row in rows_of("docs/one_gpu.md", columns=3) if row[0].isdigit()]
-    assert len(gigabytes) == 3
-    for batch, *written in gigabytes:
-        assert written == [f"{(fixed + int(batch) * each) / 1e9:.1f}" for fixed, each in memory]
 
 
 @pytest.mark.slow
@@ -193,6 +172,12 @@ def test_files_and_folders_that_a_page_names_are_there(page):
     in_package = set(re.findall(rf"`((?:{folders})/[\w./]+\w)`", PAGES[page]))
     for path in named | {f"lazyformer_fairseq/{path}" for path in in_package}:
         assert (ROOT / path).exists() or path in MADE_BY_READERS, path
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    required = {"cff-version", "message", "title", "authors"}
+    assert citation.keys() >= required and citation["version"] == version("lazyformer_fairseq")
 
 
 def test_the_tree_in_contributing_is_the_packages_and_the_readme_is_short():

@@ -65,6 +65,7 @@ ADDED_OPTIONS = {
     "lazyformer compare data results/conv": f"{TINY_COMPARE} --updates 4",
     "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --lr 1e-3 --time-fractions 0.5",
     "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
+    "lazyformer reproduce": "--plan",
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search data results/front": f"{FRONT} --budgets 1.0,2.0 --evaluations 4",
     "lazyformer search data results/search_bert": f"{FRONT} --budgets 1.0 --evaluations 2",

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import ROOT
 from in_process import pretrain, refusal
 
 from lazyformer_fairseq.cli import main
@@ -98,15 +97,6 @@ def test_other_files_are_refused(tmp_path: Path, text, message):
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         job_of_yaml(path)
-
-
-def test_the_table_in_the_docs_is_what_it_prints():
-    page = (ROOT / "docs" / "training.md").read_text()
-    after = page.partition("### Does it fit")[2]
-    table = [line for line in after.partition("### fp16")[0].splitlines() if line.startswith("|")]
-    archs = [line.split("|")[1].strip() for line in table[2:]]
-    printed = run("plan", *(word for arch in archs for word in ("--arch", arch)), "--gpus", "8x16GB").stdout
-    assert printed.startswith("\n".join(table) + "\n\n8 x 16.0 GB, fp16")
 
 
 @pytest.mark.parametrize(

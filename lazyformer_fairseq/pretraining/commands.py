@@ -55,7 +55,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     \b
     --recipe phase1: 7,038 updates of 65,536 sequences of 128 tokens, LAMB, peak rate 6e-3, 28.43% warm-up
     --recipe phase2: 1,563 updates of 32,768 sequences of 512 tokens, LAMB, peak rate 4e-3, 12.8% warm-up
-    --recipe phases: both, in DIR/phase1 and DIR/phase2, which starts from phase 1's weights; see docs/par_bert.md
+    --recipe phases: both, in DIR/phase1 and DIR/phase2, which starts from phase 1's weights; see docs/reproduce.md
 
     Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
     keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes

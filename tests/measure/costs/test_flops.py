@@ -185,7 +185,7 @@ def test_words_in_further_bands_make_pars_table_6_of_our_count(of_third, of_seco
 
 @pytest.mark.parametrize(("time", "limit"), [(512, 1.02), (4096, 1.08), (8192, 1.11)])
 def test_what_flops_allow_lazyformer_against_bert(time, limit):
-    """Of M2x6-S in training beside BERT, both fused: what the speed-ups of docs/performance.md are to be read with."""
+    """Of M2x6-S in training beside BERT, both fused: what the speed-ups of docs/measurements.md are to be read with."""
     bert, lazy = (EncoderSizes(32_768, 768, width, 12, time) for width in (3072, 3456))
     fused = {"back_end": lambda maker: "fused", "training": True}
     flops = [costs.count_encoder_flops(*model, time, **fused) for model in (("M1x12", bert), ("M2x6", lazy))]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One row of the records in docs/equal_footing.md: its model and the track's baseline, by the rules of that page.
+# One row of the records in docs/compare.md: its model and the track's baseline, by the rules of that page.
 set -euo pipefail
 
 fail() {
@@ -12,7 +12,7 @@ usage() {
 usage: scripts/equal_footing.sh ROW DATA OUT [options of `lazyformer compare`]
        scripts/equal_footing.sh --list
 
-Trains the model of a row and the baseline of its track as docs/equal_footing.md rules, and writes curves, tables and
+Trains the model of a row and the baseline of its track as docs/compare.md rules, and writes curves, tables and
 pictures to OUT. Stop it at any time; rerun to resume. --list prints the rows.
 
 DATA is the track's corpus, which the page builds by one command. Data with other checksums is refused; to try the rules
@@ -56,7 +56,7 @@ model=$(rows | sed -n "s|^$row ||p")
 [[ $model ]] || fail "$row: no such row; scripts/equal_footing.sh --list prints them"
 track=${row%%/*} name=${row#*/}
 
-# What docs/equal_footing.md calls the rules of a track.
+# What docs/compare.md calls the rules of a track.
 rules=(--task masked-lm --seeds 1,2,3 --post-norm --relative-position-buckets 32 --equal-parameters --baseline bert)
 checksums=(8710cfef1e56bee55ea8b56b07d354be4dd8d8094f26806fc307dd957d3aa1fe
   85213b5a3cac8fd5633547a5bd60edf8bef79da7c0da8bba33823bf204bf3b20)
@@ -83,10 +83,10 @@ esac
 if [[ ! $any_data && ${#checksums[@]} -gt 0 ]]; then
   files=("$data/shard0/train.bin" "$data/shard0/valid.bin")
   for number in 0 1; do
-    [[ -f ${files[number]} ]] || fail "${files[number]}: no such file; docs/equal_footing.md has the command that builds it"
+    [[ -f ${files[number]} ]] || fail "${files[number]}: no such file; docs/compare.md has the command that builds it"
     read -r found _ < <(sha256sum "${files[number]}")
     [[ $found == "${checksums[number]}" ]] ||
-      fail "${files[number]}: SHA-256 $found is not the track's, ${checksums[number]}; build the corpus as docs/equal_footing.md does, or say --any-data"
+      fail "${files[number]}: SHA-256 $found is not the track's, ${checksums[number]}; build the corpus as docs/compare.md does, or say --any-data"
   done
 fi
 

@@ -1,4 +1,4 @@
-"""docs/equal_footing.md: its records are what their logs say, its rows and rules what the script does."""
+"""docs/compare.md: its records are what their logs say, its rows and rules what the script does."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from lazyformer_fairseq.experiments.compare.results import Comparison, compariso
 from lazyformer_fairseq.experiments.compare.settings import find_task
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
-PAGE, SCRIPT = PAGES["docs/equal_footing.md"], ROOT / "scripts" / "equal_footing.sh"
+PAGE, SCRIPT = PAGES["docs/compare.md"], ROOT / "scripts" / "equal_footing.sh"
 RECORDS = ROOT / "docs" / "records"
 NOT_YET = "not measured yet"
 LINES = dict(re.findall(r"^\| `([\w/-]+/[\w-]+)` \| (.*) \|$", PAGE, re.MULTILINE))

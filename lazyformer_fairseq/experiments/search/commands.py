@@ -104,7 +104,7 @@ def compress(
     whose split valid is read. Each change of a sublayer is scored on it; for each budget of latency, dynamic
     programming chooses the changes with the least sum. The best are measured.
     OUT gets the report and, for each budget, a model that starts from the weights, as `lazyformer import` writes it,
-    for `lazyformer pretrain` to train. Stop it at any time; rerun to go on. More in docs/search_from_checkpoint.md.
+    for `lazyformer pretrain` to train. Stop it at any time; rerun to go on. More in docs/search.md.
 
     \b
     lazyformer search compress checkpoints/bert_base data results/faster --budgets 0.6,0.8

@@ -12,8 +12,8 @@ class Gone(str):
     """Of a name that has no successor: why it went, or what does its work; the end of an error."""
 
 
-REPLACED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out, or give --distill ORIGINAL")
-MATCHED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out: heads stay where they are")
+REPLACED = Gone("went, for it gained nothing (docs/huggingface.md); leave it out, or give --distill ORIGINAL")
+MATCHED = Gone("went, for it gained nothing (docs/huggingface.md); leave it out: heads stay where they are")
 ONE_MACHINE = Gone("went; leave it out: all workers are on one machine, of whose cores --workers says how many work")
 FROM_SCRATCH = Gone("went; the table of a search ends with the `lazyformer compare` that trains its patterns")
 EVALUATION = Gone("went; `lazyformer lm evaluate` measures a trained model with lengths of its own")

@@ -63,7 +63,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
 
     ARCH may be a folder that `lazyformer import` or `lazyformer export` wrote: its model goes on with masked LM, for
     100,000 updates, a tenth. With --distill it learns from ORIGINAL too: from its words (--distill-words-weight,
-    --distill-temperature) and its last attention (--distill-attention-weight). See docs/warm_start.md.
+    --distill-temperature) and its last attention (--distill-attention-weight). See docs/huggingface.md.
 
     ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
     fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000 or

@@ -119,7 +119,7 @@ class WarmStart:
     """A new encoder, before any update.
 
     Attributes:
-        record: what became what; see docs/warm_start.md.
+        record: what became what; see docs/huggingface.md.
     """
 
     new: Trained

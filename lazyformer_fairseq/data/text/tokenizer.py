@@ -186,7 +186,7 @@ class Tokenizer(interface.TextTokenizer):
 
     @classmethod
     def from_model(cls, model_file: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
-        """Writes ``folder`` around a SentencePiece model of the user's own, BPE or unigram; see docs/your_tokenizer.md.
+        """Writes ``folder`` around a SentencePiece model of the user's own, BPE or unigram; see docs/data.md.
 
         Args:
             folder: must not exist yet, or be empty.
@@ -362,7 +362,7 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
     if "format_version" not in description and isinstance(description.get("model"), dict):
         raise UserError(
             f"{path}: is a tokenizer as Hugging Face writes it; make a folder for this program of it first: "
-            "docs/your_tokenizer.md, 'Take the tokenizer of a BERT'"
+            "docs/data.md, 'Take the tokenizer of a BERT'"
         )
     return LibraryTokenizer if description.get("kind") == KIND else Tokenizer
 

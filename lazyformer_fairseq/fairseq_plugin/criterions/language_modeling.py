@@ -162,7 +162,7 @@ class ContinuedMaskedLMConfig(FairseqDataclass):
     distill_masked_lm_weight: float = option(1.0, "of the masked words themselves, beside the teacher")
     distill_words_weight: float = option(1.0, "of the teacher's distribution over words, at the masked positions")
     distill_attention_weight: float = option(1.0, "of its last attention: a query counts as a masked word does")
-    replace_progressively: Optional[str] = option(None, "went, and is refused: it gained nothing, see warm_start.md")
+    replace_progressively: Optional[str] = option(None, "went, and is refused: it gained nothing, see docs/huggingface.md")
     warm_start: Optional[str] = option(None, "warm_start.json of `lazyformer import`")
 
 
@@ -177,7 +177,7 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
     def __init__(self, cfg: ContinuedMaskedLMConfig, task):
         super().__init__(task)
         if cfg.replace_progressively is not None:
-            raise UserError("--replace-progressively: went, for it gained nothing (docs/warm_start.md); leave it out")
+            raise UserError("--replace-progressively: went, for it gained nothing (docs/huggingface.md); leave it out")
         for name in ("distill_masked_lm_weight", "distill_words_weight", "distill_attention_weight"):
             if not 0 <= (value := getattr(cfg, name)) < math.inf:
                 raise UserError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more")

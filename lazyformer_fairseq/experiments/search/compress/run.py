@@ -92,7 +92,7 @@ def load_original(path: Path) -> Original:
     if hub.is_causal(state):
         raise UserError(
             f"{checkpoint}: is a causal language model; search compress takes masked-LM encoders, for only their "
-            "weights can start another pattern (docs/change_of_pattern.md)"
+            "weights can start another pattern (docs/huggingface.md)"
         )
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
     model = hub.build(LazyFormerModel, state, tokenizer.dictionary, checkpoint)

@@ -195,7 +195,7 @@ def test_it_is_compared(lm_data, tmp_path):
     assert int(rows["mean"]["flops"]) > 0
 
 
-def test_the_page_about_a_new_kind_has_this_code():
+def test_the_page_about_a_new_kind_has_this_code_and_what_becomes_of_it():
     page = (ROOT / "docs" / "add_a_kind.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     row = re.search(r"^LOCAL_MEAN = (Kind\(\n.*?^\))", inspect.getsource(local_mean), re.M | re.S)[1]
@@ -203,3 +203,7 @@ def test_the_page_about_a_new_kind_has_this_code():
     row = row.replace("modules={ENCODER: LocalMean, CAUSAL: LocalMean}", 'modules=_modules("local_mean:LocalMean")')
     assert hasattr(table, "_modules")
     assert any(textwrap.indent(row, "    ") in block for block in blocks)
+    command, shown = re.search(
+        r"^```bash\nlazyformer (.*)\n```\n\n```\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    ).groups()
+    assert invoke(*shlex.split(command)).rstrip() == shown.rstrip()

@@ -124,7 +124,7 @@ def test_patterns_become_what_the_page_says():
 SAME_EVERYWHERE = ("lazyformer pattern show ", "lazyformer plan ")
 SHOWN = [
     (command.replace("\\\n", " "), shown)
-    for page in PAGES
+    for page in sorted(PAGES.keys() - {"docs/add_a_kind.md"})
     for command, shown in re.findall(r"^```bash\n([^`]*)\n```\n\n```\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
     if command.startswith(SAME_EVERYWHERE)
 ]

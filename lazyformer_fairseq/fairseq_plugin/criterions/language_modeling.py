@@ -162,7 +162,7 @@ class ContinuedMaskedLMConfig(FairseqDataclass):
     distill_masked_lm_weight: float = option(1.0, "of the masked words themselves, beside the teacher")
     distill_words_weight: float = option(1.0, "of the teacher's distribution over words, at the masked positions")
     distill_attention_weight: float = option(1.0, "of its last attention: a query counts as a masked word does")
-    replace_progressively: Optional[str] = option(None, "went, and is refused: it gained nothing, see docs/huggingface.md")
+    replace_progressively: Optional[str] = option(None, "went, and is refused: it gained nothing")
     warm_start: Optional[str] = option(None, "warm_start.json of `lazyformer import`")
 
 

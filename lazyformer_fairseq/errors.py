@@ -11,6 +11,10 @@ class UserError(ValueError):
     """
 
 
+class NotCounted(UserError):
+    """A plan cannot be made; what it was for can be."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about a name that is not known: ``; did you mean bert_base?``, or nothing."""
     names = get_close_matches(name, list(known), n=3)

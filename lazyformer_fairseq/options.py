@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,41 @@ from lazyformer_fairseq.old_names import with_new_names
 
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 MOST_GPUS = 10**6
+# Options of fairseq-train, by name: the least value, and the one that is too much. Every command that passes them on
+# looks here, and so does fairseq-train itself for our tasks.
+SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
+COUNTS = (
+    *("batch_size", "batch_size_valid", "max_sentences", "max_tokens", "max_tokens_valid", "update_freq"),
+    *("log_interval", "save_interval", "validate_interval", "tokens_per_sample", "tgt_len", "valid_tgt_len"),
+    *(
+        "max_positions",
+        "max_skipped_updates",
+        "fp16_init_scale",
+        "required_batch_size_multiple",
+        "relative_position_max_distance",
+    ),
+    *(f"{side}_{size}" for side in ("encoder", "decoder") for size in SIZES),
+)
+MAYBE_NONE = (
+    *("max_rollbacks", "num_workers", "mem_len", "relative_position_buckets", "token_types", "max_epoch", "max_update"),
+    *("warmup_updates", "total_num_update", "save_interval_updates", "validate_interval_updates", "data_buffer_size"),
+)
+AMOUNTS = (
+    *("lr", "min_lr", "end_learning_rate", "weight_decay", "clip_norm", "max_weight_norm", "loss_spike", "init_std"),
+    *("stop_time_hours", "adam_eps", "lamb_eps", "layer_norm_eps", "power"),
+    *("distill_words_weight", "distill_attention_weight", "distill_temperature", "min_loss_scale"),
+)
+SHARES = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "adam_betas", "lamb_betas")
+MOST, ONE_ITSELF = 10**9, math.nextafter(1, 2)
+BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(COUNTS, (1, MOST)),
+    **dict.fromkeys(MAYBE_NONE, (0, MOST)),
+    **dict.fromkeys(("clamp_len", "keep_interval_updates", "keep_last_epochs", "patience"), (-1, MOST)),
+    **dict.fromkeys(AMOUNTS, (0, math.inf)),
+    **dict.fromkeys(SHARES, (0, 1)),
+    **dict.fromkeys(("mask_prob", "leave_unmasked_prob", "random_token_prob", "warmup_ratio"), (0, ONE_ITSELF)),
+    **{"seed": (0, 2**32), "warmup_init_lr": (-1, math.inf), "lr_period_updates": (-1, math.inf)},
+}
 
 
 @dataclass(frozen=True)
@@ -138,6 +173,25 @@ def check(settings: Any) -> None:
                 raise UserError(f"{flag_of(one)} {each}: is one of {', '.join(said.choices)}")
             if isinstance(each, (int, float)) and not isinstance(each, bool) and not _within(said, each):
                 raise UserError(f"{flag_of(one)} {each}: must be {_bounds(said)}")
+
+
+def refuse_out_of_bounds(options: Mapping[str, Any]) -> None:
+    """Raises a UserError for one of fairseq's options or ours, by name, that is not within :data:`BOUNDS`.
+
+    A value may be a number, several, or the text of either.
+    """
+    for name, (least, end) in BOUNDS.items():
+        for text in re.findall(r"[^][(),\s]+", str(options.get(name, ""))):
+            if text in ("None", "null") or "$" in text:
+                continue
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if not least <= value < end:
+                low = f"from {least} to {'below ' * (end == 1)}1" if end < 2 else f"{least} or more"
+                must = "a number, " * math.isnan(value) + (f"below {end:,}" if value >= end > 2 else low)
+                raise UserError(f"--{name.replace('_', '-')} {text}: must be {must}")
 
 
 def flag_of(one: dataclasses.Field) -> str:

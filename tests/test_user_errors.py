@@ -16,6 +16,7 @@ import pytest
 import torch
 from fairseq import options as options_of_fairseq
 from helpers import ROOT, build_toy_corpus, message_of, mostly_slow
+from in_process import refusal
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
@@ -50,11 +51,24 @@ def test_the_command_line_prints_the_message_and_no_traceback(data_folder, tmp_p
         ("--tokens-per-sample 0", "--tokens-per-sample 0: must be 1 or more"),
         ("--num-workers -2", "--num-workers -2: must be 0 or more"),
         ("--attention-dropout 1.5", "--attention-dropout 1.5: must be from 0 to below 1"),
+        ("--dropout -1", "--dropout -1.0: must be from 0 to below 1"),
+        ("--lr nan", "argument --lr: invalid value: 'nan'"),
+        ("--lr 0.1,-1", "--lr -1.0: must be 0 or more"),
+        ("--max-update -5", "--max-update -5: must be 0 or more"),
+        ("--max-update 99999999999999999999", "--max-update 99999999999999999999: must be below 1,000,000,000"),
+        ("--warmup-ratio 1.5", "--warmup-ratio 1.5: must be from 0 to 1"),
+        ("--mask-prob 2", "--mask-prob 2.0: must be from 0 to 1"),
+        ("--adam-betas (0.9,nan)", "--adam-betas nan: must be a number, from 0 to below 1"),
+        ("--seed -1", "--seed -1: must be 0 or more"),
+        ("--clip-norm inf", "--clip-norm inf: must be below inf"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_before_anything_is_loaded(options, message, tmp_path):
-    command = f"{tmp_path} --task full_sentences_masked_lm {TINY} {options}".split()
-    with pytest.raises(UserError, match=f"^{message}$"):
+def test_what_cannot_be_is_refused_before_anything_is_loaded(options, message, tmp_path):
+    words = ["--dry-run", "--no-fit", *options.split()]
+    assert re.search("must be|range x>=1", refusal("pretrain", "bert_base", "data", *words)), "a launch looks first"
+    by = "--optimizer fused_adam --lr-scheduler linear_warmup"
+    command = f"{tmp_path} --task full_sentences_masked_lm {by} {TINY} {options}".split()
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         options_of_fairseq.parse_args_and_arch(options_of_fairseq.get_training_parser(), command)
     assert list(tmp_path.iterdir()) == []
 
@@ -116,7 +130,7 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
         ("--tokens-per-sample 2", "tokens_per_sample is 2"),
         ("--tokens-per-sample 64 --max-positions 32", "examples have more than 32 tokens, the longest 64"),
         ("--max-tokens 20", "examples have more than 20 tokens"),  # else it would train on what is left
-        ("--mask-prob 1.5", "mask_prob 1.5"),
+        ("--mask-prob 0", "mask_prob 0"),
         ("--warmup-ratio 3", "--warmup-ratio 3.0"),
         ("--relative-position-buckets 7", "7 buckets"),
         ("--adam-betas 5", "--adam-betas"),

@@ -10,8 +10,10 @@ import click
 from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing, refuse_missing_folders
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.measure.planning import ON_PROCESSOR
-from lazyformer_fairseq.options import Command, option, takes
+from lazyformer_fairseq.options import Command, option, refuse_out_of_bounds, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 from lazyformer_fairseq.pretraining.launch import Launch, find_config, words_of_options
 from lazyformer_fairseq.pretraining.phases import pretrain_in_phases
 from lazyformer_fairseq.pretraining.recipes import CAUSAL_CHOICES, PHASES, RECIPES, causal_options
@@ -87,6 +89,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     empty if the number of streams has changed. Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
     --clamp-len 400 --same-length
     """
+    refuse_out_of_bounds(wanted := options_by_name(given))
     if arch.endswith(".yaml"):
         return _from_yaml(arch, data, given, run)
     is_causal, known = arch in CAUSAL_ARCHITECTURES, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
@@ -101,6 +104,8 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if run.recipe and is_causal != (run.recipe in CAUSAL_CHOICES):
         kind, others = ("causal", CAUSAL_CHOICES) if is_causal else ("masked", ("table5", *PHASES, "phases"))
         raise UserError(f"--recipe {run.recipe}: {arch} is a {kind} language model; give {' or '.join(others)}")
+    if "sublayer_pattern" in wanted:
+        plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
     if is_causal:
         return _pretrain_causal(arch, data, given, run)
     if run.recipe == "phases":

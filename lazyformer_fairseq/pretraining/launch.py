@@ -14,7 +14,7 @@ import click
 from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here, smallest_memory
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
-from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.errors import NotCounted, UserError, nearest
 from lazyformer_fairseq.measure.planning import NO_GPU, V100_BYTES
 from lazyformer_fairseq.options import PRECISION, Gpus, flag_of, option, read_gpus
 
@@ -132,7 +132,7 @@ class Launch:
             else:
                 place = Place.of_processor(self._precision, self.world)
             click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
-        except UserError as error:
+        except NotCounted as error:
             click.echo(f"no plan: {error}", err=True)
 
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:

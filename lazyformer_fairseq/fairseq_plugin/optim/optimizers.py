@@ -37,6 +37,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
+from lazyformer_fairseq.options import refuse_out_of_bounds
 
 logger = logging.getLogger(__name__)
 
@@ -386,9 +387,7 @@ class NvLamb(AdamLikeOptimizer):
 
     def __init__(self, cfg: NvLambConfig, params):
         super().__init__(cfg)
-        for name in ("lamb_eps", "weight_decay", "max_weight_norm"):
-            if not getattr(cfg, name) >= 0:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be 0 or more")
+        refuse_out_of_bounds({name: getattr(cfg, name) for name in ("lamb_eps", "weight_decay", "max_weight_norm")})
         logger.info("optimizer: LAMB by the kernels of torch's fused Adam")
         self._optimizer = Lamb(self.groups_of(list(params)), **self.optimizer_config)
 

@@ -24,12 +24,13 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import is_master
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
+from lazyformer_fairseq.options import BOUNDS, refuse_out_of_bounds
 from lazyformer_fairseq.storage.run_lock import lock_for_process
 
 logger = logging.getLogger(__name__)
@@ -82,19 +83,6 @@ class ReliabilityConfig(FairseqDataclass):
 LONGEST_SOCKET = 107  # bytes of the name of a Unix socket on Linux (man 7 unix)
 SOCKET = len("/listener-12345678")  # that multiprocessing adds to its folder's name
 
-SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
-# The least value of an option, by name.
-LEAST = {
-    **dict.fromkeys(("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "update_freq"), 1),
-    **dict.fromkeys(("log_interval", "save_interval", "validate_interval"), 1),
-    **dict.fromkeys(("tokens_per_sample", "tgt_len", "valid_tgt_len", "max_positions"), 1),
-    **{f"{side}_{size}": 1 for side in ("encoder", "decoder") for size in SIZES},
-    **{"max_skipped_updates": 1, "max_rollbacks": 0},
-    **dict.fromkeys(("num_workers", "mem_len", "relative_position_buckets"), 0),
-    "clamp_len": -1,
-}
-DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout")
-
 
 def refuse_impossible(*options: Any) -> None:
     """Raises a UserError for a value of fairseq's options or ours, in one object or several, that cannot be met.
@@ -108,22 +96,7 @@ def refuse_impossible(*options: Any) -> None:
                 "half a file; leave the option out"
             )
         listed_updates(getattr(some, "keep_updates_list", None))
-        for name, least in LEAST.items():
-            given = getattr(some, name, None)
-            for value in given if isinstance(given, (list, ListConfig)) else [given]:
-                if _is_below(value, least):
-                    raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
-        for name in DROPOUTS:
-            if not 0 <= (value := getattr(some, name, None) or 0) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be from 0 to below 1")
-
-
-def _is_below(value: Any, least: int) -> bool:
-    """False for what is not given or no number; fairseq parses some of its numbers as text."""
-    try:
-        return float(value) < least
-    except (TypeError, ValueError):
-        return False
+        refuse_out_of_bounds({name: getattr(some, name, None) for name in BOUNDS})
 
 
 def refuse_unfit(cfg: DictConfig) -> None:
@@ -250,7 +223,7 @@ def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
         words = message.removeprefix("unrecognized arguments: ").split(" ")
         name = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
         message = f"{name}: no such option here{nearest(name, parser._option_string_actions)}"
-    raise UserError(message)
+    raise UserError(message.replace("<lambda> ", ""))
 
 
 def importing_one_plugin(import_user_module, args):
@@ -274,6 +247,7 @@ def starting_with_defaults(add_defaults, cfg):
     if names_task_of_ours(cfg):
         start_run(command_line=HydraConfig.initialized())
         refuse_impossible(cfg.checkpoint, cfg.task, cfg.model, cfg.dataset, cfg.optimization, cfg.common)
+        refuse_impossible(cfg.optimizer, cfg.lr_scheduler, cfg.criterion)
         refuse_unfit(cfg)
         _refuse_unfit_torch(cfg.common, cfg.distributed_training)
         settle_update_size(cfg)

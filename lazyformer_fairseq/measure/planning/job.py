@@ -174,7 +174,7 @@ def job_of_launch(
     Raises:
         UserError: as :func:`job_of_arch`, :func:`job_of_yaml` and :func:`with_options` do.
     """
-    options = {name: value for name, value in options_by_name(given).items() if value}
+    options = {name: value for name, value in options_by_name(given).items() if value or name == "sublayer_pattern"}
     groups = {name: options[name] for name in ("recipe",) if name in options}
     job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=groups)
     if per_update is not None:

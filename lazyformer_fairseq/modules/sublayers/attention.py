@@ -399,6 +399,6 @@ def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Raises ValueError where heads do not divide the width."""
+    """Raises a UserError where heads do not divide the width."""
     if num_heads < 1 or embed_dim % num_heads:
-        raise ValueError(f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}")
+        raise UserError(f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}")

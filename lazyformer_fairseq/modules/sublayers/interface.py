@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import NotCounted
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.patterns.attention_kinds import Value
@@ -96,10 +96,10 @@ class Sublayer(nn.Module):
         """What it takes in an update, without its input and what the residual connection around it takes.
 
         Raises:
-            UserError: nobody has counted that.
+            NotCounted: nobody has counted that.
         """
         why = f"nobody counts the memory of {planned.kind.name}: its class has no count_memory"
-        raise UserError(f"{planned.text}: {why}")
+        raise NotCounted(f"{planned.text}: {why}")
 
     @abstractmethod
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:

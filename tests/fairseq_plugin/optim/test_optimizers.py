@@ -143,7 +143,7 @@ def test_options_of_lamb_reach_the_optimizer_or_are_refused():
     }  # fmt: skip
     for changes, words in (
         ({"lamb_eps": -1e-6}, "--lamb-eps -1e-06: must be 0 or more"),
-        ({"weight_decay": float("nan")}, "--weight-decay nan: must be 0 or more"),
+        ({"weight_decay": float("nan")}, "--weight-decay nan: must be a number, 0 or more"),
         ({"max_weight_norm": -1}, "--max-weight-norm -1: must be 0 or more"),
     ):
         with pytest.raises(UserError, match=words):

@@ -136,6 +136,12 @@ def test_what_is_shown_below_a_command_is_what_it_prints(command, shown):
     assert result.stdout.rstrip() == shown.rstrip()
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if re.match("docs/[a-fh-rt-z]|docs/se|docs/st", page)])
+def test_a_page_begins_with_a_command_and_what_it_prints(page):
+    head = r"# [^\n]+\n\n(## [^\n]+\n\n)?```bash\n[^`]+\n```\n\n```\n[^`]+"
+    assert re.match(head, PAGES[page]), PAGES[page][:300]
+
+
 # --- links and names of files
 
 # docs/add_a_kind.md walks through the one, a command writes the other.

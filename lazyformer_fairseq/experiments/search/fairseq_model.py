@@ -4,7 +4,7 @@ The training data is in two disjoint parts: one for the weights, one for the arc
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Union
 
 import numpy as np
@@ -61,22 +61,28 @@ class BlocksPart:
 
     Args:
         first, last: the part holds the blocks from `first` up to, not including, `last`.
+        pieces: into which a batch is divided.
     """
 
-    def __init__(self, dataset: SizedDataset, first: int, last: int, batch_size: int):
+    def __init__(self, dataset: SizedDataset, first: int, last: int, batch_size: int, pieces: int = 1):
         self.dataset, self.first, self.last, self.batch_size = dataset, first, last, batch_size
+        self.of_piece = batch_size // pieces
 
     def __len__(self) -> int:
         return -(-(self.last - self.first) // self.batch_size)
 
-    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
-        """An epoch's batches from number `start` on. The part whose epoch began last decides what is masked."""
+    def batches(self, epoch: int, start: int) -> Iterator[list[dict[str, Any]]]:
+        """An epoch's batches from number `start` on, each in its pieces. The part whose epoch began last decides what
+        is masked."""
         self.dataset.set_epoch(epoch)
         order = np.asarray(self.dataset.ordered_indices())
         own = order[(order >= self.first) & (order < self.last)]
         places = range(start * self.batch_size, len(own), self.batch_size)
-        chosen = (own[at : at + self.batch_size] for at in places)
-        return (self.dataset.collater([self.dataset[int(index)] for index in indices]) for indices in chosen)
+        return (self._pieces([self.dataset[int(index)] for index in own[at : at + self.batch_size]]) for at in places)
+
+    def _pieces(self, rows: list[Any]) -> list[dict[str, Any]]:
+        firsts = range(0, len(rows), self.of_piece)
+        return [self.dataset.collater(rows[first : first + self.of_piece]) for first in firsts]
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.dataset.epoch}
@@ -90,54 +96,62 @@ class StreamsPart:
 
     Each epoch starts at their beginning, with an empty memory.
 
+    Args:
+        pieces: the streams of a batch, in its pieces.
+
     Raises:
         UserError: the streams are shorter than a segment and the memory.
     """
 
-    def __init__(self, streams: TokenStreams, mem_len: int):
-        check_memory_fits(mem_len, streams)
-        self.streams = streams
-        self.memory = StreamMemory()
+    def __init__(self, pieces: Sequence[TokenStreams], mem_len: int):
+        check_memory_fits(mem_len, pieces[0])
+        self.pieces, self.memories = pieces, [StreamMemory() for _ in pieces]
 
     def __len__(self) -> int:
-        return len(self.streams)
+        return len(self.pieces[0])
 
-    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
-        """Batches from segment `start` on; clears the memory at 0."""
-        for segment in range(start, len(self.streams)):
-            if segment == 0:
-                self.memory.clear()
-            batch = dict(self.streams[segment])
-            batch["net_input"] = {**batch["net_input"], "memory": self.memory}
+    def batches(self, epoch: int, start: int) -> Iterator[list[dict[str, Any]]]:
+        """Batches from segment `start` on, each in its pieces; clears the memory at 0."""
+        for segment in range(start, len(self)):
+            batch = [dict(streams[segment]) for streams in self.pieces]
+            for piece, memory in zip(batch, self.memories, strict=True):
+                if segment == 0:
+                    memory.clear()
+                piece["net_input"] = {**piece["net_input"], "memory": memory}
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        return self.memory.state_dict()
+        first, *others = [memory.state_dict() for memory in self.memories]
+        return {**first, "others": others} if others else first
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.memory.load_state_dict(state)
+        first = {name: value for name, value in state.items() if name != "others"}
+        for memory, kept in zip(self.memories, [first, *state.get("others", ())], strict=True):
+            memory.load_state_dict(kept)
 
 
 Part = Union[BlocksPart, StreamsPart]
 
 
-def two_parts_of_blocks(dataset: SizedDataset, batch_size: int) -> tuple[Part, Part]:
+def two_parts_of_blocks(dataset: SizedDataset, batch_size: int, pieces: int = 1) -> tuple[Part, Part]:
     """(for the weights, for the architecture): the last blocks, which hold other documents, are the architecture's.
 
     Raises:
         UserError: a part would be empty.
     """
     border = _border(len(dataset), "blocks")
-    return BlocksPart(dataset, 0, border, batch_size), BlocksPart(dataset, border, len(dataset), batch_size)
+    sizes = batch_size, pieces
+    return BlocksPart(dataset, 0, border, *sizes), BlocksPart(dataset, border, len(dataset), *sizes)
 
 
 def two_parts_of_text(
-    tokens: np.ndarray, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int
+    tokens: np.ndarray, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int, pieces: int = 1
 ) -> tuple[Part, Part]:
     """As :func:`two_parts_of_blocks`, for one long text."""
     border = _border(len(tokens), "tokens")
     weights, architecture = (
-        TokenStreams(part, batch_size, tgt_len, eos, pad) for part in (tokens[:border], tokens[border:])
+        [TokenStreams(part, batch_size, tgt_len, eos, pad, pieces, piece) for piece in range(pieces)]
+        for part in (tokens[:border], tokens[border:])
     )
     return StreamsPart(weights, mem_len), StreamsPart(architecture, mem_len)
 
@@ -206,6 +220,7 @@ class FairseqSearch:
         dataset, settings = self.task.dataset("train"), self.settings
         if settings.task == "masked-lm":
             dataset.filter_indices_by_size(dataset.ordered_indices(), self.cfg.model.max_positions)
-            return two_parts_of_blocks(dataset, settings.batch_size)
+            return two_parts_of_blocks(dataset, settings.batch_size, settings.parts)
         sizes = (settings.batch_size, *self.training_lengths)
-        return two_parts_of_text(dataset.tokens, *sizes, self.dictionary.eos(), self.dictionary.pad())
+        ends = self.dictionary.eos(), self.dictionary.pad()
+        return two_parts_of_text(dataset.tokens, *sizes, *ends, settings.parts)

@@ -125,7 +125,7 @@ class Inheritance:
         self.single.eval()
         losses: list[Tensor] = []
         count = 0
-        for batch in itertools.islice(self.part.batches(1, 0), self.batches):
+        for batch in itertools.chain.from_iterable(itertools.islice(self.part.batches(1, 0), self.batches)):
             loss, predictions = self.fairseq.loss_of(self.single, move_to(batch, self.fairseq.settings.device))
             losses.append(loss.double())
             count += int(predictions)

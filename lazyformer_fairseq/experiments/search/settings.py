@@ -69,6 +69,12 @@ class SearchSettings:
     judged_batches: int = option(8, "Batches of held-apart data that judge a pattern.", low=1)
     control: bool = option(True, "Of a front: random search of the same cost beside the method.")
     batch_size: int = option(128, "Sequences, or streams of text, an update.", low=1)
+    update_freq: Optional[int] = option(
+        None,
+        "Parts of an update, one after the other, of which memory holds one; each draws its own mixture.",
+        low=1,
+        shown="1",
+    )
     weights_lr: float = option(1e-2, "LAMB's learning rate.", low=0, is_open=True)
     architecture_lr: float = option(1e-2, "Adam's learning rate.", low=0, is_open=True)
     latency_price: float = option(
@@ -91,10 +97,17 @@ class SearchSettings:
                 f"--max-updates {self.max_updates}: must be more than the {self.constant_updates} of "
                 "--constant-updates, for until then the architecture stays as it is"
             )
+        if self.batch_size % self.parts:
+            raise UserError(f"--update-freq {self.parts}: does not divide --batch-size {self.batch_size}")
         if self.evaluations < len(self.budgets):
             raise UserError(
                 f"--evaluations {self.evaluations}: give one for each of {len(self.budgets)} budgets at least"
             )
+
+    @property
+    def parts(self) -> int:
+        """Of an update."""
+        return self.update_freq or 1
 
     @property
     def trains_mixtures(self) -> bool:

@@ -116,9 +116,10 @@ class Batches:
     def __init__(self, part: Part):
         self.part = part
         self.epoch, self.position = 1, 0
-        self._iterator: Optional[Iterator[dict[str, Any]]] = None  # an epoch begins with its first batch
+        self._iterator: Optional[Iterator[list[dict[str, Any]]]] = None  # an epoch begins with its first batch
 
-    def next(self) -> dict[str, Any]:
+    def next(self) -> list[dict[str, Any]]:
+        """In its pieces."""
         if self.position == len(self.part):
             self.epoch, self.position, self._iterator = self.epoch + 1, 0, None
         if self._iterator is None:
@@ -214,12 +215,24 @@ class SupernetTraining(ABC):
     def learn_weights(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Of `model`, the supernet or the one pattern of it that runs."""
         self.spent.weights_updates += 1
-        loss, count = self.loss_of(model, move_to(self.batches[0].next(), self.settings.device))
-        (loss / count).backward()
+        found = self.find_gradients(model, self.batches[0].next())
         nn.utils.clip_grad_norm_([p for group in self.weights.param_groups for p in group["params"]], CLIP_NORM)
         self.weights.step()
         self.weights.zero_grad()
-        return loss.detach(), torch.as_tensor(count).detach()
+        return found
+
+    def find_gradients(
+        self, model: nn.Module, pieces: Sequence[dict[str, Any]], price: Optional[Callable[[], Tensor]] = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of the mean loss over the pieces of a batch, and of what `price` adds. Returns as :meth:`update` does."""
+        found = []
+        for piece in pieces:
+            loss, count = self.loss_of(model, move_to(piece, self.settings.device))
+            mean = loss / count
+            ((mean if price is None else mean + price()) / len(pieces)).backward()
+            found.append((loss.detach(), torch.as_tensor(count).detach()))
+        losses, counts = zip(*found, strict=True)
+        return sum(losses), sum(counts)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of the training depends on; plain values and tensors."""
@@ -305,15 +318,14 @@ class MixtureTraining(SupernetTraining):
         """Of the budget of this number, by PAR Transformer's equation 5."""
         self.spent.architecture_updates += 1
         choices, budget = self.choices[number], self.budgets[number]
-        loss, count = self.loss_of(self.supernet, move_to(self.batches[1].next(), self.settings.device))
-        mean = loss / count
-        if budget is not None:
-            probabilities = choices.probabilities()
-            mean = mean + latency_nats(self.prices, self.settings, probabilities, choices.candidates, budget)
-        mean.backward()
+
+        def price() -> Tensor:
+            return latency_nats(self.prices, self.settings, choices.probabilities(), choices.candidates, budget)
+
+        found = self.find_gradients(self.supernet, self.batches[1].next(), None if budget is None else price)
         self.architecture[number].step()
         self.architecture[number].zero_grad()
-        return loss.detach(), torch.as_tensor(count).detach()
+        return found
 
     def details(self) -> dict[str, Any]:
         entropy = [choices.entropy() for choices in self.choices]

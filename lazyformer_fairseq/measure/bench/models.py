@@ -32,8 +32,10 @@ DROPOUT = 0.1  # of every model here, as each ships it
 FAIRSEQ = "fairseq roberta_base"
 HUGGING_FACE = "HF BertModel, SDPA"
 OURS = "our bert_base"
+REGISTERED = "bert_base as registered"
 TRANSFORMER_XL = "our transformer_xl_base"
-BASELINES = (FAIRSEQ, HUGGING_FACE, OURS, TRANSFORMER_XL)  # the last of causal models
+BASELINES = (FAIRSEQ, HUGGING_FACE, OURS, REGISTERED, TRANSFORMER_XL)  # the last of causal models
+BIASED = (OURS, REGISTERED)  # compared with models of as many buckets
 WITHOUT_TRANSFORMERS = (
     f"left out: {HUGGING_FACE}, because transformers cannot be imported; pip install 'lazyformer_fairseq[bench]'"
 )
@@ -232,6 +234,8 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
     for buckets, (name, options) in itertools.product(settings.buckets, archs.items()):
         model = OurModel({**options, "relative_position_buckets": buckets}, longest)
         back_ends, baseline = (settings.baseline_back_ends, OURS) if name == OURS else (settings.back_ends, None)
+        if name == settings.baseline_arch and len(settings.encoders) > 1:
+            baseline = REGISTERED
         models += [OnBackEnd(name, model, back_end, buckets, baseline) for back_end in back_ends]
     for model in {id(each.model): each.model for each in models}.values():
         model.model.to(settings.device, PRECISIONS[precision])

@@ -256,14 +256,14 @@ def add_speedups(rows: list[dict[str, Any]]) -> None:
     """Adds `against` to each row of a cell: how the row compares with each baseline, by name.
 
     `speedup` is the ratio of the medians, `low` and `high` the quartiles of the `n` ratios round by round, `limit` the
-    ratio of the FLOPs, `memory` that of the memory (below 1: less). Our own BERT runs on its fastest back end,
+    ratio of the FLOPs, `memory` that of the memory (below 1: less). Our own BERTs run on their fastest back end,
     `back_end`, with the row's own relative bias; the others have none.
     """
     for row in rows:
         row["against"] = {}
         for name in models.BASELINES:
             candidates = [other for other in rows if other["baseline"] == name]
-            if name == models.OURS:
+            if name in models.BIASED:
                 candidates = [other for other in candidates if other["buckets"] == row["buckets"]]
             if candidates:
                 row["against"][name] = _beside(row, min(candidates, key=lambda other: other["seconds"]["median"]))
@@ -287,6 +287,7 @@ EXPLAINED = {
     "masked-LM head is given the masked positions alone",
     models.OURS: "bert_base --attention-dropout 0 with the row's own relative bias, on the back end that was fastest "
     "in this cell, which is named",
+    models.REGISTERED: "--baseline-arch among the models: bert_base with attention dropout 0.1, as LazyFormer's BERT",
     models.TRANSFORMER_XL: "transformer_xl_base; beside archs that end in _tiny, transformer_xl_tiny",
 }
 LEGEND = """\
@@ -357,7 +358,7 @@ def _speedup(row: dict[str, Any], baseline: str) -> str:
     beside = row["against"].get(baseline)
     if beside is None:
         return "not measured"
-    kernel = f", {beside['back_end']}" if baseline == models.OURS else ""
+    kernel = f", {beside['back_end']}" if baseline in models.BIASED else ""
     return f"{with_spread({**beside, 'median': beside['speedup']}, 2)}, limit {beside['limit']:.2f}{kernel}"
 
 

@@ -140,7 +140,7 @@ class Numbers(SizedDataset):
 
 
 def numbers_of(part, epoch, start=0):
-    return [batch["numbers"] for batch in part.batches(epoch, start)]
+    return [[number for piece in batch for number in piece["numbers"]] for batch in part.batches(epoch, start)]
 
 
 def test_blocks_of_an_epoch_are_all_seen_once_in_another_order_each_epoch():
@@ -156,10 +156,10 @@ def test_blocks_of_an_epoch_are_all_seen_once_in_another_order_each_epoch():
 def test_streams_of_the_two_parts_hold_the_whole_text_and_start_with_empty_memory():
     tokens = np.arange(10, 210)
     weights, architecture = two_parts_of_text(tokens, batch_size=2, tgt_len=8, mem_len=8, eos=2, pad=1)
-    batches = list(weights.batches(1, 0))
+    batches = [batch for (batch,) in weights.batches(1, 0)]
     targets = torch.cat([batch["target"] for batch in batches], dim=1)
     assert targets.flatten().tolist() == list(range(10, 170))
-    assert next(architecture.batches(1, 0))["target"][0, 0] == 170
+    assert next(architecture.batches(1, 0))[0]["target"][0, 0] == 170
     memory = batches[0]["net_input"]["memory"]
     memory.remember([torch.ones(2, 8, 4)], 8)
     assert memory.length == 8
@@ -167,6 +167,21 @@ def test_streams_of_the_two_parts_hold_the_whole_text_and_start_with_empty_memor
     assert memory.length == 8
     next(weights.batches(2, 0))
     assert memory.length == 0
+
+
+def test_an_update_in_pieces_reads_what_the_whole_one_reads():
+    [whole, divided] = (two_parts_of_blocks(Numbers(23), 4, pieces) for pieces in (1, 2))
+    assert numbers_of(whole[0], 3) == numbers_of(divided[0], 3)
+    assert [len(piece["numbers"]) for piece in next(divided[0].batches(1, 0))] == [2, 2]
+    sizes = {"batch_size": 4, "tgt_len": 8, "mem_len": 8, "eos": 2, "pad": 1}
+    (whole, _), (divided, _) = (two_parts_of_text(np.arange(10, 410), **sizes, pieces=pieces) for pieces in (1, 2))
+    for (one,), pieces in zip(whole.batches(1, 0), divided.batches(1, 0), strict=True):
+        assert torch.equal(one["target"], torch.cat([piece["target"] for piece in pieces]))
+    for number, memory in enumerate(divided.memories):
+        memory.remember([torch.full((2, 8, 4), float(number))], 8)
+    again, _ = two_parts_of_text(np.arange(10, 410), **sizes, pieces=2)
+    again.load_state_dict(divided.state_dict())
+    assert [memory.states[0].mean() for memory in again.memories] == [0, 1]
 
 
 def test_no_second_part_is_an_error():

@@ -14,6 +14,7 @@ from in_process import invoke, refusal
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search import fairseq_model, latency, training
 from lazyformer_fairseq.experiments.search.latency import latency_of
+from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.patterns.grammar import expand
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
@@ -146,6 +147,32 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
     assert rows[-1]["update"] == 20 and all(row["temperature"] == 5.0 for row in rows if row["update"] <= 4)
 
 
+OF_TEXT = ("--tgt-len", "8", "--mem-len", "8", "--adaptive-softmax-cutoff", "")
+
+
+@pytest.mark.parametrize(("task", "arch", "options"), [
+    ("masked-lm", "bert_tiny", SMALL.split()), ("language-model", "transformer_xl_tiny", OF_TEXT),
+])  # fmt: skip
+def test_an_update_in_pieces_is_that_of_the_whole(task, arch, options, data_folder, lm_data):
+    """But for rounding; of masked text, whose pieces predict unequal numbers of words, the losses are."""
+    found = []
+    for parts in (None, 2):
+        data, dropless = lm_data if "xl" in arch else data_folder, ("--dropout", "0", "--activation-dropout", "0")
+        more = {"method": "evolution", "batch_size": 8, "update_freq": parts, "prices": PRICES}
+        settings = SearchSettings(str(data), task, arch, "sfsf", **more, fairseq_options=(*options, *dropless))
+        fairseq = fairseq_model.FairseqSearch(settings)
+        single = fairseq.build_supernet(settings.candidates)
+        single.take(("s", "f", "s", "f"))
+        given = (fairseq.loss_of, fairseq.parts(), 9, PRICES, training.Counting(fairseq))
+        trained = training.SubnetTraining(single, settings, *given)
+        losses = [trained.find_gradients(single, trained.batches[0].next()) for _ in range(2)]
+        found.append((losses, [weight.grad for weight in single.supernet.parameters() if weight.grad is not None]))
+    (whole, gradients), (divided, others) = found
+    torch.testing.assert_close(whole, divided, atol=1e-5, rtol=1e-5)
+    if task == "language-model":
+        torch.testing.assert_close(gradients, others, atol=1e-6, rtol=1e-4)
+
+
 def test_a_high_price_on_attention_leaves_none_of_it(search, tmp_path):
     (tmp_path / "prices.json").write_text(json.dumps({"s": 100.0, "f": 1.0, "l": 1.0}))
     price = ("--latency-price", "100", "--architecture-lr", "0.2", "--latencies", str(tmp_path / "prices.json"))
@@ -196,6 +223,7 @@ def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_p
         ("--arch transformer_xl_tiny", "no architecture for --task masked-lm; choose from .*lazyformer"),
         ("--sublayer-pattern sf", "the search sets it itself"),
         ("--batch-size 128 --max-updates 4", "--max-updates 4: must be more"),
+        ("--batch-size 128 --update-freq 3", "--update-freq 3: does not divide --batch-size 128"),
     ],
 )
 def test_mistakes_are_named(options, message, data_folder, prices, tmp_path):

@@ -136,6 +136,10 @@ def test_baselines_are_as_they_say():
         config = found[HUGGING_FACE].model.model.bert.config
         assert config._attn_implementation == "sdpa"
         assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.1, 0.0)
+    beside = BenchSettings(("bert_tiny", "lazyformer_m2x6_s_tiny"), baseline_arch="bert_tiny")
+    registered = [each for each in models.build_models(beside, "bf16") if each.called == "bert_tiny"]
+    assert {each.baseline for each in registered} == {models.REGISTERED}
+    assert registered[0].model.network.options.attention_dropout == 0.1, "as LazyFormer's BERT"
     sizes = {each.model.parameters for each in found.values() if each.buckets == 0 and each.baseline}
     assert max(sizes) < 1.001 * min(sizes), "they differ by RoBERTa's two further positions"
 
@@ -156,7 +160,8 @@ def test_what_cannot_run_or_fails_is_left_out_by_name(monkeypatch, capsys):
     left_out = {name.removesuffix(", fused, 0 buckets"): reason for name, reason in cell["left_out"].items()}
     assert left_out.keys() == {OURS, *archs} and "attention-dropout" in left_out["bert_tiny"]
     assert left_out[OURS] == left_out[archs[1]] == "ValueError: no kernel image is available"
-    assert "eager" in {row["back_end"] for row in cell["rows"]}
+    assert {row["back_end"] for row in cell["rows"] if row["model"] == "bert_tiny"} == {"eager"}
+    assert all({OURS, models.REGISTERED} <= row["against"].keys() for row in cell["rows"])
     assert HUGGING_FACE not in {row["model"] for row in cell["rows"]}
     assert "pip install 'lazyformer_fairseq[bench]'" in capsys.readouterr().err
     page = markdown(bench_run.page({**results, "settings": asdict(settings)}))

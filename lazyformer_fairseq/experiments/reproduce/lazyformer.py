@@ -1,37 +1,21 @@
-"""What is reproduced, in the paper's size and in miniature, what the paper prints (arXiv 2102.12702), and the steps.
+"""LazyFormer (arXiv 2102.12702): what is reproduced, in its size and in miniature, what it prints, and the steps.
 
-Table 1 as printed is with GLUE's reports. The steps are one table, each a command with what it makes, which the plan
-prints and the run goes down. Each runs once, in a process of its own. A step that is done has a record; a stopped one
-goes on.
-
-OUT/reproduction.json     what is reproduced
-OUT/steps/NAME.json       record of a step: its command, when it ended, its seconds
+Table 1 as printed is with GLUE's reports.
 """
 
 import os
-import shlex
-import shutil
-import sys
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import click
-
-from lazyformer_fairseq.child_process import run_to_its_end
 from lazyformer_fairseq.data.glue import TASKS, TaskDescription, find_task
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.experiments.reproduce.engine import CLI, GB, Cost, Step
 from lazyformer_fairseq.finetuning.benchmark import LEARNING_RATES, PAPER_TASKS, SEEDS
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.measure.planning.job import Job, job_of_arch, with_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.report.tables import markdown_table
-from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 TABLE_1 = ("bert_base", "lazyformer_m2x6_s", "lazyformer_m2x6_sd", "lazyformer_m2x6")
 TABLE_4 = ("lazyformer_m2x6_w6144", "lazyformer_m2x7")
@@ -54,7 +38,7 @@ class Printed(NamedTuple):
 
     name: str
     seconds: Optional[int]
-    average: float
+    average: Optional[float]
     mnli: Optional[str] = None
 
 
@@ -176,11 +160,13 @@ class Inputs:
         raw: a folder of text, whose `books` are a document a file; None for the prose that Python carries.
         glue: the official download.
         tasks: names in GLUE's table.
+        models: those that are pre-trained and fine-tuned.
     """
 
     raw: Optional[Path]
     glue: Path
     tasks: tuple[str, ...]
+    models: tuple[str, ...]
 
     def texts(self, made: Path) -> list[str]:
         """What `lazyformer corpus` reads; `made` is the folder of Python's prose."""
@@ -190,22 +176,27 @@ class Inputs:
         return [f"book:{path}" if path.name == BOOKS and path.is_dir() else str(path) for path in parts]
 
 
-def find_inputs(raw: str, tasks: tuple[str, ...], size: Size, made: Path) -> Inputs:
+def find_inputs(raw: str, tasks: tuple[str, ...], size: Size, made: Path, models: tuple[str, ...] = ()) -> Inputs:
     """Checks that everything is there.
 
     Args:
         raw: folder, in which `glue` is GLUE's download; or ``demo``.
         tasks: those given; none for the size's, in miniature as many of them as are there.
         made: where Python's prose, and the task that is made of it, go.
+        models: none for those of Tables 1 and 4; "all" for Table 3's too.
 
     Raises:
-        UserError: a folder or a task's file is missing.
+        UserError: a folder or a task's file is missing, or a model is none of the paper's tables.
     """
+    models = tuple(PRINTED) if models == ("all",) else models or TRAINED
+    if unknown := [name for name in models if name not in PRINTED]:
+        close = nearest(unknown[0], PRINTED)
+        raise UserError(f"--models {unknown[0]}: choose from {', '.join(PRINTED)}, or all{close}")
     chosen = tuple(find_task(name).name for name in tasks)
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
             raise UserError(f"{PYTHONS_PROSE}: is a megabyte of text, for --tiny alone; give a folder of text")
-        return Inputs(None, made / GLUE, ("CoLA",))
+        return Inputs(None, made / GLUE, ("CoLA",), models)
     folder = Path(raw)
     if not folder.is_dir():
         raise UserError(f"{raw}: no such folder; scripts/download_wikipedia.sh and scripts/download_books.sh fill it")
@@ -216,7 +207,7 @@ def find_inputs(raw: str, tasks: tuple[str, ...], size: Size, made: Path) -> Inp
             f"{glue}: lacks {', '.join(file for files in lacking.values() for file in files)}; put GLUE's official "
             "download there (gluebenchmark.com/tasks), or a link to it, or give fewer --tasks"
         )
-    found = Inputs(folder, glue, tuple(task for task in chosen or size.tasks if task not in lacking))
+    found = Inputs(folder, glue, tuple(task for task in chosen or size.tasks if task not in lacking), models)
     if not found.texts(made):
         raise UserError(f"{raw}: holds no text; give it a dump of Wikipedia, and a folder `{BOOKS}` of books")
     return found
@@ -234,35 +225,12 @@ def as_json(size: Size, inputs: Inputs) -> dict[str, Any]:
     return {**of_inputs, "size": "tiny" if size.is_tiny else "paper", "updates": size.updates}
 
 
-CLI = "lazyformer_fairseq.cli"
 TRAINED, TIMED = (*TABLE_1, *TABLE_4), (*TABLE_1, *TABLE_3, *TABLE_4)
 BYTES_OF_PARAMETER = 14  # in a checkpoint: weights in 16 bits; the optimizer's copy and two moments in 32
 FURTHER_CHECKPOINTS = 5  # the last three, best and last
 DISK_OF_CORPUS = 3  # times the text, while it is made
 MEGABYTES_A_CORE_SECOND = 1.2
 BYTES_OF_TOKEN = 5  # of English in GLUE's files, other columns included
-GB = 1e9
-
-
-@dataclass(frozen=True)
-class Step:
-    """A row.
-
-    Attributes:
-        name: also of its record.
-        what: in words.
-        command: a module, which ``python -m`` runs, and its arguments. Run again after a stop, it goes on.
-        makes: what is there when it is done.
-        needs: names of steps.
-        starts_anew: an unfinished `makes` must go first: the command would refuse it.
-    """
-
-    name: str
-    what: str
-    command: tuple[str, ...]
-    makes: Path
-    needs: tuple[str, ...] = ()
-    starts_anew: bool = False
 
 
 class Places:
@@ -288,7 +256,7 @@ def model_name(arch: str, updates: int) -> str:
 
 
 def finetuned_updates(arch: str, size: Size) -> tuple[int, ...]:
-    """At which a model's checkpoints are fine-tuned: those of Figure 2; of Table 4's two the last."""
+    """At which a model's checkpoints are fine-tuned: those of Figure 2; of Tables 3 and 4 the last."""
     return size.kept if arch in TABLE_1 else size.kept[-1:]
 
 
@@ -308,7 +276,7 @@ def steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[Step]:
         Step("corpus", "text becomes data", corpus, places.data / "manifest.json", tuple(each.name for each in found)),
         _bench("tables", "times of Tables 2 to 4", size, places, precision, TIMED, (size.length,)),
         _bench("figure_3", "speed-up against length, Figure 3", size, places, precision, FIGURE_3, size.lengths),
-        *(step for arch in TRAINED for step in _training(arch, size, inputs, places)),
+        *(step for arch in inputs.models for step in _training(arch, size, inputs, places)),
     ]
 
 
@@ -316,8 +284,9 @@ def _bench(
     name: str, what: str, size: Size, places: Places, precision: str, archs: tuple[str, ...], lengths: tuple[int, ...]
 ) -> Step:
     folder = places.bench(name)
+    named = ",".join(size.bench_arch(arch) for arch in dict.fromkeys(("bert_base", *archs)))
     command = (
-        *(CLI, "bench", "models", "--arch", ",".join(size.bench_arch(arch) for arch in archs if arch != "bert_base")),
+        *(CLI, "bench", "models", "--arch", named),
         *("--lengths", ",".join(map(str, lengths)), "--what", "training", "--relative-position-buckets", "32"),
         *("--precision", precision, "--budget", f"{size.minutes:g}min", *size.bench, "--output", str(folder)),
     )
@@ -348,108 +317,7 @@ def _training(arch: str, size: Size, inputs: Inputs, places: Places) -> tuple[St
     return pretraining, Step(f"glue_{arch}", what, command, last, (pretraining.name,))
 
 
-# --- Running them
-
-
-def record_of(out: Path, step: Step) -> Optional[dict[str, Any]]:
-    """The record of a step that is done and whose result is still there."""
-    path = out / "steps" / f"{step.name}.json"
-    return read_json(path) if path.exists() and step.makes.exists() else None
-
-
-def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Runs what is not done yet. Where a step fails, those that need it are left out, and the others go on.
-
-    Returns:
-        a sentence for each step that failed or was left out.
-
-    Raises:
-        UserError: OUT holds another reproduction, or another process is at work in it.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the step under way has saved what it could.
-    """
-    failures: dict[str, str] = {}
-    with run_lock(out):
-        begun = (out / "steps").exists()
-        keep_settings(out / "reproduction.json", settings, "a reproduction", begun)
-        for number, step in enumerate(steps, 1):
-            before = f"[{number}/{len(steps)}] {step.name}"
-            if record_of(out, step):
-                click.echo(f"{before}: done already")
-                continue
-            if lacking := [name for name in step.needs if name in failures]:
-                failures[step.name] = f"step {step.name} was left out: it needs {', '.join(lacking)}"
-                continue
-            click.echo(f"{before}: {step.what}")
-            try:
-                seconds = run_step(step, out)
-                click.echo(f"{before}: done in {seconds / 60:.1f} minutes")
-            except UserError as error:
-                failures[step.name] = str(error)
-                click.echo(f"{before}: failed", err=True)
-    return list(failures.values())
-
-
-def run_step(step: Step, out: Path) -> float:
-    """Runs a step to its end, and records it. Returns its seconds.
-
-    Raises:
-        UserError: it failed, or has not made what it should.
-        KeyboardInterrupt: after it has ended, where there was a signal.
-    """
-    if step.starts_anew and step.makes.parent.exists():
-        shutil.rmtree(step.makes.parent)
-    began = time.monotonic()
-    ended = run_to_its_end([sys.executable, "-m", *step.command])
-    if ended.was_stopped:
-        raise KeyboardInterrupt
-    if ended.code:
-        raise UserError(f"step {step.name} failed with exit code {ended.code}; look at what it printed")
-    if not step.makes.exists():
-        raise UserError(f"step {step.name} ended, but {step.makes} is not there; look at what it printed")
-    seconds, now = time.monotonic() - began, datetime.now().isoformat(timespec="seconds")
-    record = {"command": shlex.join(step.command), "ended": now, "seconds": seconds}
-    write_json(out / "steps" / f"{step.name}.json", record)
-    return seconds
-
-
 # --- What each costs, before any runs: arithmetic, not measurement
-
-
-class Cost(NamedTuple):
-    """Of a step; None for what cannot be told beforehand. Hours are those of all devices together, side by side."""
-
-    hours: Optional[float] = None
-    flops: Optional[float] = None
-    gigabytes: Optional[float] = None
-
-
-def plan(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path, speed: float) -> str:
-    """A Markdown table of all steps, sentences that say what it rests on, and the commands.
-
-    Args:
-        speed: FLOP/s of training that all devices reach together.
-    """
-    costs = {step.name: cost_of(step, size, inputs, speed) for step in steps}
-    fine, coarse = ("{:,.2f}", "{:,.2f}") if size.is_tiny else ("{:,.1f}", "{:,.0f}")
-    forms = {"FLOPs": ("flops", "{:.1e}"), "hours": ("hours", fine), "disk, GB": ("gigabytes", coarse)}
-    rows = []
-    for step in steps:
-        state = "done" if record_of(out, step) else "to do"
-        numbers = {title: (getattr(costs[step.name], name), form) for title, (name, form) in forms.items()}
-        told = {title: "-" if number is None else form.format(number) for title, (number, form) in numbers.items()}
-        rows.append({"step": step.name, "what": step.what, "state": state, **told})
-    hours, disk = (sum(getattr(cost, name) or 0 for cost in costs.values()) for name in ("hours", "gigabytes"))
-    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(there).free / GB
-    said = [
-        f"In all some {hours:,.1f} hours and {disk:,.1f} GB; {free:,.1f} GB are free in {there}."
-        + " THIS DOES NOT FIT." * (free < disk),
-        f"By arithmetic: {speed / 1e12:g} TFLOP/s of training (--teraflops), a backward pass of two forward passes, "
-        f"{MEGABYTES_A_CORE_SECOND} MB of text a core-second, {BYTES_OF_PARAMETER} bytes a parameter of a checkpoint. "
-        "Benchmarks take at most the minutes that they are given, and a round.",
-        *(f"{step.name}: python -m {shlex.join(step.command)}" for step in steps),
-    ]
-    return "\n\n".join([markdown_table(rows, left=("what", "state")), *said])
 
 
 def cost_of(step: Step, size: Size, inputs: Inputs, speed: float) -> Cost:

@@ -66,13 +66,8 @@ ADDED_OPTIONS = {
     "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --lr 1e-3 --time-fractions 0.5",
     "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
     "lazyformer reproduce": "--plan",
-    "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search data results/front": f"{FRONT} --budgets 1.0,2.0 --evaluations 4",
     "lazyformer search data results/search_bert": f"{FRONT} --budgets 1.0 --evaluations 2",
-    "lazyformer search footing results/front_1": (
-        f"{SIZES} --tokens-per-sample 32 --baseline-pattern sf --batch-size 16 --max-updates 20 --budgets 1.0,2.0 "
-        "--evaluations 4 --judged-batches 1 --device cpu"
-    ),
     "lazyformer search compress": "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
     "lazyformer pattern show": "--tokens 8 --heads 2",

@@ -49,7 +49,7 @@ def tiny_model(
 def source_of(model: LazyFormerModel) -> Source:
     """As reading its checkpoint would give it."""
     tokenizer = SimpleNamespace(dictionary=model.encoder.dictionary, mask_index=WORDS - 1)
-    return Source(model, tokenizer, choose_head(model.state_dict(), None, Path("tiny.pt")))
+    return Source(model, tokenizer, choose_head(model.state_dict(), None, Path("tiny.pt"), {}))
 
 
 def export_custom(model: LazyFormerModel, folder: Path) -> Path:

@@ -24,7 +24,8 @@ from fairseq_cli.train import cli_main
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.data.glue import TASKS, Split, TaskDescription
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.labelled_files import Split, TaskDescription
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.devices import nvidia_smi

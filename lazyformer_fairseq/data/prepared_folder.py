@@ -1,4 +1,4 @@
-"""Folders of prepared data, by their manifest: of GLUE's tasks, of diagnostics, of SQuAD.
+"""Folders of prepared data, by their manifest: of GLUE's tasks, of a user's own, of diagnostics, of SQuAD.
 
 A folder of labelled texts, which task ``glue`` reads:
 
@@ -13,12 +13,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Self, Union
 
 import numpy as np
 
-from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS, Example, TaskDescription
+from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS
+from lazyformer_fairseq.data.labelled_files import Example, TaskDescription
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
@@ -183,14 +185,19 @@ class PreparedTask(PreparedFolder):
     TABLE: ClassVar[Mapping[str, TaskDescription]] = TASKS
 
     @classmethod
-    def is_whole(cls, manifest: dict[str, Any]) -> bool:
+    def row_of(cls, manifest: dict[str, Any]) -> Optional[TaskDescription]:
+        """The task that a manifest names, None for one that is not known."""
         name = manifest["task"]
-        is_known = isinstance(name, str) and name in cls.TABLE
-        return is_known and cls.has_splits(manifest, cls.TABLE[name].splits, ("rows", "bytes"))
+        return cls.TABLE.get(name) if isinstance(name, str) else None
 
-    @property
+    @classmethod
+    def is_whole(cls, manifest: dict[str, Any]) -> bool:
+        task = cls.row_of(manifest)
+        return task is not None and cls.has_splits(manifest, task.splits, ("rows", "bytes"))
+
+    @cached_property
     def task(self) -> TaskDescription:
-        return self.TABLE[self.manifest["task"]]
+        return self.row_of(self.manifest)
 
     def read(self, split: str, longest: Optional[int], eos: int) -> EncodedExamples:
         """A split, still on disk.
@@ -225,6 +232,18 @@ class PreparedTask(PreparedFolder):
         return EncodedExamples(MappedInputs(items, longest, eos), targets)
 
 
+class PreparedOwnTask(PreparedTask):
+    """The folder of a user's own task, whose row its manifest holds."""
+
+    FORMAT, FORMAT_VERSION = "lazyformer own task", 1
+    SETTINGS = (*PreparedTask.SETTINGS, "description")
+    CONTENT = "a task of one's own"
+
+    @classmethod
+    def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:
+        return TaskDescription.from_json(manifest["description"], MANIFEST)
+
+
 class PreparedDiagnostic(PreparedTask):
     """The folder of a diagnostic with long inputs: made, not official, so it is never prepared from files."""
 
@@ -247,10 +266,10 @@ class PreparedDiagnostic(PreparedTask):
 
 
 def load_prepared(folder: Union[str, Path]) -> PreparedTask:
-    """What is prepared in a folder, a GLUE task or a diagnostic; UserError where neither is."""
+    """What is prepared in a folder: a GLUE task, a user's own or a diagnostic; UserError where none is."""
     manifest = read_json(Path(folder) / MANIFEST, f"run `{PreparedTask.COMMAND}`")
-    kind = PreparedDiagnostic if manifest.get("format") == PreparedDiagnostic.FORMAT else PreparedTask
-    return kind.load(folder)
+    kinds = {kind.FORMAT: kind for kind in (PreparedOwnTask, PreparedDiagnostic)}
+    return kinds.get(manifest.get("format"), PreparedTask).load(folder)
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:

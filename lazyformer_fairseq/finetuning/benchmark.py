@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from lazyformer_fairseq.data.glue import TASKS, TaskDescription
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.results import GRID_FILE, Results, ScoredTask
@@ -237,20 +238,26 @@ class TextsBenchmark(Benchmark):
 
     Attributes:
         names_task: whether fairseq-train is told which task it is; else the folder of data says it.
+        prepared: what the folder of a task is.
     """
 
     names_task: ClassVar[bool] = True
+    prepared: ClassVar[type[PreparedTask]] = PreparedTask
     options = frozenset(("max_train_rows", "glue_head"))
     baseline_name = "majority class or constant"
 
+    def place(self, folder: Path, name: str) -> Path:
+        """Where a task lies in the folder of prepared data."""
+        return folder / name
+
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedTask]:
         """Raises a UserError for a task prepared with another tokenizer than the first, too."""
-        if missing := [name for name in names if not PreparedTask.is_at(folder / name)]:
+        if missing := [name for name in names if not self.prepared.is_at(self.place(folder, name))]:
             raise UserError(
                 f"{folder}: {', '.join(missing)} not prepared; give the official files by --data, or name the tasks "
                 "that you want, as in --tasks CoLA RTE"
             )
-        found = {name: PreparedTask.load(folder / name) for name in names}
+        found = {name: self.prepared.load(self.place(folder, name)) for name in names}
         first = next(iter(found.values()))
         for name, prepared in found.items():
             if prepared.manifest["tokenizer"] != first.manifest["tokenizer"]:
@@ -289,8 +296,19 @@ def find_benchmark(key: str) -> Benchmark:
     return importlib.import_module(MODULES[key]).BENCHMARK
 
 
-def benchmark_of_task(name: object, where: Path) -> Benchmark:
-    """The benchmark that has a task of this name; UserError, which names the file, for none."""
+def own_benchmark(row: TaskDescription) -> Benchmark:
+    """A user's task, a benchmark of its own."""
+    return importlib.import_module("lazyformer_fairseq.finetuning.tasks.own").OwnTask(row)
+
+
+def benchmark_of_task(name: object, where: Path, row: Any = None) -> Benchmark:
+    """The benchmark that has a task of this name; UserError, which names the file, for none.
+
+    Args:
+        row: of a user's own task, as the grid or the result has it.
+    """
+    if row is not None:
+        return own_benchmark(TaskDescription.from_json(row, where))
     for benchmark in map(find_benchmark, MODULES):
         if name in benchmark.tasks:
             return benchmark
@@ -302,4 +320,5 @@ def benchmark_of_grid(folder: Path) -> Benchmark:
     path = folder / "runs" / GRID_FILE
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
-    return benchmark_of_task(next(iter(read_json(path).get("tasks") or [""])), path)
+    grid = read_json(path)
+    return benchmark_of_task(next(iter(grid.get("tasks") or [""])), path, grid.get("description"))

@@ -7,11 +7,13 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.arguments import refuse_missing
+from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings
 from lazyformer_fairseq.options import Command, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
+TEXTS = (".tsv", ".csv", ".jsonl", ".txt")  # endings of files of texts
 
 
 def _file_of(checkpoint: str) -> Path:
@@ -19,15 +21,14 @@ def _file_of(checkpoint: str) -> Path:
     return Path(checkpoint if Path(checkpoint).exists() else checkpoint.partition("=")[2] or checkpoint)
 
 
-def run_grid(task: str, settings: GridSettings) -> None:
+def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepares what is missing; trains what is missing of a grid and reports, where there are checkpoints."""
     refuse_missing(settings.data, settings.tokenizer, *map(_file_of, settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")
-    from lazyformer_fairseq.finetuning.benchmark import find_benchmark
-    from lazyformer_fairseq.finetuning.launch import prepare_alone, run_to_the_end
+    from lazyformer_fairseq.finetuning.launch import choose_benchmark, prepare_alone, run_to_the_end
 
-    benchmark = find_benchmark(task)
+    benchmark, settings = choose_benchmark(task, settings)
     if settings.checkpoints:
         run_to_the_end(benchmark, settings)
     click.echo(prepare_alone(benchmark, settings))
@@ -35,18 +36,26 @@ def run_grid(task: str, settings: GridSettings) -> None:
 
 @click.command(cls=Command, takes_words=True)
 @click.argument("checkpoints", nargs=-1, metavar="CHECKPOINT...")
-@click.option("--task", type=click.Choice(list(MODULES)), default="glue", show_default=True, help="To fine-tune on.")
+@click.option(
+    "--task",
+    metavar="NAME|FILE.yaml",
+    help=f"To fine-tune on: {', '.join(MODULES)}, or a YAML file that describes a task of your own.  [default: your "
+    "own where --data holds train.tsv, .csv or .jsonl; else glue]",
+)
 @takes(GridSettings, into="")
 @click.option("--checkpoint", "more", multiple=True, hidden=True)
-def finetune(task: str, checkpoints: tuple[str, ...], more: tuple[str, ...], **given: Any) -> None:
+def finetune(task: Optional[str], checkpoints: tuple[str, ...], more: tuple[str, ...], **given: Any) -> None:
     """Fine-tune every CHECKPOINT, a file, a folder or NAME=FILE, on a task, and report.
 
-    GLUE is trained by LazyFormer's Table 5, four rates and five seeds of each task, SQuAD as in PAR's Table 4. What is
-    missing of the data is prepared first; without a CHECKPOINT nothing else is done. One run a GPU, or several on the
-    CPU's cores, each with a folder of its own and a result.json in it. At the end comes the table, printed and, with
+    Labels or scores of your own stand in a folder, in train.tsv and dev.tsv, whose first line names the columns, as
+    text and label: two rates and three seeds of ten epochs each. Then `lazyformer predict` labels texts. GLUE is
+    trained by LazyFormer's Table 5, four rates and five seeds of each task, SQuAD as in PAR's Table 4. What is missing
+    of the data is prepared first; without a CHECKPOINT nothing else is done. One run a GPU, or several on the CPU's
+    cores, each with a folder of its own and a result.json in it. At the end comes the table, printed and, with
     pictures, in OUTPUT/report. Stop it at any time; rerun to resume: finished runs are not repeated.
 
     \b
+    lazyformer finetune model/checkpoint_best.pt --data my_reviews --output results/my_reviews
     lazyformer finetune model/checkpoint_best.pt --data glue_data --output results/glue
     lazyformer finetune bert=a.pt lazy=b.pt --task squad --data squad_data --output results/squad
     """
@@ -54,23 +63,48 @@ def finetune(task: str, checkpoints: tuple[str, ...], more: tuple[str, ...], **g
 
 
 @click.command(cls=Command, takes_words=True)
-@click.argument("sources", nargs=-1, required=True, type=A_PATH, metavar="FOLDER...")
-@click.option("--output", type=A_PATH, required=True, help="Folder to write; must not exist.")
+@click.argument("sources", nargs=-1, required=True, type=A_PATH, metavar="MODEL TEXTS | FOLDER...")
+@click.option(
+    "--output",
+    type=A_PATH,
+    help="File (for TEXTS) or folder to write; must not exist.  [default: for TEXTS TEXTS.predictions.tsv or so]",
+)
 @takes(PredictSettings)
-def predict(sources: tuple[Path, ...], output: Path, settings: PredictSettings) -> None:
-    """Let fine-tuned models answer: the files that gluebenchmark.com takes, or SQuAD's predictions.
+def predict(sources: tuple[Path, ...], output: Optional[Path], settings: PredictSettings) -> None:
+    """Label the texts in a file, or write the files that gluebenchmark.com takes, or SQuAD's predictions.
+
+    MODEL is a fine-tuned checkpoint, the folder of one, a grid's with one model and task, or one that `lazyformer
+    export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in its first line, or in .txt and has a
+    text a line. Its rows are written with prediction and probability after each; if it has a column of labels, the
+    answers are marked by them. A model for SQuAD takes a file of questions, .json, in place of TEXTS.
+
+    \b
+    lazyformer predict results/my_reviews texts.tsv
 
     FOLDER is a grid's, as `lazyformer finetune` wrote it: the best run of each model and task counts, and each model
     has a folder of its own. Or it is a run's; several of GLUE are of different tasks. A checkpoint answers SQuAD's
     questions too.
     """
-    refuse_filled_folder(output)
     refuse_missing(*sources, settings.data, settings.tokenizer)
+    if len(sources) == 2 and sources[1].suffix == ".json":
+        sources, settings = sources[:1], replace(settings, data=sources[1])
+    has_texts = len(sources) == 2 and sources[1].is_file() and sources[1].suffix.lower() in TEXTS
+    if not has_texts and output is None:
+        raise click.UsageError(f"give --output; or a MODEL, and a file of texts that ends in {', '.join(TEXTS)}")
+    if not has_texts:
+        refuse_filled_folder(output)
     from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
-    from lazyformer_fairseq.finetuning.launch import predict
+    from lazyformer_fairseq.finetuning.launch import best_run, predict
 
     if settings.tokenizer:
         settings = replace(settings, tokenizer=find_tokenizer_folder(settings.tokenizer))
+    if has_texts:
+        from lazyformer_fairseq.finetuning.predict_texts import predict_texts
+
+        with stoppable("stopped; nothing was written"):
+            lines = predict_texts(best_run(sources[0]), sources[1], output, settings)
+        click.echo("\n".join(lines))
+        return
     for line in predict(sources, output, settings):
         click.echo(line)
 

@@ -16,16 +16,33 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.devices.nvidia_smi import precision_here
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.finetuning.benchmark import Benchmark, benchmark_of_grid, benchmark_of_task, find_benchmark
 from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
 from lazyformer_fairseq.finetuning.results import BEST, RESULT, read_results, read_run
-from lazyformer_fairseq.finetuning.settings import SPECIAL_OPTIONS, GridSettings, PredictSettings
+from lazyformer_fairseq.finetuning.settings import MODULES, OF_OWN_TASKS, SPECIAL_OPTIONS, GridSettings, PredictSettings
+from lazyformer_fairseq.finetuning.tasks.own import OwnTask, find_own_task, task_of_yaml
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json
 
-PREPARING = ("max_length", "skip_mistakes")  # options that mean something where data is prepared
+PREPARING = ("max_length", "skip_mistakes", *OF_OWN_TASKS)  # options that mean something where data is prepared
+
+
+def choose_benchmark(task: Optional[str], given: GridSettings) -> tuple[Benchmark, GridSettings]:
+    """The benchmark of this name, or the task of one's own of this YAML file; for None what the data is, else GLUE.
+
+    Raises:
+        UserError: neither, or what the user's own files have wrong in them.
+    """
+    if task is None:
+        return find_own_task(given) or find_benchmark("glue"), given
+    if task in MODULES:
+        return find_benchmark(task), given
+    if not task.endswith((".yaml", ".yml")):
+        known = ", ".join(MODULES)
+        raise UserError(f"--task {task}: is none of {known}, and no YAML file of your own{nearest(task, MODULES)}")
+    return task_of_yaml(Path(task), given)
 
 
 def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Workers | Cluster]:
@@ -135,6 +152,8 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
 
         output = grid.output / "report"
         click.echo(f"\n{write_report(grid.output, output)}\nwritten to {output}")
+        if isinstance(benchmark, OwnTask) and given.keep_checkpoints != "none":
+            click.echo(f"to use it: lazyformer predict {grid.output} texts.tsv")
     sys.exit(1 if queue.failed else 0)
 
 
@@ -161,13 +180,25 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
     for source in sources:
         path, benchmark = source / RESULT, find_benchmark("squad")
         if path.is_file():
-            benchmark = benchmark_of_task(read_json(path).get("task"), path)
+            result = read_json(path)
+            benchmark = benchmark_of_task(result.get("task"), path, result.get("description"))
         name = read_run(path, benchmark).task if path.is_file() else next(iter(benchmark.tasks))
         if name in of_task:
             raise UserError(f"{source} and {of_task[name]}: both are of {name}; give one run a task")
         of_task[name] = source if path.is_file() else checkpoint_at(source)
     with atomic_folder(target) as unfinished:
         return [f"{target}: {line}" for line in benchmark.predict(of_task, unfinished, wanted)]
+
+
+def best_run(folder: Path) -> Path:
+    """The folder of the best run in that of a grid of one model and task; `folder` itself where it is no grid's."""
+    if not (folder / "runs").is_dir():
+        return folder
+    runs = [path for _, of_task in _best_runs(folder) for path in of_task.values()]
+    if len(runs) > 1:
+        listed = "\n".join(map(str, runs))
+        raise UserError(f"{folder}: has several models or tasks; give the folder of one run in place of it:\n{listed}")
+    return runs[0]
 
 
 def _best_runs(grid: Path) -> Iterator[tuple[str, dict[str, Path]]]:

@@ -8,8 +8,17 @@ from lazyformer_fairseq.options import PRECISION, option
 
 # Name on the command line -> module that has the benchmark as BENCHMARK. A new one is a file, and a row here.
 MODULES = {name: f"lazyformer_fairseq.finetuning.tasks.{name}" for name in ("glue", "squad", "listops", "pairs")}
-SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes")  # that only some benchmarks take
+OF_OWN_TASKS = ("text", "label", "kind", "metric")
+SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *OF_OWN_TASKS)  # of some benchmarks
+OWN_LRS, OWN_SEEDS, OWN_EPOCHS = (5e-5, 5e-4), (1, 2, 3), 10  # large models learn at the first rate, tiny at the second
 USUAL = "the protocol's"
+OWN = "Labels of your own"  # a section of --help
+CLASSES, SCORES = KINDS = ("classes", "scores")
+METRICS_OF_KIND = {CLASSES: ("accuracy", "macro_f1", "matthews"), SCORES: ("spearman", "pearson")}  # the first selects
+
+
+def _usual(own: object) -> str:
+    return f"{USUAL}; of labels of your own {own}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +28,25 @@ class GridSettings:
     checkpoints: tuple[str, ...] = ()
     output: Path = option(MISSING, "Data, runs and report go into this folder.")
     data: Optional[Path] = option(
-        None, "Official files, which are prepared in OUTPUT, or prepared data.", shown="what is prepared in OUTPUT"
+        None,
+        "Official files, or your own train.tsv and dev.tsv (or valid.tsv; .csv or .jsonl too), which are prepared in "
+        "OUTPUT; or prepared data.",
+        shown="what is prepared in OUTPUT",
     )
+    text: tuple[str, ...] = option(
+        (), "Column of the texts, or two columns of pairs, by name; by number from 1 if no line names them.",
+        shown="text, or text and text2, sentence1 and sentence2, premise and hypothesis ...", section=OWN,
+    )  # fmt: skip
+    label: Optional[str] = option(None, "Column of the labels.", shown="label, class, score or target", section=OWN)
+    kind: Optional[str] = option(
+        None, "What labels are.", choices=KINDS,
+        shown="scores if most are numbers and some have a fraction, or the column is called score", section=OWN,
+    )  # fmt: skip
+    metric: Optional[str] = option(
+        None, "Which selects epoch and rate. f1 is that of the second of two classes, macro_f1 the mean of all.",
+        choices=("accuracy", "macro_f1", "f1", "matthews", "spearman", "pearson"),
+        shown="accuracy of classes, spearman of scores", section=OWN,
+    )  # fmt: skip
     tokenizer: Optional[Path] = option(None, "For official files.", shown="beside the first checkpoint")
     max_length: Optional[int] = option(
         None, "Of official files: longer inputs are cut, or divided, at so many tokens, all counted.",
@@ -34,10 +60,14 @@ class GridSettings:
         choices=("lazyformer", "par"), shown="par for SQuAD, else lazyformer",
     )  # fmt: skip
     tasks: tuple[str, ...] = option((), "Names of tasks.", shown=USUAL)
-    lrs: tuple[float, ...] = option((), "Learning rates.", "--lr", "--lrs", low=0, high=1, is_open=True, shown=USUAL)
-    seeds: tuple[int, ...] = option((), "Random seeds; each runs at each rate.", low=0, shown="1 to 5")
+    lrs: tuple[float, ...] = option(
+        (), "Learning rates.", "--lr", "--lrs", low=0, high=1, is_open=True, shown=_usual("5e-5,5e-4")
+    )
+    seeds: tuple[int, ...] = option(
+        (), "Random seeds; each runs at each rate.", low=0, shown="1 to 5; of labels of your own 1 to 3"
+    )
     epochs: tuple[str, ...] = option(
-        (), "Of every task, and of some, as in 10 MNLI=3.", metavar="[TASK=]N...", shown=USUAL
+        (), "Of every task, and of some, as in 10 MNLI=3.", metavar="[TASK=]N...", shown=_usual(OWN_EPOCHS)
     )
     batch_size: Optional[int] = option(None, "Rows of an update.", low=1, shown=USUAL)
     warmup_ratio: Optional[float] = option(
@@ -71,6 +101,11 @@ class PredictSettings:
         shown="what the runs were trained on; for SQuAD what they were marked on",
     )  # fmt: skip
     tasks: tuple[str, ...] = option((), "GLUE: names of tasks, AX too.", shown="all")
+    text: tuple[str, ...] = option(
+        (), "Of TEXTS: the column of texts, or two of pairs, by name; by number from 1 if no line names them.",
+        shown="as in training, else text, sentence ...",
+    )  # fmt: skip
+    head: Optional[str] = option(None, "Of TEXTS: the head that predicts.", shown="the only one of the model")
     n_best: int = option(20, "SQuAD: answers to a question in nbest_predictions.json.", low=1)
     max_answer_tokens: int = option(30, "SQuAD: longest answer.", low=1)
     skip_mistakes: bool = option(False, "SQuAD: leave out questions that are wrong in the file.")

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Optional
@@ -32,7 +32,8 @@ from tqdm import tqdm
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data import prepared_folder
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
-from lazyformer_fairseq.data.glue import TASKS, SplitFile, TaskDescription, find_task, read_split
+from lazyformer_fairseq.data.glue import TASKS, find_task
+from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, read_split
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
 from lazyformer_fairseq.errors import UserError
@@ -62,6 +63,10 @@ METRICS: Mapping[str, Metric] = {
     "accuracy": lambda predictions, targets: float(of_sklearn.accuracy_score(targets, predictions)),
     # Of class 1; 0.0 where that is neither predicted nor there.
     "f1": lambda predictions, targets: float(of_sklearn.f1_score(targets, predictions, zero_division=0.0)),
+    # The mean over all classes, whichever is rare.
+    "macro_f1": lambda predictions, targets: float(
+        of_sklearn.f1_score(targets, predictions, average="macro", zero_division=0.0)
+    ),
     "matthews": _correlation(of_sklearn.matthews_corrcoef),
     "pearson": _correlation(stats.pearsonr),
     "spearman": _correlation(stats.spearmanr),
@@ -158,6 +163,13 @@ class GlueTask(fairseq_task.FineTuningTask):
         super().__init__(cfg, tokenizer_folder, head_name, head, cfg.tokens_per_sample)
         self.description = description
 
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """Also has checkpoints keep what the head's classes are called."""
+        model = super().build_model(cfg, from_checkpoint)
+        row = replace(self.description, longest=self.longest).as_json()
+        self.state.merge_state_dict({"heads": {self.head_name: row}})
+        return model
+
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
         """Finds the task's row of the table and the tokenizer.
@@ -220,15 +232,13 @@ class GlueTask(fairseq_task.FineTuningTask):
 
 
 def describe_task(cfg: GlueConfig) -> TaskDescription:
-    """The row of the task that the options, or the data folder's name, name; a diagnostic's folder says what it holds.
+    """The row of the task that the options, or the data folder's name, name; a prepared folder says what it holds.
 
     Raises:
         UserError: none is named.
     """
     if not cfg.glue_task and PreparedTask.is_at(cfg.data):
-        prepared = load_prepared(cfg.data)
-        if isinstance(prepared, prepared_folder.PreparedDiagnostic):
-            return prepared.task
+        return load_prepared(cfg.data).task
     try:
         return find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
     except UserError as error:
@@ -238,7 +248,7 @@ def describe_task(cfg: GlueConfig) -> TaskDescription:
 def check_task(cfg: GlueConfig, description: TaskDescription) -> None:
     """Raises a UserError for options that would fail late, or select the worst checkpoint."""
     fairseq_task.check_options(cfg, description.name, description.metrics)
-    if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task is not description:
+    if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task != description:
         raise UserError(f"{cfg.data}: holds {load_prepared(cfg.data).task.name}, not {description.name}")
     for split in cfg.valid_subset.split(","):
         if split in description.splits and description.splits[split].label is None:
@@ -249,8 +259,8 @@ def check_task(cfg: GlueConfig, description: TaskDescription) -> None:
 class GlueCriterion(fairseq_task.FineTuningCriterion):
     """Cross-entropy of classes, or squared error of scores; reads from the task ``glue`` which of them.
 
-    Scores are regressed as they are in the file (STS-B: 0 to 5), as BERT and RoBERTa do. In validation the row of an
-    example is its prediction and its target.
+    GLUE's scores are regressed as they are in the file (STS-B: 0 to 5), as BERT and RoBERTa do; a user's own in
+    standard deviations from their mean. In validation the row of an example is its prediction and its target.
     """
 
     NAME = "glue"
@@ -258,6 +268,7 @@ class GlueCriterion(fairseq_task.FineTuningCriterion):
     def __init__(self, task: GlueTask):
         super().__init__(task)
         self.is_regression = task.description.is_regression
+        self.mean, self.deviation = task.description.standard or (0.0, 1.0)
         self.metric_names = task.description.metrics
 
     def no_targets(self, sample: dict) -> str:
@@ -268,6 +279,7 @@ class GlueCriterion(fairseq_task.FineTuningCriterion):
         targets = sample["target"]
         if self.is_regression:
             predictions = logits.squeeze(-1)
+            targets = (targets - self.mean) / self.deviation
             loss, log = F.mse_loss(predictions, targets.float(), reduction="sum"), {}
         else:
             predictions = torch.argmax(logits.detach(), dim=-1)

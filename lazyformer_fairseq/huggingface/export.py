@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lazyformer_fairseq.arguments import checkpoint_at
-from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.models import hub
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
@@ -119,7 +119,8 @@ def export_to_huggingface(
             "segments before as Transformer-XL does (its own was removed), so use it by lazyformer_fairseq"
         )
     loaded = hub.load_state(LazyFormerModel, state, path)
-    source = Source(loaded.model, loaded.tokenizer, choose_head(state["model"], head, path), training_of(state))
+    chosen = choose_head(state["model"], head, path, loaded.tasks)
+    source = Source(loaded.model, loaded.tokenizer, chosen, training_of(state))
     form = choose_form(source, form)
     with atomic_folder(Path(out)) as unfinished:
         model_class = write_bert(source, unfinished) if form == BERT else write_custom(source, unfinished)
@@ -130,8 +131,14 @@ def export_to_huggingface(
     return form
 
 
-def choose_head(weights: Mapping[str, Any], name: Optional[str], path: Path) -> Optional[Head]:
-    """The classification or span head of this name, or the only one; that of pre-training must be named."""
+def choose_head(
+    weights: Mapping[str, Any], name: Optional[str], path: Path, tasks: Mapping[str, TaskDescription]
+) -> Optional[Head]:
+    """The classification or span head of this name, or the only one; that of pre-training must be named.
+
+    Args:
+        tasks: what heads were trained on.
+    """
     there = heads_in_checkpoint(dict(weights))
     fine_tuned = [head for head in there if head != NEXT_SENTENCE]
     if name is None and len(fine_tuned) > 1:
@@ -145,9 +152,7 @@ def choose_head(weights: Mapping[str, Any], name: Optional[str], path: Path) -> 
     if chosen is None:
         return None
     outputs, kind = there[chosen]
-    task = next((task for task in TASKS.values() if task.head_name == chosen and not task.model_of), None)
-    labels = task.labels if task is not None and len(task.labels) == outputs else ()
-    return Head(chosen, outputs, kind, labels)
+    return Head(chosen, outputs, kind, tasks[chosen].labels if chosen in tasks and tasks[chosen].splits else ())
 
 
 def choose_form(source: Source, form: str) -> str:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from toy_squad import article, write_squad
 
 from lazyformer_fairseq.data import squad
-from lazyformer_fairseq.data.glue import TASKS, Example, find_task, read_split
+from lazyformer_fairseq.data.glue import TASKS, find_task
+from lazyformer_fairseq.data.labelled_files import Example, read_split
 from lazyformer_fairseq.data.squad import Answer, Paragraph, Question, SquadFile, read_squad
 from lazyformer_fairseq.errors import UserError
 

@@ -16,7 +16,8 @@ from helpers import ROOT
 from in_process import invoke, refusal
 from toy_squad import SIZES, START, write_articles
 
-from lazyformer_fairseq.data.glue import DIAGNOSTICS, TaskDescription, made_splits
+from lazyformer_fairseq.data.glue import DIAGNOSTICS, made_splits
+from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples
 from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer

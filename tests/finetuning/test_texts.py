@@ -16,7 +16,8 @@ from torch import nn
 from validation import batches, logged
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
-from lazyformer_fairseq.data.glue import TASKS, Example, SplitFile
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.labelled_files import Example, SplitFile
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import clean_documents
-from lazyformer_fairseq.data.glue import find_task, read_split
+from lazyformer_fairseq.data.glue import find_task
+from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from lazyformer_fairseq.data.glue import TASKS, TaskDescription, find_task
+from lazyformer_fairseq.data.glue import TASKS, find_task
+from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.experiments.reproduce.engine import CLI, GB, Cost, Step
 from lazyformer_fairseq.finetuning.benchmark import LEARNING_RATES, PAPER_TASKS, SEEDS

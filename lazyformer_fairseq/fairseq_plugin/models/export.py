@@ -61,6 +61,7 @@ def read_as_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
     return {
         "model": weights,
         "cfg": OmegaConf.create({"model": options}),
+        "task_state": {"heads": read_json(path.with_name(CONFIG_FILE)).get("heads")},
         "optimizer_history": [{"num_updates": 0}],
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "version": 2}},
     }
@@ -120,6 +121,7 @@ def write_model(loaded: LazyFormerHub, folder: Path) -> None:
     options = with_new_names(OmegaConf.to_container(OmegaConf.structured(loaded.model.cfg), enum_to_str=True))
     config = {"format": FORMAT, "format_version": FORMAT_VERSION, "architecture": ARCHITECTURE}
     config["model"] = {name: options[name] for name in OPTIONS}
+    config["heads"] = {name: task.as_json() for name, task in loaded.tasks.items()}
     metadata = {"format": "pt", "architecture": ARCHITECTURE, "sublayer_pattern": options["sublayer_pattern"]}
     save_model(loaded.model, str(folder / WEIGHTS_FILE), metadata)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,10 +1,10 @@
 """``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, ready for raw text; answers of heads."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
 from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
+from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS
+from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
@@ -30,7 +32,7 @@ from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
-from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SpanHead
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN, SpanHead
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,14 @@ class Filling(NamedTuple):
     text: str
     probability: float
     word: str
+
+
+class Prediction(NamedTuple):
+    """What :meth:`LazyFormerHub.predict` says of a text: the likeliest class, or a score without probabilities."""
+
+    label: Union[str, float]
+    probability: Optional[float]
+    probabilities: Mapping[str, float]
 
 
 def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[str] = None) -> "LazyFormerHub":
@@ -63,13 +73,43 @@ def is_causal(state: dict) -> bool:
     return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
 
 
-def load_state(model_class: type, state: Optional[dict], checkpoint: Path) -> "LazyFormerHub":
-    """As :func:`load`, from what a checkpoint holds, if that is read already; with the tokenizer beside it."""
-    tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")  # first: that it is missing is the likelier mistake
+def load_state(
+    model_class: type, state: Optional[dict], checkpoint: Path, tokenizer_folder: Optional[Path] = None
+) -> "LazyFormerHub":
+    """As :func:`load`, from what a checkpoint holds, if that is read already; with the tokenizer beside it if none is
+    given.
+    """
+    # First: that it is missing is the likelier mistake.
+    tokenizer = load_tokenizer(tokenizer_folder or checkpoint.parent / "tokenizer")
     state = load_safely(checkpoint) if state is None else state
     model = build(model_class, state, tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)
-    return LazyFormerHub(model, tokenizer)
+    tasks = tasks_of_heads(state, checkpoint)
+    for name, task in tasks.items():
+        if task.standard is not None:  # from here on the head gives scores as the files have them
+            mean, deviation = task.standard
+            last = model.classification_heads[name].out_proj
+            last.load_state_dict({"weight": last.weight * deviation, "bias": last.bias * deviation + mean})
+            tasks[name] = replace(task, standard=(0.0, 1.0))
+    return LazyFormerHub(model, tokenizer, tasks)
+
+
+def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescription]:
+    """What each classification head of a checkpoint was trained on; older ones know it by the head's name alone.
+
+    Raises a UserError, which names `path`, where the checkpoint's own account is damaged.
+    """
+    found, saved = {}, state.get("task_state")
+    saved = saved.get("heads") if isinstance(saved, dict) else None
+    for name, head in checkpoint_match.heads_in_checkpoint(state["model"]).items():
+        rows = [task for task in (*TASKS.values(), *DIAGNOSTICS.values()) if task.head_name == name]
+        if isinstance(saved, dict) and name in saved:
+            rows = [TaskDescription.from_json(saved[name], path)]
+        labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()
+        unknown = TaskDescription(name, {}, (), labels, standard=None if labels else (0.0, 1.0))
+        if head.kind != SPAN and name != NEXT_SENTENCE:
+            found[name] = next((task for task in rows if task.num_classes == head.outputs), unknown)
+    return found
 
 
 def as_hub(
@@ -136,12 +176,19 @@ def assemble(model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, w
 
 
 class LazyFormerHub(nn.Module):
-    """A trained model with its tokenizer: raw text in."""
+    """A trained model with its tokenizer: raw text in.
 
-    def __init__(self, model: nn.Module, tokenizer: TextTokenizer):
+    Attributes:
+        tasks: what its classification heads were trained on, by name; those without names of classes have no splits.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: TextTokenizer, tasks: Optional[Mapping[str, TaskDescription]] = None
+    ):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
+        self.tasks = tasks or {}
         self.eval()
 
     @property
@@ -175,21 +222,81 @@ class LazyFormerHub(nn.Module):
         return features
 
     @torch.no_grad()
-    def predict(self, head: str, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
-        """Logits (B, classes) of a classification head for raw texts; of the head ``pooler``, BERT's, (B, C).
+    def predict(
+        self,
+        texts: Union[str, Sequence[Union[str, Sequence[str]]]],
+        *more: str,
+        head: Optional[str] = None,
+        global_positions: Optional[Tensor] = None,
+        max_tokens: int = 8192,
+    ) -> Union[list[Prediction], Tensor]:
+        """What a fine-tuned model says of texts, as in ``predict(["One text.", "Another."])``, or of pairs of texts.
 
         Args:
-            global_positions: as in :meth:`extract_features`.
+            texts: a list. If it is the name of a head, `more` are texts, and the answer is that head's logits (B,
+                classes); of the head ``pooler``, BERT's, (B, C).
+            head: the name of a head; by default the only one that was fine-tuned.
+            global_positions: as in :meth:`extract_features`; with logits alone.
+            max_tokens: of a batch, padding included.
 
         Raises:
-            UserError: where the checkpoint has no such head.
+            UserError: the checkpoint has no such head, or the texts are no texts, or no pairs where it knows pairs.
         """
-        if head not in self.model.classification_heads:
+        if not isinstance(texts, str):
+            return self._predictions(texts, head, max_tokens)
+        if (head := texts) not in self.model.classification_heads:
             known = ", ".join(self.model.classification_heads) or "none"
-            raise UserError(f"no classification head {head!r}; the checkpoint has: {known}")
-        ids = self.encode(*texts)
+            raise UserError(
+                f"no classification head {head!r}; the checkpoint has: {known}. Texts go into a list: predict([...])"
+            )
+        ids = self.encode(*more)
         logits, _ = self.model(ids, classification_head_name=head, global_positions=global_positions)
         return logits
+
+    def choose_head(self, name: Optional[str] = None) -> str:
+        """The fine-tuned classification head of this name, or the only one; UserError for none or several."""
+        if name in self.tasks or (name is None and len(self.tasks) == 1):
+            return name or next(iter(self.tasks))
+        known = ", ".join(self.tasks)
+        if name is None and not known:
+            raise UserError("this model was not fine-tuned on labels or scores; `lazyformer finetune` does that")
+        raise UserError(f"no classification head {name!r}, but {known}" if name else f"choose one of the heads {known}")
+
+    def _predictions(
+        self, texts: Sequence[Union[str, Sequence[str]]], head: Optional[str], max_tokens: int
+    ) -> list[Prediction]:
+        name = self.choose_head(head)
+        task, wanted = self.tasks[name], "pairs of texts" if self.tasks[name].is_pair else "texts"
+        inputs, longest = [], min(self.model.max_positions(), self.tasks[name].longest or self.model.max_positions())
+        for given in texts:
+            parts = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+            is_right = len(parts) == 1 + task.is_pair or (not task.splits and len(parts) == 2)
+            if not is_right or not all(isinstance(part, str) for part in parts):
+                raise UserError(f"{given!r}: {task.name}'s model was trained on {wanted}")
+            inputs.append(np.array(self.tokenizer.build_input(*parts, max_length=longest)))
+        if not inputs:
+            return []
+        marks = self.tokenizer.special.eos if self.model.encoder.sentence_encoder.asking else None
+        dataset = LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
+        logits = np.empty((len(inputs), task.num_classes))
+        for index, found in logits_of(self.model, name, dataset, max_tokens, None, ""):
+            logits[index] = found
+        if not np.isfinite(logits).all():
+            raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; train it anew")
+        if task.is_regression:
+            low, high = task.score_range or (-np.inf, np.inf)
+            return [Prediction(float(score), None, {}) for score in logits[:, 0].clip(low, high)]
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        shares = (dict(zip(task.labels, row, strict=True)) for row in weights.tolist())
+        return [Prediction(best := max(found, key=found.get), found[best], found) for found in shares]
+
+    @property
+    def _fed(self) -> dict[str, Any]:
+        """What datasets are told of padding, order and types of tokens."""
+        special = self.tokenizer.special
+        types_after = special.eos if self.model.cfg.token_types > 1 else None
+        return {"pad": special.pad, "shuffle": False, "types_after": types_after}
 
     @torch.no_grad()
     def follows(self, first: str, second: str) -> float:
@@ -267,10 +374,8 @@ class LazyFormerHub(nn.Module):
         longest = min(settings.longest, self.model.max_positions())
         settings = replace(settings, longest=longest, longest_question=min(settings.longest_question, longest // 2))
         file = SquadFile(Path("the text"), [Paragraph("", context, (Question("", question, ()),))])
-        windows, special = question_windows.make_windows(self.tokenizer, file, settings), self.tokenizer.special
-        types_after = special.eos if self.model.cfg.token_types > 1 else None
-        marks = bool(self.model.encoder.sentence_encoder.asking)
-        how = {"pad": special.pad, "shuffle": False, "types_after": types_after, "marks_questions": marks}
+        windows = question_windows.make_windows(self.tokenizer, file, settings)
+        how = {"marks_questions": bool(self.model.encoder.sentence_encoder.asking), **self._fed}
         dataset = question_windows.QuestionWindowsDataset(file, windows, "", longest_answer, **how)
         (answers,) = find_answers(self.model, head, dataset, max(n_best, question_windows.USUAL_ANSWERS))
         return answers[:n_best]

@@ -13,8 +13,9 @@ import numpy as np
 from tabulate import tabulate
 from tqdm import tqdm
 
-from lazyformer_fairseq.data import glue
-from lazyformer_fairseq.data.glue import TASKS, SplitFile, TaskDescription, find_task
+from lazyformer_fairseq.data import labelled_files
+from lazyformer_fairseq.data.glue import TASKS, find_task
+from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, targets_of, write_split
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
@@ -138,7 +139,7 @@ def prepare_tasks(wanted: GridSettings) -> list[PreparedTask]:
             progress.set_postfix_str(task.name)
             folder = wanted.output / Glue.prepared_in / task.name
             there = PreparedTask.reuse(folder, values)
-            prepared.append(there or _prepare(wanted.data / task.folder, folder, task, values, tokenizer))
+            prepared.append(there or prepare_task(wanted.data / task.folder, folder, task, values, tokenizer))
             progress.update()
     return prepared
 
@@ -149,8 +150,8 @@ def remarks(prepared: PreparedTask) -> list[str]:
     lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
     for split, counts in manifest["splits"].items():
         file, official = f"{manifest['data']}/{counts['file']}", task.splits[split].rows
-        lines += glue.describe_oddities(file, counts)
-        if counts["rows"] != official:
+        lines += labelled_files.describe_oddities(file, counts)
+        if official not in (0, counts["rows"]):
             lines.append(
                 f"{file}: ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
                 f"has {official:,}; is it cut off, or another version?"
@@ -179,26 +180,43 @@ def _settings(wanted: GridSettings, task: TaskDescription) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; put {task.name}'s official files there, or leave it out of --tasks")
     files = {split.file: folder / split.file for split in task.splits.values()}
-    hashes = {name: sha256_of(path) for name, path in files.items() if path.is_file()}
-    if not hashes:
+    if not any(path.is_file() for path in files.values()):
         raise UserError(f"{folder}: holds none of {', '.join(files)}; put {task.name}'s official files there")
-    longest = wanted.max_length or LONGEST
-    values = (PreparedTask.FORMAT_VERSION, task.name, longest, tokenizer_hashes(wanted.tokenizer), hashes)
+    return settings_of(wanted, task, folder)
+
+
+def settings_of(wanted: GridSettings, task: TaskDescription, source: Path) -> dict[str, Any]:
+    """What decides the prepared data of a task whose files lie in `source`."""
+    files = {split.file: source / split.file for split in task.splits.values()}
+    hashes = {name: sha256_of(path) for name, path in files.items() if path.is_file()}
+    known = (PreparedTask.FORMAT_VERSION, task.name, wanted.max_length or LONGEST)
+    values = (*known, tokenizer_hashes(wanted.tokenizer), hashes)
     return dict(zip(PreparedTask.SETTINGS, values, strict=True))
 
 
-def _prepare(
-    source: Path, folder: Path, task: TaskDescription, settings: dict[str, Any], tokenizer: TextTokenizer
+def prepare_task(
+    source: Path,
+    folder: Path,
+    task: TaskDescription,
+    settings: dict[str, Any],
+    tokenizer: TextTokenizer,
+    kind: type[PreparedTask] = PreparedTask,
 ) -> PreparedTask:
+    """Encodes the files of a task in `source`; UserError, which names file and line, for a row that is wrong.
+
+    Args:
+        kind: of the folder that is written.
+    """
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
     there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
-    files = {split: glue.read_split(task, source, split) for split in there}  # reports wrong rows before any is encoded
+    # Reports wrong rows before any is encoded.
+    files = {split: labelled_files.read_split(task, source, split) for split in there}
 
     def write_splits(folder: Path) -> dict[str, Any]:
         return {name: _write(folder / name, task, file, tokenizer, settings) for name, file in files.items()}
 
     facts = {"data": str(source), "missing_files": missing, "dictionary_size": len(tokenizer.dictionary)}
-    return PreparedTask.write(folder, settings, tokenizer, write_splits, **facts)
+    return kind.write(folder, settings, tokenizer, write_splits, **facts)
 
 
 def _write(
@@ -213,7 +231,7 @@ def _write(
     words = {} if task.is_regression or examples.targets is None else Counter(examples.targets.tolist())
     return {
         **{"file": file.path.name, "rows": len(file.examples), "short_rows": len(file.short_lines)},
-        **{name: getattr(file, name) for name in glue.ODDITIES},
+        **{name: getattr(file, name) for name in labelled_files.ODDITIES},
         "last_line": max([file.examples[-1].line, *file.short_lines]),
         "labels": {word: words[number] for number, word in enumerate(task.labels)} if words else None,
         **{"longest": max(map(len, inputs)), "kept_tokens": sum(map(len, inputs)), **counts},

@@ -26,7 +26,8 @@ from lazyformer_fairseq.corpus.readers.files import Piece
 from lazyformer_fairseq.corpus.readers.formats import FORMATS, read_piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
-from lazyformer_fairseq.data.glue import TASKS, read_split
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.squad import SPLITS, read_squad
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary

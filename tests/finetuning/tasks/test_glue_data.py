@@ -13,7 +13,8 @@ from glue_results import run_folder, write_grid, write_result
 from helpers import NAMES, THINGS, build_toy_corpus, toy_texts, train_tokenizer, write_lines, write_toy_glue
 from in_process import invoke
 
-from lazyformer_fairseq.data.glue import TASKS, read_split
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer, load_tokenizer

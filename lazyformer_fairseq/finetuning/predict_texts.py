@@ -1,0 +1,168 @@
+"""``lazyformer predict MODEL TEXTS``: what a fine-tuned model says of each row of a file, into a file like it."""
+
+import csv
+import io
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.data.labelled_files import Column, TaskDescription, check_width, read_rows
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel, hub
+from lazyformer_fairseq.finetuning.settings import PredictSettings
+from lazyformer_fairseq.finetuning.tasks.own import columns_of
+from lazyformer_fairseq.finetuning.texts import METRICS
+from lazyformer_fairseq.storage.atomic import atomic_file
+
+ENDINGS = (".tsv", ".csv", ".jsonl", ".txt")
+ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
+PREDICTED = ("prediction", "probability")
+
+
+class Row(NamedTuple):
+    """A row of the file: its line, its fields, its texts, and its label if the file has one."""
+
+    line: int
+    fields: list[str]
+    texts: tuple[str, ...]
+    label: Optional[str]
+
+
+def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: PredictSettings) -> list[str]:
+    """Writes the rows of a file with the model's answer after each, whole or not at all.
+
+    Args:
+        model: a checkpoint, the folder of one, or a folder that ``lazyformer export`` wrote.
+        texts: rows of one text or two; where a column has labels, the answers are marked by them.
+        output: its ending says its format; by default ``TEXTS.predictions`` with the ending of `texts`.
+
+    Returns:
+        What the command prints, by line.
+
+    Raises:
+        UserError: the model was not fine-tuned on labels or scores; a row is wrong (file and line); `output` exists.
+    """
+    ending = ".tsv" if texts.suffix == ".txt" else texts.suffix
+    output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
+    if output.exists():
+        raise UserError(f"{output}: exists already; remove it, or give another --output")
+    if output.suffix.lower() not in ENDINGS:
+        raise UserError(f"--output {output}: name a file that ends in {', '.join(ENDINGS[:-1])}")
+    loaded = hub.load_state(LazyFormerModel, None, checkpoint_at(model), wanted.tokenizer)
+    head = loaded.choose_head(wanted.head)
+    task, marks = loaded.tasks[head], Marks(loaded.tasks[head], texts)
+    loaded.to("cuda" if torch.cuda.is_available() else "cpu")
+    shown = {"desc": texts.name, "unit": "B", "unit_scale": True, "delay": 2, "disable": None, "leave": False}
+    with tqdm(total=texts.stat().st_size, **shown) as progress, atomic_file(output) as file:
+        names, rows = open_rows(texts, task, wanted.text, progress.update)
+        write = writer_of(output, [*names, *PREDICTED[: 1 if task.is_regression else 2]])
+        file.write(write(None).encode())
+        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            answers = loaded.predict([row.texts for row in chunk], head=head, max_tokens=wanted.max_tokens)
+            for row, (label, probability, _) in zip(chunk, answers, strict=True):
+                marks.add(row, label)
+                found = [float(f"{label:.6g}")] if task.is_regression else [label, round(probability, 4)]
+                file.write(write([*row.fields, *found]).encode())
+        if not marks.rows:
+            raise UserError(f"{texts}: has no text in it")
+    return [f"{output}: {marks.rows:,} rows", *marks.lines()]
+
+
+def open_rows(
+    path: Path, task: TaskDescription, text: Sequence[str], seen: Callable[[int], Any]
+) -> tuple[list[str], Iterator[Row]]:
+    """Names of the file's columns, and its rows.
+
+    Args:
+        text: columns of the texts; by default as in training, else the usual names.
+        seen: is told the bytes that were read.
+    """
+    rows = read_rows(path, seen)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(
+            f"{path}: is empty; write a first line that names its columns, and a text in each line under it"
+        )
+    layout, header = task.splits.get("valid") or task.splits.get("test"), first[1]
+    trained = () if text or layout is None or not layout.has_header else layout.texts
+    trained = trained if all(name in header for name in trained) else ()
+    label = layout.label if layout is not None and layout.label in header else None
+    texts, label = columns_of(path, header, text or trained, label, is_labelled=False)
+    if isinstance(texts[0], int):
+        rows, names = itertools.chain([first], rows), [f"column{number}" for number in range(1, len(header) + 1)]
+    else:
+        names, texts = header, tuple(map(header.index, texts))
+        label = None if label is None else header.index(label)
+    if task.splits and len(texts) != 1 + task.is_pair:
+        knows = (
+            "pairs: name two columns, as in --text text text2" if task.is_pair else "single texts: name one by --text"
+        )
+        raise UserError(f"{path}: the model was trained on {task.name}, on {knows}")
+    return names, _rows(path, rows, texts, label, len(header))
+
+
+def _rows(
+    path: Path, rows: Iterator[tuple[int, list[str]]], texts: tuple[int, ...], label: Optional[Column], width: int
+) -> Iterator[Row]:
+    for line, fields in rows:
+        if fields == [""] and width > 1:
+            continue
+        check_width(path, line, fields, width)
+        yield Row(line, fields, tuple(fields[column] for column in texts), None if label is None else fields[label])
+
+
+def writer_of(path: Path, names: Sequence[str]) -> Callable[[Optional[Sequence[Any]]], str]:
+    """A function that returns the line of a row's fields, in the format of the file's ending; of None, the first."""
+    ending = path.suffix.lower()
+
+    def as_json(fields: Optional[Sequence[Any]]) -> str:
+        return "" if fields is None else f"{json.dumps(dict(zip(names, fields, strict=True)), ensure_ascii=False)}\n"
+
+    def as_csv(fields: Optional[Sequence[Any]]) -> str:
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(names if fields is None else fields)
+        return line.getvalue()
+
+    def as_tsv(fields: Optional[Sequence[Any]]) -> str:
+        return "\t".join(re.sub(r"[\t\r\n]", " ", str(field)) for field in (names if fields is None else fields)) + "\n"
+
+    return {".jsonl": as_json, ".csv": as_csv}.get(ending, as_tsv)
+
+
+class Marks:
+    """How many rows there are, and how right the answers are where the file has labels.
+
+    Args:
+        path: of the file, for messages.
+    """
+
+    def __init__(self, task: TaskDescription, path: Path):
+        self.task, self.path, self.rows, self.why_not = task, path, 0, ""
+        self.pairs: list[tuple[float, float]] = []
+
+    def add(self, row: Row, answer: Any) -> None:
+        self.rows += 1
+        if row.label is None or self.why_not:
+            return
+        try:
+            target = self.task.target(row.label)
+            self.pairs.append((answer if self.task.is_regression else self.task.labels.index(answer), target))
+        except UserError as error:
+            self.why_not = f"no marks: {self.path}, line {row.line}: {error}"
+
+    def lines(self) -> list[str]:
+        if self.why_not or not self.pairs or not self.task.metrics:
+            return [self.why_not] if self.why_not else []
+        predictions, targets = np.array(self.pairs).T
+        said = [f"{name} {100 * METRICS[name](predictions, targets):.2f}" for name in self.task.metrics]
+        if self.task.is_regression:
+            said.append(f"mean absolute error {np.abs(predictions - targets).mean():.4g}")
+        return [f"by the file's own labels: {', '.join(said)}"]

@@ -14,6 +14,7 @@ from helpers import dictionary_of
 from torch import Tensor
 
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.hub import tasks_of_heads
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import Source, choose_head, write_custom
 from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
@@ -49,7 +50,8 @@ def tiny_model(
 def source_of(model: LazyFormerModel) -> Source:
     """As reading its checkpoint would give it."""
     tokenizer = SimpleNamespace(dictionary=model.encoder.dictionary, mask_index=WORDS - 1)
-    return Source(model, tokenizer, choose_head(model.state_dict(), None, Path("tiny.pt"), {}))
+    weights, path = model.state_dict(), Path("tiny.pt")
+    return Source(model, tokenizer, choose_head(weights, None, path, tasks_of_heads({"model": weights}, path)))
 
 
 def export_custom(model: LazyFormerModel, folder: Path) -> Path:

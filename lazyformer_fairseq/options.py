@@ -44,7 +44,7 @@ MAYBE_NONE = (
 )
 AMOUNTS = (
     *("lr", "min_lr", "end_learning_rate", "weight_decay", "clip_norm", "max_weight_norm", "loss_spike", "init_std"),
-    *("stop_time_hours", "adam_eps", "lamb_eps", "layer_norm_eps", "power"),
+    *("stop_time_hours", "log_seconds", "adam_eps", "lamb_eps", "layer_norm_eps", "power"),
     *("distill_words_weight", "distill_attention_weight", "distill_temperature", "min_loss_scale"),
 )
 SHARES = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "adam_betas", "lamb_betas")

@@ -35,7 +35,7 @@ def config_of(*words: object) -> DictConfig:
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, words))))
 
 
-TRAINERS = ("fairseq_cli.train", "lazyformer_fairseq.pretraining.hydra_train")
+TRAINERS = ("lazyformer_fairseq.pretraining.train", "lazyformer_fairseq.pretraining.hydra_train")
 
 
 def pretrain(*arguments: object) -> CompletedProcess:

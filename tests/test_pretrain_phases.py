@@ -82,7 +82,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr("lazyformer_fairseq.pretraining.launch.count_gpus", lambda: 0)
 
     def become(launch: Launch, module: str, words: list[str]) -> None:
-        assert module == "fairseq_cli.train"
+        assert module == "lazyformer_fairseq.pretraining.train"
         train_here(*words)
 
     def as_a_process(command: list[str]) -> Ended:
@@ -179,6 +179,7 @@ def test_what_cannot_be_is_said(data_folder, words, message):
 @pytest.mark.slow
 def test_the_script_in_miniature_with_real_signals(data_folder, tmp_path):
     small = f"--phase1 '{PHASE1} --max-update 100' --phase2 '{PHASE2} --max-update 2' --save-interval-updates 20"
+    small += " --log-seconds 0"
     script = str(ROOT / "scripts" / "pretrain_par_bert.sh")
     command = ["bash", script, str(data_folder), *SIZES.split(), *shlex.split(small)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -1,8 +1,10 @@
 """Pre-training through fairseq-train, as a user runs it: what is promised of whole runs."""
 
+import logging
 import math
 import random
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ import pytest
 import torch
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
-from helpers import assert_equal_state, dictionary_of, train_words, updates_of
+from helpers import assert_equal_state, dictionary_of, stopped_at, train_words, updates_of
+from in_process import dry_run
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
@@ -24,6 +27,7 @@ from lazyformer_fairseq.experiments.curves.report import read_history
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.reliability.options import SCREEN
 from lazyformer_fairseq.storage.indexed_format import write_items
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
@@ -86,6 +90,30 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train, 
     assert len(masked_blocks(1) & masked_blocks(2)) < len(masked_blocks(1)) / 20
 
 
+def test_the_screen_says_what_is_trained_how_far_and_how_long(data_folder, tmp_path, fairseq_train, caplog):
+    caplog.set_level(logging.INFO, logger=SCREEN)
+    options = f"{TINY} --tokens-per-sample 32 --update-freq 2 --dropout 0.2 --disable-validation --max-update"
+    with stopped_at(2):
+        fairseq_train(data_folder, f"{options} 1000000000 --log-seconds 1e-9", tmp_path / "long")
+    introduced, said = [], [each.getMessage() for each in caplog.records if each.name == SCREEN]
+    while not said[0].startswith("update 1 "):
+        introduced.append(said.pop(0))
+    assert [line.split()[0] for line in introduced] == ["model", "data", "update", "run", "files", "time", "in"]
+    assert re.search(r"about [\d.]+ s an update on this processor, .* (days|years) for the run", introduced[-2])
+    advice = shlex.split(introduced[-1].partition(": lazyformer pretrain ")[2])
+    _, words = dry_run(*advice)  # its options are options
+    seconds = float(words[words.index("--max-update") + 1]) * float(re.search(r"about ([\d.]+)", introduced[-2])[1])
+    assert advice[0] == "lazyformer_m2x6_s_tiny" and 60 < seconds < 24 * 3600
+    parts = (r"pass 2 of 2, [\d.]+ s so far, about .* left", r"pass 1 of 2, loss \d+\.\d\d bits, .*")
+    for number, part in enumerate(parts, 1):
+        assert re.fullmatch(rf"update {number} of 1,000,000,000, {part}", said[number - 1]), said
+    with_screen, without = (
+        fairseq_train(data_folder, f"{options} 2 --log-seconds {seconds}", tmp_path / str(seconds))
+        for seconds in (1e-9, 0)
+    )
+    assert_equal_state(with_screen["model"], without["model"])
+
+
 def test_two_processes_train_as_one_with_twice_the_update_freq(
     data_folder, tmp_path, fairseq_train, free_port, warm_python
 ):
@@ -99,7 +127,8 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(
     ]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    assert "2 processes x 4 sequences x update-freq 1" in run.stdout
+    assert "update  1 x 4 sequences of 32 tokens, on each processor of 2" in run.stdout
+    assert "INFO" not in run.stdout + run.stderr and len(run.stdout.splitlines()) <= 10, run.stdout
     assert (tmp_path / "two" / "train.log").read_text().count("| begin training epoch 1") == 1
     two = torch.load(tmp_path / "two" / "checkpoint_last.pt")
     assert updates_of(two) == 6

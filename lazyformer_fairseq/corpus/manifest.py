@@ -21,6 +21,7 @@ from lazyformer_fairseq.corpus.stages import PEAK_MEMORY, SECONDS_FILE, STAGES, 
 from lazyformer_fairseq.corpus.steps import CORE_SECONDS, EXAMPLES
 from lazyformer_fairseq.corpus.vocabulary import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
+from lazyformer_fairseq.report.numbers import duration
 
 FORMAT_VERSION = 1
 PACKAGES = (  # with Python and the spaCy model, all that decides the result
@@ -265,11 +266,3 @@ def short(value: Union[int, float]) -> str:
 def percent(share: Optional[float]) -> str:
     """Two significant digits: 12%, 1.2%, 0.012%."""
     return "–" if share is None or share != share else f"{float(f'{100 * share:.2g}'):g}%"
-
-
-def duration(seconds: float) -> str:
-    """In the unit that reads best: 31.4 s, 12 min, 2 h 05 min."""
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -27,8 +27,9 @@ from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_e
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import NotSavedError, choose_for_all, listed_name
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of, is_task_of_ours, listed_updates
-from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption
+from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
+from lazyformer_fairseq.fairseq_plugin.screen import Screen
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         preemption: takes signals, once training has loaded its checkpoint.
         takes_signals: whether it is to; a driver of several trainings takes them itself.
         guard: judges updates; None where processes see different gradients.
+        screen: what the run shows, for ``--log-seconds``.
         epoch_iterator: the one in use, for whoever saves between epochs.
         not_saved: why the last save failed, or None.
     """
@@ -61,6 +63,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
         super().__init__(*args, **kwargs)
         self.preemption = Preemption(self)
         self.guard = UpdateGuard(self) if can_be_guarded(self) else None
+        self.screen = Screen(self)
+        self._passes: Optional[tuple[int, int]] = None  # of the update under way: begun, and all
 
     @override
     def get_train_iterator(self, epoch, *args, **kwargs):
@@ -76,17 +80,41 @@ class SafeTrainer(fairseq_trainer.Trainer):
         """Ends a run that a signal asked to; skips the update if it is a bad one; saves it if it is a listed one."""
         self.preemption.end_if_saved()
         before = self.get_num_updates()
-        with self.preemption.busy():
-            update = partial(self._update, samples)
-            output = update() if self.guard is None else self.guard.watch(update, samples)
-            if self.get_num_updates() == before + 1:
-                self._save_if_listed()
+        forget = self.task.keep_memory() if hasattr(self.task, "keep_memory") and not self.cuda else None
+        try:
+            with self.preemption.busy():
+                update = partial(self._update, samples)
+                output = update() if self.guard is None else self.guard.watch(update, samples)
+                if self.get_num_updates() == before + 1:
+                    self._save_if_listed()
+        except UpdateGivenUp:
+            self.epoch_iterator._cur_epoch_itr.n -= len(samples)
+            if forget:
+                forget()
+            self.preemption.save_if_asked()
+            self.preemption.end_if_saved()
+            raise
         return output
 
     def _update(self, samples: list) -> Optional[dict]:
         """fairseq's, with exact sums of many batches. Where memory ends, so does the run, with what to change."""
-        with refused_in_words(partial(in_training, self, samples)), self._exact_sums(len(samples)):
-            return super().train_step(samples, True)  # raise_oom
+        self._passes = 0, len(samples)
+        try:
+            with refused_in_words(partial(in_training, self, samples)), self._exact_sums(len(samples)):
+                return super().train_step(samples, True)  # raise_oom
+        finally:
+            self._passes = None
+
+    @override
+    def _prepare_sample(self, sample, is_dummy=False):
+        """Called before each pass of an update: the place to say how far it is, and on a processor to give it up."""
+        if self._passes and not is_dummy:
+            made, of = self._passes
+            self.screen.tell(made, of)
+            if not self.cuda:
+                self.preemption.give_up_if_interrupted()
+            self._passes = made + 1, of
+        return super()._prepare_sample(sample, is_dummy)
 
     def _exact_sums(self, batches: int) -> Any:
         if batches <= EXACT_ENOUGH or self.guard is None or type(self.optimizer) is not FP16Optimizer:
@@ -262,7 +290,10 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
         if trainer.takes_signals:
             trainer.preemption.listen()
         cfg = choose_for_all(cfg, trainer)
-    return load_checkpoint(cfg, trainer, **kwargs)
+    loaded = load_checkpoint(cfg, trainer, **kwargs)
+    if isinstance(trainer, SafeTrainer):
+        trainer.screen.introduce()
+    return loaded
 
 
 def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):

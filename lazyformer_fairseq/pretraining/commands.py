@@ -61,7 +61,11 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
 
     Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
     keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes
-    some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130).
+    some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130). On a
+    processor Ctrl-C gives that update up, and saves what was before it.
+
+    The screen shows what is trained, on a processor for how long and what would take an hour, then a line each minute
+    (--log-seconds 60); all else goes to train.log in --save-dir. --log-seconds 0 shows what fairseq-train does.
 
     ARCH may be a folder that `lazyformer import` or `lazyformer export` wrote: its model goes on with masked LM, for
     100,000 updates, a tenth. With --distill it learns from ORIGINAL too: from its words (--distill-words-weight,

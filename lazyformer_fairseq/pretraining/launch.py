@@ -140,10 +140,12 @@ class Launch:
         for name in (word.partition("=")[0] for word in given):
             if advice := OWN.get(name):
                 raise UserError(f"{name}: {advice}")
-        options = [*options, "--distributed-world-size", str(self.world)]
+        options = [*options, "--log-seconds", "60", "--distributed-world-size", str(self.world)]
         half = {self._precision: self._precision != "fp32"}
         options += as_words({**({} if self.found else {"cpu": True, **GLOO}), **half})
-        self._become("fairseq_cli.train", [data, "--user-dir", str(PACKAGE_FOLDER), *options, *given])
+        self._become(
+            "lazyformer_fairseq.pretraining.train", [data, "--user-dir", str(PACKAGE_FOLDER), *options, *given]
+        )
 
     def train_from_yaml(self, config: Path, settings: dict[str, Setting], given: tuple[str, ...]) -> None:
         """Becomes fairseq-hydra-train on a YAML file, with `settings` and those that the user has `given`."""

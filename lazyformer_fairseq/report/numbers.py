@@ -32,3 +32,13 @@ def with_range(values: Sequence[float]) -> str:
     middle = float(np.median(values))
     said, *ends = (f"{value:.{1 if abs(middle) >= 100 else 3}f}" for value in (middle, min(values), max(values)))
     return said if len(values) < 2 else f"{said} ({' to '.join(ends)})"
+
+
+def duration(seconds: float) -> str:
+    """In the unit that reads best: 31.4 s, 12 min, 2 h 05 min, 3.4 days, 57 years."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, days = round(seconds / 60), seconds / (24 * 3600)
+    if days < 2:
+        return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{days:.3g} days" if days < 1000 else f"{days / 365.25:,.1f} years"

@@ -78,6 +78,10 @@ class ReliabilityConfig(FairseqDataclass):
     max_rollbacks: int = option(3, "to the last good checkpoint, of the whole run, before it stops with a report")
     loss_spike: float = option(0.0, "skip a loss of more than this many times the recent median; 0: never")
     sequences_per_update: Optional[int] = option(None, "over all GPUs, --batch-size at once; works out --update-freq")
+    log_seconds: float = option(
+        0.0,
+        "show what is trained, a line every so many seconds, and leave all else to train.log in --save-dir; 0: never",
+    )
 
 
 LONGEST_SOCKET = 107  # bytes of the name of a Unix socket on Linux (man 7 unix)
@@ -175,6 +179,7 @@ def _say(words: str) -> None:
 
 
 LOG = "train.log"
+SCREEN = f"{PACKAGE}.fairseq_plugin.screen"  # the logger
 FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 TIME = "%Y-%m-%d %H:%M:%S"  # both as fairseq prints them
 _handler: Optional[logging.FileHandler] = None
@@ -229,7 +234,8 @@ def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
 def importing_one_plugin(import_user_module, args):
     """``import_user_module(args)``. Raises a UserError where ``--user-dir`` is missing, or another copy of ours."""
     try:
-        import_user_module(args)
+        if Path(getattr(args, "user_dir", None) or ".").absolute() != Path(__file__).parents[2]:  # which is loaded
+            import_user_module(args)
     except (ImportError, FileNotFoundError) as error:
         what = "no such folder"
         if isinstance(error, ImportError):
@@ -250,8 +256,8 @@ def starting_with_defaults(add_defaults, cfg):
         refuse_impossible(cfg.optimizer, cfg.lr_scheduler, cfg.criterion)
         refuse_unfit(cfg)
         _refuse_unfit_torch(cfg.common, cfg.distributed_training)
+        _claim_folder(cfg.checkpoint, cfg.distributed_training, cfg.task.get("log_seconds", 0))
         settle_update_size(cfg)
-        _claim_folder(cfg.checkpoint, cfg.distributed_training)
 
 
 def _refuse_unfit_torch(common: Any, distributed_training: Any) -> None:
@@ -260,8 +266,8 @@ def _refuse_unfit_torch(common: Any, distributed_training: Any) -> None:
         refuse_unfit_torch(int(os.environ.get("LOCAL_WORLD_SIZE", distributed_training.distributed_world_size)))
 
 
-def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
-    """The first process of a run claims ``--save-dir`` for all, and logs there.
+def _claim_folder(checkpoint: Any, distributed_training: Any, log_seconds: float) -> None:
+    """The first process of a run claims ``--save-dir`` for all, and logs there; of the screen takes what is left.
 
     Each raises a UserError where another run has it.
     """
@@ -273,6 +279,7 @@ def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
         try:
             lock_for_process(Path(checkpoint.save_dir), f".training{checkpoint.checkpoint_suffix}.lock")
             log_to(Path(checkpoint.save_dir))
+            leave_to_log(log_seconds)
         except UserError as error:
             problem = [f"--save-dir {error}"]
     if is_shared:
@@ -301,6 +308,26 @@ def log_to(folder: Path) -> None:
     _handler = _LogFile(path, encoding="utf-8")
     _handler.setFormatter(logging.Formatter(FORMAT, TIME))
     logging.getLogger().addHandler(_handler)
+
+
+def leave_to_log(seconds: float) -> None:
+    """For ``--log-seconds``: from here on the screen has warnings, scores and what ``screen.py`` says; with 0 all."""
+    for handler in logging.getLogger().handlers if seconds else ():
+        if not isinstance(handler, logging.FileHandler):
+            handler.addFilter(_is_shown)
+            handler.setFormatter(_Plain())
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    is_validation = record.module == "progress_bar" and record.name not in ("train", "train_inner")
+    is_end = record.getMessage().startswith("done training")
+    return record.levelno >= logging.WARNING or record.name == SCREEN or is_validation or is_end
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return level + super().format(record)
 
 
 class _LogFile(logging.FileHandler):

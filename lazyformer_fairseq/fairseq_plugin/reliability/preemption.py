@@ -2,7 +2,9 @@
 
 What a signal meets:
 
-- An update, or the wait for its data: the run finishes the update and writes the checkpoint before anything else.
+- An update, or the wait for its data: the run finishes the update and writes the checkpoint before anything else. On a
+  processor, where an update may be many passes and half an hour, Ctrl-C ends it before the next pass: the run loses
+  that update alone, and saves what was before it.
 - Validation: the run saves after the batch under way. Validation that was due then continues, so that the run also
   writes the checkpoint with its score, as if nobody stopped it; a kill in the middle of it loses the score.
 - A checkpoint being written: the handler only takes a note, so the write finishes, and then the run ends.
@@ -41,6 +43,10 @@ logger = logging.getLogger(__name__)
 
 WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
 MANY = 2.0**20  # a Ctrl-C in the sum of signals: more than there are processes
+
+
+class UpdateGivenUp(BaseException):
+    """No Exception, which fairseq would save a whole crash.pt for."""
 
 
 class Preemption:
@@ -84,7 +90,10 @@ class Preemption:
             if signal.SIGINT in self._before:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next Ctrl-C need not wait for Python
             if number == signal.SIGINT and trainer.is_data_parallel_master:
-                os.write(2, b"\nCtrl-C: the run saves after this update and ends; once more ends it at once\n")
+                under_way = "update" if trainer.cuda else "pass"
+                os.write(
+                    2, f"\nCtrl-C: the run saves after this {under_way} and ends; once more ends it at once\n".encode()
+                )
 
     @contextmanager
     def busy(self):
@@ -115,6 +124,19 @@ class Preemption:
             self._arrived.synchronize()
         return 0 if not self._asked else INTERRUPTED if self._asked >= MANY else EXIT_CODE
 
+    def give_up_if_interrupted(self) -> None:
+        """Before a pass of an update. All processes come here, and agree.
+
+        Raises:
+            UpdateGivenUp: Ctrl-C was pressed.
+        """
+        asked = torch.tensor(self.note())
+        if self._trainer().data_parallel_world_size > 1:
+            torch.distributed.all_reduce(asked, group=self._trainer().data_parallel_process_group)
+        if asked >= MANY:
+            self.agree(asked.item())
+            raise UpdateGivenUp
+
     def save_if_asked(self) -> None:
         """Writes the checkpoint, once; between updates, in all processes at the same time."""
         trainer = self._trainer()
@@ -123,11 +145,13 @@ class Preemption:
         if self.saved or self._busy or not self.agreed_code():
             return
         self.saved = True
+        who = self.signal.name if self.signal else "another process was sent a signal"
+        if not trainer.get_num_updates():
+            return logger.warning("%s: ends before the first update, with nothing to save", who)
         with self.busy():
             path = checkpoint_utils.save_checkpoint(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
         if trainer.not_saved:
             raise UserError(trainer.not_saved)
-        who = self.signal.name if self.signal else "another process was sent a signal"
         what = "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)"
         (logger.warning if trainer.is_data_parallel_master else logger.debug)(
             f"{who}: {what} at {trainer.get_num_updates()} updates; before the next one the run ends with exit code "

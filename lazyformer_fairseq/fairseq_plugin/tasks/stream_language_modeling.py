@@ -8,7 +8,7 @@ empty at its start.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -259,6 +259,17 @@ class StreamLanguageModelingTask(EncoderTask):
         """After an update that was skipped or undone: what it left in the memory may not be sound."""
         self._restored = None
         self.training.memory.clear()  # the streams continue without a past
+
+    def keep_memory(self) -> Callable[[], None]:
+        """Before an update. Returns what brings the memory of now back, where the update is given up."""
+        self._restore_memory()
+        states, segment = self.training.memory.state_dict(), self.training.next_segment
+
+        def bring_back() -> None:
+            self.training.memory.load_state_dict(states)
+            self.training.next_segment = segment
+
+        return bring_back
 
     def gather_memory(self) -> None:
         """Gathers the memories of all workers on the one that writes checkpoints; all workers call it."""

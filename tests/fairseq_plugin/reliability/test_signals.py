@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq_plugin.reliability.damage import TINY
-from helpers import ROOT, assert_equal_state, train_words, updates_of
+from helpers import PRETRAINING, ROOT, assert_equal_state, train_words, updates_of
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints, torchrun
@@ -84,6 +84,42 @@ def test_while_a_checkpoint_is_written_it_is_written_and_one_update_later_the_ru
 def test_before_the_first_update_that_is_made_and_saved(stopped_run, before):
     before(SafeTrainer, "load_checkpoint", terminate)
     assert updates_of(stopped_run("") / "checkpoint_last.pt") == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        (PRETRAINING, f"{TINY} --tokens-per-sample 32 --update-freq 3 --dropout 0.2"),
+        (
+            "stream_language_modeling --tgt-len 8",
+            "--arch par_transformer_tiny --sublayer-pattern sf --mem-len 8 --criterion causal_lm --batch-size 4 "
+            "--update-freq 3 --dropout 0.2",
+        ),
+    ],
+    ids=["masked", "streams"],
+)
+def test_ctrl_c_within_an_update_loses_that_update_alone(
+    data_folder, lm_data, tmp_path, fairseq_train, before, task, options, interruptible
+):
+    data, passes = data_folder if task == PRETRAINING else lm_data, []
+    options += " --disable-validation --max-update 4"
+    whole = fairseq_train(data, options, tmp_path / "whole", task)
+
+    def interrupt() -> None:
+        passes.append(None)
+        if len(passes) in (2, 10):  # while the second pass of the first update, and of the third, is prepared
+            signal.raise_signal(signal.SIGINT)
+
+    before(SafeTrainer, "_prepare_sample", interrupt, times=100)
+    last = tmp_path / "run" / "checkpoint_last.pt"
+    for passes_made, updates in ((2, 0), (10, 2)):
+        with pytest.raises(SystemExit) as ended:
+            fairseq_train(data, options, tmp_path / "run", task)
+        assert ended.value.code == INTERRUPTED and len(passes) == passes_made
+        assert updates == (updates_of(last) if last.exists() else 0)
+    resumed = fairseq_train(data, options, tmp_path / "run", task)
+    for part in ("model", "last_optimizer_state"):
+        assert_equal_state(resumed[part], whole[part], part)
 
 
 @pytest.mark.parametrize("option", ["--no-save", "--no-last-checkpoints"])
@@ -230,7 +266,8 @@ SCRIPT = ("bash", ROOT / "scripts" / "pretrain.sh")
 # Dropout on, two batches an update, a checkpoint within the first epoch.
 SCRIPTED = (
     "--sublayer-pattern M2 --tokens-per-sample 32 --lr 1e-3 --num-workers 0 --sequences-per-update 16 "
-    "--sequences-per-gpu 4 --max-update 8 --save-interval-updates 3 --log-interval 1 --disable-validation"
+    "--sequences-per-gpu 4 --max-update 8 --save-interval-updates 3 --log-interval 1 --log-seconds 0 "
+    "--disable-validation"
 )
 
 

@@ -23,7 +23,7 @@ LAYERS = (
     ("data", "modules"),
     ("arguments", "child_process", "devices", "extras", "options", "patterns", "report"),
     ("old_names", "storage"),
-    ("errors",),
+    ("errors", "progress"),
 )
 
 Imports = Mapping[str, set[str]]

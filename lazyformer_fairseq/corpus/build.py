@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from tqdm import tqdm
-
 from lazyformer_fairseq.corpus import stages
 from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, write_report
 from lazyformer_fairseq.corpus.readers.formats import FORMATS
@@ -26,6 +24,7 @@ from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FIL
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import remove_leftovers, sync_content
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences, run_lock
@@ -121,7 +120,7 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
     """Name, format, bytes and SHA-256 of every file, with a bar where that takes a while."""
     scale = {"unit": "B", "unit_scale": True}
     with (
-        tqdm(total=sum(file.size for file in files), desc="checking inputs", disable=None, **scale) as bar,
+        Progress(total=sum(file.size for file in files), desc="checking inputs", **scale) as bar,
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
 
@@ -214,7 +213,7 @@ def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
 
 
 def _say(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)
+    Progress.write(line, file=sys.stderr)
 
 
 def _by_rule(steps: Iterable[Counter], label: str) -> str:

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Optional
 
 import numpy as np
-from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.corpus.clean_text import CleanText
@@ -46,6 +45,7 @@ from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStor
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer, load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, atomic_file
 from lazyformer_fairseq.storage.indexed_format import join_parts
 from lazyformer_fairseq.storage.json_files import write_json
@@ -220,7 +220,7 @@ def run_tasks(task: Callable[[int], Optional[Counts]], sizes: Sequence[int], fol
     done = sum(sizes) - sum(sizes[rank] for rank in waiting)
     run, lock, began = partial(run_task, task, folder), folder.parent / WORKERS_LOCK, time.monotonic()
     try:
-        with tqdm(total=sum(sizes), initial=done, desc=folder.name, disable=None, **scale) as bar:
+        with Progress(total=sum(sizes), initial=done, desc=folder.name, **scale) as bar:
             alone = workers == 1 or len(waiting) < 2
             for rank in map(run, waiting) if alone else _in_pool(run, waiting, workers, lock):
                 bar.update(sizes[rank])

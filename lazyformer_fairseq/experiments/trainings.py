@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Any, Optional
 
 import torch
-from tqdm import tqdm
 
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
@@ -22,6 +21,7 @@ from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.finetuning.one_run import output_to
 from lazyformer_fairseq.finetuning.queue import Workers, last_line
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 
@@ -140,7 +140,7 @@ def train(
     jobs = list(dict.fromkeys(jobs))
     unfinished = [job for job in jobs if job.result() is None]
     total, left = (sum(job.updates for job in some) for some in (jobs, unfinished))
-    with tqdm(total=total, initial=total - left, desc=description, unit=" updates") as progress:
+    with Progress(total=total, initial=total - left, desc=description, unit=" updates") as progress:
         if workers:
             _train_alone(unfinished, open_training, progress, workers, device)
             return
@@ -152,7 +152,7 @@ def train(
                 training.finish()
 
 
-def train_in_turn(trainings: Sequence[Training], progress: tqdm, plan: Callable[[], object] = lambda: None) -> None:
+def train_in_turn(trainings: Sequence[Training], progress: Progress, plan: Callable[[], object] = lambda: None) -> None:
     """Trains all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
 
     Args:
@@ -186,12 +186,12 @@ def train_alone(job: Job, open_training: Opening, threads: int) -> None:
     with file_lock(job.folder / ".lock"), output_to(job.folder / LOG):
         if job.result() is None:
             training = open_training(job)
-            with tqdm(disable=True) as progress:
+            with Progress(disable=True) as progress:
                 train_in_turn([training], progress)
             training.finish()
 
 
-def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: tqdm, workers: int, device: str) -> None:
+def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: Progress, workers: int, device: str) -> None:
     gpus = visible_gpus() if device == "cuda" else []
     threads = max(1, len(os.sched_getaffinity(0)) // workers)
     executor = Workers(workers, gpus, threads, f"{__name__}:{train_alone.__name__}")

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import Column, TaskDescription, check_width, read_rows
@@ -20,6 +19,7 @@ from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel, hub
 from lazyformer_fairseq.finetuning.settings import PredictSettings
 from lazyformer_fairseq.finetuning.tasks.own import columns_of
 from lazyformer_fairseq.finetuning.texts import METRICS
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".txt")
@@ -61,7 +61,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     task, marks = loaded.tasks[head], Marks(loaded.tasks[head], texts)
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
     shown = {"desc": texts.name, "unit": "B", "unit_scale": True, "delay": 2, "disable": None, "leave": False}
-    with tqdm(total=texts.stat().st_size, **shown) as progress, atomic_file(output) as file:
+    with Progress(total=texts.stat().st_size, **shown) as progress, atomic_file(output) as file:
         names, rows = open_rows(texts, task, wanted.text, progress.update)
         write = writer_of(output, [*names, *PREDICTED[: 1 if task.is_regression else 2]])
         file.write(write(None).encode())

@@ -11,7 +11,6 @@ import pkgutil
 import re
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +20,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from tqdm import tqdm
-
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
@@ -31,6 +28,7 @@ from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.finetuning.grid import Grid, Run
 from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, FAILED, LOG
 from lazyformer_fairseq.finetuning.settings import GridSettings
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import run_lock
 
@@ -285,8 +283,14 @@ class RunQueue:
             self.grid.write()
             total = sum(run.work for run in self.grid.runs)
             done = total - sum(run.work for run in self._waiting)
-            often = 0.5 if sys.stderr.isatty() else 60.0  # seconds
-            with tqdm(total=total, initial=done, bar_format=_BAR, mininterval=often, miniters=0, smoothing=0.05) as bar:
+            if self._waiting:
+                log = self._waiting[0].folder / LOG
+                Progress.write(
+                    f"{len(self._waiting)} runs, {self.executor.free} at a time; the first one's log is {log}"
+                )
+            with Progress(
+                total=total, initial=done, bar_format=_BAR, mininterval=0.5, miniters=0, smoothing=0.05
+            ) as bar:
                 self._show(bar, total)
                 shown = 0.0
                 try:
@@ -317,7 +321,7 @@ class RunQueue:
         if result is not None:
             self.results[run.folder] = result
             metric, baseline = result["selected_by"], next(iter(result["baseline"].values()))
-            tqdm.write(
+            Progress.write(
                 f"[{len(self.results)}/{len(self.grid.runs)}] {run.name}: {metric} "
                 f"{'/'.join(f'{values[metric]:.4f}' for values in result['metrics'].values())} at epoch "
                 f"{result['best_epoch']} of {run.epochs} (baseline {baseline[metric]:.4f}), {result['seconds']:.0f} s"
@@ -327,13 +331,13 @@ class RunQueue:
         log = run.folder / LOG
         message = f"{failure or 'ended without a result'}: {last_line(log)}"
         if self._attempts[run.folder] < ATTEMPTS:
-            tqdm.write(f"{run.name}: failed, is tried once more ({message})")
+            Progress.write(f"{run.name}: failed, is tried once more ({message})")
             self._waiting.append(run)
             return
         self.failed[run] = message
         run.folder.mkdir(parents=True, exist_ok=True)
         write_json(run.folder / FAILED, {"attempts": ATTEMPTS, "message": message, "log": str(log)})
-        tqdm.write(f"{run.name}: FAILED ({message}); see {log}")
+        Progress.write(f"{run.name}: FAILED ({message}); see {log}")
 
     def _best(self, runs: Sequence[Run]) -> Optional[Run]:
         """The first finished run with the highest selecting metric, on the first development file; nan is none."""
@@ -349,7 +353,7 @@ class RunQueue:
                 (run.folder / BEST).unlink(missing_ok=True)
                 shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
 
-    def _show(self, bar: tqdm, total: float) -> None:
+    def _show(self, bar: Progress, total: float) -> None:
         left = sum(run.work for run in self._waiting)
         left += sum(run.work * (1 - epochs_done(run.folder / LOG) / run.epochs) for run in self._jobs.values())
         failed = f", {len(self.failed)} FAILED" if self.failed else ""

@@ -27,7 +27,6 @@ from scipy import stats
 from sklearn import metrics as of_sklearn
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data import prepared_folder
@@ -40,6 +39,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.finetuning import fairseq_task
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
+from lazyformer_fairseq.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +93,8 @@ def encode_split(
     """
     texts = [example.texts for example in split.examples]
     encoded = _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS))
-    shown = {"desc": f"encode {split.path}", "unit": " rows", "delay": 2, "disable": None, "leave": False}
-    whole = list(tqdm(encoded, total=len(texts), **shown))
+    shown = {"desc": f"encode {split.path}", "unit": " rows", "delay": 2, "leave": False}
+    whole = list(Progress(encoded, total=len(texts), **shown))
     ids = np.concatenate(whole)
     is_unknown, word = ids == tokenizer.special.unk, np.cumsum(tokenizer.starts_of_words(ids))
     words, unknown_words, unknown = int(word[-1]), len(np.unique(word[is_unknown])), int(is_unknown.sum())

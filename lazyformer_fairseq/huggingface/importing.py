@@ -12,7 +12,6 @@ from typing import Any, Optional
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
-from tqdm import tqdm
 
 from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
@@ -26,6 +25,7 @@ from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions
 from lazyformer_fairseq.warm_start.start import Trained, write_record
@@ -219,7 +219,7 @@ class Conversion:
                     f"{tuple(shapes[ours])}; download the folder again"
                 )
         found = {}
-        for ours, theirs in tqdm(self.places.items(), desc="read", unit=" weights", delay=2, disable=None, leave=False):
+        for ours, theirs in Progress(self.places.items(), desc="read", unit=" weights", delay=2, leave=False):
             found[ours] = torch.cat([self._read(name) for name in theirs])[self._first_row(ours) :].clone()
         if self._folded:
             found[families.POSITIONS] += self._read(self._folded)[0]

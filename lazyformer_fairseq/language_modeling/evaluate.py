@@ -24,7 +24,6 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.errors import UserError
@@ -34,6 +33,7 @@ from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import Str
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def token_losses(
     device = next(model.parameters()).device
     losses = np.zeros(len(tokens), dtype=np.float32)
     memory = StreamMemory()
-    bar = tqdm(total=len(tokens), desc="evaluating", unit="token", unit_scale=True, leave=False)
+    bar = Progress(total=len(tokens), desc="evaluating", unit="token", unit_scale=True, leave=False)
     with _evaluating(model, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length), bar:
         for step in range(parts.steps):
             segments = parts.segments(step)

@@ -14,9 +14,9 @@ from typing import Any, Optional, Union
 
 import numpy as np
 from fairseq.data import Dictionary
-from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
@@ -26,7 +26,7 @@ SPLITS = ("train", "valid", "test")
 CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}  # the standard splits, in the file's order
 BLOCK = 1 << 22  # bytes read at a time
 END_OF_LINE = "</s>"
-Progress = Callable[[int], object]  # told how many more bytes have been read
+Tell = Callable[[int], object]  # told how many more bytes have been read
 
 
 class WordsOfLines:
@@ -52,11 +52,11 @@ class WordsOfLines:
     def size(self, split: str) -> int:
         return self.files[split].stat().st_size
 
-    def count(self, split: str, progress: Progress) -> Counter:
+    def count(self, split: str, progress: Tell) -> Counter:
         """Raises a UserError where the text is not UTF-8, or has a word that is a symbol of fairseq's own."""
         return Counter(itertools.chain.from_iterable(self._blocks(split, progress)))
 
-    def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(ids, ids of each item) of a block at a time, an item a line; words not in `dictionary` become ``<unk>``."""
         id_of, unknown = dictionary.indices.get, itertools.repeat(dictionary.unk())
         for words in self._blocks(split, progress):
@@ -64,7 +64,7 @@ class WordsOfLines:
             ends = np.flatnonzero(ids == dictionary.eos())
             yield ids, np.diff(ends, prepend=-1)
 
-    def _blocks(self, split: str, progress: Progress) -> Iterator[list[str]]:
+    def _blocks(self, split: str, progress: Tell) -> Iterator[list[str]]:
         """The words of some lines at a time, a ``</s>`` after those of each line."""
         lines_before = 0
         with self.files[split].open("rb") as file:
@@ -120,7 +120,7 @@ class Characters:
     def size(self, split: str) -> int:
         return CHARACTERS[split]
 
-    def count(self, split: str, progress: Progress) -> Counter:
+    def count(self, split: str, progress: Tell) -> Counter:
         """Raises a UserError where text8 has other characters than its own."""
         numbers = np.zeros(256, dtype=np.int64)
         for block in self._blocks(split):
@@ -130,7 +130,7 @@ class Characters:
             raise UserError(f"{self.file}: has the byte {min(strange)}, but text8 is a to z and spaces; download again")
         return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
-    def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """As above, but the split is one item. Bytes that `dictionary` lacks become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
         table[list(self.symbols)] = list(map(dictionary.index, self.symbols.values()))
@@ -181,7 +181,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         raise UserError(f"--official {official}: is no {corpus}")
     text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
     total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
-    bar = tqdm(total=total, desc="preparing", unit="B", unit_scale=True)
+    bar = Progress(total=total, desc="preparing", unit="B", unit_scale=True)
     with atomic_folder(out) as folder, bar:
         counts, dictionary = text.count("train", bar.update), Dictionary()
         for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -200,7 +200,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     return manifest
 
 
-def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: tqdm) -> dict[str, int]:
+def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: Progress) -> dict[str, int]:
     """Writes ``prefix.bin`` and ``.idx``; returns counts of tokens, items and unknown tokens."""
     counts = Counter(tokens=0, items=0, unknown=0)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import BinaryIO, Literal, Optional, Union
 
 import numpy as np
-from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 
 # As in fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
@@ -248,7 +248,7 @@ def _samples(index: Index) -> Iterator[tuple[int, int]]:
 def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]]:
     items, end, number = len(index.sizes), 0, 0
     name = f"checking {index.path.parent.name}/{index.path.stem}"
-    with tqdm(total=items, desc=name, unit="item", unit_scale=True, disable=True if part else None) as bar:
+    with Progress(total=items, desc=name, unit="item", unit_scale=True, disable=bool(part)) as bar:
         while end < items:
             start, end = end, _end_of_piece(index, end, ITEMS_AT_ONCE, IDS_AT_ONCE)
             if number % parts == part:

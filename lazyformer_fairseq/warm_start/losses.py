@@ -12,7 +12,6 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.data.text.interface import TextTokenizer
@@ -26,6 +25,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.warm_start.start import NONE, Alignment, Trained, WarmStart, start_from
 
 SPLIT = "valid"
@@ -197,7 +197,7 @@ def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
     """
     merged = Merged.of(scorer.old.plan, start)
     changes = merged.changes()
-    with tqdm(total=2 + 2 * len(changes), desc="measuring losses", unit=" models", disable=None) as progress:
+    with Progress(total=2 + 2 * len(changes), desc="measuring losses", unit=" models") as progress:
         before, after = masked_lm_bits(scorer.old, scorer.text), masked_lm_bits(start.new, scorer.text)
         progress.update(2)
         rows = []

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.squad import Answer, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.progress import Progress
 
 NOT_HERE = 0  # <s>: start and end of an answer that a window does not hold
 
@@ -164,7 +164,7 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
     offsets: list[np.ndarray] = []
     cut_questions = 0
     end = np.array([eos], np.int32)
-    for paragraph in tqdm(file.paragraphs, desc=f"encode {file.path}", unit=" paragraphs", delay=2, disable=None):
+    for paragraph in Progress(file.paragraphs, desc=f"encode {file.path}", unit=" paragraphs", delay=2):
         found, spans = tokenizer.encode_with_offsets(paragraph.context)
         context = np.array(found, np.int32)
         offsets.append(without_spaces(spans, paragraph.context))

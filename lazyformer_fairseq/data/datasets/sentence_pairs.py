@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.indexed_format import read_items
 
 SHORT = 0.1  # share of documents whose pairs aim at a length of their own, shorter than there is room for
@@ -141,7 +141,7 @@ def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -
     aims[is_short] = random.integers(2, room + 1, is_short.sum())
     places, unfinished, found = documents.starts.copy(), np.arange(len(documents)), []
     size = int((documents.ends - documents.starts).sum())
-    with tqdm(total=size, desc="draw pairs", unit=" sentences", delay=2, disable=None, leave=False) as progress:
+    with Progress(total=size, desc="draw pairs", unit=" sentences", delay=2, leave=False) as progress:
         while len(unfinished):
             start = places[unfinished]
             stop = documents.reach(start, aims[unfinished], unfinished)

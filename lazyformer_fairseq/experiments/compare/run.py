@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 import numpy as np
 from torch import nn
-from tqdm import tqdm
 
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
@@ -27,6 +26,7 @@ from lazyformer_fairseq.measure.costs.machine import record
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.json_files import sha256_of, write_json
 
@@ -155,7 +155,7 @@ def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any
     specs = {job.spec.name: job.spec for job in last.values()}
     of_training = {
         own: _of_training(compared, spec)
-        for own, spec in tqdm(specs.items(), desc="memory", unit=" models", leave=False)
+        for own, spec in Progress(specs.items(), desc="memory", unit=" models", leave=False)
     }
     of_use = compared.costs_of_use(last)
     return {name: of_training[job.spec.name] | of_use.get(name, {}) for name, job in last.items()}
@@ -278,7 +278,7 @@ def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, 
         for name, spec in specs.items():
             command = compared.command(spec, settings.seeds[0], settings.rates[0], trial)
             trainings[name] = StepwiseTraining(command, Path(folder) / name)
-        for _ in tqdm(range(trial), desc="trial", unit=" updates", leave=False):
+        for _ in Progress(range(trial), desc="trial", unit=" updates", leave=False):
             for training in trainings.values():
                 training.update()
     return {name: 1000 * float(np.median(training.seconds[TRIAL_WARM_UP:])) for name, training in trainings.items()}

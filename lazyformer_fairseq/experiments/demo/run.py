@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 import torch
 from tabulate import tabulate
-from tqdm import tqdm
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -26,6 +25,7 @@ from lazyformer_fairseq.experiments.folder import experiment, kept
 from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, train_in_turn
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
@@ -202,7 +202,7 @@ def _train_until(
         if not training.curve:
             training.validate()
     began = clock.seconds - sum(sum(training.seconds) for training in trainings)
-    with tqdm(initial=sum(training.updates for training in trainings), desc=stage, unit=" updates") as progress:
+    with Progress(initial=sum(training.updates for training in trainings), desc=stage, unit=" updates") as progress:
 
         def plan() -> None:
             made = [training.updates for training in trainings]

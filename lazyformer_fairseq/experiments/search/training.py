@@ -16,7 +16,6 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.fairseq_model import ARCHITECTURE_SHARE, FairseqSearch, Part, move_to
@@ -28,6 +27,7 @@ from lazyformer_fairseq.fairseq_plugin.optim.optimizers import Lamb
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import DamagedCheckpointError, check, named_errors, save
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text
 
 STATE, HISTORY = "state.pt", "history.jsonl"
@@ -192,7 +192,8 @@ class SupernetTraining(ABC):
         if (folder / STATE).exists():
             self.load_state_dict(load_state(folder / STATE))
             print(f"{folder}: resumes at update {self.updates}.")
-        with tqdm(total=round(self.most), initial=round(self.spent.counted), desc="supernet", unit=" updates") as bar:
+        most, spent = round(self.most), round(self.spent.counted)
+        with Progress(total=most, initial=spent, desc="supernet", unit=" updates") as bar:
             while self.spent.counted + (cost := self.next_cost()) <= self.most:
                 self.loss.add(*self.update())
                 self.spent.counted += cost

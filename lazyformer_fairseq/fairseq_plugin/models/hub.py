@@ -15,7 +15,6 @@ from fairseq.utils import apply_to_sample
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.datasets import question_windows
@@ -33,6 +32,7 @@ from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN, SpanHead
+from lazyformer_fairseq.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -425,8 +425,8 @@ def logits_of(
     """
     device = next(model.parameters()).device
     batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max(max_tokens, int(dataset.sizes.max())))
-    shown = {"desc": name, "unit": f" {unit}", "delay": 2, "disable": None if name else True, "leave": False}
-    with tqdm(total=len(dataset), **shown) as progress:
+    shown = {"desc": name, "unit": f" {unit}", "delay": 2, "disable": not name, "leave": False}
+    with Progress(total=len(dataset), **shown) as progress:
         for batch in batches:
             sample = dataset.collater([dataset[index] for index in batch])
             inputs = apply_to_sample(lambda tensor: tensor.to(device), sample["net_input"])

@@ -11,7 +11,6 @@ from typing import Any, Optional
 
 import numpy as np
 from tabulate import tabulate
-from tqdm import tqdm
 
 from lazyformer_fairseq.data import labelled_files
 from lazyformer_fairseq.data.glue import TASKS, find_task
@@ -24,6 +23,7 @@ from lazyformer_fairseq.finetuning import benchmark
 from lazyformer_fairseq.finetuning.benchmark import PROTOCOLS, SCORES, TableRow, TextsBenchmark
 from lazyformer_fairseq.finetuning.results import BEST, Results
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import sha256_of
 
 LONGEST = 512  # ids of an input where nobody says
@@ -134,7 +134,7 @@ def prepare_tasks(wanted: GridSettings) -> list[PreparedTask]:
     tokenizer = load_tokenizer(wanted.tokenizer)
     settings = [_settings(wanted, task) for task in tasks]  # reports every missing folder before anything is encoded
     prepared = []
-    with tqdm(total=len(tasks), desc="prepare", unit=" tasks", disable=None) as progress:
+    with Progress(total=len(tasks), desc="prepare", unit=" tasks") as progress:
         for task, values in zip(tasks, settings, strict=True):
             progress.set_postfix_str(task.name)
             folder = wanted.output / Glue.prepared_in / task.name

@@ -20,13 +20,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import made
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 
 OPERATORS = ("MAX", "MIN", "MED", "SM")
@@ -230,7 +230,7 @@ def prepare_listops(settings: ListOpsSettings, out: Path) -> dict[str, Any]:
     with atomic_folder(out) as folder, TemporaryDirectory() as scratch:
         tokenizer = listops_tokenizer(Path(scratch))
         splits, drawn = {}, distinct_expressions(settings)
-        with tqdm(total=sum(settings.rows.values()), desc="draw", unit=" expressions", disable=None) as progress:
+        with Progress(total=sum(settings.rows.values()), desc="draw", unit=" expressions") as progress:
             for split, rows in settings.rows.items():
                 splits[split] = _encoded(drawn, rows, progress)
         rules = simple_rules(splits["train"], splits["test"])
@@ -266,7 +266,7 @@ def distinct_expressions(settings: ListOpsSettings) -> Iterator[tuple[np.ndarray
     )
 
 
-def _encoded(drawn: Iterator[tuple[np.ndarray, int]], rows: int, progress: tqdm) -> EncodedExamples:
+def _encoded(drawn: Iterator[tuple[np.ndarray, int]], rows: int, progress: Progress) -> EncodedExamples:
     bos, eos = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
     inputs, targets = [], []
     for _ in range(rows):

@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from tqdm import tqdm
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -20,6 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders, tokenizer_of
 from lazyformer_fairseq.finetuning import made
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 from lazyformer_fairseq.storage.json_files import sha256_of
@@ -210,7 +210,7 @@ def prepare_pairs(
         segments = choose_segments(documents.sizes, settings, draws)
         with atomic_folder(out) as unfinished:
             total = sum(settings.rows.values())
-            with tqdm(total=total, desc="read", unit=" documents", disable=None) as progress:
+            with Progress(total=total, desc="read", unit=" documents") as progress:
                 for split, chosen in segments.items():
                     splits[split] = _examples(documents, chosen, settings.gap, draws, progress)
             symbols, eos = len(documents.tokenizer.dictionary), documents.tokenizer.special.eos
@@ -241,7 +241,7 @@ def prepared_corpus(corpus: str, vocab_size: int, tokenizer: Optional[Path], see
 
 
 def _examples(
-    documents: CorpusDocuments, segments: Segments, gap: int, draws: made.Draws, progress: tqdm
+    documents: CorpusDocuments, segments: Segments, gap: int, draws: made.Draws, progress: Progress
 ) -> EncodedExamples:
     halves, texts = pair_halves(segments, gap, draws), []
     for document, start, size in zip(*(values.tolist() for values in segments), strict=True):

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import pieces
@@ -28,6 +27,7 @@ from lazyformer_fairseq.modules.sublayers.attention import with_memory
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.numbers import spread
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def measure(
     """
     begin = time.perf_counter()
     chance, samples = random.Random(seed), {name: [] for name in things}
-    for turn in tqdm(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
+    for turn in Progress(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
         if seconds is not None and turn > warm_up and time.perf_counter() - begin > seconds:
             break
         for name in chance.sample(list(things), len(things)):
@@ -113,7 +113,7 @@ def measure_in_turn(
     """
     began, done = time.perf_counter(), 0
     try:
-        for condition in tqdm(conditions, desc="bench"):
+        for condition in Progress(conditions, desc="bench"):
             left = None if budget is None else max(0.0, budget - (time.perf_counter() - began))
             seconds = None if left is None else left / (len(conditions) - done)
             things = things_of(condition)
@@ -139,7 +139,7 @@ class Tried(NamedTuple):
 def try_out(things: Things, device: str) -> Tried:
     """Calls each thing, which also warms up: here torch and Triton compile and tune kernels."""
     found = Tried({}, {}, {})
-    for name, call in tqdm(things.items(), desc="trying out", leave=False):
+    for name, call in Progress(things.items(), desc="trying out", leave=False):
         try:
             call()
             found.memory[name] = peak_memory(call, device)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.compress.choices import (
@@ -24,6 +23,7 @@ from lazyformer_fairseq.experiments.search.compress.choices import (
     scores_of,
 )
 from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices, latency_of
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.warm_start.losses import Batches, BlockLosses, Scorer
 
@@ -67,7 +67,7 @@ class Losses:
     def measure(self, patterns: Iterable[ByPlace], description: str) -> list[ByPlace]:
         """Returns those that were not known before, each once."""
         missing = [each for each in dict.fromkeys(patterns) if each not in self.known]
-        for by_place in tqdm(missing, desc=description, unit=" patterns", disable=None):
+        for by_place in Progress(missing, desc=description, unit=" patterns"):
             self.known[by_place] = compare(self._by_block(by_place), self.original)
             self._write()
         return missing
@@ -107,7 +107,7 @@ def measure_on_other_text(
         return BlockLosses(found.nats[is_other], found.words[is_other])
 
     original = losses_of(choices.own)
-    missing = tqdm(list(dict.fromkeys(patterns)), desc="measuring on other text", unit=" patterns", disable=None)
+    missing = Progress(list(dict.fromkeys(patterns)), desc="measuring on other text", unit=" patterns")
     return {by_place: compare(losses_of(by_place), original) for by_place in missing}
 
 

@@ -1,0 +1,48 @@
+"""How every command shows how far it is: a bar in a terminal; elsewhere, as in a log or a pipe, a line a minute."""
+
+import sys
+import time
+from typing import Any, Optional
+
+from tqdm import tqdm
+
+SECONDS = 60.0  # between two lines
+LINE = "{desc}: {percentage:.0f}%, {n_fmt} of {total_fmt}{unit}, {elapsed} so far, {remaining} left{postfix}"
+WITHOUT_TOTAL = "{desc}: {n_fmt}{unit}, {elapsed} so far{postfix}"
+
+
+class Progress(tqdm):
+    """tqdm's bar, by default of standard error; what takes less than a minute leaves no line."""
+
+    def __init__(self, iterable: Any = None, *args: Any, **options: Any):
+        self.is_bar = (options.get("file") or sys.stderr).isatty()
+        self._said, self._has_said = time.monotonic(), False
+        if not self.is_bar:
+            total = options.get("total") or (len(iterable) if hasattr(iterable, "__len__") else None)
+            options.setdefault("bar_format", WITHOUT_TOTAL if total is None else LINE)
+        super().__init__(iterable, *args, **options)
+
+    def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> Any:
+        """Once a minute, where this is no bar."""
+        if self.is_bar:
+            return super().display(msg, pos)
+        if time.monotonic() - self._said >= SECONDS:
+            self._say()
+
+    def clear(self, *args: Any, **options: Any) -> None:
+        """Makes place for another line; lines need none."""
+        if self.is_bar:
+            super().clear(*args, **options)
+
+    def close(self) -> None:
+        """Says where it ended, if it has said anything."""
+        if self.is_bar or self.disable:
+            return super().close()
+        self.disable = True
+        self._decr_instances(self)
+        if self._has_said:
+            self._say()
+
+    def _say(self) -> None:
+        self._said, self._has_said = time.monotonic(), True
+        print(str(self).replace(", ? left", ""), file=self.fp, flush=True)

@@ -11,6 +11,9 @@ import click
 
 from lazyformer_fairseq.errors import UserError
 
+PACKAGE_FOLDER = Path(__file__).absolute().parent
+CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())
+
 
 class ExistingPath(click.Path):
     """A file or a folder that is there, looked for before a command imports what it works with.

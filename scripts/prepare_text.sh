@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What the scripts that prepare texts of language modelling share: download, unpack, `lazyformer lm prepare`.
-# To be sourced under `set -euo pipefail`. The caller sets: $name (wikitext-103, enwik8, ...), $corpus (what
+# What the scripts that prepare texts of language modelling share: download (which GLUE's and SQuAD's take too), unpack,
+# `lazyformer lm prepare`. To be sourced under `set -euo pipefail`. The caller of the last sets: $name (wikitext-103, enwik8, ...), $corpus (what
 # `lazyformer lm prepare` calls it), $url, $md5 (of the archive, as its distributors or torchtext publish it; '' where the
 # text itself is checked by its MD5), $unpacked (what the archive holds, under it), and calls prepare_text "$@".
 
@@ -35,10 +35,10 @@ md5_of() {
 download() {
   local part=$2.part size there pause progress=(--silent --show-error)
   local agent='Mozilla/5.0 (compatible; lazyformer-corpus-script) curl'
-  command -v curl >/dev/null || fail 1 "curl is not there: install it, or give --from DIR"
+  command -v curl >/dev/null || fail 1 "curl is not there: install it"
   size=$(curl --silent --show-error --fail --location --user-agent "$agent" --head "$1" | tr -d '\r' |
     awk 'tolower($1) == "content-length:" { size = $2 } END { print size }') ||
-    fail 1 "$1: cannot be read; give another by --url, or --from DIR"
+    fail 1 "$1: cannot be read; give another by --url"
   [[ $size =~ ^[1-9][0-9]*$ ]] || fail 1 "$1: the server does not say how large it is; give another by --url"
   mkdir -p "$(dirname "$2")"
   [[ ! -t 2 ]] || progress=(--progress-bar)

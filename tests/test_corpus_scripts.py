@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import os
 import re
@@ -19,11 +20,13 @@ import pytest
 from helpers import ROOT, run_script, write_program, write_toy_wikitext
 
 from lazyformer_fairseq.corpus.commands import corpus
+from lazyformer_fairseq.data.glue import find_task, read_split
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 
 DUMP = bytes(range(256)) * 400
 NAME = "enwiki-20261101-pages-articles-multistream.xml.bz2"
 SHA1 = hashlib.sha1(DUMP).hexdigest()
+FETCH = ("download_wikipedia.sh", "download_books.sh", "download_glue.sh", "download_squad.sh")
 pytestmark = pytest.mark.usefixtures("without_gpus")  # and in an empty folder
 
 
@@ -61,7 +64,7 @@ class Mirror:
         handler.end_headers()
         if handler.command == "GET":
             end = len(content)
-            if self.breaks_after and handler.path.endswith(".bz2"):
+            if self.breaks_after and handler.path.endswith((".bz2", ".zip", ".json")):
                 end, self.breaks_after, handler.close_connection = start + self.breaks_after, 0, True
             handler.wfile.write(content[start:end])
 
@@ -242,7 +245,7 @@ def test_the_launcher_is_lazyformer_corpus_of_the_projects_environment_with_our_
     assert (run.returncode, run.stdout) == (7, "corpus|w|book:b c|o|--vocab-size|32768|--vocab-size|99|")
 
 
-@pytest.mark.parametrize("name", ["download_wikipedia.sh", "download_books.sh", "preprocess_wiki_books.sh"])
+@pytest.mark.parametrize("name", [*FETCH, "preprocess_wiki_books.sh"])
 def test_help(name):
     for arguments in ((), ("--help",), ("a", "b", "c", "--help")):
         run = run_script(name, *arguments)
@@ -262,6 +265,9 @@ def test_help(name):
         ("download_books.sh raw --splits dev", "--splits dev: give some of train, validation and test"),
         ("download_books.sh raw --split train", "--split: no such option"),
         ("preprocess_wiki_books.sh out wiki", "give OUT, WIKI and BOOKS first"),
+        ("download_glue.sh --tasks RTE", "give FOLDER first"),
+        ("download_glue.sh glue --tasks SST2", "--tasks SST2: give some of CoLA SST-2"),
+        ("download_squad.sh squad --version 2", "--version: no such option"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(command, message):
@@ -281,6 +287,70 @@ def test_the_page_about_data_names_scripts_and_options_that_there_are():
     for name in scripts:
         known |= set(re.findall(r"--[a-z-]+", (ROOT / "scripts" / name).read_text(encoding="utf-8")))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page)) <= known
+
+
+# --- GLUE and SQuAD
+
+
+def packed(files: dict[str, str]) -> bytes:
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def test_glue_arrives_as_finetune_reads_it_and_is_told(mirror, tmp_path):
+    folder, of_mrpc = tmp_path / "glue", "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+    rows = [f"1\t{number}\t{number + 10}\tone {number}\tanother {number}\n" for number in range(3)]
+    mirror.files = {
+        "/glue/data/CoLA.zip": packed({"CoLA/train.tsv": "a\t1\t\tYes.\n" * 9, "CoLA/original/raw.tsv": "no\n"}),
+        "/glue/data/QNLIv2.zip": packed({"QNLI/dev.tsv": "index\tquestion\n0\tWho?\n", "../evil.tsv": "no\n"}),
+        "/glue/data/AX.tsv": b"index\tsentence1\n0\tNo.\n",
+        "/senteval/senteval_data/msr_paraphrase_train.txt": ("\ufeff" + of_mrpc + "".join(rows)).encode(),
+        "/senteval/senteval_data/msr_paraphrase_test.txt": (of_mrpc + rows[0]).encode(),
+        "/glue/data/mrpc_dev_ids.tsv": b"1\t11\n",
+    }  # fmt: skip
+    mirror.breaks_after = 50
+    options = ("--url", mirror.url, "--tasks", "CoLA QNLI AX MRPC")
+    dry = run_script("download_glue.sh", folder, *options, "--dry-run")
+    assert dry.returncode == 0 and dry.stderr.count("would download") == 6 and not folder.exists()
+    run = run_script("download_glue.sh", folder, *options, env=os.environ | {"PATH": path_with(tmp_path, "sleep")})
+    assert run.returncode == 0, run.stderr
+    assert "bytes=50-" in {wanted for _, _, wanted, _ in mirror.requests}
+    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.*")}
+    assert found == {
+        "CoLA/train.tsv": "a\t1\t\tYes.\n" * 9,
+        "QNLI/dev.tsv": "index\tquestion\n0\tWho?\n",
+        "diagnostic/diagnostic.tsv": "index\tsentence1\n0\tNo.\n",
+        "MRPC/train.tsv": of_mrpc + rows[0] + rows[2],
+        "MRPC/dev.tsv": of_mrpc + rows[1],
+        "MRPC/test.tsv": of_mrpc.replace("Quality", "index") + "0" + rows[0][1:],
+    }
+    [example] = read_split(find_task("MRPC"), folder / "MRPC", "valid").examples
+    assert example.texts == ("one 1", "another 1")
+    for name, count in (("CoLA/train.tsv", 9), ("MRPC/train.tsv", 2)):
+        content = found[name].encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        assert f"{name}: {len(content)} bytes, {count} rows, SHA-256 {sha256}\n" in run.stdout
+    mirror.requests.clear()
+    assert run_script("download_glue.sh", folder, *options).stdout == run.stdout and not mirror.requests
+    mirror.files["/glue/data/RTE.zip"] = b"no archive"
+    run = run_script("download_glue.sh", folder, "--url", mirror.url, "--tasks", "RTE")
+    assert run.returncode == 1 and "RTE cannot be unpacked; remove its files there" in run.stderr
+    assert not (folder / "RTE").exists()
+
+
+def test_squad_arrives_and_is_told(mirror, tmp_path):
+    folder = tmp_path / "squad"
+    content = json.dumps({"data": [{"paragraphs": [{"qas": [{}, {}]}, {"qas": [{}]}]}]}).encode()
+    mirror.files = {"/train-v1.1.json": content, "/dev-v1.1.json": b"{}"}
+    mirror.breaks_after = 30
+    path = {"PATH": path_with(tmp_path, "sleep")}
+    run = run_script("download_squad.sh", folder, "--url", mirror.url, env=os.environ | path)
+    assert (folder / "train-v1.1.json").read_bytes() == content
+    told = f"{len(content)} bytes, 3 questions on 2 paragraphs of 1 articles, SHA-256"
+    assert f"train-v1.1.json: {told} {hashlib.sha256(content).hexdigest()}\n" in run.stdout
+    assert run.returncode == 1 and "dev-v1.1.json: is no SQuAD; remove it and run this again" in run.stderr
 
 
 # --- texts of language modelling
@@ -326,7 +396,7 @@ def test_a_download_goes_on_where_it_broke_off_and_is_checked(mirror, archive, t
     assert [(method, start) for method, _, start, _ in mirror.requests] == [("HEAD", ""), ("GET", "bytes=1000-")]
     assert not (tmp_path / "data").exists()
     run = run_script("prepare_text8.sh", "out", "--url", f"{mirror.url}/text8.zip")
-    assert run.returncode == 1 and "/text8.zip: cannot be read; give another by --url, or --from DIR" in run.stderr
+    assert run.returncode == 1 and "/text8.zip: cannot be read; give another by --url" in run.stderr
 
 
 @pytest.mark.slow

@@ -1,14 +1,14 @@
 """``lazyformer lm``: prepares texts of language modelling, and evaluates models on them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import DEVICE, Group, option, takes
+from lazyformer_fairseq.arguments import CONFIGS, ExistingPath
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.options import DEVICE, Group, check, option, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -63,6 +63,9 @@ class Reading:
     """Options of ``lazyformer lm evaluate``: how the text is read."""
 
     split: str = option("test", "Which text of DATA.", choices=("train", "valid", "test"))
+    lengths: Optional[str] = option(
+        None, "The paper's, base, large or 24b, or a YAML file of the next four; those given win.", metavar="NAME"
+    )
     tgt_len: Optional[int] = option(None, "Tokens predicted at once.", low=1, shown=TRAINING_S)
     mem_len: Optional[int] = option(None, "Tokens remembered before them.", low=0, shown=TRAINING_S)
     clamp_len: Optional[int] = option(None, "Longer distances count as it; 0: no limit.", low=-1, shown=TRAINING_S)
@@ -76,6 +79,30 @@ class Reading:
     json: Optional[Path] = option(None, "Write the result to this file too.")
 
 
+def read_lengths(name: str) -> dict[str, Any]:
+    """How a text is read: of a YAML file, or of the paper's of that name in ``configs/language_modeling/evaluation``.
+
+    Raises:
+        UserError: there is none, or it holds anything else.
+    """
+    import yaml
+
+    folder = CONFIGS / "language_modeling" / "evaluation"
+    path = next(filter(Path.is_file, (Path(name), folder / f"{name}.yaml")), None)
+    if path is None:
+        known = [each.stem for each in sorted(folder.glob("*.yaml"))]
+        raise UserError(f"--lengths {name}: no such file, nor one of {', '.join(known)}{nearest(name, known)}")
+    kinds = {"tgt_len": int, "mem_len": int, "clamp_len": int, "same_length": bool}
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(given, dict) or any(type(value) is not kinds.get(key) for key, value in given.items()):
+        raise UserError(f"{path}: must have numbers as tgt_len, mem_len and clamp_len, true or false as same_length")
+    check(replace(Reading(), **given))
+    return given
+
+
 @lm.command()
 @click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
 @click.argument("data", type=PREPARED)
@@ -86,17 +113,17 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     Batch size 1 defines the number: with more streams each first reads what batch size 1 would remember there.
 
     \b
-    The paper's lengths:      --tgt-len --mem-len --clamp-len
+    --lengths, the paper's:   --tgt-len --mem-len --clamp-len
     base on WikiText-103            64       640         400
     large on WikiText-103          128      1600        1000
     24b on enwik8 and text8         80      2100         820
 
-    The authors' configurations evaluate all of them with --same-length, and train without it.
+    All with --same-length, as the authors' configurations evaluate; they train without it.
 
     \b
-    lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 \\
-      --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
+    lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 --lengths base
     """
+    of_file = {} if settings.lengths is None else read_lengths(settings.lengths)
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
         raise UserError(f"--json {settings.json}: its folder is not there; make it first")
     from lazyformer_fairseq.data.datasets.token_streams import open_tokens
@@ -108,7 +135,7 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     model, task = evaluation.load_model(checkpoint, data, settings.device)
     used = {"tgt_len": task.cfg.tgt_len}
     used |= {name: getattr(model.cfg, name) for name in ("mem_len", "clamp_len", "same_length")}
-    used |= {name: value for name in used if (value := getattr(settings, name)) is not None}
+    used |= of_file | {name: value for name in used if (value := getattr(settings, name)) is not None}
     result = evaluation.evaluate(model, tokens, task.dictionary.eos(), **used, batch_size=settings.batch_size)
     if settings.json is not None:
         about = {"checkpoint": str(checkpoint), "data": str(data), "split": settings.split, "unit": unit}

@@ -11,15 +11,13 @@ from typing import Any, Optional, Union
 
 import click
 
-from lazyformer_fairseq.arguments import as_words
+from lazyformer_fairseq.arguments import CONFIGS, PACKAGE_FOLDER, as_words
 from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here, smallest_memory
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import NotCounted, UserError, nearest
 from lazyformer_fairseq.measure.planning import NO_GPU, V100_BYTES
 from lazyformer_fairseq.options import PRECISION, Gpus, flag_of, option, read_gpus
 
-PACKAGE_FOLDER = Path(__file__).absolute().parents[1]
-CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())
 OWN = {  # what a launch decides: given a second time, it would no longer be true
     "--user-dir": "leave it out: this command brings its own",
     "--distributed-world-size": "give --gpus and --nodes",

@@ -7,6 +7,7 @@ from in_process import assert_recipe
 from omegaconf import OmegaConf
 from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
 
+from lazyformer_fairseq.language_modeling.commands import read_lengths
 from lazyformer_fairseq.measure.planning.job import job_of_yaml
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
@@ -31,6 +32,13 @@ def test_there_is_one_for_each_setting_of_the_paper():
     models = ("transformer_xl", "par_transformer", "sandwich_transformer")
     settings = (*SETTINGS, "base_140k")  # Table 7's longer training
     assert sorted([*(f"{model}_{setting}" for model in models for setting in settings), *OF_OTHERS]) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"), [("base", (64, 640, 400)), ("large", (128, 1600, 1000)), ("24b", (80, 2100, 820))]
+)
+def test_the_papers_evaluations_are_files_too(name, lengths):
+    assert tuple(read_lengths(name).values()) == (*lengths, True)
 
 
 @pytest.mark.parametrize("name", mostly_slow(NAMES, "par_transformer_base", "longformer_small"))

@@ -271,6 +271,9 @@ def test_the_command_tells_and_writes_the_number(tmp_path):
     assert lengths(plain) == (12, 16, 0, "test", False)
     other = result("--tgt-len 18 --mem-len 20 --clamp-len 17 --batch-size 4 --split valid")
     assert lengths(other) == (18, 20, 17, "valid", False)
+    assert lengths(result("--lengths large --batch-size 9")) == (128, 1600, 1000, "test", True)
+    (tmp_path / "own.yaml").write_text("tgt_len: 18\nmem_len: 20\n")
+    assert lengths(result(f"--lengths {tmp_path / 'own.yaml'} --mem-len 7")) == (18, 7, 0, "test", False)
     same = result("--same-length")
     assert lengths(same) == (12, 16, 0, "test", True)
     assert len({found["bits_per_token"] for found in (plain, other, same)}) == 3
@@ -285,6 +288,14 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     data = TRAINED / "data"
     for option, value in (("--tgt-len", 0), ("--mem-len", -1), ("--clamp-len", -2), ("--batch-size", 0)):
         refused(f"'{option}': {value} is not in the range x>={value + 1}.", CHECKPOINT, data, option, value)
+    for content, message in (
+        ("tgt_len: x", "must have numbers"),
+        ("[", "cannot be read"),
+        ("tgt_len: 0", "--tgt-len 0"),
+    ):
+        (tmp_path / "own.yaml").write_text(content)
+        refused(message, CHECKPOINT, data, "--lengths", tmp_path / "own.yaml")
+    refused("--lengths lage: .*nor one of 24b, base, large; did you mean large", CHECKPOINT, data, "--lengths", "lage")
     refused(r"manifest\.json: no such file", CHECKPOINT, tmp_path)
     refused("none.pt: no such checkpoint", tmp_path / "none.pt", data)
     encoder = FIXTURES / "checkpoint_of_0.1.0" / "checkpoint_last.pt"

@@ -76,3 +76,30 @@ def lazyformer(raw: str, out: Path, how: How, models: tuple[str, ...], tasks: tu
     inputs = of.find_inputs(raw, tasks, size, of.Places(out).made, models)
     found = reproduction(size, inputs, out, precision_here(), how.speed(size.flops_per_second))
     found.carry_out(out, how.only, how.plan, how.report)
+
+
+@reproduce.command()
+@click.argument("raw")
+@OUT
+@takes(How, into="how")
+def par(raw: str, out: Path, how: How) -> None:
+    """Reproduce PAR Transformer's Tables 1, 2, 3, 5, 6 and 7 and Figures 1 and 2: from RAW to OUT/report/report.md.
+
+    The search, latencies, trainings of all models of these tables, their evaluation, one page with the paper's numbers
+    beside. RAW is a folder: `wikitext-103`, `enwik8` and `text8` in it are as they are distributed, or what
+    scripts/prepare_wikitext103.sh and its like made of them. With --tiny RAW may be the word demo: the prose that
+    Python carries. Table 4, PAR BERT, is scripts/pretrain_par_bert.sh's.
+
+    Stop it at any time; rerun to resume. Look at --plan first: it says what the search needs of a GPU's memory, too.
+
+    \b
+    lazyformer reproduce par raw results/par --plan
+    lazyformer reproduce par demo results/par_tiny --tiny
+    lazyformer reproduce par raw results/par --steps '*_par_transformer_base,*_transformer_xl_base,bench'
+    """
+    from lazyformer_fairseq.experiments.reproduce import par as of
+    from lazyformer_fairseq.experiments.reproduce.par_report import reproduction
+
+    size = of.TINY if how.tiny else of.PAPER
+    found = reproduction(size, of.find_inputs(raw, size, out), out, how.speed(size.flops_per_second))
+    found.carry_out(out, how.only, how.plan, how.report)

@@ -22,6 +22,7 @@ import click
 from lazyformer_fairseq.child_process import run_to_its_end, stoppable
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.report.tables import markdown_table
+from lazyformer_fairseq.storage.atomic import atomic_file
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
@@ -200,6 +201,13 @@ def plan(reproduction: Reproduction, steps: Sequence[Step], out: Path) -> str:
 
 def missing(step: str) -> str:
     return f"Not there yet: `{step}`."
+
+
+def copied(picture: Path, folder: Path, what: str) -> str:
+    """Copies a picture that a step has made into the folder of the page; returns Markdown that shows it."""
+    with picture.open("rb") as source, atomic_file(folder / picture.name) as target:
+        shutil.copyfileobj(source, target)
+    return f"![{what}]({picture.name})"
 
 
 def what_it_took(steps: Sequence[Step], out: Path) -> str:

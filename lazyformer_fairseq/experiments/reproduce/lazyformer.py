@@ -206,7 +206,7 @@ def find_inputs(raw: str, tasks: tuple[str, ...], size: Size, made: Path, models
     if lacking and (chosen or not size.is_tiny or len(lacking) == len(size.tasks)):
         raise UserError(
             f"{glue}: lacks {', '.join(file for files in lacking.values() for file in files)}; put GLUE's official "
-            "download there (gluebenchmark.com/tasks), or a link to it, or give fewer --tasks"
+            f"download there (scripts/download_glue.sh {glue}), or a link to it, or give fewer --tasks"
         )
     found = Inputs(folder, glue, tuple(task for task in chosen or size.tasks if task not in lacking), models)
     if not found.texts(made):

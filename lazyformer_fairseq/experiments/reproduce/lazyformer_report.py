@@ -1,6 +1,5 @@
 """LazyFormer's page: the paper's tables and figures, what was measured here beside what is printed there."""
 
-import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Optional
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, histories, labels, logs_of_runs, table
 from lazyformer_fairseq.experiments.reproduce import lazyformer as of
-from lazyformer_fairseq.experiments.reproduce.engine import Reproduction, Step, missing, what_it_took
+from lazyformer_fairseq.experiments.reproduce.engine import Reproduction, Step, copied, missing, what_it_took
 from lazyformer_fairseq.finetuning.benchmark import COLUMNS, PAPER_ROWS, TableRow
 from lazyformer_fairseq.finetuning.report import average_of, cells, own_row
 from lazyformer_fairseq.finetuning.report import write_report as write_glue_report
@@ -19,7 +18,7 @@ from lazyformer_fairseq.measure.bench.models import OURS, REGISTERED
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.tables import markdown_table, write_csv
-from lazyformer_fairseq.storage.atomic import atomic_file, write_text
+from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import read_json
 
 BERTS_SECONDS = of.PRINTED["bert_base"].seconds
@@ -219,7 +218,5 @@ def _figure_3(places: of.Places, size: of.Size) -> str:
     )
     blocks = [markdown_table(rows), said]
     for picture in sorted(places.bench("figure_3").glob("speedup_training_*.png")):
-        with picture.open("rb") as source, atomic_file(places.report / picture.name) as target:
-            shutil.copyfileobj(source, target)
-        blocks.append(f"![speed-up against tokens a sequence]({picture.name})")
+        blocks.append(copied(picture, places.report, "speed-up against tokens a sequence"))
     return "\n\n".join(blocks)

@@ -108,7 +108,8 @@ class _Bench:
         self.cells = [cell for precision in settings.precisions for cell in self._cells(precision)]
 
     def _cells(self, precision: str) -> Iterator[Cell]:
-        for length, workload in itertools.product(self.settings.lengths, self.settings.workloads):
+        workloads = self.settings.workloads if self.settings.encoders else ()  # else baselines would run alone
+        for length, workload in itertools.product(self.settings.lengths, workloads):
             batch = max(1, self.settings.tokens // length)
             for size in sorted({1, batch} if workload == "inference" else {batch}):
                 yield Cell(workload, precision, length, size)

@@ -14,6 +14,7 @@ import pytest
 from glue_results import write_grid, write_result
 from helpers import ROOT, write_toy_glue
 from in_process import invoke, refusal, settings_of
+from reproductions import record, rows_of
 from training_logs import BERT, LAZY, write_run
 
 from lazyformer_fairseq.cli import main
@@ -296,12 +297,6 @@ def prepare(tmp_path: Path, size: Size):
     return steps(size, inputs, tmp_path / "out", "fp32"), size, inputs, tmp_path / "out"
 
 
-def record(out: Path, *names: str) -> None:
-    (out / "steps").mkdir(parents=True, exist_ok=True)
-    for name in names:
-        (out / "steps" / f"{name}.json").write_text('{"command": "", "ended": "", "seconds": 1800}')
-
-
 def write_bench(out: Path, name: str, lengths: tuple[int, ...]) -> None:
     ours, registered = "our bert_base", "bert_base as registered"
     rows = [
@@ -327,10 +322,6 @@ def write_glue(out: Path, scores: dict[str, float]) -> None:
             arch, updates = name.rsplit("-", 1)
             more = {"updates": int(updates), "checkpoint": f"{arch}/checkpoint_update_{updates}.pt"}
             write_result(out / "glue", RunKey(name, task, 2e-5, 1), score, **more)
-
-
-def rows_of(page: str, start: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith(start)]
 
 
 def test_the_papers_numbers_stand_beside_ours(tmp_path):

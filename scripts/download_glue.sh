@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Downloads GLUE's tasks, as gluebenchmark.com links to them.
+set -euo pipefail
+# shellcheck source=scripts/prepare_text.sh
+source "$(dirname "$0")/prepare_text.sh"
+
+usage() {
+  cat <<'HELP'
+usage: scripts/download_glue.sh FOLDER [options]
+
+Downloads GLUE (Wang et al., 2018) into FOLDER, a folder a task, as `lazyformer finetune --data FOLDER` reads it: some
+500 MB of archives, which stay in FOLDER.download. MRPC is made of Microsoft's two files and the list of GLUE's
+development set, as GLUE's own script makes it. Stopped at any moment, it goes on when the same command is run again.
+Prints bytes, rows and SHA-256 of each file: nobody publishes sums of them, so compare those of two downloads.
+Each task has its own terms of use: https://gluebenchmark.com/tasks
+
+options (defaults in brackets)
+  --tasks 'A B'   [CoLA SST-2 MRPC STS-B QQP MNLI QNLI RTE WNLI AX]
+  --url URL       of the files [https://dl.fbaipublicfiles.com]
+  --dry-run       say what would be downloaded, download nothing
+  --help
+HELP
+}
+
+# files TASK: what is downloaded, under the URL
+files() {
+  case $1 in
+  QQP) echo glue/data/QQP-clean.zip ;;
+  QNLI) echo glue/data/QNLIv2.zip ;;
+  AX) echo glue/data/AX.tsv ;;
+  MRPC)
+    printf '%s\n' senteval/senteval_data/msr_paraphrase_{train,test}.txt glue/data/mrpc_dev_ids.tsv
+    ;;
+  *) echo "glue/data/$1.zip" ;;
+  esac
+}
+
+# unpack TASK: from the downloads to its folder, whole or not at all
+unpack() {
+  "$python" -S -E - "$1" "$downloads" "$folder" <<'PYTHON'
+import os, shutil, sys, zipfile
+from pathlib import Path
+
+task, downloads, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+out = folder / ("diagnostic" if task == "AX" else task)
+unfinished = out.with_name(f".{out.name}.unfinished")
+shutil.rmtree(unfinished, ignore_errors=True)
+unfinished.mkdir(parents=True)
+
+
+def rows(name):
+    with (downloads / name).open(encoding="utf-8-sig", newline="") as file:
+        yield from (line.rstrip("\r\n").split("\t") for line in file)
+
+
+def write(name, lines):
+    with (unfinished / name).open("w", encoding="utf-8", newline="") as file:
+        file.writelines("\t".join(line) + "\n" for line in lines)
+
+
+if task == "AX":
+    shutil.copy(downloads / "AX.tsv", unfinished / "diagnostic.tsv")
+elif task == "MRPC":
+    held_out = {tuple(line) for line in rows("mrpc_dev_ids.tsv")}
+    header, *given = rows("msr_paraphrase_train.txt")
+    write("dev.tsv", [header, *(line for line in given if tuple(line[1:3]) in held_out)])
+    write("train.tsv", [header, *(line for line in given if tuple(line[1:3]) not in held_out)])
+    header, *given = rows("msr_paraphrase_test.txt")
+    write("test.tsv", [["index", *header[1:]], *([str(number), *line[1:]] for number, line in enumerate(given))])
+else:
+    archive = {"QQP": "QQP-clean", "QNLI": "QNLIv2"}.get(task, task)
+    try:
+        held = zipfile.ZipFile(downloads / f"{archive}.zip")
+    except zipfile.BadZipFile as error:
+        sys.exit(f"{archive}.zip: {error}")
+    with held:
+        for member in held.namelist():
+            parts = member.split("/")
+            if len(parts) == 2 and parts[0] == task and parts[1].endswith(".tsv"):  # not its further folders
+                with held.open(member) as source, (unfinished / parts[1]).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+    if not list(unfinished.iterdir()):
+        sys.exit(f"{archive}.zip holds no {task}/*.tsv")
+shutil.rmtree(out, ignore_errors=True)
+os.replace(unfinished, out)
+PYTHON
+}
+
+# What there is: rows do not count a first line with names of columns, which all files but two of CoLA's have.
+tell() {
+  "$python" -S -E - "$@" <<'PYTHON'
+import hashlib, sys
+from pathlib import Path
+
+for path in sorted(path for folder in sys.argv[1:] for path in Path(folder).glob("*.tsv")):
+    digest, lines = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        for line in file:
+            digest.update(line)
+            lines += 1
+    lines -= not (path.parent.name == "CoLA" and path.name in ("train.tsv", "dev.tsv"))
+    print(f"{path.parent.name}/{path.name}: {path.stat().st_size:,} bytes, {lines:,} rows, SHA-256 {digest.hexdigest()}")
+PYTHON
+}
+
+if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
+  usage
+  exit 0
+fi
+[[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_glue.sh --help"
+folder=${1%/}
+shift
+all='CoLA SST-2 MRPC STS-B QQP MNLI QNLI RTE WNLI AX' tasks='' url=https://dl.fbaipublicfiles.com dry_run=''
+while [[ $# -gt 0 ]]; do
+  case $1 in
+  --tasks | --url)
+    [[ $# -ge 2 ]] || fail 2 "$1 needs a value"
+    if [[ $1 == --url ]]; then url=${2%/}; else tasks=$2; fi
+    shift 2
+    ;;
+  --dry-run) dry_run=yes && shift ;;
+  *) fail 2 "$1: no such option; see scripts/download_glue.sh --help" ;;
+  esac
+done
+for task in ${tasks:=$all}; do
+  [[ " $all " == *" $task "* ]] || fail 2 "--tasks $task: give some of $all, with spaces between"
+done
+python=$(command -v python3) || fail 1 "python3 is not there: install it"
+downloads=$folder.download folders=()
+for task in $tasks; do
+  own=$folder/$task
+  [[ $task != AX ]] || own=$folder/diagnostic
+  folders+=("$own")
+  [[ ! -d $own ]] || continue
+  for file in $(files "$task"); do
+    if [[ -n $dry_run ]]; then
+      echo "would download $url/$file to $downloads/${file##*/}" >&2
+    elif [[ ! -e $downloads/${file##*/} ]]; then
+      download "$url/$file" "$downloads/${file##*/}"
+    fi
+  done
+  [[ -n $dry_run ]] || unpack "$task" ||
+    fail 1 "$downloads: $task cannot be unpacked; remove its files there and run this again"
+done
+[[ -z $dry_run ]] || exit 0
+tell "${folders[@]}"
+echo "Next: lazyformer finetune CHECKPOINT --task glue --data $(printf '%q' "$folder")"

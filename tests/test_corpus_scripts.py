@@ -20,7 +20,8 @@ import pytest
 from helpers import ROOT, run_script, write_program, write_toy_wikitext
 
 from lazyformer_fairseq.corpus.commands import corpus
-from lazyformer_fairseq.data.glue import find_task, read_split
+from lazyformer_fairseq.data.glue import find_task
+from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 
 DUMP = bytes(range(256)) * 400

@@ -77,7 +77,7 @@ def export(
 ) -> None:
     """Write a pre-trained or fine-tuned encoder as safetensors, which run no code when they are loaded.
 
-    CHECKPOINT is a file, or a folder of checkpoints.
+    CHECKPOINT is a file, a folder of checkpoints, or one that `lazyformer finetune` wrote, whose best run counts.
     OUT gets model.safetensors, config.json and the tokenizer. LazyFormerModel.from_pretrained reads it, and
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
 
@@ -85,6 +85,10 @@ def export(
     the one file of code that it needs.
     """
     refuse_filled_folder(out)
+    if (checkpoints / "runs").is_dir():
+        from lazyformer_fairseq.finetuning.launch import best_run
+
+        checkpoints = best_run(checkpoints)
     if target == "safetensors":
         if form or head:
             raise UserError(f"--{'as' if form else 'head'} is for --to huggingface")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from helpers import PAGES, ROOT, mostly_slow, toy_texts, write_toy_glue, write_toy_wikitext
+from helpers import PAGES, ROOT, mostly_slow, toy_texts, write_lines, write_toy_glue, write_toy_wikitext
 from tiny_berts import save_tiny
 from toy_squad import write_articles
 from training_logs import write_run
@@ -83,6 +83,7 @@ ADDED_OPTIONS = {
     ),
     "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "lazyformer finetune --data": "",  # prepares alone
+    "lazyformer finetune checkpoints/lazyformer_m2x6_s --": "--lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
     "lazyformer finetune --task squad": SQUAD_WINDOWS,
     "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
     "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad --output": SQUAD_RUN,
@@ -175,6 +176,14 @@ def users_folder(tmp_path) -> Path:
     (tmp_path / "my_texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_glue(tmp_path / "glue_data", train=40, valid=10)
     write_articles(tmp_path / "squad_data", train=5, dev=1)
+    for name, count in (("train", 40), ("dev", 10)):
+        rows = [f"{text.splitlines()[0]}\t{('negative', 'positive')[n % 2]}" for n, text in enumerate(toy_texts(count))]
+        write_lines(tmp_path / "my_reviews" / f"{name}.tsv", ["text\tlabel", *rows])
+    shutil.copy(tmp_path / "my_reviews" / "dev.tsv", tmp_path / "texts.tsv")
+    (described,) = re.findall(
+        r"^```yaml\n(# my_task.yaml\n.*?)^```", PAGES["docs/finetuning.md"], re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "my_task.yaml").write_text(described)
     write_bert_files(tmp_path / "my_bert")
     return tmp_path
 

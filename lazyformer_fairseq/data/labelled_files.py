@@ -21,6 +21,7 @@ from lazyformer_fairseq.errors import UserError
 
 Column = Union[int, str]
 MOST_SHOWN = 12  # labels in a message
+NAME = re.compile(r"\w[\w.+@-]*")  # of a task: folders are called so
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class TaskDescription:
             words = (task.name, *task.metrics, *task.labels, *(split.file for split in splits.values()))
             mean, deviation = task.standard or (0.0, 1.0)
             is_sound = all(isinstance(word, str) for word in words) and isinstance(task.longest, (int, type(None)))
-            if not (is_sound and math.isfinite(mean) and 0 < deviation < math.inf):
+            if not (is_sound and NAME.fullmatch(task.name) and math.isfinite(mean) and 0 < deviation < math.inf):
                 raise ValueError("a field of another type")
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise UserError(f"{where}: does not say what its labels are ({error!r}); fine-tune anew") from None
@@ -146,7 +147,8 @@ class TaskDescription:
                 if lowest <= (score := float(word)) <= highest and math.isfinite(score):
                     return score
             limits = f" from {lowest:g} to {highest:g}" if self.score_range else ""
-            raise UserError(f"score {word!r} is no number{limits}, as {self.name}'s are")
+            classes = " (--kind classes takes any)" if self.is_own else ""
+            raise UserError(f"score {word!r} is no number{limits}, as {self.name}'s are{classes}")
         if self.labels and word not in self.labels:
             known = ", ".join(self.labels[:MOST_SHOWN]) + ", ..." * (len(self.labels) > MOST_SHOWN)
             unseen = ", which the training file has; put rows of that label there too" if self.is_own else ""

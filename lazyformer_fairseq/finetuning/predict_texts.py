@@ -2,10 +2,11 @@
 
 import csv
 import io
-import itertools
 import json
 import re
+from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from lazyformer_fairseq.arguments import checkpoint_at
-from lazyformer_fairseq.data.labelled_files import Column, TaskDescription, check_width, read_rows
+from lazyformer_fairseq.data.labelled_files import Rows, TaskDescription, check_width, read_rows
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel, hub
 from lazyformer_fairseq.finetuning.settings import PredictSettings
@@ -24,7 +25,6 @@ from lazyformer_fairseq.storage.atomic import atomic_file
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".txt")
 ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
-PREDICTED = ("prediction", "probability")
 
 
 class Row(NamedTuple):
@@ -63,14 +63,14 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     shown = {"desc": texts.name, "unit": "B", "unit_scale": True, "delay": 2, "disable": None, "leave": False}
     with Progress(total=texts.stat().st_size, **shown) as progress, atomic_file(output) as file:
         names, rows = open_rows(texts, task, wanted.text, progress.update)
-        write = writer_of(output, [*names, *PREDICTED[: 1 if task.is_regression else 2]])
-        file.write(write(None).encode())
-        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+        names = [*names, "prediction", *([] if task.is_regression else ["probability"])]
+        file.write(b"" if output.suffix.lower() == ".jsonl" else line_of(output, names, names).encode())
+        while chunk := list(islice(rows, ROWS_AT_ONCE)):
             answers = loaded.predict([row.texts for row in chunk], head=head, max_tokens=wanted.max_tokens)
             for row, (label, probability, _) in zip(chunk, answers, strict=True):
                 marks.add(row, label)
                 found = [float(f"{label:.6g}")] if task.is_regression else [label, round(probability, 4)]
-                file.write(write([*row.fields, *found]).encode())
+                file.write(line_of(output, names, [*row.fields, *found]).encode())
         if not marks.rows:
             raise UserError(f"{texts}: has no text in it")
     return [f"{output}: {marks.rows:,} rows", *marks.lines()]
@@ -88,30 +88,23 @@ def open_rows(
     rows = read_rows(path, seen)
     first = next(rows, None)
     if first is None:
-        raise UserError(
-            f"{path}: is empty; write a first line that names its columns, and a text in each line under it"
-        )
-    layout, header = task.splits.get("valid") or task.splits.get("test"), first[1]
-    trained = () if text or layout is None or not layout.has_header else layout.texts
-    trained = trained if all(name in header for name in trained) else ()
+        raise UserError(f"{path}: is empty; write a line that names its columns, and a text in each line under it")
+    header, layout = first[1], task.splits.get("valid")
+    trained = layout.texts if layout is not None and set(layout.texts) <= set(header) else ()
     label = layout.label if layout is not None and layout.label in header else None
     texts, label = columns_of(path, header, text or trained, label, is_labelled=False)
-    if isinstance(texts[0], int):
-        rows, names = itertools.chain([first], rows), [f"column{number}" for number in range(1, len(header) + 1)]
-    else:
-        names, texts = header, tuple(map(header.index, texts))
-        label = None if label is None else header.index(label)
     if task.splits and len(texts) != 1 + task.is_pair:
-        knows = (
-            "pairs: name two columns, as in --text text text2" if task.is_pair else "single texts: name one by --text"
-        )
+        knows = "pairs: name two columns, as in --text text text2" if task.is_pair else "single texts: name one so"
         raise UserError(f"{path}: the model was trained on {task.name}, on {knows}")
+    names = header
+    if isinstance(texts[0], int):
+        names, rows = [f"column{place}" for place in range(1, len(header) + 1)], chain([first], rows)
+    else:
+        texts, label = tuple(map(header.index, texts)), None if label is None else header.index(label)
     return names, _rows(path, rows, texts, label, len(header))
 
 
-def _rows(
-    path: Path, rows: Iterator[tuple[int, list[str]]], texts: tuple[int, ...], label: Optional[Column], width: int
-) -> Iterator[Row]:
+def _rows(path: Path, rows: Rows, texts: Sequence[int], label: Optional[int], width: int) -> Iterator[Row]:
     for line, fields in rows:
         if fields == [""] and width > 1:
             continue
@@ -119,22 +112,14 @@ def _rows(
         yield Row(line, fields, tuple(fields[column] for column in texts), None if label is None else fields[label])
 
 
-def writer_of(path: Path, names: Sequence[str]) -> Callable[[Optional[Sequence[Any]]], str]:
-    """A function that returns the line of a row's fields, in the format of the file's ending; of None, the first."""
-    ending = path.suffix.lower()
-
-    def as_json(fields: Optional[Sequence[Any]]) -> str:
-        return "" if fields is None else f"{json.dumps(dict(zip(names, fields, strict=True)), ensure_ascii=False)}\n"
-
-    def as_csv(fields: Optional[Sequence[Any]]) -> str:
-        line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(names if fields is None else fields)
+def line_of(path: Path, names: Sequence[str], fields: Sequence[Any]) -> str:
+    """A row in the format of the file's ending."""
+    if path.suffix.lower() == ".jsonl":
+        return f"{json.dumps(dict(zip(names, fields, strict=True)), ensure_ascii=False)}\n"
+    if path.suffix.lower() == ".csv":
+        csv.writer(line := io.StringIO(), lineterminator="\n").writerow(fields)
         return line.getvalue()
-
-    def as_tsv(fields: Optional[Sequence[Any]]) -> str:
-        return "\t".join(re.sub(r"[\t\r\n]", " ", str(field)) for field in (names if fields is None else fields)) + "\n"
-
-    return {".jsonl": as_json, ".csv": as_csv}.get(ending, as_tsv)
+    return "\t".join(re.sub(r"[\t\r\n]", " ", str(field)) for field in fields) + "\n"
 
 
 class Marks:
@@ -146,7 +131,7 @@ class Marks:
 
     def __init__(self, task: TaskDescription, path: Path):
         self.task, self.path, self.rows, self.why_not = task, path, 0, ""
-        self.pairs: list[tuple[float, float]] = []
+        self.pairs = array("d")  # answer, target, answer, target ...
 
     def add(self, row: Row, answer: Any) -> None:
         self.rows += 1
@@ -154,14 +139,14 @@ class Marks:
             return
         try:
             target = self.task.target(row.label)
-            self.pairs.append((answer if self.task.is_regression else self.task.labels.index(answer), target))
+            self.pairs.extend((answer if self.task.is_regression else self.task.labels.index(answer), target))
         except UserError as error:
             self.why_not = f"no marks: {self.path}, line {row.line}: {error}"
 
     def lines(self) -> list[str]:
         if self.why_not or not self.pairs or not self.task.metrics:
             return [self.why_not] if self.why_not else []
-        predictions, targets = np.array(self.pairs).T
+        predictions, targets = np.array(self.pairs).reshape(-1, 2).T
         said = [f"{name} {100 * METRICS[name](predictions, targets):.2f}" for name in self.task.metrics]
         if self.task.is_regression:
             said.append(f"mean absolute error {np.abs(predictions - targets).mean():.4g}")

@@ -14,21 +14,20 @@ from typing import Any, Optional
 import numpy as np
 import yaml
 
-from lazyformer_fairseq.data.labelled_files import MOST_SHOWN, Column, Split, TaskDescription, read_rows, read_split
+from lazyformer_fairseq.data.labelled_files import (
+    MOST_SHOWN,
+    NAME,
+    Column,
+    Split,
+    TaskDescription,
+    read_rows,
+    read_split,
+)
 from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedOwnTask
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.finetuning import settings
 from lazyformer_fairseq.finetuning.benchmark import LAZYFORMER, PROTOCOLS, Score, TextsBenchmark, TuningProtocol
-from lazyformer_fairseq.finetuning.settings import (
-    CLASSES,
-    METRICS_OF_KIND,
-    OF_OWN_TASKS,
-    OWN_EPOCHS,
-    OWN_LRS,
-    OWN_SEEDS,
-    SCORES,
-    GridSettings,
-)
 from lazyformer_fairseq.finetuning.tasks.glue import overview, prepare_task, settings_of
 from lazyformer_fairseq.storage.json_files import read_json, read_text
 
@@ -41,7 +40,6 @@ TEXT_COLUMNS = (  # the first of these that a file has
 LABEL_COLUMNS = ("label", "labels", "class", "score", "target")
 KEYS = ("name", "data", "train", "dev", "text", "label", "labels", "kind", "metric")  # of a YAML file
 LARGEST_YAML = 1_000_000  # bytes
-NAME = re.compile(r"\w[\w.+@-]*")
 
 
 class OwnTask(TextsBenchmark):
@@ -52,27 +50,31 @@ class OwnTask(TextsBenchmark):
     """
 
     names_task, prepared = False, PreparedOwnTask
-    options = frozenset(("max_length", "max_train_rows", "glue_head", *OF_OWN_TASKS))
+    options = frozenset(("max_length", "max_train_rows", "glue_head", *settings.OF_OWN_TASKS))
 
     def __init__(self, row: TaskDescription):
         self.row, self.name, self.key, self.tasks = row, row.name, row.name, {row.name: row}
-        usual = TuningProtocol((row.name,), OWN_LRS, OWN_SEEDS, OWN_EPOCHS, 32, 0.06)
+        usual = TuningProtocol((row.name,), settings.OWN_LRS, settings.OWN_SEEDS, settings.OWN_EPOCHS, 32, 0.06)
         self.protocols = {"its own": usual, LAZYFORMER: PROTOCOLS[LAZYFORMER]._replace(tasks=usual.tasks)}
         self.scores = (Score(row.selecting_metric, row.name, "valid", row.selecting_metric, row.selecting_metric),)
 
     def place(self, folder: Path, name: str) -> Path:
         return folder if PreparedOwnTask.is_at(folder) else super().place(folder, name)
 
-    def prepare(self, wanted: GridSettings) -> str:
-        settings = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
+    def prepare(self, wanted: settings.GridSettings) -> str:
+        decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
         folder = wanted.output / self.prepared_in / self.name
-        prepared = PreparedOwnTask.reuse(folder, settings)
+        prepared = PreparedOwnTask.reuse(folder, decides)
         if prepared is None:
             tokenizer = load_tokenizer(wanted.tokenizer)
-            prepared = prepare_task(wanted.data, folder, self.row, settings, tokenizer, PreparedOwnTask)
+            prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer, PreparedOwnTask)
         return f"{overview([prepared])}\n{self.row.name}: {in_words(self.row)}"
 
-    def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedOwnTask]) -> dict[str, Any]:
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: settings.PredictSettings) -> list[str]:
+        model = next(iter(runs.values()))
+        raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
+
+    def own_settings(self, given: settings.GridSettings, prepared: Mapping[str, PreparedOwnTask]) -> dict[str, Any]:
         return {**super().own_settings(given, prepared), "description": self.row.as_json()}
 
 
@@ -91,7 +93,7 @@ def in_words(row: TaskDescription) -> str:
 # --- from a folder, or a YAML file, to the row ------------------------------------------------------------------------
 
 
-def find_own_task(given: GridSettings) -> Optional[OwnTask]:
+def find_own_task(given: settings.GridSettings) -> Optional[OwnTask]:
     """The task whose files lie in --data, or that was prepared there or, without --data, in OUTPUT; None for none."""
     folder = given.data or given.output / OwnTask.prepared_in
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
@@ -102,7 +104,7 @@ def find_own_task(given: GridSettings) -> Optional[OwnTask]:
     return None
 
 
-def task_of_yaml(path: Path, given: GridSettings) -> tuple[OwnTask, GridSettings]:
+def task_of_yaml(path: Path, given: settings.GridSettings) -> tuple[OwnTask, settings.GridSettings]:
     """The task that a YAML file describes, and settings whose --data is its folder; options win over the file.
 
     Raises:
@@ -110,7 +112,7 @@ def task_of_yaml(path: Path, given: GridSettings) -> tuple[OwnTask, GridSettings
     """
     found = read_yaml(path)
     data = given.data or path.parent / found.get("data", "")
-    named = {name: found[name] for name in OF_OWN_TASKS if name in found and not getattr(given, name)}
+    named = {name: found[name] for name in settings.OF_OWN_TASKS if name in found and not getattr(given, name)}
     described = replace(given, data=data, **named)
     files = {split: found[split] for split in ("train", "dev") if split in found}
     return OwnTask(describe(data, described, found.get("name", path.stem), files, found.get("labels", ()))), described
@@ -139,7 +141,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def describe(
     folder: Path,
-    given: GridSettings,
+    given: settings.GridSettings,
     name: Optional[str] = None,
     files: Optional[Mapping[str, str]] = None,
     labels: Sequence[str] = (),
@@ -166,20 +168,13 @@ def describe(
     texts, label = columns_of(folder / train, first[1], given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_own=True)
-    examples = read_split(row, folder, "train").examples
-    words, path = [example.target for example in examples], folder / train
+    path, words = folder / train, [example.target for example in read_split(row, folder, "train").examples]
     kind = given.kind or kind_of(words, label)
-    if kind == CLASSES:
+    if kind == settings.CLASSES:
         row = replace(row, labels=labels_of(path, words, labels))
     else:
-        row = replace(row, standard=(0.0, 1.0))
-        scores = []
-        for example in examples:
-            try:
-                scores.append(row.target(example.target))
-            except UserError as error:
-                remedy = "mend the row, or remove it; or take them as classes by --kind classes"
-                raise UserError(f"{path}, line {example.line}: {error}; {remedy}") from None
+        row = replace(row, standard=(0.0, 1.0))  # now the reader takes numbers alone
+        scores = [example.target for example in read_split(row, folder, "train").examples]
         mean, deviation = float(np.mean(scores)), float(np.std(scores))
         if not 0 < deviation < math.inf:
             raise UserError(f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learnt from them")
@@ -242,7 +237,7 @@ def kind_of(words: Sequence[str], label: Column) -> str:
     numbers = list(filter(_number, words))
     has_fraction = not all(re.fullmatch(r"[+-]?\d+", word) for word in numbers)
     is_named = str(label).strip().lower() == "score"
-    return SCORES if is_named or (has_fraction and 2 * len(numbers) > len(words)) else CLASSES
+    return settings.SCORES if is_named or (has_fraction and 2 * len(numbers) > len(words)) else settings.CLASSES
 
 
 def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
@@ -264,7 +259,7 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
 
 def metrics_of(kind: str, labels: Sequence[str], chosen: Optional[str]) -> tuple[str, ...]:
     """Names of what is measured, first of what selects epoch and rate."""
-    known = (*METRICS_OF_KIND[kind], *(("f1",) if len(labels) == 2 else ()))
+    known = (*settings.METRICS_OF_KIND[kind], *(("f1",) if len(labels) == 2 else ()))
     if chosen and chosen not in known:
         raise UserError(f"--metric {chosen}: {'two ' * (len(labels) == 2)}{kind} are measured by {', '.join(known)}")
-    return tuple(dict.fromkeys(filter(None, (chosen, *METRICS_OF_KIND[kind]))))
+    return tuple(dict.fromkeys(filter(None, (chosen, *settings.METRICS_OF_KIND[kind]))))

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers import NAMES, ROOT, THINGS
 from in_process import invoke, refusal
 from toy_squad import START
 
+from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedOwnTask, PreparedTask
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub, tasks_of_heads
 from lazyformer_fairseq.finetuning import predict_texts
 from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.launch import choose_benchmark, grid_and_executor
@@ -89,7 +92,7 @@ def test_classes_keep_their_names_to_predictions_and_exports(moods, run_of_moods
     answers = loaded.predict([text for text, _ in sentences(21)])
     assert [answer.label for answer in answers] == [label for _, label in sentences(21)]
     assert set(answers[0].probabilities) == set(MOODS) and sum(answers[0].probabilities.values()) == pytest.approx(1)
-    invoke("export", run_of_moods, tmp_path / "model")
+    invoke("export", moods / "out", tmp_path / "model")
     again = LazyFormerModel.from_pretrained(tmp_path / "model").predict([text for text, _ in sentences(21)])
     assert again == answers
 
@@ -187,7 +190,7 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         ("text\tlabel\na\tx\nb\n", GOOD, "", "train.tsv, line 3: found 1 field, needed 2"),
         ("text\tlabel\na\tx\nb\t\n", GOOD, "", "train.tsv, line 3: the label is empty; mend the row"),
         ("text\tlabel\na\tx\n\ty\n", GOOD, "", "train.tsv, line 3: a sentence is empty"),
-        ("text\tlabel\na\t1.5\nb\t2.5\nc\tn/a\n", GOOD, "", "tsv, line 4: score 'n/a' is no number.*--kind classes"),
+        ("text\tlabel\na\t1.5\nb\t2.5\nc\tn/a\n", GOOD, "", "line 4: score 'n/a' is no number.*--kind classes.*mend"),
         ("text\tscore\na\t1\nb\tinf\n", GOOD, "", "train.tsv, line 3: score 'inf' is no number"),
         ("text\tlabel\na\t2\nb\t2\n", GOOD, "--kind scores", "all 2 scores are 2, so nothing can be learnt"),
         ("", GOOD, "", "train.tsv: is empty; write a line of names"),
@@ -248,9 +251,34 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         write(Path(f"{name}.tsv"), *changed)
         assert words in refusal("predict", run_of_moods, f"{name}.tsv")
     assert "give --output" in refusal("predict", run_of_moods)
+    assert "give the texts too" in refusal("predict", moods / "out", "--output", "folder")
+    with monkeypatch.context() as stopped:
+
+        def stop(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        stopped.setattr(LazyFormerHub, "predict", stop)
+        assert "stopped; nothing was written" in invoke("predict", run_of_moods, "short.tsv", code=130)
     assert not list(tmp_path.glob("*predictions*"))
     write(Path("unseen.tsv"), ("text", "label"), ("anna", "angry"))
     assert "no marks: unseen.tsv, line 2: label 'angry'" in invoke("predict", run_of_moods, "unseen.tsv")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": "../x"}, {"labels": [1]}, {"labels": None}, {"splits": []}, {"standard": [0, 0]},
+     {"standard": [0, "nan"]}, {"standard": 7}, {"longest": "9"}, {"metrics": {}, "splits": {"x": 1}}, None],
+)  # fmt: skip
+def test_what_a_checkpoint_says_of_its_labels_is_checked(change):
+    row = TaskDescription("t", {}, (), ("a", "b"), is_own=True)
+    weights = {f"classification_heads.{row.head_name}.out_proj.weight": torch.zeros(2, 4)}
+
+    def found(saved: object) -> dict[str, TaskDescription]:
+        return tasks_of_heads({"model": weights, "task_state": {"heads": {row.head_name: saved}}}, Path("x.pt"))
+
+    assert found(row.as_json() | {"of a later version": 1}) == {row.head_name: row}
+    with pytest.raises(UserError, match="x.pt: does not say what its labels are"):
+        found(None if change is None else row.as_json() | change)
 
 
 def test_models_of_before_and_without_heads_say_what_they_can(tmp_path):

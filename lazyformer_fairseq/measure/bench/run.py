@@ -30,6 +30,7 @@ from lazyformer_fairseq.report.tables import Table, write_csv
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import write_json
 
+SHARE_TO_TRY, TO_TRY = 0.5, 5.0  # of a cell's budget, and seconds at least; what was not called by then is left out
 FREQUENT = 19_997  # ids below are in the adaptive softmax's first band; the FLOPs count only that band
 
 
@@ -127,7 +128,9 @@ class _Bench:
             )
         once = {id(each.model): each.model for each in self.models}
         shared = {key: CALLS[cell.workload](model, cell.batch, cell.time) for key, model in once.items()}
-        self.tried = latency.try_out({each.name: each.prepared(shared[id(each.model)]) for each in self.models}, device)
+        things = {each.name: each.prepared(shared[id(each.model)]) for each in self.models}
+        budget = self.settings.budget and self.settings.budget / len(self.cells)
+        self.tried = latency.try_out(things, device, budget and max(TO_TRY, SHARE_TO_TRY * budget))
         for each in self.models:
             if each.name in self.tried.memory:
                 call = shared[id(each.model)]

@@ -4,8 +4,10 @@ import gc
 import logging
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 Things = Mapping[str, Callable[[], object]]
 Condition = TypeVar("Condition")
 WARM_UP = 3
+GRACE = 15.0  # seconds: a budget may be overdrawn by these
 MATRIX_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 SLOW_SIZES = (128, 256)  # a product of 2048 takes minutes on processors without fp16 instructions
 
@@ -75,17 +78,45 @@ def measure(
     """
     begin = time.perf_counter()
     chance, samples = random.Random(seed), {name: [] for name in things}
-    for turn in Progress(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
-        if seconds is not None and turn > warm_up and time.perf_counter() - begin > seconds:
-            break
-        for name in chance.sample(list(things), len(things)):
-            wait_for(device)
-            start = time.perf_counter()
-            things[name]()
-            wait_for(device)
-            if turn >= warm_up:
-                samples[name].append(time.perf_counter() - start)
+    try:
+        for turn in Progress(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
+            if seconds is not None and turn > warm_up and time.perf_counter() - begin > seconds:
+                break
+            for name in chance.sample(list(things), len(things)):
+                wait_for(device)
+                start = time.perf_counter()
+                things[name]()
+                wait_for(device)
+                if turn >= warm_up:
+                    samples[name].append(time.perf_counter() - start)
+    except TimeIsUp:
+        if not (whole := min(map(len, samples.values()))):
+            raise
+        return {name: Timing(tuple(taken[:whole])) for name, taken in samples.items()}
     return {name: Timing(tuple(taken)) for name, taken in samples.items()}
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """A budget is spent, and so is the grace: what is under way ends, as at Ctrl-C."""
+
+
+@contextmanager
+def _ending_after(seconds: Optional[float]) -> Iterator[None]:
+    """Raises TimeIsUp within, wherever Python is by then; None for no limit."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeIsUp
+
+    if seconds is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def wait_for(device: torch.device | str) -> None:
@@ -109,21 +140,35 @@ def measure_in_turn(
         conditions: named in progress by their ``str``.
         things_of: what takes turns under a condition.
         rounds: samples of each thing.
-        budget: seconds; one round of each thing always runs. None for no limit.
+        budget: seconds; one round of each thing always runs, if it ends within :data:`GRACE`. None for no limit.
+
+    Raises:
+        UserError: the time did not suffice for one round of the first condition.
     """
     began, done = time.perf_counter(), 0
     try:
         for condition in Progress(conditions, desc="bench"):
-            left = None if budget is None else max(0.0, budget - (time.perf_counter() - began))
-            seconds = None if left is None else left / (len(conditions) - done)
-            things = things_of(condition)
-            timings = measure(things, rounds, 1, device, description=str(condition), seconds=seconds)
+            here = time.perf_counter()
+            left = None if budget is None else began + budget - here
+            with _ending_after(None if left is None else left + GRACE):
+                things = things_of(condition)
+                taken = time.perf_counter() - here
+                seconds = None if left is None else max(0.0, left / (len(conditions) - done) - taken)
+                warm_up = int(seconds != 0)  # things were called before
+                timings = measure(things, rounds, warm_up, device, description=str(condition), seconds=seconds)
             del things  # with what they hold of a GPU's memory
             yield condition, timings
             done += 1
     except (KeyboardInterrupt, RuntimeError) as reason:
+        if not done and isinstance(reason, TimeIsUp):
+            raise UserError(
+                f"--budget: {budget:g} seconds, and {GRACE:g} more, did not suffice for one round: give more, or "
+                "smaller models, such as --arch bert_tiny --baseline-arch bert_tiny"
+            ) from None
         if not done:
             raise
+        if isinstance(reason, TimeIsUp):
+            logger.warning("the budget is spent: %d of %d were measured", done, len(conditions))
         if isinstance(reason, RuntimeError):
             logger.error("the benchmark ends here: %s", in_a_line(reason))
 
@@ -136,10 +181,17 @@ class Tried(NamedTuple):
     left_out: dict[str, str]
 
 
-def try_out(things: Things, device: str) -> Tried:
-    """Calls each thing, which also warms up: here torch and Triton compile and tune kernels."""
-    found = Tried({}, {}, {})
+def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tried:
+    """Calls each thing, which also warms up: here torch and Triton compile and tune kernels.
+
+    Args:
+        seconds: after these nothing but the first one is tried; None for no limit.
+    """
+    found, began = Tried({}, {}, {}), time.perf_counter()
     for name, call in Progress(things.items(), desc="trying out", leave=False):
+        if seconds is not None and found.things and time.perf_counter() - began > seconds:
+            found.left_out[name] = "no time for it: give a longer --budget"
+            continue
         try:
             call()
             found.memory[name] = peak_memory(call, device)

@@ -15,6 +15,7 @@ import torch
 from in_process import invoke, refusal
 from matplotlib import image
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
 from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench import run as bench_run
@@ -220,6 +221,23 @@ def test_a_stop_after_a_cell_keeps_what_was_measured(stop, tmp_path, monkeypatch
     # One round, for which the time was enough, has no quartiles.
     assert "encoder alone: forward and backward: n = 8, batch 2, fp32; 1 round;" in printed
     assert "(n = 1)" in printed and not re.search(r"\d to \d", printed)
+
+
+def endless() -> None:
+    while True:
+        pass
+
+
+def test_a_spent_budget_ends_what_is_under_way_and_tries_no_more(monkeypatch, caplog):
+    monkeypatch.setattr(latency, "GRACE", 0.1)
+    things = {"quick": {"a": int, "b": int}, "endless": {"a": int, "b": endless}}
+    (measured,) = latency.measure_in_turn(list(things), things.get, "cpu", 2, budget=0.1)
+    assert measured[0] == "quick" and [len(timing.samples) for timing in measured[1].values()] == [2, 2]
+    assert "the budget is spent: 1 of 2 were measured" in caplog.text
+    with pytest.raises(UserError, match="--budget: 0.1 seconds, and 0.1 more, did not suffice for one round"):
+        list(latency.measure_in_turn(["endless"], things.get, "cpu", 2, budget=0.1))
+    tried = latency.try_out({"a": int, "b": endless}, "cpu", seconds=0)
+    assert list(tried.things) == ["a"] and tried.left_out["b"].startswith("no time for it: give a longer --budget")
 
 
 def tiny(positions: int = 16, **options) -> OurModel:

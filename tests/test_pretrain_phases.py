@@ -257,7 +257,7 @@ def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(without_gpus, f
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nowhere data", "nowhere: no such arch or folder"),
+        ("nowhere data", "nowhere: no such arch or folder; docs/patterns.md#named-models has all"),
         ("data data", "data/model.safetensors: no such file or folder"),
         ("warm nowhere", "nowhere is no folder"),
         ("warm data --distill nowhere", "nowhere: no such file or folder"),

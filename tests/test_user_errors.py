@@ -16,7 +16,7 @@ import pytest
 import torch
 from fairseq import options as options_of_fairseq
 from helpers import ROOT, build_toy_corpus, message_of, mostly_slow
-from in_process import refusal
+from in_process import config_of, refusal
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
@@ -101,6 +101,18 @@ def test_an_error_of_a_process_that_fairseq_started(error):
         text = traceback.format_exc()
     found = find_user_error(ProcessRaisedException(f"\n\n-- Process 1 terminated with:\n{text}", 1, 99))
     assert str(found) == (str(error) if isinstance(error, UserError) else "None")
+
+
+def test_a_model_without_its_tokenizer_reads_no_text(tmp_path):
+    (tmp_path / "checkpoint_last.pt").touch()
+    with pytest.raises(UserError, match=r"tokenizer: no such folder; raw text needs the tokenizer that"):
+        LazyFormerModel.from_pretrained(tmp_path)
+
+
+def test_a_corpus_for_a_task_that_knows_no_shards(tmp_path):
+    (tmp_path / "shard0").mkdir()
+    with pytest.raises(UserError, match=r"is a corpus of shards; for --task masked_lm give \S+/shard0$"):
+        config_of(tmp_path, "--task", "masked_lm", "--arch", "transformer_lm")
 
 
 @pytest.mark.usefixtures("interruptible")

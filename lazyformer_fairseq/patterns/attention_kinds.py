@@ -161,11 +161,8 @@ def _check_fixed(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     if values["part"] == "local" and values["summary"] != _SUMMARY.default:
         yield "summary", "part=local sees no summaries"
     block, summary = values["fixed"], values["summary"]
-    if values["part"] != "local" and summary > block:
-        yield (
-            "fixed" if summary == _SUMMARY.default else "summary",
-            f"a block of {block} has no last {summary} positions: give summary={block} or less",
-        )
+    if values["part"] != "local" and summary > block and summary != _SUMMARY.default:
+        yield "summary", f"a block of {block} has no last {summary} positions: give summary={block} or less"
     yield from _check_parts(values, causal)
 
 

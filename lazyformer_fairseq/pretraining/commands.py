@@ -99,7 +99,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     is_causal, known = arch in CAUSAL_ARCHITECTURES, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
     warm = Path(arch) if arch not in known and Path(arch).is_dir() else None
     if warm is None and arch not in known:
-        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}")
+        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models has all")
     if run.distill and not warm:
         raise UserError(f"--distill: {arch} is no folder of a model")
     refuse_missing(run.distill)

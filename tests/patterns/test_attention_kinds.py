@@ -55,7 +55,7 @@ def test_a_reader_knows_whom_it_reads():
         ("s[strided=8,fixed=4]", "fixed", "strided and fixed are both a choice of mask"),
         ("s[fixed=8,part=local,summary=2]", "summary", "part=local sees no summaries"),
         ("s[fixed=8,part=local,heads=split]", "heads", "part=local leaves one part"),
-        ("s[fixed=4]", "fixed", "a block of 4 has no last 8 positions: give summary=4 or less"),
+        ("s[fixed=4,summary=6]", "summary", "a block of 4 has no last 6 positions: give summary=4 or less"),
         ("s[linformer=2,share=all]", "all", "share is one of none, heads, kv, layers"),
         ("s[window=2,linformer=2]", "window", "window cannot stand with linformer"),
         ("s[synthesizer=dence]", "dence", "synthesizer is a sum of some of dense, random, fixed"),

@@ -80,7 +80,10 @@ def load_state(
     given.
     """
     # First: that it is missing is the likelier mistake.
-    tokenizer = load_tokenizer(tokenizer_folder or checkpoint.parent / "tokenizer")
+    folder = tokenizer_folder or checkpoint.parent / "tokenizer"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
+    tokenizer = load_tokenizer(folder)
     state = load_safely(checkpoint) if state is None else state
     model = build(model_class, state, tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)

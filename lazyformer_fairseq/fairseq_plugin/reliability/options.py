@@ -207,6 +207,11 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         parser.error = functools.partial(_refuse, parser, input_args is None)
     parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
     options = parsed[0] if isinstance(parsed, tuple) else parsed
+    if not names_task_of_ours(options):
+        data = Path(str(getattr(options, "data", None) or "."))
+        if (data / "shard0").is_dir() and not list(data.glob("*.idx")):  # which fairseq's tasks do not look for
+            install(Stage.COMMAND_LINE)
+            raise UserError(f"{data}: is a corpus of shards; for --task {task} give {data / 'shard0'}")
     if names_task_of_ours(options):
         start_run(command_line=input_args is None)
         if "--tpu" not in words:

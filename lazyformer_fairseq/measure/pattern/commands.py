@@ -67,16 +67,19 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     patterns = patterns or (_row(arch).sublayer_pattern,)
     from lazyformer_fairseq.measure.pattern import look
 
-    drawn = []
+    drawn, can_draw = [], tokens + memory <= MOST_DRAWN
     for each in patterns:
         of_each = sizes
         if settings.arch is settings.relative_position_buckets is None and look.refuses_bias(each, direction):
             of_each = replace(sizes, relative_position_buckets=0)
         bias_buckets = getattr(of_each, "relative_position_buckets", 0)
-        network = look.build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
         click.echo(f"{each}\n\n{look.plan_table(each, of_each, settings.length, memory)}\n")
-        drawn += look.look(network, tokens, memory)
-    if not drawn:
+        if can_draw:
+            network = look.build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
+            drawn += look.look(network, tokens, memory)
+    if not can_draw:
+        click.echo(f"no picture: it has room for {MOST_DRAWN} tokens, --tokens and --memory together")
+    elif not drawn:
         click.echo("no sublayer looks at other tokens")
     elif settings.output is None:
         click.echo("\n\n".join([*map(look.text_picture, drawn), look.LEGEND]))
@@ -113,10 +116,10 @@ def _check(direction: str, settings: ShowSettings) -> None:
         raise UserError(f"--memory {memory}: encoders remember nothing; give a causal --arch, or 0")
     if buckets and direction == CAUSAL:
         raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; leave it out")
-    if tokens + memory > MOST_DRAWN:
+    if settings.output and tokens + memory > MOST_DRAWN:
         raise UserError(
             f"--tokens {tokens}, --memory {memory}: at most {MOST_DRAWN} tokens together can be "
-            "drawn; --length counts FLOPs of longer ones"
+            "drawn; without --output the costs are printed alone"
         )
 
 

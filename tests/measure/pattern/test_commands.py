@@ -101,11 +101,23 @@ def test_several_patterns_make_one_picture_and_one_looks_at_nothing(tmp_path):
         ("s --arch transformer_xl_tiny --relative-position-buckets 8", "causal models have no T5 bias"),
         ("s --memory 3", "encoders remember nothing"),
         ("s --heads 5", "5 attention heads do not divide an embedding dimension of 768"),
-        ("s --tokens 1000", "at most 256"),
+        ("s --tokens 1000 --output x.png", "at most 256"),
     ],
 )
 def test_what_is_wrong_is_refused_in_words(arguments, why):
     assert why in refusal("pattern", "show", *arguments.split())
+
+
+def test_of_more_tokens_than_a_picture_holds_there_are_costs():
+    with_memory = invoke("pattern", "show", "--arch", "transformer_xl_tiny", "--memory", 640)
+    assert "MFLOP" in with_memory and with_memory.endswith(
+        "no picture: it has room for 256 tokens, --tokens and --memory together\n"
+    )
+
+
+def test_a_block_shorter_than_the_default_summary_is_all_summary():
+    short, said = (invoke("pattern", "show", f"s[fixed=4{more}]", "--tokens", 12) for more in ("", ",summary=4"))
+    assert short.partition("\n■")[2] == said.partition("\n■")[2] != ""
 
 
 # lazyformer pattern spans: what is in a checkpoint

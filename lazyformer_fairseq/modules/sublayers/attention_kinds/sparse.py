@@ -75,5 +75,5 @@ class Fixed(Sparse):
 
     @classmethod
     def parts(cls, values: Settings, is_causal: bool) -> tuple[Part, Part]:
-        block = values["fixed"]
-        return Band(None, 0 if is_causal else None, block=block), Columns(0, block, values["summary"])
+        block = values["fixed"]  # one shorter than the default summary is all of it
+        return Band(None, 0 if is_causal else None, block=block), Columns(0, block, min(block, values["summary"]))

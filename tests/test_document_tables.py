@@ -136,7 +136,7 @@ def test_what_is_shown_below_a_command_is_what_it_prints(command, shown):
     assert result.stdout.rstrip() == shown.rstrip()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if re.match("docs/[a-fh-rt-z]|docs/se|docs/st", page)])
+@pytest.mark.parametrize("page", [page for page in PAGES if re.match("docs/[a-z]", page)])
 def test_a_page_begins_with_a_command_and_what_it_prints(page):
     head = r"# [^\n]+\n\n(## [^\n]+\n\n)?```bash\n[^`]+\n```\n\n```\n[^`]+"
     assert re.match(head, PAGES[page]), PAGES[page][:300]
@@ -186,8 +186,9 @@ def test_the_citation_is_of_this_version():
     assert citation.keys() >= required and citation["version"] == version("lazyformer_fairseq")
 
 
-def test_the_tree_in_contributing_is_the_packages_and_the_readme_is_short():
+def test_the_tree_in_contributing_is_the_packages_and_readme_and_pages_are_short():
     tree = PAGES["CONTRIBUTING.md"].split("```")[1]
     named = set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
     assert named == {path.parent.name for path in (ROOT / "lazyformer_fairseq").glob("*/__init__.py")}
     assert len(PAGES["README.md"].split()) < 1000
+    assert sum(len(text.split()) for page, text in PAGES.items() if page.startswith("docs/")) <= 24_600

@@ -82,11 +82,7 @@ ADDED_OPTIONS = {
         f"{LANGUAGE_MODEL} --sublayer-pattern sff --sequences-per-update 4 --max-update 2 --num-workers 0"
     ),
     "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
-    "lazyformer finetune --data": "",  # prepares alone
     "lazyformer finetune checkpoints/lazyformer_m2x6_s --": "--lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
-    "lazyformer finetune --task squad": SQUAD_WINDOWS,
-    "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
-    "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad --output": SQUAD_RUN,
     "lazyformer finetune lazy": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
     "scripts/preprocess_wiki_books.sh": "--dry-run",
     "scripts/reproduce_lazyformer.sh": "--plan",
@@ -96,9 +92,6 @@ ADDED_OPTIONS = {
         f"--any-data {TINY} --updates 4 --time-fractions 1,0.5 --lr 1e-3 --tokens-per-sample 32 --validation-tokens 64"
     ),
     "fairseq-train data": f"{PRETRAIN} {M2X2} --batch-size 4 --sequences-per-update 8 --cpu",
-    "fairseq-train squad_data": (
-        f"{SIZES} {M2X2} --max-update 2 --cpu --tokens-per-sample 64 --doc-stride 16 --max-question-tokens 16"
-    ),
     "fairseq-train glue_data/CoLA": f"{SIZES} {M2X2} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining": HYDRA_PRETRAIN,
     "fairseq-hydra-train --config-dir configs/pretraining --config-name lazyformer_m2x6_s": (

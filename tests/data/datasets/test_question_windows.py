@@ -220,7 +220,7 @@ def test_answers_are_texts_of_the_context_each_once_and_shares_add_up(toy):
 
 
 def lost_by_heart(file: SquadFile, windows: Windows, longest: int = 30) -> list[str]:
-    """Questions whose answers do not come back where a model knows each by heart (docs/squad.md).
+    """Questions whose answers do not come back where a model knows each by heart (docs/finetuning.md).
 
     Logits are 1 at the start and the end of an answer and 0 elsewhere; `longest` tokens an answer, as in prediction.
     """

@@ -221,7 +221,7 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
     (tmp_path / "questions.json").write_text(json.dumps(content))
     (run,) = [path.parent for path in done.glob("out/runs/m/SQuAD/*/checkpoint_best.pt")]
     shutil.copytree(run, tmp_path / "run")
-    arguments = ["predict", tmp_path / "run", "--data", tmp_path / "questions.json"]
+    arguments = ["predict", tmp_path / "run", tmp_path / "questions.json"]
     assert invoke(*arguments, "--output", tmp_path / "one").endswith("one: 12 answers\n")
     assert json.loads((tmp_path / "one" / "predictions.json").read_text()) == texts
 

@@ -138,8 +138,7 @@ def prepare_tasks(wanted: GridSettings) -> list[PreparedTask]:
         for task, values in zip(tasks, settings, strict=True):
             progress.set_postfix_str(task.name)
             folder = wanted.output / Glue.prepared_in / task.name
-            there = PreparedTask.reuse(folder, values)
-            prepared.append(there or prepare_task(wanted.data / task.folder, folder, task, values, tokenizer))
+            prepared.append(prepare_task(wanted.data / task.folder, folder, task, values, tokenizer))
             progress.update()
     return prepared
 
@@ -202,11 +201,16 @@ def prepare_task(
     tokenizer: TextTokenizer,
     kind: type[PreparedTask] = PreparedTask,
 ) -> PreparedTask:
-    """Encodes the files of a task in `source`; UserError, which names file and line, for a row that is wrong.
+    """What is prepared of the files of a task in `source`, now or before.
 
     Args:
-        kind: of the folder that is written.
+        kind: of the folder.
+
+    Raises:
+        UserError: a row is wrong (file and line), or the folder was prepared in another way.
     """
+    if (there := kind.reuse(folder, settings)) is not None:
+        return there
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
     there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
     # Reports wrong rows before any is encoded.

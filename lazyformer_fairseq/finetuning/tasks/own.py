@@ -63,11 +63,8 @@ class OwnTask(TextsBenchmark):
 
     def prepare(self, wanted: settings.GridSettings) -> str:
         decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
-        folder = wanted.output / self.prepared_in / self.name
-        prepared = PreparedOwnTask.reuse(folder, decides)
-        if prepared is None:
-            tokenizer = load_tokenizer(wanted.tokenizer)
-            prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer, PreparedOwnTask)
+        folder, tokenizer = wanted.output / self.prepared_in / self.name, load_tokenizer(wanted.tokenizer)
+        prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer, PreparedOwnTask)
         return f"{overview([prepared])}\n{self.row.name}: {in_words(self.row)}"
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: settings.PredictSettings) -> list[str]:
@@ -133,8 +130,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         if key not in KEYS:
             raise UserError(f"{path}: unknown key {key!r}{nearest(str(key), KEYS)}; known are {', '.join(KEYS)}")
         values = value if isinstance(value, list) and key in ("text", "labels") else [value]
-        if not values or not all(type(each) in (str, int, float) for each in values):
-            raise UserError(f"{path}: {key} is {value!r}; write text or numbers, and words such as 'no' in quotes")
+        if not values or not all(type(each) in (str, int, float) and len(str(each)) < 256 for each in values):
+            wrong = repr(value)[:80]
+            raise UserError(f"{path}: {key} is {wrong}; write short text or numbers, and words such as 'no' in quotes")
         found[key] = tuple(map(str, values)) if key in ("text", "labels") else str(value)
     return found
 

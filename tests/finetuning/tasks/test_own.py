@@ -92,6 +92,7 @@ def test_classes_keep_their_names_to_predictions_and_exports(moods, run_of_moods
     answers = loaded.predict([text for text, _ in sentences(21)])
     assert [answer.label for answer in answers] == [label for _, label in sentences(21)]
     assert set(answers[0].probabilities) == set(MOODS) and sum(answers[0].probabilities.values()) == pytest.approx(1)
+    assert loaded.tasks["own_moods"].longest == 64  # longer texts are cut as in training
     invoke("export", moods / "out", tmp_path / "model")
     again = LazyFormerModel.from_pretrained(tmp_path / "model").predict([text for text, _ in sentences(21)])
     assert again == answers
@@ -220,6 +221,7 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         ("a.yaml", "dta: x", "unknown key 'dta'; did you mean data?"),
         ("a.yaml", "[[[", "no YAML"),
         ("a.yaml", "[" * 5000, "no YAML"),
+        ("a.yaml", f"data: {'x' * 300}", "write short text"),
         ("a.yaml", "- x", "describes no task"),
         ("a.yaml", "name: ../x\ntrain: x.csv", "'../x' cannot name a task's folders"),
         ("x.csv", 'text,label\n"a b,x\nc,y\n', "x.csv, line 2: no CSV"),

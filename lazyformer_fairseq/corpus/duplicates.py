@@ -60,7 +60,7 @@ def bands(text: str) -> list[int]:
     """BANDS integers of 64 bits; similar texts share one or more.
 
     They are hashes of 14 MinHash values each (Broder 1997) of the set of runs of 5 words. Two texts whose sets have
-    Jaccard similarity s share a band with chance 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 56% at 0.8, 99% at 0.9.
+    Jaccard similarity s share a band with chance 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8, 99% at 0.9.
     """
     words = _folded(text).translate(NOT_WORDS_TO_SPACES).split()
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))

@@ -105,6 +105,8 @@ def build_corpus(
             stages.run_tasks(partial(task, job), sizes(job), paths.tasks / stage, workers)
             if stage == "words":
                 _tell_of_words(job, origins)
+            if stage == "tokenizer" and (size := read_json(paths.vocabulary)["size"]) < plan["settings"]["vocab_size"]:
+                _say(f"vocabulary: {size:,} symbols, as the text is small; --vocab-size N for another number")
             if stage == "duplicates":
                 _refuse_empty_split(paths, settings.valid_share)
         manifest = describe(job, plan, origins, workers)

@@ -42,7 +42,8 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     """
     paths = job.paths
     steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items() if name != "task"]
-    symbols = plan["settings"]["vocab_size"]
+    vocabulary = json.loads(paths.vocabulary.read_text())
+    symbols = vocabulary["size"]
     train, lengths = _split_totals(job, "train", symbols)
     valid, lengths_of_valid = _split_totals(job, "valid", symbols)
     kept = {"train": train.pop("documents"), "valid": valid.pop("documents")}
@@ -68,7 +69,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         "steps": steps,
         "dropped_names": names,
         "examples": examples,
-        "vocabulary": json.loads(paths.vocabulary.read_text()),
+        "vocabulary": vocabulary,
         "train": train,
         "valid": valid,
         "lengths": {

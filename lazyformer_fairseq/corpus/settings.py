@@ -8,6 +8,7 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.options import check, option
 
 WORD_COVERAGE = 0.999
+VOCAB_SIZE = 32_768
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,10 @@ class CorpusSettings:
         UserError: a value that is not possible; the message names it.
     """
 
-    vocab_size: int = option(32_768, "Size of the dictionary, all included.", low=10)
-    """As in LazyFormer, appendix A."""
+    vocab_size: Optional[int] = option(
+        None, "Size of the dictionary, all included.", low=10, shown="32768; fewer if the text is too small for it"
+    )
+    """By default as in LazyFormer, appendix A."""
 
     word_coverage: Optional[float] = option(
         None,
@@ -82,5 +85,6 @@ class CorpusSettings:
     def as_json(self, tokenizer: Optional[str]) -> dict[str, Any]:
         """All settings; those of the text under ``text``, and of a tokenizer its digest, which is given."""
         values = {**asdict(self), "word_coverage": self.share_of_kept_words, "tokenizer": tokenizer}
+        values["vocab_size"] = self.vocab_size or VOCAB_SIZE
         values["text"]["special_tokens"] = list(self.text.special_tokens)
         return values

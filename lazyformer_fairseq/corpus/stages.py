@@ -12,6 +12,7 @@ Tasks run in this process or in a pool that leaves no worker behind, and show th
 counts lie in the stage's folder, ``tasks/STAGE/NNNNN.json``. Whoever resumes does the others.
 """
 
+import math
 import multiprocessing
 import resource
 import shutil
@@ -37,13 +38,13 @@ from lazyformer_fairseq.corpus.duplicates import HELD_OUT, KEEP, REASONS, Finger
 from lazyformer_fairseq.corpus.readers.files import Piece, bytes_of
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs
 from lazyformer_fairseq.corpus.sentences import SplitSentences
-from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
 from lazyformer_fairseq.corpus.steps import CORE_SECONDS, Document, DocumentStep, ReadDocuments, TaskNotes
 from lazyformer_fairseq.corpus.vocabulary import count_words, merge_counts, write_ids
 from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup
 from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStore
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer, load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer, TooLargeVocabularyError, load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, atomic_file
@@ -160,8 +161,25 @@ def train_tokenizer(job: Job, rank: int) -> None:
     if settings.tokenizer:
         load_tokenizer(settings.tokenizer).save(paths.tokenizer)
     else:
-        Tokenizer.train_on_counts(frequent, paths.tokenizer, settings.vocab_size, settings.text)
-    write_json(paths.vocabulary, {**summary, "size": settings.vocab_size})
+        _train_on(frequent, paths.tokenizer, settings)
+    write_json(paths.vocabulary, {**summary, "size": len(load_tokenizer(paths.tokenizer).symbols)})
+
+
+def _train_on(frequent: list[tuple[str, int]], folder: Path, settings: CorpusSettings) -> None:
+    """With fewer symbols where the text is too small for as many as nobody asked for.
+
+    A power of two below half of what the text has: with all of it most words would be a symbol each, seen a few times.
+    """
+    try:
+        Tokenizer.train_on_counts(frequent, folder, settings.vocab_size or VOCAB_SIZE, settings.text)
+    except TooLargeVocabularyError as error:
+        if settings.vocab_size is not None:
+            raise
+        fewer = 2 ** int(math.log2(error.largest / 2))
+        try:
+            Tokenizer.train_on_counts(frequent, folder, fewer, settings.text)
+        except UserError:  # fewer than the text's characters
+            Tokenizer.train_on_counts(frequent, folder, error.largest, settings.text)
 
 
 def write_ids_of_unit(job: Job, rank: int) -> None:

@@ -4,6 +4,7 @@ import bz2
 import fcntl
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -236,6 +237,14 @@ def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_
     assert (words.stat().st_ino, words.stat().st_mtime_ns) == before
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
     assert content(tmp_path / "out") == content(built)
+
+
+def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path, capsys):
+    manifest = build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
+    size = len((tmp_path / "out" / "dict.txt").read_text().splitlines()) + 4
+    assert manifest["vocabulary"]["size"] == size == 2 ** int(math.log2(size)) < 30_000
+    assert f"vocabulary: {size:,} symbols, as the text is small; --vocab-size N" in capsys.readouterr().err
+    assert manifest == build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
 
 
 SIZES = [1] * 4

@@ -43,6 +43,14 @@ LONGEST_TRAINING_LINE = 1 << 20  # bytes; sentencepiece skips what is longer, by
 THREADS = 1  # their number is recorded in the model, whose bytes must be the same on every machine
 
 
+class TooLargeVocabularyError(UserError):
+    """The text has no more than `largest` symbols to give."""
+
+    def __init__(self, vocab_size: int, largest: int):
+        super().__init__(f"vocabulary of {vocab_size}: too large for this text; give at most {largest}, or more text")
+        self.largest = largest
+
+
 def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, settings: TextSettings) -> bytes:
     """The bytes of a sentencepiece BPE model. Same counts, same bytes, whatever their order.
 
@@ -93,8 +101,7 @@ def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -
     """Puts sentencepiece's failures that the user can fix in words; returns any other unchanged."""
     message = str(error)
     if found := re.search(r"set it to a value <= (\d+)", message):
-        largest = int(found[1]) + symbols_beside_pieces
-        return UserError(f"vocabulary of {vocab_size}: too large for this text; give at most {largest}, or more text")
+        return TooLargeVocabularyError(vocab_size, int(found[1]) + symbols_beside_pieces)
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         smallest = int(found[1]) + symbols_beside_pieces
         return UserError(f"vocabulary of {vocab_size}: too small for this text's characters; give at least {smallest}")

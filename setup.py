@@ -10,7 +10,7 @@ INSTALL_REQUIRES = [
     # fairseq itself imports on no Python from 3.11 on; this fork of its main branch does, under the same name.
     "fairseq-fixed==0.12.3.1",
     # From 2.6 on checkpoints load with weights_only=True, the protection that reliability/checkpoints is written for.
-    "torch>=2.6,<3",
+    "torch>=2.6,<2.14",  # 2.13.0 was tried last; scripts/choose_torch.py has the same bounds
     "click>=8.1,<9",
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lazyformer_fairseq.devices import nvidia_smi, torch_builds
 
 # The version that was tried comes first; the range is for an index that does not have it.
-WISHES = ("torch==2.13.0", "torch>=2.6,<3")
+WISHES = ("torch==2.13.0", "torch>=2.6,<2.14")
 TORCHAUDIO_WITHOUT_PIN = "2.11.0"  # the first that runs beside any torch, as far as pip is concerned
 GPU_PACKAGES = re.compile(r"(nvidia|cuda|triton|pytorch-triton|intel)\b", re.IGNORECASE)
 
@@ -37,7 +37,7 @@ def fits(version: str) -> bool:
     parts = re.match(r"(\d+)\.(\d+)[.\d]*(a|b|rc|dev)?", version)
     if parts is None:
         return False
-    return (2, 6, True) <= (int(parts[1]), int(parts[2]), parts[3] is None) < (3,)
+    return (2, 6, True) <= (int(parts[1]), int(parts[2]), parts[3] is None) < (2, 14)
 
 
 def pip_report(requirement: str) -> dict | None:
@@ -94,7 +94,7 @@ def choose() -> str:
     present = installed_version("torch")
     if present is not None:
         sys.exit(
-            f"There is a torch {present}, but one from 2.6 to 2.x is needed. A torch that is there is not replaced "
+            f"There is a torch {present}, but one from 2.6 to 2.13 is needed. A torch that is there is not replaced "
             "unasked: upgrade it yourself, or give another VENV."
         )
     for wish in WISHES:

@@ -118,7 +118,7 @@ def test_choice_where_nothing_is_told(choose, monkeypatch):
     assert requirement == "torch==2.13.0"
     assert "no torch from 2.6 on runs with driver 450 on a GPU of a capability that it does not tell" in why
     assert choose(system="Darwin") == ["torch==2.13.0", "torch 2.13.0, the only build for macOS (about a minute)"]
-    offers = {"torch>=2.6,<3": {"install": [{"metadata": {"version": "2.9.0", "requires_dist": OTHERS}}]}}
+    offers = {"torch>=2.6,<2.14": {"install": [{"metadata": {"version": "2.9.0", "requires_dist": OTHERS}}]}}
     monkeypatch.setattr(choose_torch, "pip_report", offers.get)
     assert choose_torch.choose().startswith("torch==2.9.0\n"), "the range where the tried version is not offered"
     offers.clear()

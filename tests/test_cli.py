@@ -23,7 +23,7 @@ from lazyformer_fairseq.finetuning.settings import GridSettings
 LAUNCHERS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if '/lazyformer.sh"' in path.read_text())
 USAGE = {
     **dict.fromkeys(("pretrain", "continue", "train"), "pretrain [OPTIONS] ARCH DATA"),
-    **{"finetune": "finetune [OPTIONS] CHECKPOINT...", "reproduce": "reproduce [OPTIONS] RAW OUT"},
+    **{"finetune": "finetune [OPTIONS] CHECKPOINT...", "reproduce": "reproduce [OPTIONS] COMMAND"},
 }
 
 

@@ -35,7 +35,7 @@ def test_help_names_commands_and_defaults():
     assert {"corpus", "demo"} <= set(help_of().split())
     assert "[default: results/demo]" in help_of("demo")
     assert "build" in help_of("corpus").split()
-    assert "[default: 32768;" in help_of("corpus", "build") and "[default: 0.005;" in help_of("corpus", "build")
+    assert "[default: (32768;" in help_of("corpus", "build") and "[default: 0.005;" in help_of("corpus", "build")
     for group in ("", "bench", "corpus", "lm", "pattern"):
         listed = help_of(*group.split()).split("Commands: ")[1]
         assert "..." not in listed.replace(", ...", "") and listed.endswith("."), "whole sentences"

@@ -22,6 +22,10 @@ class Progress(tqdm):
             options.setdefault("bar_format", WITHOUT_TOTAL if total is None else LINE)
         super().__init__(iterable, *args, **options)
 
+    def __str__(self) -> str:
+        """Of what is left nothing, while nobody can tell."""
+        return super().__str__().replace(", ? left", "")
+
     def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> Any:
         """Once a minute, where this is no bar."""
         if self.is_bar:
@@ -45,4 +49,4 @@ class Progress(tqdm):
 
     def _say(self) -> None:
         self._said, self._has_said = time.monotonic(), True
-        print(str(self).replace(", ? left", ""), file=self.fp, flush=True)
+        print(self, file=self.fp, flush=True)

@@ -44,10 +44,12 @@ def write_report(folder: Path, output: Path) -> str:
     output.mkdir(parents=True, exist_ok=True)
     rows = [*(own_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
     title = f"{benchmark.name}, development {'sets' if len(benchmark.tasks) > 1 else 'set'}, percent"
-    first = Table(title, [cells(row, benchmark) for row in rows])
-    others = [_score_table(results, benchmark), *_extra_and_gaps(results)]
-    pictures = draw(results, benchmark, output)
-    blocks = [first, Notes(notes(results, benchmark)), *(table for table in others if table.rows), *pictures]
+    ran, of_scores = set(results.grid.tasks), _score_table(results, benchmark)
+    first = Table(title, [cells(row, benchmark, ran) for row in rows])
+    # Of some tasks the paper's table is mostly empty: one's own numbers stand first.
+    tables = [first, of_scores] if ran >= {score.task for score in benchmark.scores} else [of_scores, first]
+    others = [table for table in (tables[1], *_extra_and_gaps(results)) if table.rows]
+    blocks = [tables[0], Notes(notes(results, benchmark)), *others, *draw(results, benchmark, output)]
     write_csv([_six_digits(_as_csv(row, benchmark)) for row in rows], output / f"{benchmark.key}.csv")
     write_csv(list(map(_six_digits, _scores_as_csv(results))), output / f"{benchmark.key}_scores.csv")
     return write_page(blocks, output, benchmark.key, with_latex=True)
@@ -135,16 +137,19 @@ def average_of(row: TableRow, benchmark: Benchmark) -> Optional[float]:
     return fmean(complete[score.name] for score in benchmark.scores) if len(complete) == len(benchmark.scores) else None
 
 
-def cells(row: TableRow, benchmark: Benchmark) -> dict[str, str]:
-    """The row as it is printed."""
-    complete = complete_scores(row, benchmark)
+def cells(row: TableRow, benchmark: Benchmark, tasks: Optional[Collection[str]] = None) -> dict[str, str]:
+    """The row as it is printed, with the scores of these tasks; None for all, and their average."""
+    complete, task_of = complete_scores(row, benchmark), {score.name: score.task for score in benchmark.scores}
+    is_whole = tasks is None or {*task_of.values()} <= {*tasks}
 
     def cell(name: str) -> str:
         return f"{row.scores[name]:.2f}{'' if name in complete else INCOMPLETE}" if name in row.scores else NOTHING
 
     found = {"model": row.name, "updates": NOTHING if row.updates is None else f"{row.updates:,}"}
-    found |= {title: "/".join(map(cell, names)) for title, names in benchmark.columns.items()}
-    if benchmark.average:
+    for title, names in benchmark.columns.items():
+        if is_whole or {task_of[name] for name in names} & {*tasks}:
+            found[title] = "/".join(map(cell, names))
+    if benchmark.average and is_whole:
         average, missing = average_of(row, benchmark), NOTHING if row.source == "baseline" else "incomplete"
         found[AVERAGE] = missing if average is None else f"{average:.2f}"
     return found

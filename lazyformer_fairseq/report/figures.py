@@ -10,14 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.storage.atomic import atomic_file
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
-IN_COLUMNS = 4  # of a legend
+INCHES_A_COLUMN = 2.2  # of a legend
 
 Style = Mapping[str, Any]  # as matplotlib takes it
 
@@ -56,7 +56,7 @@ def picture(
     if title:
         figure.suptitle(title, fontsize=11)
     if legend:
-        columns_of_legend = min(len(legend), IN_COLUMNS)
+        columns_of_legend = min(len(legend), max(2, round(figure.get_figwidth() / INCHES_A_COLUMN)))
         figure.legend(handles=list(legend), loc="outside lower center", ncols=columns_of_legend, frameon=False)
     write_picture(figure, path)
 
@@ -88,11 +88,21 @@ OF_COST = {
 
 
 def label_cost(axis: Axes, cost: str) -> None:
-    """Names the x axis, from zero on, which shows a cost of OF_COST; large numbers are short."""
+    """Names the x axis, from zero on, which shows a cost of OF_COST; large numbers are short, as 1.5T for 1.5e12.
+
+    Of less than an hour hours are shown as minutes, or as seconds.
+    """
     axis.set_xlim(left=0)
-    axis.set_xlabel(OF_COST[cost])
-    if cost not in ("hours", "seconds"):
-        axis.xaxis.set_major_formatter("{x:.2g}" if cost == "flops" else EngFormatter(sep=""))
+    most, label = axis.get_xlim()[1], OF_COST[cost]
+    if cost == "hours" and most < 1:
+        unit, of_hour = ("minutes", 60) if most > 0.1 else ("seconds", 3600)
+        label = label.replace("hours", unit)
+        ticks = MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0, most * of_hour)
+        axis.set_xticks([tick / of_hour for tick in ticks], [f"{tick:g}" for tick in ticks])
+        axis.set_xlim(0, most)
+    elif cost not in ("hours", "seconds"):
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.set_xlabel(label)
 
 
 def write_picture(figure: Figure, path: Path) -> None:

@@ -91,9 +91,11 @@ def test_runs_that_lack_failed_or_gave_no_number_are_counted_and_there_is_no_ave
     assert "lr5e-05_seed2: accuracy of dev is not a number" in markdown and "nan" not in markdown
 
 
-def test_tasks_that_were_not_asked_for_are_left_open(tmp_path):
+def test_of_some_tasks_ones_own_numbers_stand_first_and_the_papers_table_has_these_alone(tmp_path):
     markdown = report_of(make_grid(tmp_path, tasks=["CoLA", "WNLI"], seeds=[1]))
-    assert cells(markdown, "lazy")[2:] == ["-/-", "-", "-", "-", "58.80", "-", "-", "-", "incomplete"]
+    assert markdown.index("58.80 | 58.80 to 58.80") < markdown.index("(paper)")
+    assert cells(markdown, "BERT (paper)") == ["BERT (paper)", "1,000,000", "58.80"]
+    assert "Avg." not in markdown.split("development sets")[1].splitlines()[2]
     assert "1 of 1" in markdown  # one seed has no bounds
     assert [line for line in markdown.splitlines() if "| WNLI " in line][-1].endswith(" - |")
 

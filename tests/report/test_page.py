@@ -5,7 +5,16 @@ import csv
 import numpy as np
 import pytest
 
-from lazyformer_fairseq.report.figures import COLOURS, MARKS, draw_band, draw_spread, handles, picture, styles
+from lazyformer_fairseq.report.figures import (
+    COLOURS,
+    MARKS,
+    draw_band,
+    draw_spread,
+    handles,
+    label_cost,
+    picture,
+    styles,
+)
 from lazyformer_fairseq.report.numbers import number, spread, with_range, with_spread
 from lazyformer_fairseq.report.page import Notes, Picture, latex, markdown, write_page
 from lazyformer_fairseq.report.tables import Table, write_csv
@@ -52,3 +61,21 @@ def test_a_figure_is_written_when_its_block_ends_well_and_forty_two_names_look_d
     assert not (tmp_path / "b.png").exists()
     found = styles(map(str, range(len(COLOURS) * len(MARKS))))
     assert len({tuple(style.values()) for style in found.values()}) == len(COLOURS) * len(MARKS) == 42
+
+
+@pytest.mark.parametrize(
+    ("cost", "values", "ticks", "label"),
+    [
+        ("flops", [0, 4.2e12], "0 1T 2T 3T 4T", "FLOPs of training"),
+        ("hours", [0, 0.0175], "0 10 20 30 40 50 60", "seconds of training"),
+        ("hours", [0, 0.5], "0 5 10 15 20 25 30", "minutes of training"),
+        ("hours", [0, 60], "0 20 40 60", "hours of training"),
+    ],
+)
+def test_ticks_of_a_cost_are_short_and_in_a_unit_that_fits(tmp_path, cost, values, ticks, label):
+    with picture(tmp_path / "a.png") as ((axis,),):
+        axis.plot(values, [1, 2])
+        label_cost(axis, cost)
+    assert axis.get_xlabel() == label
+    shown = [tick.get_text() for tick in axis.get_xticklabels()]
+    assert {*ticks.split()} <= {*shown} and all(len(text) < 5 for text in shown)

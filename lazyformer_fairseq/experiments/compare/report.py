@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from lazyformer_fairseq.experiments.compare import results
+from lazyformer_fairseq.measure.costs.machine import trade_name
 from lazyformer_fairseq.report.figures import draw_band, draw_spread, handles, label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING, number, with_range
 from lazyformer_fairseq.report.page import Notes, write_page
@@ -65,7 +66,7 @@ def describe(comparison: results.Comparison) -> Iterator[str]:
         if name in sizes:
             yield f"{label} {sizes[name]:,}"
     yield f"{min(seeds)} seed{'s' * (min(seeds) > 1)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
-    yield facts["machine"]["device"]
+    yield trade_name(facts["machine"]["device"])
 
 
 def _patterns(comparison: results.Comparison) -> Iterator[str]:
@@ -298,8 +299,9 @@ def draw_curves(comparison: results.Comparison, times: Sequence[results.TimeToTa
     training of the same model.
     """
     style_of, measure = styles(comparison.families), comparison.measure
-    legend = [*handles(style_of), _mark("first meets the target", 9), *_of_shorter(comparison)]
-    targets = {time.target for time in times}
+    targets, dashed = {time.target for time in times}, {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
+    of_target = [Line2D([], [], label="target", **dashed), _mark("first meets it", 9)] if targets else []
+    legend = [*handles(style_of), *of_target, *_of_shorter(comparison)]
     with picture(path, 2, 2, (5.5, 4), title, legend, sharey=True) as panels:
         for cost, axis in zip(("updates", "tokens", "flops", "seconds"), panels.flat, strict=True):
             for family, models in comparison.families.items():
@@ -311,7 +313,7 @@ def draw_curves(comparison: results.Comparison, times: Sequence[results.TimeToTa
                 style = style_of[time.model]
                 axis.plot(time.median(cost), time.target, linestyle="", markersize=9, zorder=4, **style)
             for target in targets:
-                axis.axhline(target, color="0.3", linestyle="--", linewidth=0.9)
+                axis.axhline(target, **dashed)
             label_cost(axis, cost)
         panels[0, 0].set_ylim(*_limits(comparison, list(targets)))
         for axis in panels[:, 0]:

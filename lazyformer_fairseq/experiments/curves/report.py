@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
+from matplotlib.lines import Line2D
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_flops
@@ -401,10 +402,10 @@ def csv_rows(shown: Runs, training: bool = False) -> Iterator[dict[str, Any]]:
 def draw(shown: Runs, labels: Mapping[str, str], axes: Sequence[str], path: Path, training: bool = False) -> None:
     """Loss against each of `axes` (of AXES), a panel each, to a PNG: of validation, and of training where asked for.
 
-    A thin line stands where a phase ends.
+    A dashed line stands where a phase ends.
     """
-    style_of, drawn = styles(shown), {}
-    with picture(path, 1, len(axes), (4.6 + 1 / len(axes), 4), sharey=True) as (panels,):
+    style_of, drawn, legend = styles(shown), {}, []
+    with picture(path, 1, len(axes), (4.6 + 1 / len(axes), 4), legend=legend, sharey=True) as (panels,):
         for name, panel in zip(axes, panels, strict=True):
             for run, history in shown.items():
                 losses, colour = history.losses, style_of[run]["color"]
@@ -420,8 +421,9 @@ def draw(shown: Runs, labels: Mapping[str, str], axes: Sequence[str], path: Path
             label_cost(panel, name)
         measure = next(iter(shown.values())).measure
         panels[0].set_ylabel(f"{measure} (thin: of training)" if training else measure)
-        if drawn:
-            panels[0].legend(handles=list(drawn.values()))
+        legend += drawn.values()
+        if any(len(history.starts) > 1 for history in shown.values()):
+            legend.append(Line2D([], [], color="0.4", linewidth=0.8, linestyle="--", label="a phase ends"))
 
 
 def left_out(shown: Runs, axes: Sequence[str]) -> list[str]:

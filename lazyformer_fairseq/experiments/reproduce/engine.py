@@ -21,7 +21,9 @@ import click
 
 from lazyformer_fairseq.child_process import run_to_its_end, stoppable
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.report.tables import markdown_table
+from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, histories, labels, logs_of_runs, table
+from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
+from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import atomic_file
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
@@ -201,6 +203,24 @@ def plan(reproduction: Reproduction, steps: Sequence[Step], out: Path) -> str:
 
 def missing(step: str) -> str:
     return f"Not there yet: `{step}`."
+
+
+def written_on() -> str:
+    """A sentence on this machine and its versions."""
+    facts = {**describe_machine(device_named("auto")), **describe_versions()}
+    return f"Written on: {'; '.join(f'{name} {value}' for name, value in facts.items())}."
+
+
+def losses_of(folders: Sequence[Path], report: Path, step: str) -> list[str]:
+    """Blocks on the validation losses of trainings, with loss.png and loss.csv; what `step` lacks where none began."""
+    try:
+        shown, silent = histories(logs_of_runs([str(folder) for folder in folders if (folder / "train.log").exists()]))
+    except UserError:
+        return [missing(step)]
+    names = labels(shown)
+    draw(shown, names, [axis for axis in AXES if axis != "tokens"], report / "loss.png")  # all see the same
+    write_csv(list(csv_rows(shown)), report / "loss.csv")
+    return [table(shown, names), *silent, "![validation loss against updates, time and FLOPs](loss.png)"]
 
 
 def copied(picture: Path, folder: Path, what: str) -> str:

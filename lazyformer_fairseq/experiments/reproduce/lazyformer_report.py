@@ -5,19 +5,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, histories, labels, logs_of_runs, table
 from lazyformer_fairseq.experiments.reproduce import lazyformer as of
-from lazyformer_fairseq.experiments.reproduce.engine import Reproduction, Step, copied, missing, what_it_took
+from lazyformer_fairseq.experiments.reproduce.engine import (
+    Reproduction,
+    Step,
+    copied,
+    losses_of,
+    missing,
+    what_it_took,
+    written_on,
+)
 from lazyformer_fairseq.finetuning.benchmark import COLUMNS, PAPER_ROWS, TableRow
 from lazyformer_fairseq.finetuning.report import average_of, cells, own_row
 from lazyformer_fairseq.finetuning.report import write_report as write_glue_report
 from lazyformer_fairseq.finetuning.results import Results, read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.measure.bench.models import OURS, REGISTERED
-from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.report.numbers import NOTHING
-from lazyformer_fairseq.report.tables import markdown_table, write_csv
+from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -65,11 +70,10 @@ def write_report(steps: Sequence[Step], size: of.Size, inputs: of.Inputs, out: P
 
 
 def _introduction(size: of.Size, inputs: of.Inputs) -> str:
-    facts = {**describe_machine(device_named("auto")), **describe_versions()}
     said = (
         "Rows marked (paper) are printed in arXiv 2102.12702; all others were measured here, one seed of pre-training "
         f"each. Pre-trained and fine-tuned (--models): {', '.join(inputs.models)}; {_left_out(inputs)}. GLUE's tasks: "
-        f"{', '.join(inputs.tasks)}. Written on: " + "; ".join(f"{name} {value}" for name, value in facts.items()) + "."
+        f"{', '.join(inputs.tasks)}. {written_on()}"
     )
     if size.is_tiny:
         said = (
@@ -140,16 +144,7 @@ def _table_4(glue: Optional[Results], size: of.Size) -> str:
 
 
 def _figure_2(places: of.Places, glue: Optional[Results]) -> str:
-    folders = [str(folder) for folder in map(places.pretraining, of.PRINTED) if (folder / "train.log").exists()]
-    try:
-        shown, silent = histories(logs_of_runs(folders))
-    except UserError:
-        return missing("pretrain_*")
-    names = labels(shown)
-    axes = [axis for axis in AXES if axis != "tokens"]  # all see the same
-    draw(shown, names, axes, places.report / "loss.png")
-    write_csv(list(csv_rows(shown)), places.report / "loss.csv")
-    blocks = [table(shown, names), *silent, "![validation loss against updates, hours and FLOPs](loss.png)"]
+    blocks = losses_of(list(map(places.pretraining, of.PRINTED)), places.report, "pretrain_*")
     if glue and (places.report / "glue" / "glue_updates.png").exists():
         blocks.append("![GLUE's scores against updates of pre-training](glue/glue_updates.png)")
     return "\n\n".join(blocks)

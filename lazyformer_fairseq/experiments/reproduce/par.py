@@ -72,7 +72,7 @@ TABLE_3 = {
 TABLE_5 = {
     "d_model": (410, 512, "decoder_embed_dim"),
     "n_head": (10, 8, "decoder_attention_heads"),
-    "d_head": (41, 64, ""),
+    "d_head": (41, 64, "d_head"),
     "d_inner": (2100, 2048, "decoder_ffn_embed_dim"),
     "tgt_len": (150, 192, "tgt_len"),
     "mem_len": (150, 192, "mem_len"),

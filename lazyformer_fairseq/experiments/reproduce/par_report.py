@@ -1,19 +1,24 @@
 """PAR Transformer's page: the paper's tables and figures, what was measured here beside what is printed there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.curves.report import draw, histories, labels, logs_of_runs, table
 from lazyformer_fairseq.experiments.reproduce import par as of
-from lazyformer_fairseq.experiments.reproduce.engine import Reproduction, Step, copied, missing, what_it_took
+from lazyformer_fairseq.experiments.reproduce.engine import (
+    Reproduction,
+    Step,
+    copied,
+    losses_of,
+    missing,
+    what_it_took,
+    written_on,
+)
 from lazyformer_fairseq.experiments.search.run import report_of
 from lazyformer_fairseq.measure.bench.run import milliseconds
 from lazyformer_fairseq.measure.bench.settings import REMEMBERED, SEGMENT
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
-from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.measure.planning.job import job_of_arch
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand, read_sublayer
@@ -65,19 +70,20 @@ def write_report(steps: Sequence[Step], size: of.Size, inputs: Mapping[str, Path
 
 
 def _introduction(size: of.Size, inputs: Mapping[str, Path]) -> str:
-    facts = {**describe_machine(device_named("auto")), **describe_versions()}
     said = (
         "Columns marked (paper) are printed in arXiv 2009.04534, with latencies of an A100; all others were measured "
-        f"here, one seed each. Texts: {', '.join(inputs)}. Written on: "
-        + "; ".join(f"{name} {value}" for name, value in facts.items())
-        + "."
+        f"here, one seed each. Texts: {', '.join(inputs)}. {written_on()}"
     )
-    if size.is_tiny:
-        said = (
-            f"**This shows that everything runs, not which model is better**: width 32, segments and memory of 16 "
-            f"tokens, 8 streams, {size.updates} updates. The paper's numbers are of other texts.\n\n{said}"
-        )
-    return said
+    tiny = (
+        "**This shows that everything runs, not which model is better**: width 32, segments and memory of 16 tokens, 8 "
+        f"streams, {size.updates} updates. The paper's numbers are of other texts.\n\n"
+    )
+    return tiny * size.is_tiny + said
+
+
+def _table(header: str, rows: Iterable[Sequence[str]]) -> str:
+    names = header.split("; ")
+    return markdown_table([dict(zip(names, row, strict=True)) for row in rows], left=("model", "pattern"))
 
 
 def _measured(places: of.Places, name: str, split: str = "test") -> Optional[dict[str, Any]]:
@@ -94,128 +100,86 @@ def _pattern(arch: str) -> str:
 
 
 def _figures(places: of.Places) -> str:
-    sizes, latencies = job_of_arch("transformer_xl_base").sizes, places.search / "latencies.json"
-    prices = read_json(latencies) if latencies.exists() else {}
-    rows = [
-        {
-            "block": read_sublayer(letter).kind.name,
-            "GFLOPs": f"{count_sublayer_flops(read_sublayer(letter), sizes, SEGMENT, REMEMBERED) / 1e9:.3f}",
-            "latency grows with length as": grows,
-            "ms here": f"{prices[letter]:.3f}" if letter in prices else NOTHING,
-        }
-        for letter, grows in (("s", "O(N²)"), ("f", "O(N)"))
-    ]
-    said = (
+    sizes, latencies = job_of_arch(of.BASE[0]).sizes, places.search / "latencies.json"
+    prices, rows = read_json(latencies) if latencies.exists() else {}, []
+    for letter, growth in (("s", "O(N²)"), ("f", "O(N)")):
+        block = read_sublayer(letter)
+        flops = f"{count_sublayer_flops(block, sizes, SEGMENT, REMEMBERED) / 1e9:.3f}"
+        rows.append((block.kind.name, flops, growth, f"{prices[letter]:.3f}" if letter in prices else NOTHING))
+    blocks = [
+        _table("block; GFLOPs; latency grows with length as; ms here", rows),
         f"GFLOPs are counted at the paper's size, for {SEGMENT} tokens behind {REMEMBERED} at batch 1; milliseconds "
-        "are of one block in the search's sizes. The paper draws its figures and prints no numbers of them."
-    )
-    blocks = [markdown_table(rows, left=("latency grows with length as",)), said]
-    if not (places.search / "result.json").exists():
-        return "\n\n".join([*blocks, missing("search")])
-    picture = copied(places.search / "probabilities.png", places.report, "probability of each block in each layer")
-    return "\n\n".join([*blocks, picture, report_of(read_json(places.search / "result.json"))])
+        "are of one block in the search's sizes. The paper draws its figures and prints no numbers of them.",
+    ]
+    result, picture = places.search / "result.json", places.search / "probabilities.png"
+    if result.exists():
+        blocks.append(copied(picture, places.report, "probability of each block in each layer"))
+    return "\n\n".join([*blocks, report_of(read_json(result)) if result.exists() else missing("search")])
 
 
 def _table_1(places: of.Places) -> str:
-    rows = [
-        {
-            "s": str(expand(CAUSAL_ARCHITECTURES[arch].sublayer_pattern).count("s")),
-            "pattern": _pattern(arch),
-            "PPL": _ppl(_measured(places, arch)),
-            "PPL (paper)": f"{printed:.1f}",
-        }
+    rows = (
+        (str(expand(CAUSAL_ARCHITECTURES[arch].sublayer_pattern).count("s")), _pattern(arch), ours, f"{printed:.1f}")
         for arch, printed in of.TABLE_1.items()
-    ]
-    return markdown_table(rows, left=("pattern",))
+        for ours in [_ppl(_measured(places, arch))]
+    )
+    return _table("s; pattern; PPL; PPL (paper)", rows)
 
 
 def _table_2(places: of.Places, size: of.Size) -> str:
     results = places.bench / "results.json"
     cells = read_json(results)["cells"] if results.exists() else []
     timed = {row["model"]: row["seconds"] for cell in cells for row in cell["rows"] if cell["workload"] == "causal"}
-    baseline, rows = timed.get(size.arch("transformer_xl_base")), []
+    baseline, rows = timed.get(size.arch(of.BASE[0])), []
     for arch, printed in of.TABLE_2.items():
         job, seconds = job_of_arch(arch), timed.get(size.arch(arch))
-        millions, gigaflops = of.TABLE_6[arch]
-        flops = count_flops(job.pattern, job.sizes, SEGMENT, REMEMBERED)
-        rows.append(
-            {
-                "model": printed.name,
-                "pattern": _pattern(arch),
-                "ms": milliseconds(seconds) if seconds else NOTHING,
-                "ms (paper)": f"{printed.milliseconds:.1f}",
-                "of Transformer-XL's": f"{seconds['median'] / baseline['median']:.2f}"
-                if seconds and baseline
-                else NOTHING,
-                "of Transformer-XL's (paper)": f"{printed.milliseconds / of.TABLE_2[of.BASE[0]].milliseconds:.2f}",
-                "PPL": _ppl(_measured(places, arch)),
-                "PPL (paper)": f"{printed.measure:.1f}",
-                "parameters": f"{job.parameters / 1e6:.0f}M",
-                "parameters (paper)": f"{millions}M",
-                "GFLOPs": f"{flops / 1e9:.1f}",
-                "GFLOPs (paper)": f"{gigaflops}",
-            }
-        )
-    blocks = [markdown_table(rows, left=("pattern",)), "Parameters and GFLOPs are counted at the paper's size."]
-    if not cells:
-        blocks.append(missing("bench"))
-    try:
-        folders = [str(each) for each in map(places.training, of.BASE) if (each / "train.log").exists()]
-        shown, silent = histories(logs_of_runs(folders))
-    except UserError:
-        return "\n\n".join([*blocks, missing("train_*")])
-    draw(shown, labels(shown), ["updates", "hours", "flops"], places.report / "loss.png")
-    picture = "![validation loss of the base models against updates, time and FLOPs](loss.png)"
-    return "\n\n".join([*blocks, table(shown, labels(shown)), *silent, picture])
+        share = f"{seconds['median'] / baseline['median']:.2f}" if seconds and baseline else NOTHING
+        theirs = f"{printed.milliseconds / of.TABLE_2[of.BASE[0]].milliseconds:.2f}"
+        times = (milliseconds(seconds) if seconds else NOTHING, f"{printed.milliseconds:.1f}", share, theirs)
+        gigaflops = f"{count_flops(job.pattern, job.sizes, SEGMENT, REMEMBERED) / 1e9:.1f}"
+        counts = (f"{job.parameters / 1e6:.0f}M", f"{of.TABLE_6[arch][0]}M", gigaflops, f"{of.TABLE_6[arch][1]}")
+        quality = (_ppl(_measured(places, arch)), f"{printed.measure:.1f}")
+        rows.append((printed.name, _pattern(arch), *times, *quality, *counts))
+    header = (
+        "model; pattern; ms; ms (paper); of Transformer-XL's; of Transformer-XL's (paper); PPL; PPL (paper); "
+        "parameters; parameters (paper); GFLOPs; GFLOPs (paper)"
+    )
+    said = "Parameters and GFLOPs are counted at the paper's size."
+    losses = losses_of(list(map(places.training, of.BASE)), places.report, "train_*")
+    return "\n\n".join([_table(header, rows), said, *([] if cells else [missing("bench")]), *losses])
 
 
 def _table_3(places: of.Places) -> str:
     rows = []
     for (corpus, arch), printed in of.TABLE_3.items():
-        found = _measured(places, of.training_name(corpus, arch))
-        is_words = corpus == of.WIKITEXT
-        ours = _ppl(found) if is_words else f"{found['bits_per_token']:.3f}" if found else NOTHING
-        rows.append(
-            {
-                "text": corpus,
-                "model": printed.name,
-                "pattern": _pattern(arch),
-                "ms a segment": f"{1000 * found['tgt_len'] / found['tokens_per_second']:.1f}" if found else NOTHING,
-                "ms (paper)": f"{printed.milliseconds:.1f}",
-                "PPL / bpc": ours,
-                "PPL / bpc (paper)": f"{printed.measure:.{1 if is_words else 2}f}",
-            }
-        )
+        found, is_words = _measured(places, of.training_name(corpus, arch)), corpus == of.WIKITEXT
+        time = ours = NOTHING
+        if found:
+            time = f"{1000 * found['tgt_len'] / found['tokens_per_second']:.1f}"
+            ours = _ppl(found) if is_words else f"{found['bits_per_token']:.3f}"
+        theirs = f"{printed.milliseconds:.1f}", f"{printed.measure:.{1 if is_words else 2}f}"
+        rows.append((corpus, printed.name, _pattern(arch), time, theirs[0], ours, theirs[1]))
     said = "A segment's time is the mean while the test split is evaluated at batch 1, in single precision."
-    return f"{markdown_table(rows, left=('model', 'pattern'))}\n\n{said}"
+    header = "text; model; pattern; ms a segment; ms (paper); PPL / bpc; PPL / bpc (paper)"
+    return f"{_table(header, rows)}\n\n{said}"
 
 
 def _table_5() -> str:
     row = CAUSAL_ARCHITECTURES["par_transformer_base"]
-    rows = [
-        {
-            "hyperparameter": name,
-            "Transformer-XL (paper)": str(original),
-            "PAR (paper)": str(printed),
-            "ours": str(getattr(row, field) if field else row.decoder_embed_dim // row.decoder_attention_heads),
-        }
+    d_head = row.decoder_embed_dim // row.decoder_attention_heads
+    rows = (
+        (name, str(original), str(printed), str(getattr(row, field, d_head)))
         for name, (original, printed, field) in of.TABLE_5.items()
-    ]
-    return markdown_table(rows)
+    )
+    return _table("hyperparameter; Transformer-XL (paper); PAR (paper); ours", rows)
 
 
 def _table_7(places: of.Places, size: of.Size) -> str:
+    rows = []
+    for arch, printed in of.TABLE_7.items():
+        names = (arch, of.training_name(of.WIKITEXT, arch, size.longer))
+        ours = [_ppl(_measured(places, name, "valid")) for name in names]
+        rows.append((of.TABLE_2[arch].name, ours[0], f"{printed[0]:.1f}", ours[1], f"{printed[1]:.1f}"))
     first = size.updates or CAUSAL_ARCHITECTURES[of.BASE[0]].updates
-    rows = [
-        {
-            "model": of.TABLE_2[arch].name,
-            f"valid PPL at {first:,}": _ppl(_measured(places, arch, "valid")),
-            "at 40k (paper)": f"{printed[0]:.1f}",
-            f"valid PPL at {size.longer:,}": _ppl(
-                _measured(places, of.training_name(of.WIKITEXT, arch, size.longer), "valid")
-            ),
-            "at 140k (paper)": f"{printed[1]:.1f}",
-        }
-        for arch, printed in of.TABLE_7.items()
-    ]
-    return markdown_table(rows)
+    at_first, at_last = f"valid PPL at {first:,}", f"valid PPL at {size.longer:,}"
+    return _table(f"model; {at_first}; at 40k (paper); {at_last}; at 140k (paper)", rows)

@@ -264,7 +264,7 @@ def _draw_probabilities(result: Mapping[str, Any], path: Path) -> None:
     with picture(path, len(tables), panel=panel) as axes:
         for axis, table, point in zip(axes.flat, tables, result["found"]["points"], strict=True):
             axis.grid(False)
-            image = axis.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+            image = axis.imshow(table, cmap="viridis", aspect="auto")  # as many colours as there are numbers
             axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
             axis.set_yticks(range(len(labels)), labels)
             axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)

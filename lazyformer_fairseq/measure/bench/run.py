@@ -21,7 +21,7 @@ from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench.settings import REMEMBERED, SEGMENT, WORKLOADS, BenchSettings
 from lazyformer_fairseq.measure.costs import latency
 from lazyformer_fairseq.measure.costs.flops import makers_of_blocks
-from lazyformer_fairseq.measure.costs.machine import PRECISIONS, record
+from lazyformer_fairseq.measure.costs.machine import PRECISIONS, record, trade_name
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.report.figures import handles, picture, styles
 from lazyformer_fairseq.report.numbers import spread, with_spread
@@ -389,7 +389,7 @@ def draw_all(results: dict[str, Any], folder: Path) -> None:
     cells = [cell for cell in results["cells"] if cell["workload"] != "causal"]
     for kind, same in itertools.groupby(sorted(cells, key=kind_of), key=kind_of):
         name = f"speedup_{kind.replace(', ', '_')}.png"
-        draw_speedups(list(same), f"{kind}, {results['machine']['device']}", folder / name)
+        draw_speedups(list(same), f"{kind}, {trade_name(results['machine']['device'])}", folder / name)
 
 
 def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:

@@ -42,6 +42,11 @@ def describe_machine(device: torch.device | str) -> dict[str, str | int]:
     return {"device": device_kind("cpu"), "threads": torch.get_num_threads()}
 
 
+def trade_name(device: str) -> str:
+    """Of what :func:`describe_machine` calls a device, for a title: without family, model and instructions."""
+    return device.partition(" (")[0]
+
+
 def describe_versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect figures, including the optional ones that are installed."""
     return versions(("torch", "fairseq-fixed", "numpy"), optional=("triton", "transformers"))

@@ -15,6 +15,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search import fairseq_model, latency, training
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
+from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
+from lazyformer_fairseq.measure.costs.latency import peak_memory
+from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.patterns.grammar import expand
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
@@ -171,6 +174,29 @@ def test_an_update_in_pieces_is_that_of_the_whole(task, arch, options, data_fold
     torch.testing.assert_close(whole, divided, atol=1e-5, rtol=1e-5)
     if task == "language-model":
         torch.testing.assert_close(gradients, others, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [None, 4])
+def test_memory_of_an_update_is_that_of_a_training_of_all_candidates(parts, lm_data):
+    """As the plan of PAR's search counts it."""
+    sizes = "--tgt-len 64 --mem-len 64 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512 --decoder-attention-heads 4"
+    more = ("--adaptive-softmax-cutoff", "", "--decoder-normalize-before", "--attention-backend", "eager")
+    given = {"batch_size": 8, "update_freq": parts, "prices": PRICES, "fairseq_options": (*sizes.split(), *more)}
+    settings = SearchSettings(str(lm_data), "language-model", "transformer_xl_tiny", "sf" * 6, **given)
+    fairseq = fairseq_model.FairseqSearch(settings)
+    of_data = (fairseq.loss_of, fairseq.parts(), 50_000, PRICES, training.Counting(fairseq))
+    trained = training.MixtureTraining(fairseq.build_supernet(settings.candidates), settings, *of_data)
+    for _ in range(2):  # the optimizer's moments are there from the first on
+        trained.update()
+    states = [value for state in trained.weights.state.values() for value in state.values()]
+    memories = [state for memory in trained.batches[0].part.memories for state in memory.states]
+    kept = filter(torch.is_tensor, [*trained.supernet.parameters(), *states, *memories])
+    held = sum(each.numel() * each.element_size() for each in kept)
+    job = job_of_arch("transformer_xl_tiny", len(fairseq.dictionary))
+    options = {name: getattr(fairseq.cfg.model, name) for name in vars(job.config) if name[0] != "_"}
+    options |= {"sublayer_pattern": supernet_pattern(settings.candidates, settings.layers), "tgt_len": 64}
+    counted = with_options(job, options).count_memory(8 // (parts or 1), "fp32", "cpu", "eager", bool(parts)).peak
+    assert counted == pytest.approx(held + peak_memory(trained.update, "cpu"), rel=0.15)
 
 
 def test_a_high_price_on_attention_leaves_none_of_it(search, tmp_path):

@@ -26,17 +26,14 @@ MOST_GPUS = 10**6
 # Options of fairseq-train, by name: the least value, and the one that is too much. Every command that passes them on
 # looks here, and so does fairseq-train itself for our tasks.
 SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
+LENGTHS = (
+    *("tokens_per_sample", "tgt_len", "valid_tgt_len", "max_positions", "relative_position_max_distance"),
+    *(f"{side}_{size}" for side in ("encoder", "decoder") for size in SIZES),
+)
 COUNTS = (
     *("batch_size", "batch_size_valid", "max_sentences", "max_tokens", "max_tokens_valid", "update_freq"),
-    *("log_interval", "save_interval", "validate_interval", "tokens_per_sample", "tgt_len", "valid_tgt_len"),
-    *(
-        "max_positions",
-        "max_skipped_updates",
-        "fp16_init_scale",
-        "required_batch_size_multiple",
-        "relative_position_max_distance",
-    ),
-    *(f"{side}_{size}" for side in ("encoder", "decoder") for size in SIZES),
+    *("sequences_per_update", "log_interval", "save_interval", "validate_interval", "required_batch_size_multiple"),
+    *("max_skipped_updates", "fp16_init_scale"),
 )
 MAYBE_NONE = (
     *("max_rollbacks", "num_workers", "mem_len", "relative_position_buckets", "token_types", "max_epoch", "max_update"),
@@ -48,8 +45,9 @@ AMOUNTS = (
     *("distill_words_weight", "distill_attention_weight", "distill_temperature", "min_loss_scale"),
 )
 SHARES = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "adam_betas", "lamb_betas")
-MOST, ONE_ITSELF = 10**9, math.nextafter(1, 2)
+LONGEST, MOST, ONE_ITSELF = 10**7, 10**9, math.nextafter(1, 2)
 BOUNDS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(LENGTHS, (1, LONGEST)),
     **dict.fromkeys(COUNTS, (1, MOST)),
     **dict.fromkeys(MAYBE_NONE, (0, MOST)),
     **dict.fromkeys(("clamp_len", "keep_interval_updates", "keep_last_epochs", "patience"), (-1, MOST)),
@@ -188,9 +186,11 @@ def refuse_out_of_bounds(options: Mapping[str, Any]) -> None:
                 value = float(text)
             except ValueError:
                 value = math.nan
-            if not least <= value < end:
+            kind = "whole number" if end in (LONGEST, MOST) else "number"
+            is_none = math.isnan(value) or (kind != "number" and value % 1)
+            if is_none or not least <= value < end:
                 low = f"from {least} to {'below ' * (end == 1)}1" if end < 2 else f"{least} or more"
-                must = "a number, " * math.isnan(value) + (f"below {end:,}" if value >= end > 2 else low)
+                must = f"a {kind}, {low}" if is_none else f"below {end:,}" if value >= end > 2 else low
                 raise UserError(f"--{name.replace('_', '-')} {text}: must be {must}")
 
 
@@ -252,6 +252,15 @@ class _Finite(click.FloatRange):
         return found
 
 
+class _Whole(click.IntRange):
+    """No number that nothing here can have so many of."""
+
+    def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> int:
+        if abs(found := super().convert(value, param, ctx)) >= 2**32:
+            self.fail(f"{value} is too large a number.", param, ctx)
+        return found
+
+
 def _click_type(said: Option, kind: type) -> Any:
     if said.choices:
         return click.Choice(list(said.choices))
@@ -259,7 +268,7 @@ def _click_type(said: Option, kind: type) -> Any:
         low, high = (None if math.isinf(bound) else kind(bound) for bound in (said.low, said.high))
         if kind is float:
             return _Finite(low, high, min_open=said.is_open)
-        return kind if low is high is None else click.IntRange(low, high)
+        return kind if low is high is None else _Whole(low, high)
     return click.Path(path_type=Path) if kind is Path else kind
 
 

@@ -90,6 +90,12 @@ def test_options_of_a_launch_count(tmp_path):
         ("model: 3\n", "cannot be read"),
         ("a: [\n", "cannot be read"),
         ("", "its model is nothing"),
+        ("model: {_name: lazyformer, dropout: 7}", "--dropout 7.0: must be from 0 to below 1"),
+        ("model: {_name: lazyformer}\ntask: {tokens_per_sample: 2.5}", "sample 2.5: must be a whole number, 1 or more"),
+        ("model: {_name: lazyformer}\ntask: {mask_prob: .nan}", "--mask-prob nan: must be a number, from 0 to 1"),
+        ("model: {_name: lazyformer}\noptimization: {max_update: lots}", "--max-update lots: must be a whole number"),
+        ("model: {_name: lazyformer}\ndataset: {batch_size: 0}", "--sequences-per-update 0: must be 1 or more"),
+        ("model: {_name: lazyformer, encoder_embed_dim: 900000000}", "900000000: must be below 10,000,000"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text, message):
@@ -123,10 +129,21 @@ def test_the_text_says_all_that_counts(options, words):
         (["--arch", "lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
         ([], "give either --arch NAME or --config"),
         (["--arch", "bert_base", "--data", "nowhere"], "nowhere is no folder"),
+        (["--arch", "bert_base", "--data", "."], "dict.txt: lists no symbol"),
+        (["--arch", "bert_base", "--tokens-per-sample", "99999999"], "must be below 10,000,000"),
+        (["--arch", "bert_base", "--sequences-per-update", "1999999999"], "must be below 1,000,000,000"),
     ],
 )
-def test_mistakes(arguments, message):
+def test_mistakes(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dict.txt").touch()
     assert message in str(run("plan", *arguments).exception)
+
+
+@pytest.mark.parametrize("option", ["--teraflops", "--gpus", "--max-update", "--sequences-per-update"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "1" + "0" * 20])
+def test_a_plan_takes_no_nonsense(option, value):
+    assert re.search("Invalid value|must be", refusal("plan", "--arch", "bert_base", f"{option}={value}"))
 
 
 @pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("16GiB", 2**34), ("1.5gb", 15 * 10**8)])

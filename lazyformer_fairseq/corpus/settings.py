@@ -57,7 +57,7 @@ class CorpusSettings:
     bad_files: str = option(
         "stop", "At a broken file: stop and name it, or note it in the manifest and go on.", choices=("stop", "skip")
     )
-    seed: int = option(1, "Chooses the documents held out.")
+    seed: int = option(1, "Chooses the documents held out.", low=0)
     shards: Optional[int] = option(None, "Folders of training data.", low=1, shown="one a gigabyte of input")
     tokenizer: Optional[str] = option(
         None, "Use this tokenizer, case and vocabulary.", metavar="FOLDER", shown="train one"

@@ -61,7 +61,7 @@ def compare() -> None:
     "orders",
     cls=OptionInSection,
     section=MODELS,
-    type=click.IntRange(1),
+    type=click.IntRange(1, 10_000),
     metavar="N",
     help="Beside them N random orders of the baseline's sublayers, drawn with the first seed.",
 )

@@ -40,7 +40,11 @@ def search() -> None:
 @click.option("--task", type=click.Choice(list(TASKS)), required=True, help="What DATA is for.")
 @click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
-@click.option("--sublayers", type=int, help="Layers to search.  [default: as many as the baseline or ARCH has]")
+@click.option(
+    "--sublayers",
+    type=click.IntRange(max=10_000),
+    help="Layers to search.  [default: as many as the baseline or ARCH has]",
+)
 @click.option("--baseline-pattern", help="What is compared with; of as many sublayers.  [default: sf, half as often]")
 @takes(SearchSettings, into="")
 @LATENCIES

@@ -81,7 +81,7 @@ class SearchSettings:
         1.0, "Nats a prediction that the architecture pays for a baseline's latency beyond its budget.", low=0
     )
     latency_tokens: Optional[int] = option(None, "Tokens that latency is measured with.", low=1, shown="the training's")
-    seed: int = option(1, "Of weights, data and choices.")
+    seed: int = option(1, "Of weights, data and choices.", low=0)
     prices: Optional[dict[str, float]] = None
     device: str = "cpu"
     fairseq_options: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class CompressSettings:
     top: int = option(4, "Patterns of each budget that are measured in a round.", low=1)
     prices: Optional[dict[str, float]] = None
     latency_tokens: Optional[int] = option(None, "Of a sequence.", low=1, shown="the longest the model reads")
-    seed: int = option(1, "Of weights that start fresh.")
+    seed: int = option(1, "Of weights that start fresh.", low=0)
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure import arch_named
-from lazyformer_fairseq.options import DEVICE, PRECISION, duration, option
+from lazyformer_fairseq.options import DEVICE, LONGEST, PRECISION, duration, option
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
 
@@ -29,8 +29,8 @@ def _product(text: str) -> tuple[int, int]:
     return int(left), int(right)
 
 
-NUMBERS = partial(option, low=1, metavar="N,N,...")
-ROUNDS = partial(option, default=10, help="Samples of each; the median counts.", low=2)
+NUMBERS = partial(option, low=1, high=LONGEST, metavar="N,N,...")
+ROUNDS = partial(option, default=10, help="Samples of each; the median counts.", low=2, high=10**6)
 BUDGET = partial(
     option,
     default=None,
@@ -57,7 +57,7 @@ class BenchSettings:
     )
     patterns: Mapping[str, str] = field(default_factory=dict)
     lengths: tuple[int, ...] = NUMBERS((128, 512), "Tokens of a sequence; each is a measurement of its own.")
-    tokens: int = option(1024, "Of a batch; at least one sequence.", low=1)
+    tokens: int = option(1024, "Of a batch; at least one sequence.", low=1, high=LONGEST)
     precisions: tuple[str, ...] = option(
         ("fp32",), "Of fp32, bf16 and fp16.", "--precision", choices=("fp32", "bf16", "fp16")
     )

@@ -48,7 +48,7 @@ class Planning:
         shown="32768 symbols; of causal archs, those of their text",
     )  # fmt: skip
     teraflops: Optional[float] = option(
-        None, "TFLOP/s that training reaches on a GPU.", low=0, is_open=True,
+        None, "TFLOP/s that training reaches on a GPU.", low=0, high=10**5, is_open=True,
         shown=f"{PAPER_TERAFLOPS}, as the paper's BERT on a V100; on a processor what products of matrices reach",
     )  # fmt: skip
     json: bool = option(False, "Print numbers for programs: bytes, FLOPs, hours.")

@@ -19,6 +19,7 @@ from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_update_m
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.options import refuse_out_of_bounds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
@@ -49,6 +50,11 @@ class Job:
     per_update: int
     max_update: int
     masked: float
+
+    def __post_init__(self):
+        """Raises a UserError for a number that no training has."""
+        sizes = {"tokens_per_sample": self.time, "sequences_per_update": self.per_update, "max_update": self.max_update}
+        refuse_out_of_bounds({**vars(self.config), **sizes, "mask_prob": self.masked})
 
     @property
     def is_causal(self) -> bool:
@@ -201,7 +207,9 @@ def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
     if not path.is_file():
         return None
     with path.open("rb") as lines:
-        return sum(1 for _ in lines) + _SYMBOLS - is_causal
+        if not (listed := sum(1 for _ in lines)):
+            raise UserError(f"{path}: lists no symbol")
+        return listed + _SYMBOLS - is_causal
 
 
 def _job(name: str, config: Any, vocab_size: Optional[int], *more: Any) -> Job:

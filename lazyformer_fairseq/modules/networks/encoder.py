@@ -50,7 +50,7 @@ class RelativePositionBias(nn.Module):
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128):
         super().__init__()
         if num_buckets % 4 or not 0 < num_buckets // 4 < max_distance:
-            raise ValueError(
+            raise UserError(
                 f"relative position bias: {num_buckets} buckets for distances to {max_distance}; "
                 "needs a positive multiple of 4 and a distance beyond a quarter of it"
             )

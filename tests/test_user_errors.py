@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from fairseq import options as options_of_fairseq
-from helpers import ROOT, build_toy_corpus, message_of, mostly_slow
+from fairseq_cli.validate import cli_main as validate
+from helpers import ROOT, build_toy_corpus, message_of, mostly_slow, train_here
 from in_process import config_of, refusal
 from torch.multiprocessing.spawn import ProcessRaisedException
 
@@ -196,6 +197,19 @@ def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, cr
     assert said.startswith(f"--criterion: give {criterion}; fairseq's cross_entropy cannot train --task ")
     said = message_of(fairseq_train, data_folder, f"{arch} --criterion {criterion}", tmp_path, task=task)
     assert said == "--batch-size: give the sequences that a process takes at once, or --max-tokens"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("--path nowhere.pt", "--batch-size: give"),
+        ("--max-tokens 64", "--path: give"),
+        ("--lr 1", "--lr: no such option"),
+    ],
+)
+def test_fairseq_validate_says_what_it_lacks(tmp_path, given, message):
+    words = f"{tmp_path} --task full_sentences_masked_lm {given}".split()
+    assert message_of(train_here, *words, command=validate).startswith(message)
 
 
 @pytest.mark.parametrize("option", ["--tensorboard-logdir logs", "--wandb-project mine"])

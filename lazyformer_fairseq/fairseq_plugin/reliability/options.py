@@ -108,8 +108,7 @@ def refuse_unfit(cfg: DictConfig) -> None:
     task = cfg.task._name
     if task in CRITERIONS and getattr(cfg.criterion, "_name", None) in (None, "cross_entropy"):
         raise UserError(f"--criterion: give {CRITERIONS[task]}; fairseq's cross_entropy cannot train --task {task}")
-    if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
-        raise UserError("--batch-size: give the sequences that a process takes at once, or --max-tokens")
+    refuse_no_batch(cfg)
     refuse_long_temporary_folder(cfg.dataset.num_workers)
     for name, (packages, what) in LOGS_NEED.items():
         if cfg.common.get(name) and not any(map(importlib.util.find_spec, packages)):
@@ -117,6 +116,12 @@ def refuse_unfit(cfg: DictConfig) -> None:
                 f"--{name.replace('_', '-')} {cfg.common[name]}: nothing would be written, as {' or '.join(packages)} "
                 f"is not installed here: pip install {what}"
             )
+
+
+def refuse_no_batch(cfg: DictConfig) -> None:
+    """Raises a UserError where nothing says how much a process takes at once."""
+    if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
+        raise UserError("--batch-size: give the sequences that a process takes at once, or --max-tokens")
 
 
 def refuse_long_temporary_folder(workers: int) -> None:
@@ -217,7 +222,8 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         if "--tpu" not in words:
             options.tpu = False
         refuse_impossible(options)
-        _refuse_unfit_torch(options, options)
+        if not kwargs.get("suppress_defaults"):  # fairseq-validate asks a second time, for what was given alone
+            _refuse_unfit_torch(options, options)
     return parsed
 
 

@@ -35,7 +35,7 @@ from torch.multiprocessing.spawn import ProcessExitedException
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS
-from lazyformer_fairseq.fairseq_plugin.reliability.options import names_task_of_ours
+from lazyformer_fairseq.fairseq_plugin.reliability.options import names_task_of_ours, refuse_no_batch
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 
 logger = logging.getLogger(__name__)
@@ -206,6 +206,10 @@ def forwarding_signals(call_main, cfg, main, **kwargs):
     if not names_task_of_ours(cfg):
         return call_main(cfg, main, **kwargs)
     start_run()  # of a script that has not parsed a command line
+    if "override_args" in kwargs:  # fairseq-validate; other commands have a default
+        refuse_no_batch(cfg)
+        if cfg.common_eval.path is None:
+            raise UserError("--path: give the checkpoint")
     _end_with_launcher()
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, _forward) for number in SIGNALS} if in_main_thread else {}

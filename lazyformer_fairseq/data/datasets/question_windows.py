@@ -25,6 +25,7 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 
+TOKENS_AT_ONCE = 1024  # of a context, each beside the windows that hold one of them
 NOT_HERE = 0  # <s>: start and end of an answer that a window does not hold
 
 
@@ -223,12 +224,14 @@ def own_tokens(firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     ends = firsts + counts
     if len(firsts) == 1:
         return np.stack([firsts, ends], axis=1)
-    tokens = np.arange(ends.max())[:, None]
-    context = np.minimum(tokens - firsts, ends - 1 - tokens)
-    best = np.where(context >= 0, context + 0.01 * counts, -1.0).argmax(1)
-    is_own = best[:, None] == np.arange(len(firsts))
-    found = np.stack([is_own.argmax(0), len(tokens) - is_own[::-1].argmax(0)], axis=1)
-    return np.where(is_own.any(0)[:, None], found, firsts[:, None])
+    best = []
+    for begin in range(0, ends[-1], TOKENS_AT_ONCE):
+        tokens = np.arange(begin, min(begin + TOKENS_AT_ONCE, ends[-1]))[:, None]
+        there = slice(np.searchsorted(ends, begin, "right"), np.searchsorted(firsts, tokens[-1, 0], "right"))
+        context = np.minimum(tokens - firsts[there], ends[there] - 1 - tokens)
+        best.append(np.where(context >= 0, context + 0.01 * counts[there], -1.0).argmax(1) + there.start)
+    found = np.searchsorted(np.concatenate(best), np.arange(len(firsts))[:, None] + [0, 1])
+    return np.where(found[:, :1] < found[:, 1:], found, firsts[:, None])
 
 
 def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import tracemalloc
 from unittest import mock
 
 import numpy as np
@@ -64,8 +65,8 @@ def test_windows_of_short_and_long_contexts_and_questions(tokenizer, file, setti
         assert windows.targets[rows].any()
 
 
-@given(st.integers(0, 80), st.integers(1, 20), st.integers(1, 25))
-def test_windows_start_and_have_tokens_of_their_own_as_run_squad_lets_them(length, room, stride):
+@given(st.integers(0, 80), st.integers(1, 20), st.integers(1, 25), st.integers(1, 100))
+def test_windows_start_and_have_tokens_of_their_own_as_run_squad_lets_them(length, room, stride, at_once):
     wanted, start = [], 0
     while True:
         shown = min(length - start, room)
@@ -76,7 +77,8 @@ def test_windows_start_and_have_tokens_of_their_own_as_run_squad_lets_them(lengt
     firsts = question_windows.starts_of_windows(length, room, stride)
     assert firsts.tolist() == wanted
     counts = np.minimum(length - firsts, room)
-    own = question_windows.own_tokens(firsts, counts)
+    with mock.patch.object(question_windows, "TOKENS_AT_ONCE", at_once):
+        own = question_windows.own_tokens(firsts, counts)
     for token in range(length):
         scores = {
             window: min(token - start, start + count - 1 - token) + 0.01 * count
@@ -85,6 +87,16 @@ def test_windows_start_and_have_tokens_of_their_own_as_run_squad_lets_them(lengt
         }
         best = max(scores, key=scores.get)  # the first of equal ones
         assert [window for window, (first, last) in enumerate(own) if first <= token < last] == [best]
+
+
+def test_memory_of_a_long_context_is_that_of_its_tokens():
+    firsts = question_windows.starts_of_windows(20_000, 300, 128)
+    tracemalloc.start()
+    try:
+        question_windows.own_tokens(firsts, np.minimum(20_000 - firsts, 300))
+        assert tracemalloc.get_traced_memory()[1] < 2e6, "each token beside each window would take 50 MB"
+    finally:
+        tracemalloc.stop()
 
 
 def test_white_space_at_the_ends_of_spans_goes_and_sizes_that_do_not_fit_are_refused():

@@ -82,6 +82,12 @@ def test_what_else_a_model_takes_and_gives(attention, tmp_path):
         ({"input_ids": ids.repeat(1, 3)}, f"33 tokens is longer than the model's {POSITIONS}"),
         ({"input_ids": ids, "token_type_ids": ids}, "no token types"),
         ({"input_ids": ids, "attention_mask": ids[:, None, None].ne(1)}, "must be \\(batch, tokens\\)"),
+        ({"input_ids": ids[:1], "attention_mask": ids[:2].ne(1)}, r"the shape \(2, 11\), must .*, \(1, 11\)"),
+        ({"input_ids": ids, "attention_mask": ids[:, 1:].ne(1)}, r"the shape \(3, 10\), must"),
+        ({"input_ids": ids, "attention_mask": torch.zeros(3, 11).masked_fill(ids.eq(1), -1e9)}, "has -1000000000.0 in"),
+        ({"input_ids": ids, "attention_mask": ids.ne(1).float() / 2}, "has 0.5 in it, must be 1 at tokens that count"),
+        ({"input_ids": ids, "attention_mask": ids.ne(1).float() * torch.nan}, "has nan in it"),
+        ({"input_ids": ids, "attention_mask": ids.ne(1).long() * 2}, "has 2 in it"),
         ({"input_ids": ids, "global_attention_mask": ids}, "no sublayer of this model asks"),
     ):
         with pytest.raises(ValueError, match=words):

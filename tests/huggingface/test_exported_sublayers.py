@@ -135,6 +135,8 @@ def test_exported_blocks_are_ours(settings):
     if "given" in settings:
         with pytest.raises(ValueError, match="pass global_attention_mask"):
             exported(ids)
+        with pytest.raises(ValueError, match="global_attention_mask has 2 in it"):
+            exported(ids, global_attention_mask=torch.full_like(ids, 2))
 
 
 @pytest.mark.parametrize("settings", [*ONE_OF_EACH, "cfc[form=lightweight]"])

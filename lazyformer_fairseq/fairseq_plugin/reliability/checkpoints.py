@@ -99,8 +99,7 @@ def check(path: Union[str, Path]) -> None:
     """Reads the whole file to see whether it is as it was written.
 
     Raises:
-        DamagedCheckpointError: it is not.
-        UserError: it would take more memory than its size says.
+        DamagedCheckpointError: it is not, or it would take more memory than its size says.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
@@ -112,15 +111,31 @@ def check(path: Union[str, Path]) -> None:
             intact = _sha256(file, size - _ENDING_SIZE) == checksum[1].decode()
             damage = "its checksum does not fit its content"
         elif ending[-22:-18] == _ARCHIVE_END and ending.endswith(_NO_COMMENT):
+            _refuse_unpacking(path, file, size)
             intact, damage = _records_are_intact(file), "a record's CRC-32 does not fit its content"
         else:
             intact = start.startswith(_PICKLE)
             damage = "its end is missing" if start == _ARCHIVE else "torch.save wrote no such file" if size else "empty"
         if not intact:
             raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})")
-        # As torch would unpack them, even from a few zeros or from one place again and again.
-        if start == _ARCHIVE and sum(record.file_size for record in zipfile.ZipFile(file).infolist()) > size:
-            raise UserError(f"{path}: refused, its records are packed and larger than the file; torch.save packs none")
+        if checksum:
+            _refuse_unpacking(path, file, size)
+
+
+def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None:
+    """As torch, and the check of records, would unpack them: even from a few zeros or from one place again and again.
+
+    Nothing is unpacked for this; where the archive's list is damaged, the check of records says so.
+    """
+    try:
+        unpacked = sum(record.file_size for record in zipfile.ZipFile(file).infolist())
+    except Exception as error:  # zipfile may raise anything for a damaged list
+        if isinstance(error, OSError):
+            raise
+        return
+    if unpacked > size:
+        why = "its records are packed and larger than the file; torch.save packs none"
+        raise DamagedCheckpointError(f"{path}: refused, {why}")
 
 
 def _sha256(file: BinaryIO, size: int) -> str:
@@ -137,7 +152,7 @@ def _sha256(file: BinaryIO, size: int) -> str:
 def _records_are_intact(file: BinaryIO) -> bool:
     try:
         return zipfile.ZipFile(file).testzip() is None
-    except Exception as error:  # zipfile may raise anything where the archive's list of records is damaged
+    except Exception as error:  # as above
         if isinstance(error, OSError):
             raise
         return False

@@ -106,9 +106,12 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
+        marked = self._global_positions(global_attention_mask)
+        sizes = (inputs_embeds if input_ids is None else input_ids).shape[:2]
+        refuse_other_masks(sizes, attention_mask=attention_mask, global_attention_mask=global_attention_mask)
         padding_mask = self.find_padding(input_ids, attention_mask)
         text = None if padding_mask is None else TextFirst.of(padding_mask)
-        given = (input_ids, inputs_embeds, token_type_ids, self._global_positions(global_attention_mask))
+        given = (input_ids, inputs_embeds, token_type_ids, marked)
         if text is not None:
             given = tuple(None if each is None else text.move(each) for each in given)
         *inputs, global_positions = given
@@ -139,8 +142,6 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
     def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
         """(B, T), True at padding; None where it is known that there is none."""
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}, must be (batch, tokens)")
         if attention_mask is not None:
             padding_mask = attention_mask.eq(0)
         elif input_ids is not None and self.config.pad_token_id is not None:
@@ -192,6 +193,21 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
     def _checkpoint(self, function: Callable, *arguments: Any) -> Any:
         # Reentrant, it would not see the tensors within what sublayers hand on, and their gradients would be lost.
         return self._gradient_checkpointing_func(function, *arguments, use_reentrant=False)
+
+
+def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
+    """Raises a ValueError for a mask that has not (B, T) = `sizes`, or not 0 and 1 alone: an additive one, say.
+
+    What is traced looks at no number: the graph is for other inputs too.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+    for name, mask in masks.items():
+        if mask is not None and mask.shape != sizes:
+            raise ValueError(f"{name} has the shape {tuple(mask.shape)}, must be (batch, tokens), {tuple(sizes)}")
+        if mask is not None and mask.dtype != torch.bool and not bool((mask.eq(0) | mask.eq(1)).all()):
+            wrong = mask[mask.ne(0) & mask.ne(1)][0].item()
+            raise ValueError(f"{name} has {wrong} in it, must be 1 at tokens that count, 0 at others")
 
 
 def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:

@@ -109,17 +109,21 @@ def test_junk_is_said_to_be_junk_in_words(tmp_path_factory, content):
     path.unlink()
 
 
-@pytest.mark.parametrize("forged", [False, True])
-def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path, stock, forged):
-    path = tmp_path / "bomb.pt"
-    with zipfile.ZipFile(io.BytesIO(stock)) as original, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+@pytest.mark.parametrize("how", ["packed", "packed, with a checksum of ours", "twenty times one record"])
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused_before_anything_is_unpacked(
+    tmp_path, stock, how, monkeypatch
+):
+    path, method = tmp_path / "bomb.pt", zipfile.ZIP_DEFLATED if "packed" in how else zipfile.ZIP_STORED
+    with zipfile.ZipFile(io.BytesIO(stock)) as original, zipfile.ZipFile(path, "w", method) as packed:
         for name in original.namelist():
-            packed.writestr(name, bytes(10**7) if name.endswith("data/0") else original.read(name))
-    if forged:  # with a checksum of ours
+            packed.writestr(name, bytes(10**5) if name.endswith("data/0") else original.read(name))
+        if "one record" in how:
+            packed.filelist += 19 * [info for info in packed.filelist if info.filename.endswith("data/0")]
+    if "checksum" in how:
         content = path.read_bytes()
         checksum = hashlib.sha256(content).hexdigest().encode()
         path.write_bytes(content[:-2] + checkpoints._COMMENT_FOLLOWS + checkpoints._LABEL + checksum)
-    assert path.stat().st_size < 10**5
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("a record is opened"))
     for read in (look_into, checkpoint_utils.load_checkpoint_to_cpu):
         with pytest.raises(UserError, match="bomb.pt: refused, its records are packed and larger than the file"):
             read(path)

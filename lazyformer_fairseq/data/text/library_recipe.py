@@ -59,6 +59,8 @@ ADDED_TOKEN: Types = {
     "content": (str,),
     **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), SWITCH),
 }
+POST_PROCESSORS = ("BertProcessing", "RobertaProcessing", "TemplateProcessing", "ByteLevel")
+MOST_AROUND = 16  # processors, parts of a template, its symbols, ids of a symbol
 ACCEPTED = "this program takes WordPiece (BERT) and byte-level BPE (RoBERTa)"
 
 
@@ -97,6 +99,37 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
         "decoder": DECODERS[kind],
         "model": model,
     }
+
+
+def check_post_processor(values: Any) -> None:
+    """Puts little around a text, and each text there once; a template may name one symbol of many ids again and again.
+
+    Raises:
+        UserError: it does not, or is of another kind than those that BERT and RoBERTa have.
+    """
+    is_several = isinstance(values, dict) and values.get("type") == "Sequence"
+    for each in _few(values.get("processors")) if is_several else [values]:
+        kind = each.get("type") if isinstance(each, dict) else None
+        if kind not in POST_PROCESSORS:
+            raise UserError(
+                f"its post_processor is {str(kind)[:40]}, known are {', '.join(POST_PROCESSORS)}; {ACCEPTED}"
+            )
+        if kind == "TemplateProcessing":
+            for template in (_few(each.get("single")), _few(each.get("pair"))):
+                texts = [part.get("Sequence") for part in template if isinstance(part, dict)]
+                names = [str(text.get("id")) for text in texts if isinstance(text, dict)]
+                if len(set(names)) < len(names):
+                    raise UserError(f"its post_processor {kind} repeats a text")
+            symbols = each.get("special_tokens")
+            for token in _few(list(symbols.values()) if isinstance(symbols, dict) else None):
+                _few(token.get("ids") if isinstance(token, dict) else None)
+
+
+def _few(values: Any) -> list[Any]:
+    if not isinstance(values, list) or len(values) > MOST_AROUND:
+        found = f"{len(values):,} things" if isinstance(values, list) else str(values)[:40]
+        raise UserError(f"its post_processor has {found} where at most {MOST_AROUND} go around a text; {ACCEPTED}")
+    return values
 
 
 def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:

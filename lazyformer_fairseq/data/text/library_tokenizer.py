@@ -385,6 +385,7 @@ def _joining(
     """How many separators stand in a pair, and the token type of its second text: asked of the library itself."""
     if post_processor is None:
         return (1, 1) if recipe["model"]["type"] == "WordPiece" else (2, 0)
+    library_recipe.check_post_processor(post_processor)
     library_recipe.build_library(recipe)  # is the rest all right?
     library = library_recipe.library_from({**recipe, "post_processor": post_processor})
     bos, eos = ids[special["bos"]], ids[special["eos"]]

@@ -51,6 +51,10 @@ def test_a_row_is_a_model_and_its_record_what_its_log_says_or_not_measured(row):
     comparison = comparison_of(results)
     assert results["settings"]["models"][name] == ROWS[row] and len(comparison.longest(name).runs) >= 3
     assert LINES[row] == record_line(comparison, name, f"records/{file.name}")
+    rates = {tuple(each["rate"] for each in model["tries"]) for model in results["models"].values()}
+    assert len(rates) == 1 and "As many tries for each" in PAGE, "rule 7"
+    number = {3: "three", 4: "four"}[len(rates.pop())]
+    assert number == "four" or f"Both records tried {number} rates each" in PAGE, "unless its record says otherwise"
     if row.startswith("cpu"):
         sums = [sum_ for name, sum_ in results["data"]["checksums"].items() if name.endswith(".bin")]
         assert all(sum_ in PAGE for sum_ in sums)

@@ -1,6 +1,7 @@
 """``lazyformer corpus``: the command line of this package."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Optional
@@ -54,8 +55,10 @@ def build(inputs: tuple[str, ...], out: Path, workers: Optional[int], cased: boo
         f"{of['sentences']:,} sentences, {of['tokens']:,} tokens" if of["tokens"] else "empty"
         for of in (manifest["train"], manifest["valid"])
     )
+    dropped = Counter(documents["dropped"])
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in dropped.most_common())
     click.echo(
-        f"{out}: {documents['in']:,} documents, {sum(documents['dropped'].values()):,} of them dropped; "
+        f"{out}: {documents['in']:,} documents, {dropped.total():,} of them dropped{reasons and f' ({reasons})'}; "
         f"train {train}; valid {valid}. See {out / 'report.html'}"
     )
 

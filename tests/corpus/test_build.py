@@ -342,14 +342,15 @@ def test_it_says_how_the_input_was_understood_and_short_documents_of_other_scrip
     chinese = "北京是中华人民共和国的首都，也是全国的政治和文化中心，人口超过两千万。"
     japanese = "東京は日本の首都であり、世界でも最大級の都市の一つとして知られている場所です。"
     russian = "Москва является столицей России и самым большим городом этой страны, в котором живут многие миллионы."
-    text.write_text("\n\n".join([chinese, japanese, russian, "你好。", "Привет!"]))
+    text.write_text("\n\n".join([chinese, japanese, russian, "你好。", "Привет!", russian]))
     result = run(text, tmp_path / "out")
     assert result.exit_code == 0
+    assert "6 documents, 3 of them dropped (2 too short, 1 duplicate); " in result.output, "each has its reason"
     assert "read as text: 1 file, 0.0 MB; a document is what stands between blank lines" in result.stderr
-    assert "dropped of 5 documents: 2 too short (--min-document-characters)" in result.stderr
+    assert "dropped of 6 documents: 2 too short (--min-document-characters)" in result.stderr
     assert "valid 1 sentences" in result.output
     result = run(text, tmp_path / "all", "--vocab-size 110 --min-document-characters 0 --valid-share 0")
-    assert "5 documents, 0 of them dropped" in result.output and "valid empty" in result.output
+    assert "6 documents, 1 of them dropped (1 duplicate)" in result.output and "valid empty" in result.output
     assert "valid: empty" in (tmp_path / "all" / "report.html").read_text()
     text.write_bytes("\n\n".join(["Un café à Paris. " * 9, *toy_texts(20)]).encode("cp1252"))
     result = run(text, tmp_path / "latin")

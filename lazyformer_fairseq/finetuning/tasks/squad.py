@@ -1,4 +1,4 @@
-"""SQuAD v1.1: spans of a text that answer questions (PAR, section 3.3 and Table 4).
+"""SQuAD v1.1: spans of a text that answer questions (PAR, section 3.2 and Table 4).
 
 The paper prints the metric, F1 on the development set, and that it is the median of five runs. It does not print the
 rest: epochs, rate, warm-up and sizes of windows are those of BERT's run_squad.py, the batch that of BERT's paper.

@@ -140,13 +140,18 @@ def test_a_baseline_of_others(name, build):
 
 
 C, W, T, K = 8, 20, 6, 9
-BY_HAND = {  # what torch's counter does not see, by direction and sublayer: parameters without LayerNorm, FLOPs
+BY_HAND = {  # by direction and sublayer: parameters without LayerNorm, FLOPs (torch's counter sees the third alone)
     # A query sees itself and two before it: what is out of sight costs nothing, and so what no query reaches.
     ("causal", "s[window=2]"): (5 * C * C, (4 * (2 + T + T) + 2 * (2 + T + 1)) * C * C + 6 * T * 3 * C),
     # Its factors are compared where the mask shows the pair: 3 T - 2 of them for each of two heads.
     ("encoder", "s[window=1,synthesizer=factorised_random,rank=5]"): (
         2 * C * C + 2 * C + 2 * 2 * 16 * 5,
         4 * T * C * C + 2 * (3 * T - 2) * (2 * 5 + C),
+    ),
+    # Factors stand behind the numbers of each head's queries and keys, and so behind those of the three vectors.
+    ("causal", "s[synthesizer=factorised_random+dot,rank=5,length=16,persistent=3]"): (
+        5 * C * C + 2 + 2 * 2 * 16 * 5 + 2 * 3 * C,
+        (8 * T + 2 * (T + 1)) * C * C + 2 * T * (T + 1) * C + 2 * T * (T + 3) * (2 * 5 + C) + 2 * T * (T + 3) * C,
     ),
 }
 
@@ -155,7 +160,8 @@ BY_HAND = {  # what torch's counter does not see, by direction and sublayer: par
 def test_sums_by_hand(direction, sublayer):
     sizes = EncoderSizes(17, C, W, 2, 16, 0) if direction == "encoder" else CausalSizes(17, C, W, 2)
     planned = read_sublayer(sublayer)
-    flops = costs.count_sublayer_flops(planned, sizes, T, 0 if direction == "encoder" else K - T)
+    memory = K - T if direction == "causal" and "synthesizer" not in sublayer else 0
+    flops = costs.count_sublayer_flops(planned, sizes, T, memory)
     assert (costs.count_sublayer_parameters(planned, sizes) - 2 * C, flops) == BY_HAND[direction, sublayer]
 
 

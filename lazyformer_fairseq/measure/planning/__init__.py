@@ -5,5 +5,5 @@
 PAPER_TERAFLOPS = 21.4
 
 V100_BYTES = 16 * 10**9  # of the paper's GPUs, for a plan where none is
-NO_GPU = "of no GPU here the memory is known: planned for 16 GB each, as the paper's; --gpus 8x80GB for others"
+NO_GPU = "no GPU of known memory is here: planned for 16 GB each, as the paper's; --gpus 8x80GB plans for others"
 ON_PROCESSOR = 4  # sequences at once: more take memory and no less time

@@ -281,7 +281,8 @@ def _sentences(plan: Plan) -> list[str]:
         f"Disk: {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB, "
         f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB; {data}."
     )
-    rest = f"By formula; {1 - USABLE:.0%} of the memory stays free for CUDA and gaps between tensors."
+    of_cuda = "CUDA and " * (place.device == "cuda")
+    rest = f"By formula; {1 - USABLE:.0%} of the memory stays free for {of_cuda}gaps between tensors."
     by_triton = [found.back_end for found in plan.fits if found.back_end in BY_TRITON]
     if by_triton and place.device == "cuda" and place.precision != "bf16":
         need = "need" if len(by_triton) > 1 else "needs"

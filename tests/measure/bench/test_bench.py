@@ -176,7 +176,7 @@ def test_what_cannot_run_or_fails_is_left_out_by_name(monkeypatch, capsys):
         ("--precision fp64", "'fp64' is not one of 'fp32', 'bf16', 'fp16'"),
         ("--backend flash", "flash: choose from auto, eager, materialize, recompute, fused"),
         ("--what sleeping", "'sleeping' is not one of 'training', 'encoder', 'inference'"),
-        ("--lengths 0", "0 is not in the range x>=1"),
+        ("--lengths 0", "0 is not in the range 1<=x<="),
         ("--pattern mine=sz", "'sz', character 2"),
         ("--pattern bert_base=M1 --arch bert_base", "--pattern bert_base=...: an --arch has this name"),
         ("--device cuda", "--device cuda: torch finds no GPU here"),

@@ -323,8 +323,9 @@ def log_to(folder: Path) -> None:
 
 def leave_to_log(seconds: float) -> None:
     """For ``--log-seconds``: from here on the screen has warnings, scores and what ``screen.py`` says; with 0 all."""
-    for handler in logging.getLogger().handlers if seconds else ():
-        if not isinstance(handler, logging.FileHandler):
+    for handler in logging.getLogger().handlers:
+        handler.removeFilter(_is_shown)  # of an earlier run of this process
+        if seconds and not isinstance(handler, logging.FileHandler):
             handler.addFilter(_is_shown)
             handler.setFormatter(_Plain())
 

@@ -84,10 +84,7 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["lazyformer_fairseq", "lazyformer_fairseq.*"]),
-    package_data={
-        "lazyformer_fairseq.corpus": ["report.html.jinja"],
-        "lazyformer_fairseq.modules.attention": ["measured.json"],
-    },
+    package_data={"lazyformer_fairseq.corpus": ["report.html.jinja"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     cmdclass={"build_py": BuildWithConfigs},

@@ -16,6 +16,9 @@ REPLACED = Gone("went, for it gained nothing (docs/huggingface.md); leave it out
 MATCHED = Gone("went, for it gained nothing (docs/huggingface.md); leave it out: heads stay where they are")
 ONE_MACHINE = Gone("went; leave it out: all workers are on one machine, of whose cores --workers says how many work")
 FROM_SCRATCH = Gone("went; the table of a search ends with the `lazyformer compare` that trains its patterns")
+MEASURED_WHERE_IT_RUNS = Gone(
+    "went: a run measures the back ends itself; `lazyformer bench kinds --backend` shows them"
+)
 EVALUATION = Gone("went; `lazyformer lm evaluate` measures a trained model with lengths of its own")
 CONSTANT = Gone("went: no page had a reason for another value than its default; leave it out")
 CONSTANTS_OF_SEARCH = (
@@ -127,15 +130,16 @@ OLD_NAMES: dict[str, str] = {
     "bench loader": Gone("is scripts/bench_loader.py now"),
     "bench startup": Gone("is scripts/bench_start_up.py now"),
     "bench draw": Gone("went; `lazyformer bench` draws what it has measured"),
-    "bench kinds --batch": "--batches {}",
-    "bench kinds --backend": Gone("went; kinds run on the back end that auto takes"),
-    "bench kinds": "bench backends",
     "bench table4 --tokens": "--lengths {}",
     "bench table4": (
         "bench models --lengths 384 --tokens 1 --what inference --arch "
         "distilbert_base,bert_base_absolute,bert_base,par_bert_base,lazy_par_bert_base,lazyformer_m2x6_s"
     ),
-    "bench backends --tokens": Gone("went; a batch has at most 4096 tokens, but for a longer sequence"),
+    **{
+        f"bench backends --{option}": MEASURED_WHERE_IT_RUNS
+        for option in ("batches", "layers", "output", "show", "windows")
+    },
+    "bench backends": "bench kinds --backend eager,materialize,recompute,fused --kinds s,sl",
     "bench --batch": Gone("went; --tokens N makes batches of N tokens, --tokens 1 of one sequence"),
     "bench --tgt-len": Gone("went; causal models score 64 tokens, as in PAR Transformer's Table 6"),
     "bench --mem-len": Gone("went; causal models remember 640 tokens, as in PAR Transformer's Table 6"),

@@ -7,14 +7,12 @@ usage() {
   cat <<'HELP'
 usage: [OUT=FOLDER] [PYTHON=PYTHON] scripts/bench_gpu.sh [--tiny] [WHEELS]
 
-Tests the kernels on the GPU, measures the back ends of lazy attention, then models beside their baselines, in
-bf16 or, below compute capability 8.0, in fp16, and prints which of the speed-ups that are aimed at are reached. Needs
+Tests the kernels on the GPU, measures models beside their baselines, then back ends and kinds of attention, in bf16 or, below compute capability 8.0, in fp16, and prints which of the speed-ups that are aimed at are reached. Needs
 this checkout, Python with torch (CUDA), numpy, scipy and scikit-learn, and what else fairseq needs: installed already,
 or as wheels in the folder WHEELS, from which they are put into FOLDER/site. pytest, transformers and matplotlib are
 used where they are.
 
-FOLDER (default results/bench_gpu, must be new) gets tests.txt, measured.json (what --attention-backend auto chooses by, if
-FOLDER/measured.json is copied to backends.json in ~/.cache/lazyformer_fairseq), models/, bars.txt and kinds.txt.
+FOLDER (default results/bench_gpu, must be new) gets tests.txt, models/, bars.txt, back_ends.txt and kinds.txt.
 --tiny is a rehearsal on a CPU, with tiny models.
 HELP
 }
@@ -55,9 +53,9 @@ cli=("$python" -m lazyformer_fairseq.cli bench)
 failed=()
 if [[ $device == cuda ]]; then
   echo "== compiling" # side by side, into Triton's cache; for a batch of one, of which no tiles are remembered
-  for layers in 1 2 3 6; do
-    TRITON_CACHE_AUTOTUNING=0 part 60 "${cli[@]}" backends --lengths 512 --layers "$layers" --batches 1 --heads 12x64 --rounds 2 \
-      --device cuda --output "$out/warm_up_$layers.json" >/dev/null 2>&1 &
+  for pattern in s sl sll slllll; do
+    TRITON_CACHE_AUTOTUNING=0 part 60 "${cli[@]}" kinds --kinds "$pattern" --backend fused --lengths 512 --rounds 2 \
+      --device cuda >/dev/null 2>&1 &
   done
   wait
 fi
@@ -84,12 +82,14 @@ part 190 "${cli[@]}" models "${models[@]}" --device "$device" --output "$out/mod
 [[ ! -e $out/models/results.json ]] || "$python" "$root/scripts/gpu_bars.py" "$out/models" | tee "$out/bars.txt"
 
 echo "== back ends"
-back_ends=(--lengths 128,512,2048,8192 --layers 1,2,6 --batches 4 --heads 12x64 --tokens 32768 --rounds 5 --budget 0.7min)
-[[ ${#tiny[@]} -eq 0 ]] || back_ends=(--lengths 16 --layers 1,2 --batches 1 --heads 2x8 --rounds 2)
-part 95 "${cli[@]}" backends "${back_ends[@]}" --device "$device" --output "$out/measured.json" || failed+=("back ends")
+back_ends=(--kinds s,sl,slllll --lengths 512,2048,8192 --tokens 8192 --rounds 5 --budget 0.7min)
+[[ ${#tiny[@]} -eq 0 ]] || back_ends=(--kinds s,sl --lengths 16 --heads 2x8 --rounds 2)
+part --signal=INT 95 "${cli[@]}" kinds --backend auto,eager,materialize,recompute,fused "${back_ends[@]}" \
+  --device "$device" >"$out/back_ends.txt" || failed+=("back ends")
+cat "$out/back_ends.txt"
 
 echo "== kinds of attention"
-kinds=(--lengths 4096,16384 --heads 12x64 --rounds 5 --budget 0.6min)
+kinds=(--lengths 4096,16384 --rounds 5 --budget 0.6min)
 [[ ${#tiny[@]} -eq 0 ]] || kinds=(--lengths 32 --heads 2x8 --rounds 2)
 part --signal=INT 85 "${cli[@]}" kinds "${kinds[@]}" --device "$device" >"$out/kinds.txt" || failed+=("kinds of attention")
 cat "$out/kinds.txt"

@@ -23,7 +23,7 @@ from lazyformer_fairseq.old_names import OLD_NAMES, Gone, with_new_names
         ("compare a b --rates 1e-3 --shares=1,0.7", "compare a b --lr 1e-3 --time-fractions 1,0.7"),
         ("demo --minutes 2", "demo --budget 2min"),
         ("lm train a b --rows-per-update 8 --fp16", "pretrain a b --sequences-per-update 8 --precision fp16"),
-        ("bench kinds --minutes 2 --batch=1", "bench backends --budget 2min --batches 1"),
+        ("bench kinds --minutes 2 --rounds 3", "bench kinds --budget 2min --rounds 3"),
         ("plan --batch 8 --lazy-backend flex", "plan --sequences-per-update 8 --attention-backend flex"),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any, Optional
 import torch
 from fairseq import checkpoint_utils
 from fairseq import trainer as fairseq_trainer
+from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.models.ema import EMA
 from typing_extensions import override
@@ -30,6 +31,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of, is
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
+from lazyformer_fairseq.modules.attention.choice import CHOICES
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         screen: what the run shows, for ``--log-seconds``.
         epoch_iterator: the one in use, for whoever saves between epochs.
         not_saved: why the last save failed, or None.
+        back_ends: that all processes know ``--attention-backend auto`` to have chosen.
     """
 
     takes_signals = True
@@ -61,6 +64,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
         """Starts a run, too: of a script that parses nothing."""
         start_run()
         super().__init__(*args, **kwargs)
+        CHOICES.measures, CHOICES.waits = self.is_data_parallel_master, False
+        self.back_ends: dict[str, Any] = {}
         self.preemption = Preemption(self)
         self.guard = UpdateGuard(self) if can_be_guarded(self) else None
         self.screen = Screen(self)
@@ -86,6 +91,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
                 update = partial(self._update, samples)
                 output = update() if self.guard is None else self.guard.watch(update, samples)
                 if self.get_num_updates() == before + 1:
+                    self._share_back_ends()
                     self._save_if_listed()
         except UpdateGivenUp:
             self.epoch_iterator._cur_epoch_itr.n -= len(samples)
@@ -95,6 +101,16 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self.preemption.end_if_saved()
             raise
         return output
+
+    def _share_back_ends(self) -> None:
+        """Tells the others what the first process has chosen, after updates 1, 2, 4, 8, and so on."""
+        updates = self.get_num_updates()
+        if self.data_parallel_world_size == 1:
+            self.back_ends = CHOICES.state_dict()
+        elif updates & (updates - 1) == 0:
+            group = self.data_parallel_process_group
+            self.back_ends = distributed_utils.broadcast_object(CHOICES.state_dict(), 0, group, self.device)
+            CHOICES.load_state_dict(self.back_ends)
 
     def _update(self, samples: list) -> Optional[dict]:
         """fairseq's, with exact sums of many batches. Where memory ends, so does the run, with what to change."""
@@ -183,7 +199,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def save_checkpoint(self, filename, extra_state):
-        """Also saves what was skipped so far."""
+        """Also saves what was skipped so far, and the back ends that were chosen."""
+        extra_state = {**extra_state, "attention_back_ends": self.back_ends}
         if self.guard is not None:
             extra_state = {**extra_state, "bad_updates": self.guard.state_dict()}
         return super().save_checkpoint(filename, extra_state)
@@ -204,6 +221,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self.guard.load(extra_state, reset_optimizer)
         if extra_state is None:
             return None
+        self.back_ends = extra_state.get("attention_back_ends", {})
+        CHOICES.load_state_dict(self.back_ends)
         if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, but not to the task
             self.task.take_from_checkpoint(extra_state)
         if extra_state["train_iterator"]["iterations_in_epoch"]:

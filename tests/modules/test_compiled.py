@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from every_kind import ON_A_CPU
 from helpers import dictionary_of
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
@@ -13,7 +14,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.compiled import compiled
 
 PAD = 1
@@ -66,7 +66,7 @@ def assert_equal_training(eager, compiled_one, batch: dict, rtol: float = 1e-4) 
         assert difference <= rtol * size + 1e-5, name
 
 
-@pytest.mark.parametrize("attention_backend", back_ends_of("cpu"))
+@pytest.mark.parametrize("attention_backend", ON_A_CPU)
 @pytest.mark.slow
 def test_training_is_the_same_and_few_graphs_serve_all_shapes(quick_compiler, attention_backend):
     eager, other = make(False, attention_backend), make(True, attention_backend)

@@ -130,11 +130,13 @@ class Preemption:
         Raises:
             UpdateGivenUp: Ctrl-C was pressed.
         """
-        asked = torch.tensor(self.note())
+        asked = self.note()
         if self._trainer().data_parallel_world_size > 1:
-            torch.distributed.all_reduce(asked, group=self._trainer().data_parallel_process_group)
+            of_all = torch.tensor(asked)
+            torch.distributed.all_reduce(of_all, group=self._trainer().data_parallel_process_group)
+            asked = of_all.item()
         if asked >= MANY:
-            self.agree(asked.item())
+            self.agree(asked)
             raise UpdateGivenUp
 
     def save_if_asked(self) -> None:

@@ -1,4 +1,4 @@
-"""``lazyformer bench``: models side by side; back ends of lazy attention, or kinds of attention."""
+"""``lazyformer bench``: models side by side; kinds of attention, and back ends."""
 
 import sys
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ import click
 from lazyformer_fairseq.arguments import named
 from lazyformer_fairseq.child_process import STOPPED, stoppable
 from lazyformer_fairseq.devices.nvidia_smi import precision_on
-from lazyformer_fairseq.measure.bench.settings import BackEndSettings, BenchSettings
+from lazyformer_fairseq.measure.bench.settings import BenchSettings, KindSettings
 from lazyformer_fairseq.options import Group, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 
 @click.group(cls=Group, default="models")
 def bench() -> None:
-    """Measure models, back ends and kinds of attention on this machine."""
+    """Measure models, kinds of attention and back ends on this machine."""
 
 
 @bench.command()
@@ -41,7 +41,9 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
     refuse_filled_folder(output)
     from lazyformer_fairseq.measure.bench.run import bench_to
     from lazyformer_fairseq.measure.costs.machine import device_named
+    from lazyformer_fairseq.modules.attention.choice import CHOICES
 
+    CHOICES.at_once()
     settings = BenchSettings(patterns=patterns, device=device_named(device), **given)
     with stoppable("stopped; nothing was written"):
         click.echo(bench_to(output, settings, ["lazyformer", *sys.argv[1:]]))
@@ -49,47 +51,29 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
 
 
 @bench.command()
-@takes(BackEndSettings)
-def backends(settings: BackEndSettings) -> None:
-    """Measure the attention of lazy blocks on each back end: what --attention-backend auto chooses by.
+@takes(KindSettings)
+def kinds(settings: KindSettings) -> None:
+    """Measure sublayers of these kinds of attention, forward and backward, on each back end.
 
-    In training and inference, with a learned bias, with the positions of causal models and with neither, with and
-    without padding; windows without. What the file has of other kinds of device stays,
-    and so do other blocks that were measured on this machine. Ctrl-C ends it with what has been measured.
-
-    With --kinds it measures sublayers of these patterns instead, forward and backward, and writes no file.
+    They take turns with a plain s on torch's fused attention. Prints milliseconds and the memory that each needs at
+    most. Ctrl-C ends it with what has been measured.
 
     \b
-    lazyformer bench backends --kinds 's[window=256],s[window=256,global=1]' --lengths 1024,4096 --heads 12x64
+    lazyformer bench kinds --kinds 's[window=256],s[window=256,global=1]' --lengths 1024,4096
+    lazyformer bench kinds --kinds s,sl --backend eager,materialize,recompute,fused --precision bf16
     """
-    from lazyformer_fairseq.measure.bench import back_ends
-    from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
-    from lazyformer_fairseq.modules.attention import choice
-    from lazyformer_fairseq.modules.processor import device_kind
+    from lazyformer_fairseq.measure.bench.kinds import measure_kinds
+    from lazyformer_fairseq.measure.costs.machine import device_named
+    from lazyformer_fairseq.modules.attention.choice import CHOICES
 
+    CHOICES.at_once()
     device = device_named(settings.device)
     settings = replace(settings, device=device, precision=settings.precision or precision_on(device))
-    if settings.kinds:
-        for heads in settings.heads:
-            with stoppable("stopped; nothing was written"):
-                table, is_whole = back_ends.measure_kinds(settings, heads)
-            click.echo(f"{heads[0]} heads of {heads[1]}, {settings.precision}\n\n{table}\n")
-            if not is_whole:
-                click.echo("stopped early", err=True)
-                sys.exit(STOPPED)
-        return
-    kind, path = device_kind(device), settings.output or choice.user_file()
-    blocks = back_ends.blocks_to_measure(settings)
-    if settings.show:
-        table = choice.table_of(kind)
-        click.echo(f"{kind}: {f'as {table.where} has it' if table else 'not measured yet'}\n")
-        click.echo(back_ends.choices(blocks, device))
-        return
-    choice.read_table(path, kind)  # report a damaged file before measuring for minutes
-    with stoppable("stopped; nothing was written"):
-        rows = back_ends.measure_back_ends(blocks, device, settings.rounds, settings.budget)
-    choice.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
-    click.echo(f"{back_ends.table(rows, device)}\n\nwritten to {path}")
-    if len(rows) < len(blocks):
-        click.echo(f"stopped after {len(rows)} of {len(blocks)} blocks", err=True)
-        sys.exit(STOPPED)
+    for heads in settings.heads:
+        with stoppable("stopped; nothing was written"):
+            table, is_whole = measure_kinds(settings, heads)
+        sizes = f"{heads[0]} heads of {heads[1]}, batches of {settings.tokens} tokens, {settings.precision}"
+        click.echo(f"{sizes}\n\n{table}\n")
+        if not is_whole:
+            click.echo("stopped early", err=True)
+            sys.exit(STOPPED)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
@@ -107,22 +106,29 @@ class BenchSettings:
 
 
 @dataclass(frozen=True)
-class BackEndSettings:
-    """Back ends of lazy attention alone, or kinds of attention."""
+class KindSettings:
+    """Kinds of attention, and back ends.
 
-    lengths: tuple[int, ...] = NUMBERS((32, 128, 512, 2048), "Tokens of a sequence.")
-    layers: tuple[int, ...] = NUMBERS((1, 2, 4), "Of a lazy block: an s and those that read it.")
-    batches: tuple[int, ...] = NUMBERS((1, 8, 32), "Sequences of a batch; of kinds the first.")
-    heads: tuple[Any, ...] = option(
-        ("4x16", "4x64", "12x64"), "Heads, and the size of each.", parse=_product, metavar="NxN,..."
-    )
-    windows: tuple[int, ...] = NUMBERS((0, 32, 256), "Keys to either side that a query sees; 0 for all keys.", low=0)
+    Raises:
+        UserError: an unknown back end.
+    """
+
     kinds: tuple[str, ...] = option(
-        (), "Measure patterns such as s[window=256] in place of back ends, beside s with torch's fused attention."
+        ("sl", "s[window=256]", "s[window=256]l", "s[linformer=256]"), "Patterns, each measured beside s."
     )
+    back_ends: tuple[str, ...] = option(
+        ("auto",), "To measure each on: auto, eager, materialize, recompute, fused, tiles, flex.", "--backend"
+    )
+    lengths: tuple[int, ...] = NUMBERS((512, 2048), "Tokens of a sequence.")
+    tokens: int = option(512, "Of a batch; at least one sequence.", low=1)
+    heads: tuple[Any, ...] = option(("12x64",), "Heads, and the size of each.", parse=_product, metavar="NxN,...")
     precision: Optional[str] = PRECISION()
     rounds: int = ROUNDS()
-    budget: Optional[float] = BUDGET(default="20min", shown="")
+    budget: Optional[float] = BUDGET()
     device: Optional[str] = DEVICE()
-    output: Optional[Path] = option(None, "JSON file.", shown="in your cache folder, where auto looks first")
-    show: bool = option(False, "Measure nothing: print what auto takes, and the measurement that decides.")
+
+    def __post_init__(self) -> None:
+        from lazyformer_fairseq.modules.attention.choice import check_backend
+
+        for name in self.back_ends:
+            check_backend(name, 0.0)

@@ -1,188 +1,53 @@
-"""Which back end computes an attention: the one the user names or, for ``auto``, the fastest one measured.
+"""Which back end computes an attention: the one the user names or, for ``auto``, the fastest where the run is.
 
-``auto`` reads tables of measurements by kind of device. One is shipped (:data:`SHIPPED`), one is the user's own, in the
-cache folder, which ``lazyformer bench backends`` writes; the user's wins for a kind of device (:func:`device_kind`)
-that both have. A file holds, by kind of device: `origin` (what else decides figures: versions, threads), `columns`, and
-`rows`, one line each to keep it small.
+The first pass over a shape times the back ends that can compute it, on the model's own sublayers (:class:`Choices`).
+What was chosen is kept in the user's cache folder, by machine and shape, so that the next run need not time it.
 """
 
-import functools
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
+from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS, back_ends
 from lazyformer_fairseq.modules.processor import compute_capability, device_kind
-from lazyformer_fairseq.storage.json_files import cache_file, read_json, write_json
+from lazyformer_fairseq.storage.json_files import remembered
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-SHIPPED = Path(__file__).with_name("measured.json")
-NOTHING_LEARNED = "nothing"
-NOTHING = "-"  # in place of a back end's milliseconds: left out
 BACKENDS = tuple(BACK_ENDS)
+FILE = "back_ends.json"  # in the cache folder
 # Share of a device's memory that the distributions of all blocks may take under ``auto``.
 SHARE_OF_MEMORY = 0.4
-# From so many queries on, and below such a share of pairs shown, ``tiles`` is taken without a measurement. Time of
-# ``tiles`` over that of the faster of ``eager`` and ``recompute``, training and inference, 12 heads of 64, batch 1,
-# fp32, one thread of a Zen 5 (processor time, in turn, medians of 3 to 5, on a machine with other work): 2.3 to 3.0 at
-# n = 64, 0.9 to 2.2 at 128; with 0.24 of all pairs shown 0.5 to 0.8 at 256 and 0.4 to 0.7 at 512, with 0.44 1.1 and
-# 1.0, with 0.6 0.7 to 1.6 and 1.0 to 1.1; with positions, 0.06 to 0.19 shown, 0.5 to 0.8 and 0.3 to 0.4. With attention
-# dropout, forward and backward, a window over a quarter of all pairs: 0.5 at 256, 0.4 at 512, 0.2 at 1,024 and 2,048;
-# over half of them 1.0, 0.8, 0.5; with a consumer 0.4 to 0.7, 0.4 to 0.6, 0.2 to 0.4, 0.2.
+WORTH_IT = 2**22  # multiply-adds of queries and keys; below, any back end takes less time than choosing one
+SECONDS = 2.0  # of a process, for all that it times, and
+SHARE_OF_TIME = 0.05  # of what it has run so far
+ROUNDS = 4  # each back end's fastest counts
+HOPELESS = 1.5  # times the fastest: not timed again
+LONG = 0.1  # seconds, beside which what the first call prepares does not count
+TOKENS = 2048  # of a batch that is timed on a processor, whose back ends compute one sequence after the other
+_LIKELY = ("tiles", "materialize", "recompute", "fused", "flex", "eager")  # in this order they are timed
+# Without a measurement a mask is for ``tiles`` from so many queries on, and below such a share of pairs shown.
 FEWEST_IN_TILES = 256
 SHARE_IN_TILES = 0.5
 
+# Between back ends, by rounding: relative, by norm.
+LARGEST_ERROR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
-class Block(NamedTuple):
-    """A lazy block whose attention was measured, or is to be computed.
-
-    Attributes:
-        training: forward and backward; else forward alone.
-        learned: the part of the scores that learns in training: "nothing", "bias" (T5's, relative) or "positions"
-            (Transformer-XL's, in causal attention over segment and memory).
-        padded: whether keys are masked.
-        precision: of the activations, as in "float32".
-        layers: m, an ``s`` and those that read it.
-        batch: B.
-        time: T.
-        heads: N.
-        head_size: D.
-        share: of all pairs of query and key, those that a mask shows (:func:`~.masks.count_share`). 0 without
-            one, which is not the same as a mask of all: fewer back ends compute that.
-    """
-
-    training: bool
-    learned: str
-    padded: bool
-    precision: str
-    layers: int
-    batch: int
-    time: int
-    heads: int
-    head_size: int
-    share: float = 0.0
-
-    def __str__(self) -> str:
-        learned = "" if self.learned == NOTHING_LEARNED else self.learned
-        shown = f"{self.share:.3g} of all pairs shown" if self.share else ""
-        kind = "training" if self.training else "inference"
-        parts = filter(None, [kind, learned, "padding" if self.padded else "", shown, self.precision])
-        block = f"blocks of {self.layers}" if self.layers > 1 else "single layers"
-        return f"{', '.join(parts)}, {block}, {self.batch} x {self.time} tokens, {self.heads} heads of {self.head_size}"
-
-    def distance(self, other: "Block") -> tuple[float, ...]:
-        """How unlike two are: precision counts first, then sizes, in octaves, of which padding is worth half a one.
-
-        The share counts as a size.
-        """
-        sizes = ((mine, its) for mine, its in zip(self[4:], other[4:], strict=True) if mine and its)
-        octaves = sum(abs(math.log2(mine / its)) for mine, its in sizes)
-        return self.precision != other.precision, octaves + 0.5 * (self.padded != other.padded)
-
-
-Rows = dict[Block, dict[str, float]]  # milliseconds by back end, without those that were left out
-
-
-class Table(NamedTuple):
-    """What was measured on a kind of device.
-
-    Attributes:
-        where: a file.
-        origin: what else decides figures: versions, threads.
-        rows: the figures.
-    """
-
-    where: Path
-    origin: Mapping[str, Any]
-    rows: Rows
-
-    def nearest(self, block: Block, back_ends: Sequence[str]) -> Optional[Block]:
-        """The measured block most like `block`, among those on which one of `back_ends` ran.
-
-        With a mask, among those with a mask.
-        """
-        run = [other for other, milliseconds in self.rows.items() if not milliseconds.keys().isdisjoint(back_ends)]
-        alike = (each for each in run if each[:2] == block[:2] and bool(each.share) == bool(block.share))
-        return min(alike, key=block.distance, default=None)
-
-
-def user_file() -> Path:
-    """Where ``lazyformer bench backends`` writes."""
-    return cache_file("backends.json")
-
-
-@functools.cache
-def table_of(kind: str) -> Optional[Table]:
-    """The measurements on such a device: the user's, or else the shipped ones; None if there are none."""
-    for path in (user_file(), SHIPPED):
-        if (table := read_table(path, kind)) is not None:
-            return table
-    return None
-
-
-def read_table(path: Path, kind: str) -> Optional[Table]:
-    """A file's measurements for a kind of device; None if it has none or does not exist.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    found = read_json(path).get(kind) if path.is_file() else None
-    if found is None:
-        return None
-    try:
-        columns, rows = found["columns"].split(), [line.split() for line in found["rows"]]
-        return Table(path, found["origin"], dict(_read_row(dict(zip(columns, row, strict=True))) for row in rows))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path}: no table of back ends for {kind} ({type(error).__name__}: {error}); remove it and run "
-            "`lazyformer bench backends` again"
-        ) from None
-
-
-def add_rows(path: Path, kind: str, origin: Mapping[str, Any], rows: Rows) -> None:
-    """Writes measurements of a kind of device.
-
-    Other kinds stay in the file, and so do rows of the same origin for blocks that were not measured now.
-
-    Raises:
-        UserError: the file is damaged, or cannot be written.
-    """
-    before = read_table(path, kind)
-    if before is not None and before.origin == origin:
-        rows = {**before.rows, **rows}
-    back_ends = list(dict.fromkeys(name for milliseconds in rows.values() for name in milliseconds))
-    lines = [
-        " ".join([*(f"{part:g}" if isinstance(part, (bool, float)) else str(part) for part in block),
-                  *(str(milliseconds.get(name, NOTHING)) for name in back_ends)])
-        for block, milliseconds in sorted(rows.items())
-    ]  # fmt: skip
-    table = {"origin": origin, "columns": " ".join([*Block._fields, *back_ends]), "rows": lines}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**(read_json(path) if path.is_file() else {}), kind: table})
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); give another --output") from error
-
-
-def _read_row(cells: dict[str, str]) -> tuple[Block, dict[str, float]]:
-    # Tables of before there were masks have no shares.
-    read = {str: str, int: int, float: float, bool: lambda cell: bool(int(cell))}
-    of_block = {name: read[kind](cells.pop(name)) for name, kind in Block.__annotations__.items()
-                if name in cells or name != "share"}  # fmt: skip
-    return Block(**of_block), {name: float(cell) for name, cell in cells.items() if cell != NOTHING}
-
-
-def back_ends_of(device: str) -> tuple[str, ...]:
-    """Those that train on such a type of device."""
-    return tuple(name for name, row in BACK_ENDS.items() if row.supports(device, frozenset(), 64))
+# From the name of a back end to what is timed: the sublayers of a lazy block, forward and, in training, backward. It
+# returns all outputs and gradients.
+Timed = Callable[[str], Callable[[], Sequence[Tensor]]]
 
 
 class BackEndNotHereError(UserError, RuntimeError):
@@ -204,7 +69,8 @@ class Workload(NamedTuple):
         features: of the scores, see :attr:`~lazyformer_fairseq.modules.attention.scores.Scores.features`.
         has_dropout: whether the distribution goes through dropout.
         blocks: sublayers of the network that make a distribution.
-        share: of all pairs of query and key, those that a mask shows; 0 without a mask. See :class:`Block`.
+        share: of all pairs of query and key, those that a mask shows (:func:`~.masks.count_share`). 0 without a mask,
+            which is not the same as a mask of all: fewer back ends compute that.
     """
 
     device: str
@@ -221,9 +87,29 @@ class Workload(NamedTuple):
     share: float = 0.0
 
     @property
-    def learned(self) -> str:
-        """The part of the scores that has gradients in training."""
-        return "+".join(sorted(self.features & {"bias", "positions"})) or NOTHING_LEARNED
+    def learns(self) -> bool:
+        """Whether additions to the scores have gradients in training."""
+        return not self.features.isdisjoint({"bias", "positions", "learned"})
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of all queries with all keys."""
+        return self.batch * self.heads * self.time * self.keys * self.head_size
+
+    def shape(self, consumers: int) -> str:
+        """In words what a choice holds for: lengths, batch and share in steps of half an octave."""
+        batch, length, keys = (f"{2 ** (_half_octaves(size) / 2):.0f}" for size in (self.batch, self.time, self.keys))
+        shown = f"{2 ** (_half_octaves(self.share) / 2):.2g} of them shown" if self.share else ""
+        kind = "training" if self.is_training else "inference"
+        dropout = "dropout" if self.has_dropout else ""
+        precision = str(self.precision).removeprefix("torch.")
+        block = f"blocks of {consumers + 1}" if consumers else "single layers"
+        sizes = f"about {batch} x {length} queries, {keys} keys", f"{self.heads} heads of {self.head_size}"
+        return ", ".join(filter(None, [kind, precision, *sorted(self.features), dropout, block, *sizes, shown]))
+
+
+def _half_octaves(size: float) -> int:
+    return round(2 * math.log2(size))
 
 
 def check_backend(name: str, attention_dropout: float) -> None:
@@ -237,14 +123,24 @@ def check_backend(name: str, attention_dropout: float) -> None:
         )
 
 
-def choose(name: str, workload: Workload, consumers: int, among: tuple[str, ...] = BACKENDS) -> str:
+def choose(
+    name: str,
+    workload: Workload,
+    consumers: int,
+    among: tuple[str, ...] = BACKENDS,
+    timed: Optional[Timed] = None,
+) -> str:
     """The back end for an ``s`` with this many consumers.
+
+    Args:
+        timed: for ``auto``; None where there is nothing to time.
 
     Raises:
         BackEndNotHereError: the one that the user names does not run on this device.
     """
     if name == AUTO:
-        return choose_automatically(workload, consumers, among)
+        possible = _possible(workload, among)
+        return CHOICES.choose(workload, consumers, possible, timed)
     if not BACK_ENDS[name].runs_on(workload.device):
         major, minor = compute_capability()
         raise BackEndNotHereError(
@@ -254,111 +150,202 @@ def choose(name: str, workload: Workload, consumers: int, among: tuple[str, ...]
     return name
 
 
-@functools.lru_cache(maxsize=1024)
-def choose_automatically(workload: Workload, consumers: int, among: tuple[str, ...] = BACKENDS) -> str:
-    """Chooses, and logs what and why."""
-    name, why = choose_with_reason(workload, consumers, among)
-    _log_choice(name, why)
-    return name
+class Choices:
+    """What ``auto`` has chosen in this process, by shape, and what it may still time.
 
+    A training times a shape when it first sees it, for at most :data:`SECONDS` and :data:`SHARE_OF_TIME` of its time so
+    far; inference when it has seen it so often that this takes a twentieth of its time. What a checkpoint or the cache
+    folder knows is taken: so a resumed run rounds as before. Of several processes the first one times, and tells the
+    others; these take what :func:`unmeasured` says until then.
 
-@functools.cache  # many lengths and batches have the same reason
-def _log_choice(name: str, why: str) -> None:
-    logger.info("lazy back end: %s (%s)", name, why)
-
-
-def choose_with_reason(workload: Workload, consumers: int, among: tuple[str, ...] = BACKENDS) -> tuple[str, str]:
-    """The back end that ``auto`` takes for an ``s`` with this many consumers, and the measurement that decides.
-
-    A run chooses from tables alone and never measures: so it rounds the same way when it resumes, and on all of its
-    processes.
+    Attributes:
+        known: by machine and shape, the names of back ends.
+        measures: whether this process times anything, and asks the cache folder.
+        waits: whether inference waits until it pays; else it times as training does.
+        seconds: for all that it times; :data:`SHARE_OF_TIME` adds to them.
     """
-    if workload.has_dropout:
-        if _is_for_tiles_with_dropout(workload, among):
-            return "tiles", "attention dropout, and it leaves most pairs out"
-        if not BACK_ENDS["recompute"].lacks.isdisjoint(workload.features):
-            return "eager", "attention dropout on weights that no kernel of torch has"
-        if consumers and (workload.device == "cpu" or not _is_possible("recompute", workload)):
-            return "eager", "attention dropout, which no fused kernel has here"
-        return "recompute", "attention dropout"
-    possible = [name for name in among if _is_possible(name, workload)]
-    if workload.keys < workload.time:  # no table has this; torch's was the fastest for 0 to 2 consumers
-        return _torchs_own(workload, consumers, possible), "torch's own, as there are fewer keys than queries"
-    block, table = _block(workload, consumers), table_of(device_kind(workload.device))
-    nearest = None if table is None else table.nearest(block, possible)
-    if nearest is None:
-        _say_that_nothing_was_measured(device_kind(workload.device), bool(workload.share))
-        if workload.share and "flex" in possible:  # on a GPU
-            return "flex", "made for attention to some of the keys, and nothing like it was measured here"
-        if "tiles" in possible and _leaves_most_out(workload):
-            return "tiles", "it leaves most pairs out, and nothing like it was measured here"
-        return _torchs_own(workload, consumers, possible), "torch's own, as nothing like it was measured here"
-    times = sorted((taken, name) for name, taken in table.rows[nearest].items() if name in possible)
-    return times[0][1], f"{nearest}: {', '.join(f'{name} {taken:g}' for taken, name in times)} ms"
+
+    def __init__(self) -> None:
+        self.known: dict[str, dict[str, str]] = {}
+        self.measures = self.waits = True
+        self.seconds = SECONDS
+        self._seen: Counter[str] = Counter()
+        self._began, self._spent = time.monotonic(), 0.0
+
+    def at_once(self) -> None:
+        """For those who measure what is chosen: every shape is timed when it is first seen."""
+        self.waits, self.seconds = False, math.inf
+
+    def choose(self, workload: Workload, consumers: int, possible: tuple[str, ...], timed: Optional[Timed]) -> str:
+        """One of `possible`."""
+        otherwise = unmeasured(workload, consumers, possible)
+        is_watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if is_watched or len(possible) < 2 or workload.multiply_adds < WORTH_IT:
+            return otherwise
+        here, shape = machine(workload.device), f"{workload.shape(consumers)}: {' or '.join(possible)}"
+        if (found := self._known_on(here).get(shape)) is None:
+            if timed is None or not self.measures or not self._pays(shape, workload, len(possible)):
+                return otherwise
+            fits = [name for name in sorted(possible, key=_LIKELY.index) if _has_room(name, workload)]
+            likely = sorted(fits, key=lambda name: name != otherwise)  # it comes first
+            largest = math.inf if workload.has_dropout else LARGEST_ERROR[workload.precision]
+            try:
+                found = remembered(FILE, here, shape, lambda: self._fastest(shape, likely, timed, largest))
+            except _UnsureError as error:
+                found = error.name or otherwise
+            self.known[here][shape] = found
+        return found if found in possible else otherwise
+
+    def _known_on(self, here: str) -> dict[str, str]:
+        if here not in self.known:
+            for other in self.known:
+                logger.info("attention back ends were chosen on %s; this is %s, which chooses anew", other, here)
+            self.known[here] = {}
+        return self.known[here]
+
+    def _pays(self, shape: str, workload: Workload, candidates: int) -> bool:
+        if workload.is_training or not self.waits:
+            return self._spent < self.seconds + SHARE_OF_TIME * (time.monotonic() - self._began)
+        self._seen[shape] += 1
+        return self._seen[shape] > candidates * (1 + ROUNDS) / workload.blocks / SHARE_OF_TIME
+
+    def _fastest(self, shape: str, names: Sequence[str], timed: Timed, largest_error: float) -> str:
+        """Times them in turn, in a thread, which escapes the caller's autograd, FLOP counter and transforms."""
+        start = time.monotonic()
+        with ThreadPoolExecutor(1) as thread:
+            seconds = thread.submit(_seconds, names, timed, largest_error).result()
+        self._spent += time.monotonic() - start
+        ordered = sorted((name for name in seconds if seconds[name] < math.inf), key=seconds.get)
+        if ordered:
+            figures = ", ".join(f"{name} {1000 * seconds[name]:.3g} ms" for name in ordered)
+            logger.info("attention back end for %s (%s)", shape.partition(":")[0], figures)
+        if not ordered or len(seconds) < len(names):
+            raise _UnsureError(name="".join(ordered[:1]))
+        return ordered[0]
+
+    def state_dict(self) -> dict[str, dict[str, str]]:
+        """For a checkpoint, and for other processes."""
+        return {here: dict(shapes) for here, shapes in self.known.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, str]]) -> None:
+        """Takes what :meth:`state_dict` returned, on a machine like this; on another one it chooses anew."""
+        for here, shapes in state.items():
+            self.known.setdefault(here, {}).update(shapes)
 
 
-def _leaves_most_out(workload: Workload) -> bool:
-    return workload.time >= FEWEST_IN_TILES and 0 < workload.share < SHARE_IN_TILES
+class _UnsureError(AttributeError):
+    """Not all were timed: not to be remembered. Its `name` is the fastest of those that were; empty for none."""
 
 
-def _is_for_tiles_with_dropout(workload: Workload, among: tuple[str, ...]) -> bool:
-    """Where most pairs are left out: on a GPU, whose `tiles` with dropout are no kernels, if nothing else has room."""
-    can = "tiles" in among and _is_possible("tiles", workload) and _leaves_most_out(workload)
-    return can and (workload.device == "cpu" or not _is_possible("recompute", workload))
+def _seconds(names: Sequence[str], timed: Timed, largest_error: float) -> dict[str, float]:
+    """The fastest call of each, without those that time did not suffice for; those far behind are called once.
 
-
-def _torchs_own(workload: Workload, consumers: int, possible: list[str]) -> str:
-    """Fused attention; on a processor ``eager`` where torch would write what it cannot fuse out again and again.
-
-    On a GPU torch fuses a bias that learns too (:mod:`.recompute`).
+    Infinite for those that fail here, or compute something else than the first one.
     """
-    if workload.device == "cuda":
-        return next((name for name in ("recompute", "eager", "fused", "tiles") if name in possible), "eager")
-    writes = bool(consumers) if workload.learned == "positions" else workload.is_training
-    first = ["eager"] if writes and workload.learned != NOTHING_LEARNED else []
-    return next((name for name in [*first, "recompute", "eager", "tiles"] if name in possible), "eager")
+    things: dict[str, Callable[[], Sequence[Tensor]]] = {}
+    seconds: dict[str, float] = {}
+    start, expected = time.monotonic(), None
+    for name in names:
+        if time.monotonic() - start > SECONDS:
+            break
+        try:
+            things[name] = timed(name)
+            first, found = _call(things[name])  # prepares: torch, MKL and Triton
+            expected = found if expected is None else expected
+            if (error := _difference(found, expected)) > largest_error:
+                raise ValueError(f"it is off by {error:.2g} of what it should be")
+            seconds[name] = first if first > LONG else _call(things[name])[0]
+        except Exception as error:  # a kernel may fail in any way on a device that is new to it
+            logger.warning("attention back end %s is left out here: %s", name, str(error).partition("\n")[0])
+            seconds[name] = math.inf
+    for _ in range(ROUNDS - 1):
+        for name in seconds:
+            if time.monotonic() - start < SECONDS / 2 and seconds[name] < HOPELESS * min(seconds.values()):
+                seconds[name] = min(seconds[name], _call(things[name])[0])
+    return seconds
 
 
-@functools.cache
-def _say_that_nothing_was_measured(kind: str, has_mask: bool) -> None:
-    logger.warning(
-        "no back end of %s was measured on %s: what is taken may not be the fastest; `lazyformer bench backends` "
-        "measures all, once for every later run",
-        "attention to some of the keys" if has_mask else "lazy attention",
-        kind,
-    )
+def _difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest relative error among the tensors, by norm; NaN counts as infinite."""
+    pairs = [(one.float(), other.float()) for one, other in zip(found, expected, strict=True)]
+    errors = [((one - other).norm() / other.norm().clamp(min=1e-6)).nan_to_num(nan=math.inf) for one, other in pairs]
+    return max((error.item() for error in errors), default=0.0)
 
 
-def _block(workload: Workload, consumers: int) -> Block:
-    precision = str(workload.precision).removeprefix("torch.")
-    sizes = consumers + 1, workload.batch, workload.time, workload.heads, workload.head_size
-    is_padded = "padding" in workload.features
-    return Block(workload.is_training, workload.learned, is_padded, precision, *sizes, workload.share)
+def _call(thing: Callable[[], Sequence[Tensor]]) -> tuple[float, Sequence[Tensor]]:
+    start = time.perf_counter()
+    found = thing()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, found
+
+
+CHOICES = Choices()
+
+
+def machine(device: str) -> str:
+    """What a choice holds for, besides the shape."""
+    threads = f", {torch.get_num_threads()} threads" if device == "cpu" else ""
+    return f"{device_kind(device)}, torch {torch.__version__}{threads}"
+
+
+def unmeasured(workload: Workload, consumers: int, possible: tuple[str, ...]) -> str:
+    """What is taken where nothing is timed: `tiles`, or on a GPU `flex`, for a mask that hides most; else torch's own.
+
+    On a processor ``eager`` where torch would write what it cannot fuse out again and again; on a GPU torch fuses a
+    bias that learns too (:mod:`.back_ends`).
+    """
+    is_on_gpu = workload.device == "cuda"
+    hides_most = workload.time >= FEWEST_IN_TILES and 0 < workload.share < SHARE_IN_TILES
+    order = ["recompute", "eager", *(["fused"] if is_on_gpu else []), "tiles"]
+    if not is_on_gpu and workload.has_dropout and consumers:
+        order = ["eager", "tiles"]
+    elif not is_on_gpu and workload.learns:
+        writes = consumers if "positions" in workload.features else workload.is_training
+        order = ["eager", *order] if writes else order
+    if hides_most and not (is_on_gpu and workload.has_dropout):
+        order = ["tiles", *order]
+    if workload.share and is_on_gpu:
+        order = ["flex", *order]
+    return next((name for name in order if name in possible), "eager")
+
+
+def _possible(workload: Workload, among: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `among` that can compute this in the memory that the device has."""
+    return tuple(name for name in among if _is_possible(name, workload))
 
 
 def _is_possible(name: str, workload: Workload) -> bool:
-    """Whether a back end can compute this in the memory available."""
     row = BACK_ENDS[name]
-    if not row.lacks.isdisjoint(workload.features) or not row.supports(
-        workload.device, workload.features, workload.head_size
-    ):
+    can = (row.has_dropout or not workload.has_dropout) and (name != "tiles" or "mask" in workload.features)
+    can = can and row.lacks.isdisjoint(workload.features) and row.runs_on(workload.device)
+    if not (can and row.supports(workload.device, workload.features, workload.head_size)):
         return False
     if name == "recompute" and workload.is_training and not _torch_fuses(workload):
         return False  # `fused` would compute under its name, or torch would write the distribution
-    written = _numbers_written(name, workload) * torch.empty((), dtype=workload.precision).element_size()
+    written = _numbers_written(name, workload) * workload.precision.itemsize
     return not written or written <= SHARE_OF_MEMORY * memory_of(workload.device)
+
+
+def timed_batch(workload: Workload) -> int:
+    """Sequences of the batch that is timed."""
+    return workload.batch if workload.device == "cuda" else min(workload.batch, max(1, TOKENS // workload.time))
+
+
+def _has_room(name: str, workload: Workload) -> bool:
+    """Whether free memory suffices to time it: some four matrices of a block."""
+    block = workload._replace(batch=timed_batch(workload), blocks=1)
+    return 4 * _numbers_written(name, block) * workload.precision.itemsize <= _free_memory(workload.device)
 
 
 def _torch_fuses(workload: Workload) -> bool:
     """Whether torch fuses an attention whose additions to scores learn: a bias, dense scores.
 
-    Positions count as fused on a processor: a table tells what they cost there.
+    Positions count as fused on a processor: timing tells what they cost there.
     """
     if workload.device != "cuda":
         return "learned" not in workload.features
-    if workload.learned == NOTHING_LEARNED and "learned" not in workload.features:
-        return True
-    return back_ends.has_kernel(workload.precision, workload.head_size, compute_capability())
+    return not workload.learns or back_ends.has_kernel(workload.precision, workload.head_size, compute_capability())
 
 
 def _numbers_written(name: str, workload: Workload) -> int:
@@ -386,3 +373,14 @@ def memory_of(device: str) -> int:
     if device == "cuda":
         return torch.cuda.get_device_properties().total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _free_memory(device: str) -> int:
+    """Bytes; all of it where Linux does not say."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    try:
+        kilobytes = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        kilobytes = None
+    return 1024 * int(kilobytes[1]) if kilobytes else memory_of(device)

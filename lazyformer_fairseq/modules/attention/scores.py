@@ -89,6 +89,11 @@ class Scores:
             own._written = self._written
         return own
 
+    def first_sequences(self, count: int) -> "Scores":
+        """Those of the first sequences of a batch, of what a forward pass shares; nothing is written yet."""
+        parts = ((name, getattr(self, name)) for name in ("lengths_B", "seen_BK", "given_BK", "given_places_BG"))
+        return replace(self, **{name: part[:count] for name, part in parts if part is not None})
+
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` returns, the same object for all sublayers of a forward pass that share padding and mask."""
         if key not in self._written:

@@ -123,7 +123,7 @@ class CausalDecoder(Stack):
         encoded = encode_distances(keys, self.embed_dim, max(self.clamp_len, 0), self.content_bias)
         encoded = F.dropout(encoded, self.dropout, self.training)
         positions = RelativePositions(encoded, self.content_bias, self.position_bias)
-        return Context(scores, self.back_end(x_BTC, scores, memory_length), positions)
+        return Context(scores, self.back_end(x_BTC, scores, memory_length, positions), positions)
 
     @staticmethod
     def count_embedding_memory(sizes: CausalSizes, run: Pass) -> Memory:

@@ -1,6 +1,7 @@
 """The stack that encoder and causal decoder share. It builds the sublayers of a pattern and runs through them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Optional
 
@@ -10,7 +11,15 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS
-from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, Workload, check_backend, choose
+from lazyformer_fairseq.modules.attention.choice import (
+    AUTO,
+    BACKENDS,
+    Timed,
+    Workload,
+    check_backend,
+    choose,
+    timed_batch,
+)
 from lazyformer_fairseq.modules.attention.masks import count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
@@ -18,10 +27,10 @@ from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
-from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import Value, with_defaults
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, KEYS_AND_VALUES, Sizes
 
 Given = tuple[tuple[str, Value], ...]  # settings that differ from the default
 
@@ -209,7 +218,9 @@ class Stack(nn.Module):
                 f"{', '.join((AUTO, *limit))}"
             )
 
-    def back_end(self, x_BTC: Tensor, scores: Scores, memory_length: int = 0) -> Callable[[int, Given], str]:
+    def back_end(
+        self, x_BTC: Tensor, scores: Scores, memory_length: int = 0, positions: Optional[RelativePositions] = None
+    ) -> Callable[[int, Given], str]:
         """From consumers and settings of an ``s`` to the back end that computes it in this pass.
 
         Of a ``k``: no consumers, and the settings of its ``s``.
@@ -235,10 +246,57 @@ class Stack(nn.Module):
         # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
         limits = [planned.kind.back_ends for planned in self.plan if planned.kind.back_ends]
         among, chosen = tuple(name for name in BACKENDS if all(name in limit for limit in limits)), {}
-        for consumers, settings in {(each.consumers.count(DISTRIBUTION), each.shaper.settings) for each in blocks}:
-            shaped = _with(workload, settings)
-            chosen[consumers, settings] = choose(self.attention_backend, shaped, consumers, among)
+        for place, planned in enumerate(self.plan):
+            consumers, settings = planned.consumers.count(DISTRIBUTION), planned.shaper.settings
+            if planned.kind.computes_scores and (consumers, settings) not in chosen:
+                shaped = _with(workload, settings)
+                timed = self._timed(place, workload, x_BTC, Context(scores, _eager, positions))
+                chosen[consumers, settings] = choose(self.attention_backend, shaped, consumers, among, timed)
         return partial(_chosen, chosen, self.attention_backend, workload)
+
+    def _timed(self, place: int, workload: Workload, x_BTC: Tensor, shared: Context) -> Optional[Timed]:
+        """From a back end's name to a pass on it through a block: an ``s`` and what reads it, or a ``k`` and its ``s``.
+
+        Forward and, in training, backward, on random numbers and the first sequences of the batch; weights keep the
+        gradients that they have. None where nobody can time, or the plan's sublayers do not stand, as in a supernet.
+        """
+        is_real = type(x_BTC) is Tensor and x_BTC.device.type in ("cpu", "cuda")
+        if torch.compiler.is_compiling() or not is_real or len(self.sublayers) != len(self.plan):
+            return None
+        batch, places = timed_batch(workload), _block(self.plan, place)
+        sublayers = [self.sublayers[each] for each in places]
+        precision = torch.get_autocast_dtype(x_BTC.device.type)
+        is_autocast = torch.is_autocast_enabled(x_BTC.device.type)
+
+        def prepare(name: str) -> Callable[[], list[Tensor]]:
+            chance = torch.Generator(x_BTC.device).manual_seed(1)
+            scores = shared.scores.first_sequences(batch)
+            x = x_BTC.new_empty(batch, workload.time, self.embed_dim).normal_(generator=chance)
+            memory = x.new_zeros(batch, workload.keys - workload.time, self.embed_dim)
+            leaves = [x, *(weight for weight in self.parameters() if weight.requires_grad)]
+
+            def call() -> list[Tensor]:
+                context = shared._replace(scores=replace(scores), back_end=lambda *_: name)
+                below: SharedState = {}
+                with (
+                    torch.set_grad_enabled(workload.is_training),
+                    torch.autocast(x.device.type, precision, is_autocast),
+                    torch.random.fork_rng([x.device] if x.device.type == "cuda" else []),
+                ):
+                    outputs = []
+                    for sublayer in sublayers:
+                        output, handed_on = sublayer(x, below, context, memory if memory.size(1) else None)
+                        below = {**below, **handed_on}
+                        outputs.append(output)
+                    if not workload.is_training:
+                        return outputs
+                    found = torch.autograd.grad(outputs, leaves, [x.detach()] * len(outputs), allow_unused=True)
+                    return [*(output.detach() for output in outputs), *(each for each in found if each is not None)]
+
+            x.requires_grad_(workload.is_training)
+            return call
+
+        return prepare
 
     def run(
         self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None
@@ -257,6 +315,19 @@ class Stack(nn.Module):
         """
         run = compiled(_run) if self.compiles and self.training else _run
         return run(self.sublayers, x_BTC, shared, return_all, memory)
+
+
+def _eager(consumers: int, settings: Given) -> str:
+    return "eager"
+
+
+def _block(sublayers: Sequence[PlannedSublayer], place: int) -> list[int]:
+    """Places of a sublayer that computes scores, of the one whose keys it reads, and of those that read its own."""
+    planned = sublayers[place]
+    below = [each for each in range(place) if KEYS_AND_VALUES in sublayers[each].kind.hands_on]
+    above = [each for each in range(place, len(sublayers)) if sublayers[each].kind.reads == DISTRIBUTION]
+    first = below[-1:] if planned.kind.reads == KEYS_AND_VALUES else []
+    return [*first, place, *above[: planned.consumers.count(DISTRIBUTION)]]
 
 
 def _chosen(

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from every_kind import ON_A_CPU
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -12,7 +13,6 @@ from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench.run import encoder_training, inference
 from lazyformer_fairseq.measure.costs import flops as costs
 from lazyformer_fairseq.modules.attention.back_ends import KERNELS
-from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.lazy_block import Implementation
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -109,7 +109,7 @@ def test_a_causal_model_that_predicts_frequent_words(pattern, memory, cutoffs, d
     assert costs.count_parameters(pattern, decoder.sizes) == parameters_of(decoder, softmax)
 
 
-@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
+@pytest.mark.parametrize("back_end", ON_A_CPU)
 @pytest.mark.parametrize("buckets", [0, 8])
 @pytest.mark.parametrize("pattern", ["M1x2", "M2x2", "M3 M1 ff"])
 def test_a_back_end_forward_and_backward(back_end, buckets, pattern, monkeypatch):

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from attention_by_einsum import Attending, padded_and_with_memory
+from every_kind import ON_A_CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_attention import Case, assert_errors_like, masks, use_tiles
@@ -15,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.modules.attention import attend, back_ends, blockwise, pieces, tile_geometry
 from lazyformer_fairseq.modules.attention.back_ends import aligned, attention_with_learned_bias
-from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 
@@ -27,12 +27,12 @@ of_lazy_blocks = pytest.mark.parametrize("back_end", ["materialize", "fused", "t
 
 
 @padded_and_with_memory
-@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
+@pytest.mark.parametrize("back_end", ON_A_CPU)
 def test_it_is_softmax(given, back_end):
     Attending("s", **given, back_end=back_end).assert_equations()
 
 
-@pytest.mark.parametrize("back_end", [name for name in back_ends_of("cpu") if name != "eager"])
+@pytest.mark.parametrize("back_end", [name for name in ON_A_CPU if name != "eager"])
 @settings(max_examples=25, deadline=None)
 @given(
     mask=st.none() | masks,
@@ -64,7 +64,7 @@ def test_forward_readers_and_all_gradients(back_end, mask, memory, is_causal, pa
 @pytest.mark.parametrize(
     ("back_end", "given"),
     [
-        *((name, {"parts": {"bias", "right"}, "size": 32}) for name in back_ends_of("cpu")),
+        *((name, {"parts": {"bias", "right"}, "size": 32}) for name in ON_A_CPU),
         *(("tiles", {"mask": mask, "parts": {"right"}}) for mask in (WINDOW, STRIDED, FIXED)),
         *(("tiles", {"mask": mask, "parts": {"right"}, "is_causal": True}) for mask in (WINDOW, STRIDED, FIXED)),
     ],
@@ -113,7 +113,7 @@ def test_memory_grows_linearly_with_the_length(back_end, biased):
     assert taken[2048, "eager"] > 3 * taken[1024, "eager"]  # so the test can fail
 
 
-@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
+@pytest.mark.parametrize("back_end", ON_A_CPU)
 @pytest.mark.parametrize("biased", [False, True])
 def test_which_kernel_runs(back_end, biased):
     """With a bias that learns, torch's attention would fall back to its unfused form: ours takes its place."""

@@ -3,13 +3,13 @@ from unittest import mock
 
 import pytest
 import torch
+from every_kind import ON_A_CPU
 from fairseq.models.roberta.model import RobertaEncoder
 from helpers import dictionary_of
 from tiny_networks import loud
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.encoder import (
     Encoder,
     RelativePositionBias,
@@ -89,7 +89,7 @@ def test_the_plain_pattern_equals_fairseqs_roberta(normalize_before, padded):
 @pytest.mark.parametrize("pattern", ["(sflf)x2", "M3", "(sfflff)x2 f", "sslf"])
 @pytest.mark.parametrize("buckets", [0, 32])
 @pytest.mark.parametrize(
-    "options", [{"normalize_before": True}, *({"attention_backend": name} for name in back_ends_of("cpu"))], ids=str
+    "options", [{"normalize_before": True}, *({"attention_backend": name} for name in ON_A_CPU)], ids=str
 )
 def test_padding_changes_nothing_wherever_it_stands(pattern, buckets, options):
     encoder, tokens = make_encoder(pattern, relative_position_buckets=buckets, **options).double(), random_tokens(4, 9)
@@ -101,7 +101,7 @@ def test_padding_changes_nothing_wherever_it_stands(pattern, buckets, options):
         torch.testing.assert_close(found_TC[~is_padding_T], encoder(tokens_T[~is_padding_T][None])[0][0])
 
 
-@pytest.mark.parametrize("backend", back_ends_of("cpu"))
+@pytest.mark.parametrize("backend", ON_A_CPU)
 @pytest.mark.parametrize("padding", [slice(0, None), slice(0, -2)], ids=["right", "left"])
 def test_a_row_of_padding_alone_harms_nobody(backend, padding):
     """In the first of two rows; the second is padded elsewhere or nowhere."""

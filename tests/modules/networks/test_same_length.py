@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from every_kind import ON_A_CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_networks import WORDS, make_decoder, random_tokens
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
@@ -81,7 +81,7 @@ def test_no_mask_reaches_farther(pattern, distances, segment):
 @pytest.mark.parametrize(
     ("pattern", "name"),
     [
-        *(("slfs", name) for name in back_ends_of("cpu") if name != "eager"),
+        *(("slfs", name) for name in ON_A_CPU if name != "eager"),
         *(("sks[span=5,ramp=2]", name) for name in ("recompute", "tiles")),
     ],
 )

@@ -5,18 +5,18 @@ import math
 import pytest
 import torch
 from attention_by_einsum import WIDTH, Attending, padded_and_with_memory, split
+from every_kind import ON_A_CPU
 from helpers import assert_refused
 from tiny_networks import make_decoder, random_tokens, vectors
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import blockwise
-from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import encode_distances
 
 
 @pytest.mark.parametrize("pieces", [2**21, 7])  # 7: a piece is a row
-@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
+@pytest.mark.parametrize("back_end", ON_A_CPU)
 @pytest.mark.parametrize("time, memory", [(5, 4), (4, 0), (1, 6), (6, 2)])
 def test_outputs_and_gradients_are_those_of_the_equations(time, memory, back_end, pieces, monkeypatch):
     """Of an l too, which sees another layer's input."""
@@ -85,7 +85,7 @@ class SharedKeys(Attending):
 
 
 @padded_and_with_memory
-@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
+@pytest.mark.parametrize("back_end", ON_A_CPU)
 def test_it_is_attention_of_own_queries(given, back_end):
     """With T5's bias, padding, memory; all gradients, of the s's weights too."""
     SharedKeys("s", **given, above="k", back_end=back_end).assert_equations()

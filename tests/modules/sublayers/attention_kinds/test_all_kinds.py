@@ -16,6 +16,7 @@ from every_kind import (
     ENCODERS,
     EXAMPLES,
     HEADS,
+    ON_A_CPU,
     TOKENS,
     WIDTH,
     WORDS,
@@ -42,7 +43,7 @@ from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters, sublayer_flops
 from lazyformer_fairseq.measure.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention import counted
-from lazyformer_fairseq.modules.attention.choice import Workload, back_ends_of
+from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
@@ -206,7 +207,7 @@ def test_in_half_precision_outputs_and_gradients_are_near(direction, s, precisio
     narrow = torch.bfloat16 if is_auto else getattr(torch, precision)
     weights = loud(build(direction, f"{s} l f"), 0.3).to(narrow).state_dict()
     expected = None
-    for back_end in back_ends_of("cpu"):
+    for back_end in ON_A_CPU:
         try:
             network = build(direction, f"{s} l f", attention_backend=back_end)
         except UserError:
@@ -262,7 +263,7 @@ def test_t5s_bias_counts_or_is_refused(s):
     assert network.relative_position_bias.table.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("back_end", [*(name for name in back_ends_of("cpu") if name != "eager"), "flex"])
+@pytest.mark.parametrize("back_end", [*(name for name in ON_A_CPU if name != "eager"), "flex"])
 @of_each_kind
 def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end, monkeypatch):
     """Of flex outputs alone: on a processor torch computes it unfused, and without gradients."""

@@ -24,6 +24,7 @@ from lazyformer_fairseq.report.numbers import duration
 logger = logging.getLogger(SCREEN)
 
 TIMED = 1.0  # seconds: passes shorter than this are timed again and again
+LONG = 10.0  # seconds: a first pass that takes longer counts, though it also chooses back ends
 HOUR = 3600
 SHARE_OF_UPDATES = 0.9  # of the hour; validation and checkpoints take the rest
 SEQUENCES = 16  # of an update of the run that ends in an hour
@@ -129,6 +130,6 @@ def _seconds_of_pass(trainer: Any, model: torch.nn.Module) -> float:
         sample, _ = trainer._prepare_sample(trainer._dummy_batch, is_dummy=True)
         trainer.task.train_step(sample, model, criterion, optimizer, 0, ignore_grad=True)
         now = time.monotonic()
-        if now - before > TIMED or (number and now - began > TIMED):
+        if now - before > LONG or (number and now - began > TIMED):
             model.zero_grad()
             return now - before

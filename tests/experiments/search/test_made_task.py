@@ -33,11 +33,11 @@ class Questions:
     def __len__(self) -> int:
         return self.count
 
-    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+    def batches(self, epoch: int, start: int) -> Iterator[list[dict[str, Any]]]:
         generator = torch.Generator().manual_seed(1000 * epoch + self.seed)
         for _ in range(start, self.count):
             symbols = torch.randint(0, SYMBOLS, (64, 6), generator=generator)
-            yield {"symbols": symbols, "answers": ANSWERS[symbols[:, :1], symbols]}
+            yield [{"symbols": symbols, "answers": ANSWERS[symbols[:, :1], symbols]}]
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -175,8 +175,11 @@ def test_a_yaml_file_trains_on_any_number_of_processes_on_data_with_spaces_in_it
     )
     run = script("bert_base.yaml", "my data", *size, *settings.split())
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    assert f"an update is 8 sequences: {processes} processes x 2 sequences" in run.stdout
-    assert re.search(r"\bbsz 8 ", run.stdout), "what was said is what was trained on"
+    screen, log = run.stdout + run.stderr, (tmp_path / "run" / "train.log").read_text()
+    assert re.search(r"^model   lazyformer, M1x12: ", screen, re.MULTILINE)
+    assert screen.count("INFO") == (0 if processes == 1 else processes), "the update's size, before there is a log"
+    assert f"an update is 8 sequences: {processes} processes x 2 sequences" in log
+    assert re.search(r"\bbsz 8 ", log), "what was said is what was trained on"
     assert (tmp_path / "run" / "checkpoint_last.pt").is_file()
     assert (tmp_path / "run" / "tokenizer").is_dir()
 

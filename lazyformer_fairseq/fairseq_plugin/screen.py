@@ -1,7 +1,7 @@
 """What a run shows with ``--log-seconds``: ten lines before its first update, then one every so many seconds.
 
 All that fairseq and this package log goes to ``train.log`` in ``--save-dir`` as ever. The screen has warnings and
-scores too; see :func:`~lazyformer_fairseq.fairseq_plugin.reliability.options.leave_to_log`.
+scores too; see :func:`~lazyformer_fairseq.fairseq_plugin.reliability.options.log_to`.
 """
 
 import logging

@@ -154,6 +154,7 @@ class Launch:
             "common.cpu": not self.found,
             **{f"common.{half}": self._precision == half for half in ("fp16", "bf16")},
             "distributed_training.distributed_world_size": self.world,
+            "++task.log_seconds": 60,  # ++: a task's options are known only after hydra has read the file
         }
         if not self.found:
             settings |= {f"distributed_training.{name}": value for name, value in GLOO.items()}

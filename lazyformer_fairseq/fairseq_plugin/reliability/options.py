@@ -24,7 +24,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import is_master
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict, read_write
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
@@ -263,12 +263,20 @@ def starting_with_defaults(add_defaults, cfg):
     add_defaults(cfg)
     if names_task_of_ours(cfg):
         start_run(command_line=HydraConfig.initialized())
+        _keep_logging()
         refuse_impossible(cfg.checkpoint, cfg.task, cfg.model, cfg.dataset, cfg.optimization, cfg.common)
         refuse_impossible(cfg.optimizer, cfg.lr_scheduler, cfg.criterion)
         refuse_unfit(cfg)
         _refuse_unfit_torch(cfg.common, cfg.distributed_training)
         _claim_folder(cfg.checkpoint, cfg.distributed_training, cfg.task.get("log_seconds", 0))
         settle_update_size(cfg)
+
+
+def _keep_logging() -> None:
+    """hydra has set logging up; fairseq would do it again once the run has its log, and take that away."""
+    if HydraConfig.initialized():
+        with read_write(found := HydraConfig.get()), open_dict(found):
+            found.job_logging = {"version": 1, "incremental": True}
 
 
 def _refuse_unfit_torch(common: Any, distributed_training: Any) -> None:
@@ -289,8 +297,7 @@ def _claim_folder(checkpoint: Any, distributed_training: Any, log_seconds: float
     if is_master(distributed_training):
         try:
             lock_for_process(Path(checkpoint.save_dir), f".training{checkpoint.checkpoint_suffix}.lock")
-            log_to(Path(checkpoint.save_dir))
-            leave_to_log(log_seconds)
+            log_to(Path(checkpoint.save_dir), log_seconds)
         except UserError as error:
             problem = [f"--save-dir {error}"]
     if is_shared:
@@ -299,15 +306,19 @@ def _claim_folder(checkpoint: Any, distributed_training: Any, log_seconds: float
         raise UserError(problem[0])
 
 
-def log_to(folder: Path) -> None:
+def log_to(folder: Path, log_seconds: float = 0) -> None:
     """From here on this process appends what it logs to the folder's log; the folder of an earlier run is let go.
 
-    Nothing is done where the output goes to that file already.
+    Nothing is appended where the output goes to that file already.
+
+    Args:
+        log_seconds: unless 0, the screen has from here on warnings, scores and what ``screen.py`` says alone.
     """
     global _handler
     path = (folder / LOG).absolute()
+    _leave_to_log(log_seconds)
     if _handler is not None:
-        if _handler.baseFilename == str(path):
+        if _handler.baseFilename == str(path) and _handler in logging.getLogger().handlers:
             return
         logging.getLogger().removeHandler(_handler)
         _handler.close()
@@ -321,8 +332,7 @@ def log_to(folder: Path) -> None:
     logging.getLogger().addHandler(_handler)
 
 
-def leave_to_log(seconds: float) -> None:
-    """For ``--log-seconds``: from here on the screen has warnings, scores and what ``screen.py`` says; with 0 all."""
+def _leave_to_log(seconds: float) -> None:
     for handler in logging.getLogger().handlers:
         handler.removeFilter(_is_shown)  # of an earlier run of this process
         if seconds and not isinstance(handler, logging.FileHandler):

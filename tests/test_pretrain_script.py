@@ -178,7 +178,7 @@ def test_a_yaml_file_trains_on_any_number_of_processes_on_data_with_spaces_in_it
     screen, log = run.stdout + run.stderr, (tmp_path / "run" / "train.log").read_text()
     assert re.search(r"^model   lazyformer, M1x12: ", screen, re.MULTILINE)
     assert screen.count("INFO") == (0 if processes == 1 else processes), "the update's size, before there is a log"
-    assert f"an update is 8 sequences: {processes} processes x 2 sequences" in log
+    assert f"an update is 8 sequences: {processes} processes x 2 sequences" in screen + log
     assert re.search(r"\bbsz 8 ", log), "what was said is what was trained on"
     assert (tmp_path / "run" / "checkpoint_last.pt").is_file()
     assert (tmp_path / "run" / "tokenizer").is_dir()

@@ -31,7 +31,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of, is
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
-from lazyformer_fairseq.modules.attention.choice import CHOICES
+from lazyformer_fairseq.modules.choices import CHOICES
 
 logger = logging.getLogger(__name__)
 

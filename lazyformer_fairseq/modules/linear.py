@@ -1,35 +1,18 @@
-"""The linear maps of all sublayers.
+"""The linear maps of all sublayers, by the faster of two libraries."""
 
-In single precision on a processor torch multiplies with Intel's MKL, although it ships oneDNN too. Which of them is
-faster depends on the processor, on the shape, and on which factor is transposed: on a Zen 5 oneDNN is twice as fast for
-every product, on a Zen 4 by a fifth for some, on a Zen 3 it is slower; on an Intel processor held to AVX2 it is as fast
-in the forward pass and takes up to seven times as long for an input's gradient (docs/performance.md). So we measure
-both for each shape and product, once per machine, and oneDNN multiplies where it wins.
-"""
-
-import functools
-import logging
-import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.processor import device_kind
-from lazyformer_fairseq.storage.json_files import remembered
+from lazyformer_fairseq.modules.choices import half_octaves
+from lazyformer_fairseq.modules.products import MKL, ROWS, has_onednn, linear_by_onednn, onednn_wins
 
-logger = logging.getLogger(__name__)
-
-WORTH_IT = 2**24  # multiply-adds of a product; below, oneDNN's 10 to 20 microseconds a call are more than it saves
-ROWS = 128  # oneDNN keeps about 1 MB per shape it meets: so only multiples of this, zeros filling up the last one
-MOST_ZEROS = 1 / 8  # of the rows; more would cost what oneDNN saves
-CLEARLY = 0.95  # share of MKL's time: oneDNN wins a turn below it
-WINS, LOSSES = 5, 3  # turns after which it has won, or lost, whichever comes first
-FILE = "matrix_products.json"  # in the cache folder: a resumed run must round as before
+WORTH_IT = 2**24  # multiply-adds of a map, whose rows may need filling up
+MOST_ZEROS = 1 / 8  # of the rows, to fill them up; more would cost what oneDNN saves
+MOST_ROWS = 1024  # that are timed: more take the same time each
 
 
 class Linear(nn.Linear):
@@ -50,11 +33,12 @@ class Linear(nn.Linear):
         watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
         is_plain = type(self.weight) is nn.Parameter  # others, such as quantised weights, multiply in their own way
         if not watched and is_plain and _has_choice(input, weight):
-            faster = onednn_wins(self.in_features, weight.size(0), torch.get_num_threads())
+            rows = input.shape[:-1].numel()
+            faster = faster_products(rows, self.in_features, weight.size(0), torch.is_grad_enabled())
             if any(faster):
-                rows = input.flatten(0, -2)
-                padded = F.pad(rows, (0, 0, 0, -len(rows) % ROWS)) if len(rows) % ROWS else rows
-                return _Product.apply(padded, weight, bias, faster)[: len(rows)].unflatten(0, input.shape[:-1])
+                flat = input.flatten(0, -2)
+                padded = F.pad(flat, (0, 0, 0, -rows % ROWS)) if rows % ROWS else flat
+                return _Product.apply(padded, weight, bias, faster)[:rows].unflatten(0, input.shape[:-1])
         return F.linear(input, weight, bias)
 
 
@@ -64,8 +48,13 @@ def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_b
     return linear.multiply(input, linear.weight[start:stop], bias)
 
 
+def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """x (..., I) times the transpose of weight (O, I), plus bias (O): (..., O); fp32 on a CPU, differentiable."""
+    return _Product.apply(x, weight, bias, Products(True, True, True))
+
+
 class Products(NamedTuple):
-    """One value for each product of a linear map that two libraries can compute.
+    """Of each product of a linear map, whether oneDNN computes it.
 
     Attributes:
         forward: x W^T.
@@ -73,75 +62,29 @@ class Products(NamedTuple):
         weight_gradient: the transpose of the output's gradient times x.
     """
 
-    forward: Any
-    input_gradient: Any
-    weight_gradient: Any
+    forward: bool
+    input_gradient: bool
+    weight_gradient: bool
 
 
-def has_onednn() -> bool:
-    """Whether torch multiplies with MKL here, also has oneDNN, and may use it."""
-    return (
-        torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def faster_products(rows: int, inputs: int, outputs: int, is_training: bool) -> Products:
+    """Which products of a map of so many rows oneDNN computes; of the first alone where there are no gradients."""
+    rows = min(rows + -rows % ROWS, MOST_ROWS)
+    shape = f"about {half_octaves(rows):.0f} rows of a map of {inputs} to {outputs}"
+
+    def wins(product: str, mkl: Callable, onednn: Callable, *shapes: tuple[int, int]) -> bool:
+        def timed(name: str) -> Callable[[], list[Tensor]]:
+            factors = [torch.ones(each, dtype=torch.float32, device="cpu") for each in shapes]
+            return lambda: [(mkl if name == MKL else onednn)(*factors)]
+
+        return onednn_wins(f"{product} of {shape}", is_training, timed)
+
+    x, gradient, weight = (rows, inputs), (rows, outputs), (outputs, inputs)
+    return Products(
+        wins("product", F.linear, linear_by_onednn, x, weight),
+        is_training and wins("input's gradient", torch.mm, _times_by_onednn, gradient, weight),
+        is_training and wins("weight's gradient", _weight_gradient, _weight_gradient_by_onednn, gradient, x),
     )
-
-
-def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """x (..., I) times the transpose of weight (O, I), plus bias (O): (..., O); fp32 on a CPU, differentiable."""
-    return _Product.apply(x, weight, bias, Products(True, True, True))
-
-
-@functools.cache
-def onednn_wins(inputs: int, outputs: int, threads: int) -> Products:
-    """Which products of a map `inputs` -> `outputs` oneDNN computes in clearly less time than MKL.
-
-    Measured (a tenth of a second at base size) unless an earlier process of this user has done so on such a machine,
-    with this torch and as many threads.
-    """
-    machine = f"{device_kind('cpu')}, torch {torch.__version__}, {threads} threads"
-    wins = Products(*remembered(FILE, machine, f"{inputs} to {outputs}", lambda: _compare(inputs, outputs)))
-    logger.info("linear maps of %d to %d: forward by %s, input's gradient by %s, weight's by %s (measured)",
-                inputs, outputs, *("oneDNN" if won else "MKL" for won in wins))  # fmt: skip
-    return wins
-
-
-def _compare(inputs: int, outputs: int) -> Products:
-    """As :func:`onednn_wins`, from products of 128 rows, or of enough more to be worth it."""
-    rows = ROWS * -(-WORTH_IT // (ROWS * inputs * outputs))
-
-    def compare() -> Products:
-        x, gradient, weight = (
-            torch.ones(shape, dtype=torch.float32, device="cpu")
-            for shape in ((rows, inputs), (rows, outputs), (outputs, inputs))
-        )
-        return Products(
-            _wins_turns(_onednn, F.linear, x, weight),
-            _wins_turns(_onednn, F.linear, gradient, weight.t()),
-            _wins_turns(_weight_gradient_by_onednn, _weight_gradient, gradient, x),
-        )
-
-    # A separate thread escapes the caller's autograd, autocast, FLOP counter and function transforms.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(compare).result()
-
-
-@torch.inference_mode()
-def _wins_turns(onednn: Callable, mkl: Callable, first: Tensor, second: Tensor) -> bool:
-    # Other processes do not affect thread time; but it misses how long several threads wait for each other.
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-
-    def seconds(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
-        start = clock()
-        multiply(first, second)
-        return clock() - start
-
-    onednn(first, second), mkl(first, second)  # both prepare
-    turns = Counter()
-    while turns[True] < WINS and turns[False] < LOSSES:
-        turns[seconds(onednn) < CLEARLY * seconds(mkl)] += 1
-    return turns[True] == WINS
 
 
 def _has_choice(x: Tensor, weight: Tensor) -> bool:
@@ -158,8 +101,8 @@ def _has_choice(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+def _times_by_onednn(gradient: Tensor, weight: Tensor) -> Tensor:
+    return multiply_by_onednn(gradient, weight.t())
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
@@ -178,7 +121,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], by_onednn: Products) -> Tensor:
-        return (_onednn if by_onednn.forward else F.linear)(x, weight, bias)
+        return (linear_by_onednn if by_onednn.forward else F.linear)(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Optional[Tensor], Products], output: Tensor) -> None:
@@ -189,11 +132,11 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor], None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        times_weight = multiply_by_onednn if ctx.by_onednn.input_gradient else F.linear
+        times_weight = _times_by_onednn if ctx.by_onednn.input_gradient else torch.matmul
         times_x = _weight_gradient_by_onednn if ctx.by_onednn.weight_gradient else _weight_gradient
         rows = gradient.flatten(0, -2)
         return (
-            times_weight(gradient, weight.t()) if of_x else None,
+            times_weight(gradient, weight) if of_x else None,
             times_x(rows, x.flatten(0, -2)) if of_weight else None,
             rows.sum(0) if of_bias else None,
             None,

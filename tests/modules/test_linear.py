@@ -1,6 +1,5 @@
 """Linear maps: torch's own, and oneDNN's where these are faster."""
 
-import json
 from contextlib import nullcontext
 
 import hypothesis.strategies as st
@@ -10,10 +9,10 @@ from hypothesis import given, settings
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lazyformer_fairseq.modules import linear
+from lazyformer_fairseq.modules import choices, linear, products
 from lazyformer_fairseq.modules.linear import Linear, Products, multiply_by_onednn
 
-pytestmark = pytest.mark.skipif(not linear.has_onednn(), reason="this torch has not both MKL and oneDNN")
+pytestmark = pytest.mark.skipif(not products.has_onednn(), reason="this torch has not both MKL and oneDNN")
 ROWS, INPUTS, OUTPUTS = 256, 256, 512  # as many as are worth it
 
 
@@ -36,12 +35,12 @@ def uses_onednn(module: nn.Module, x: torch.Tensor) -> bool:
 
 
 def wins(*products: bool):
-    return lambda inputs, outputs, threads: Products(*products)
+    return lambda rows, inputs, outputs, is_training: Products(*products)
 
 
 @pytest.fixture
 def onednn_is_faster(monkeypatch):
-    monkeypatch.setattr(linear, "onednn_wins", wins(True, True, True))
+    monkeypatch.setattr(linear, "faster_products", wins(True, True, True))
 
 
 @settings(deadline=None, max_examples=40)
@@ -89,7 +88,7 @@ def test_a_gradient_has_a_gradient():
 def test_each_product_has_its_own_library(monkeypatch, batch, time, faster, kernels):
     """Tokens a little below a multiple are filled up."""
     torch.manual_seed(0)
-    monkeypatch.setattr(linear, "onednn_wins", wins(*faster))
+    monkeypatch.setattr(linear, "faster_products", wins(*faster))
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(batch, time, INPUTS, requires_grad=True)
     with KernelNames() as forward:
         output = module(x)
@@ -106,23 +105,23 @@ def test_each_product_has_its_own_library(monkeypatch, batch, time, faster, kern
 
 
 @pytest.fixture
-def measured_anew(monkeypatch, tmp_path):
-    """The cache file; without one yet, and without what this process knows."""
+def chosen(monkeypatch, tmp_path):
+    """What this process chooses: nothing is known yet, here or in the cache folder."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
-    linear.onednn_wins.cache_clear()
-    yield tmp_path / "cache" / linear.FILE
-    linear.onednn_wins.cache_clear()
+    monkeypatch.setattr(products, "CHOICES", made := choices.Choices())
+    return made
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch of oneDNN's operator under vmap
-def test_measuring_leaves_no_trace_in_what_is_computed(measured_anew):
+def test_choosing_leaves_no_trace_in_what_is_computed(chosen):
+    chosen.at_once()
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(2, ROWS, INPUTS)
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
     with torch.inference_mode(), KernelNames() as kernels:
         torch.func.vmap(module)(x)
-    assert measured_anew.is_file()
+    assert len(*chosen.known.values()) == 1
     assert sum("linear" in name or "mm" in name for name in kernels.names) <= 2
     assert torch.equal(torch.rand(3), expected)
     for part in x:
@@ -132,34 +131,74 @@ def test_measuring_leaves_no_trace_in_what_is_computed(measured_anew):
     assert x.grad is not None
 
 
-def test_a_shape_is_measured_once_on_a_machine(measured_anew, monkeypatch):
-    calls = []
-    monkeypatch.setattr(linear, "_compare", lambda *shape: calls.append(shape) or Products(True, False, True))
-    for threads in (1, 1, 2):
-        linear.onednn_wins.cache_clear()  # as another process
-        assert linear.onednn_wins(8, 16, threads) == Products(True, False, True)
-    assert linear.onednn_wins(16, 8, 2) == Products(True, False, True)
-    assert calls == [(8, 16), (8, 16), (16, 8)]
-    per_machine = json.loads(measured_anew.read_text())
-    assert [len(shapes) for shapes in per_machine.values()] == [1, 2]
-    assert all("1 threads" in name or "2 threads" in name for name in per_machine)
+def test_each_product_of_a_run_s_rows_is_chosen_once(chosen):
+    module = Linear(INPUTS, OUTPUTS)
+    for rows in (ROWS, ROWS, ROWS + 10 * 128, ROWS + 40 * 128):
+        module(torch.randn(rows, INPUTS)).sum().backward()
+    (shapes,) = chosen.known.values()
+    said = [f"of about {rows} rows of a map of {INPUTS} to {OUTPUTS}" for rows in (ROWS, 1024)]
+    assert list(shapes) == [
+        f"{what} {of}" for of in said for what in ("product", "input's gradient", "weight's gradient")
+    ]
+    assert set(shapes.values()) <= {"MKL", "oneDNN"}
 
 
-def test_the_faster_library_is_found(measured_anew, monkeypatch):
-    right = linear._onednn
+def test_inference_chooses_when_it_pays(chosen):
+    module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS)
+    with torch.no_grad():
+        for _ in range(2 * (1 + choices.ROUNDS) * 20):
+            module(x)
+            assert not any(chosen.known.values())
+        module(x)
+    assert len(*chosen.known.values()) == 1
 
-    def slow(*factors):
-        for _ in range(3):
-            right(*factors)
-        return right(*factors)
 
-    monkeypatch.setattr(linear, "_onednn", slow)
-    assert linear.onednn_wins(256, 256, 1) == Products(False, False, False)
-    linear.onednn_wins.cache_clear()
-    measured_anew.unlink()
-    monkeypatch.setattr(linear, "_onednn", right)
-    monkeypatch.setattr(linear.F, "linear", slow)
-    assert linear.onednn_wins(256, 256, 1) == Products(True, True, True)
+@pytest.mark.parametrize("library", ["MKL", "oneDNN"])
+def test_the_faster_library_is_found(chosen, monkeypatch, library):
+    def slow(multiply):
+        return lambda *factors: [multiply(*factors) for _ in range(4)].pop()
+
+    place, name = (linear, "linear_by_onednn") if library == "MKL" else (linear.F, "linear")
+    monkeypatch.setattr(place, name, slow(getattr(place, name)))
+    assert linear.faster_products(256, 256, 256, True).forward == (library == "oneDNN")
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    sizes=st.tuples(st.integers(1, 3), *[st.integers(1, 40)] * 3),
+    turned=st.booleans(),
+    adds=st.booleans(),
+    part=st.booleans(),
+)
+def test_both_libraries_multiply_batches_alike(sizes, turned, adds, part):
+    """First factors that are turned, second ones as keys stand in projections, results with room behind their rows."""
+    torch.manual_seed(0)
+    batch, rows, shared, columns = sizes
+    a = torch.randn(batch, shared, rows).mT if turned else torch.randn(batch, rows, shared)
+    b = torch.randn(batch, shared, 3 * columns)[..., :columns] if part else torch.randn(batch, columns, shared).mT
+    outs = [torch.ones(batch, rows, columns + part)[..., :columns] for _ in range(2)]
+    by_mkl, by_onednn = (
+        multiply(a, b, out, adds) for multiply, out in zip(products._BATCHED.values(), outs, strict=True)
+    )
+    torch.testing.assert_close(by_onednn, by_mkl, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(outs[1].double(), a.double() @ b.double() + adds, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "may"),
+    [
+        ((2, 256, 64, 256), torch.float32, True),
+        ((2, 256, 64, 250), torch.float32, False),  # oneDNN keeps memory for each length
+        ((2, 128, 64, 128), torch.float32, False),  # too short
+        ((2, 256, 64, 256), torch.bfloat16, False),  # torch takes oneDNN itself
+    ],
+)
+def test_batches_are_multiplied_by_the_faster_library_where_there_is_a_choice(chosen, shape, dtype, may):
+    chosen.at_once()
+    batch, rows, shared, columns = shape
+    a, b = torch.randn(batch, rows, shared, dtype=dtype), torch.randn(batch, shared, columns, dtype=dtype)
+    torch.testing.assert_close(products.multiply(a, b), a @ b, atol=1e-4, rtol=1e-3)
+    assert bool(chosen.known) == may
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # says torch of `flags`
@@ -187,7 +226,7 @@ def test_torch_multiplies_parts_of_matrices_subclasses_and_where_it_is_faster(on
     assert uses_onednn(module, x) and not uses_onednn(part, x)
     with torch.inference_mode():
         assert uses_onednn(module, x)
-    monkeypatch.setattr(linear, "onednn_wins", wins(False, False, False))
+    monkeypatch.setattr(linear, "faster_products", wins(False, False, False))
     assert not uses_onednn(module, x)
 
 

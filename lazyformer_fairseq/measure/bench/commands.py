@@ -41,7 +41,7 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
     refuse_filled_folder(output)
     from lazyformer_fairseq.measure.bench.run import bench_to
     from lazyformer_fairseq.measure.costs.machine import device_named
-    from lazyformer_fairseq.modules.attention.choice import CHOICES
+    from lazyformer_fairseq.modules.choices import CHOICES
 
     CHOICES.at_once()
     settings = BenchSettings(patterns=patterns, device=device_named(device), **given)
@@ -64,7 +64,7 @@ def kinds(settings: KindSettings) -> None:
     """
     from lazyformer_fairseq.measure.bench.kinds import measure_kinds
     from lazyformer_fairseq.measure.costs.machine import device_named
-    from lazyformer_fairseq.modules.attention.choice import CHOICES
+    from lazyformer_fairseq.modules.choices import CHOICES
 
     CHOICES.at_once()
     device = device_named(settings.device)

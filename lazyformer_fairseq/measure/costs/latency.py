@@ -23,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import pieces
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
-from lazyformer_fairseq.modules.linear import has_onednn, multiply_by_onednn
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.products import has_onednn, linear_by_onednn
 from lazyformer_fairseq.modules.sublayers.attention import with_memory
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
@@ -246,7 +246,7 @@ def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str,
     kind = torch.device(device).type
     libraries = {"matrix product": torch.matmul}
     if (kind, dtype) == ("cpu", torch.float32) and has_onednn():
-        libraries["matrix product by oneDNN"] = multiply_by_onednn
+        libraries["matrix product by oneDNN"] = linear_by_onednn
     things = {}
     for size in SLOW_SIZES if (kind, dtype) == ("cpu", torch.float16) else MATRIX_SIZES[kind]:
         pair = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)]

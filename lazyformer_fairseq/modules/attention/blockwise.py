@@ -21,6 +21,7 @@ from lazyformer_fairseq.modules.attention import pieces
 from lazyformer_fairseq.modules.attention.lazy_block import empty_heads, learned_gradients
 from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
+from lazyformer_fairseq.modules.products import multiply
 
 # Features of scores that these lack: they compute every score of softmax(QK^T / sqrt(D) + additions).
 LACKS = frozenset({"mask", "extra", "entmax"})
@@ -251,24 +252,22 @@ class Blockwise(pieces.Distribution):
             added = addition.view(piece)
             here = out.unflatten(0, (-1, added.size(-3)))
             here.add_(added) if number else here.copy_(added)
-        if not self.additions:
-            torch.bmm(q, k, out=out)
-        elif self.has_queries:
-            torch.baddbmm(out, q, k, out=out)
+        if self.has_queries or not self.additions:
+            multiply(q, k, out, adds=bool(self.additions))
         self._mask_padding(out, piece)
         self._mask_future(out, piece)
         # Half precision goes through single inside; torch.exp with a row's log-sum-exp is 5 times slower on some CPUs.
         return torch.softmax(out, -1, out=out)
 
     def combine(self, piece: Piece, probabilities: Tensor, v: Tensor) -> Tensor:
-        return torch.bmm(probabilities, _columns(v, piece))
+        return multiply(probabilities, _columns(v, piece))
 
     def sums(self, like: Tensor) -> Tensor:
         return like
 
     def add_product(self, total: Tensor, piece: Piece, probabilities: Tensor, rows: Tensor) -> None:
         """At the piece's heads; the first rows of a head start the sum."""
-        product = torch.bmm(probabilities.transpose(1, 2), rows)
+        product = multiply(probabilities.transpose(1, 2), rows)
         heads = total[piece.sequences, piece.heads]
         seen = heads[..., : piece.keys, :]
         if piece.rows.start:
@@ -290,10 +289,10 @@ class Blockwise(pieces.Distribution):
                 else pieces.scratch("scores", piece.shape, self.q)
             )
             columns = _side_by_side([_columns(v, piece) for v in values])
-            d_scores = torch.bmm(_side_by_side(of_rows), columns.mT, out=room)
+            d_scores = multiply(_side_by_side(of_rows), columns.mT, room)
             d_scores.sub_(self.rows(delta, piece).unsqueeze(-1)).mul_(probabilities)
             if self.has_queries:
-                self.put_rows(d_q, piece, torch.bmm(d_scores, _columns(self.k, piece)).mul_(self.scale))
+                self.put_rows(d_q, piece, multiply(d_scores, _columns(self.k, piece)).mul_(self.scale))
                 self.add_product(d_k, piece, d_scores, self.queries(piece))
             for each in self.additions:
                 each.add_gradient(piece, d_scores)

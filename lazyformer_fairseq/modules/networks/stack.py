@@ -14,7 +14,6 @@ from lazyformer_fairseq.modules.attention import BACK_ENDS
 from lazyformer_fairseq.modules.attention.choice import (
     AUTO,
     BACKENDS,
-    Timed,
     Workload,
     check_backend,
     choose,
@@ -22,6 +21,7 @@ from lazyformer_fairseq.modules.attention.choice import (
 )
 from lazyformer_fairseq.modules.attention.masks import count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.choices import Timed
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans

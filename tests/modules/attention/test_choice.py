@@ -2,21 +2,16 @@
 
 import math
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
 from every_kind import build, of_each_kind, tokens
 
+from lazyformer_fairseq.modules import choices as chosen
 from lazyformer_fairseq.modules.attention import BACK_ENDS, back_ends, choice
-from lazyformer_fairseq.modules.attention.choice import (
-    ROUNDS,
-    SECONDS,
-    BackEndNotHereError,
-    Choices,
-    Workload,
-    choose,
-    unmeasured,
-)
+from lazyformer_fairseq.modules.attention.choice import BackEndNotHereError, Workload, choose, unmeasured
+from lazyformer_fairseq.modules.choices import FILE, ROUNDS, SECONDS, Choices
 from lazyformer_fairseq.storage.json_files import cache_file, read_json
 
 CPU = Workload(
@@ -54,13 +49,14 @@ class Clock:
 def clock(monkeypatch, tmp_path):
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path))
     found = Clock()
-    monkeypatch.setattr(choice, "time", found)
+    monkeypatch.setattr(chosen, "time", found)
     found.taken = dict.fromkeys(ALL, 0.01)
     return found
 
 
 def take(clock, choices=None, workload=CPU, consumers=1, possible=ALL):
-    return (choices or Choices()).choose(workload, consumers, possible, clock.timed)
+    with mock.patch.object(choice, "CHOICES", choices or Choices()):
+        return choice._fastest(workload, consumers, possible, clock.timed)
 
 
 @pytest.mark.parametrize("fastest", ALL)
@@ -69,7 +65,7 @@ def test_the_fastest_is_taken_kept_and_not_timed_again(clock, caplog, fastest):
     clock.taken[fastest] = 0.002
     choices = Choices()
     assert take(clock, choices) == fastest
-    assert f"blocks of 2, about 1 x 512 queries, 512 keys, 12 heads of 64 ({fastest} 2 ms, " in caplog.text
+    assert f"blocks of 2, about 1 x 512 queries, 512 keys, 12 heads of 64: {fastest} 2 ms, " in caplog.text
     calls = clock.calls.total()
     similar = CPU._replace(time=500, keys=490)
     assert take(clock, choices, similar) == take(clock, choices) == fastest
@@ -104,7 +100,7 @@ def test_a_training_times_for_two_seconds_and_a_twentieth_of_its_time(clock):
     clock.now += 20 * SECONDS
     take(clock, choices, other)
     assert clock.calls.total() > 2
-    assert not cache_file(choice.FILE).exists()
+    assert not cache_file(FILE).exists()
 
 
 def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
@@ -115,7 +111,7 @@ def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
     assert found.index("fused") == math.floor(passes) and set(found[: math.floor(passes)]) == {"recompute"}
     bench = Choices()
     bench.at_once()
-    cache_file(choice.FILE).unlink()
+    cache_file(FILE).unlink()
     assert take(clock, bench, inference) == "fused"
 
 
@@ -130,14 +126,14 @@ def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
 def test_what_fails_or_computes_something_else_is_left_out(clock, caplog, output, said):
     clock.taken["fused"], clock.outputs["fused"] = 0.0001, output
     assert take(clock) in {"eager", "materialize", "recompute"} and said in caplog.text
-    assert read_json(cache_file(choice.FILE))
+    assert read_json(cache_file(FILE))
     if isinstance(output, torch.Tensor):  # where chance decides, outputs differ
         assert take(clock, workload=CPU._replace(has_dropout=True)) == "fused"
 
 
 def test_if_none_can_be_timed_the_unmeasured_one_is_taken(clock, monkeypatch):
     clock.outputs = dict.fromkeys(ALL, ValueError("no"))
-    assert take(clock) == unmeasured(CPU, 1, ALL) and not cache_file(choice.FILE).exists()
+    assert take(clock) == unmeasured(CPU, 1, ALL) and not cache_file(FILE).exists()
     monkeypatch.setattr(choice, "_free_memory", lambda device: 0)
     clock.calls.clear()
     clock.outputs = {}
@@ -150,13 +146,13 @@ def test_a_resumed_run_and_other_processes_take_what_was_chosen_on_such_a_machin
     first, second = Choices(), Choices()
     clock.taken["fused"] = 0.002
     take(clock, first)
-    cache_file(choice.FILE).unlink()
+    cache_file(FILE).unlink()
     clock.calls.clear()
     second.measures = False  # not the first process
     assert take(clock, second) == "recompute"
     second.load_state_dict(first.state_dict())
     assert take(clock, second) == "fused" and not clock.calls
-    monkeypatch.setattr(choice, "machine", lambda device: "another one")
+    monkeypatch.setattr(chosen, "machine", lambda device: "another one")
     third = Choices()
     third.load_state_dict(first.state_dict())
     take(clock, third)
@@ -171,13 +167,13 @@ def test_a_block_is_timed_without_a_trace(direction, s, is_training, monkeypatch
     monkeypatch.setenv("LAZYFORMER_CACHE", "/nowhere")
     asked = []
 
-    def choose_and_time(self, workload, consumers, possible, timed):
+    def choose_and_time(workload, consumers, possible, timed):
         asked.append((consumers, {name: timed(name)() for name in possible}))
         return "eager"
 
     network = build(direction, f"{s}fl", attention_backend="auto").train(is_training)
     expected = build(direction, f"{s}fl").train(is_training)
-    monkeypatch.setattr(Choices, "choose", choose_and_time)
+    monkeypatch.setattr(choice, "_fastest", choose_and_time)
 
     def run(model):
         ids = tokens()
@@ -192,7 +188,7 @@ def test_a_block_is_timed_without_a_trace(direction, s, is_training, monkeypatch
     assert consumers == 1
     reference = outputs.pop("eager")
     for name, found in outputs.items():
-        assert choice._difference(found, reference) < 1e-6, name
+        assert chosen.difference(found, reference) < 1e-6, name
 
 
 @pytest.mark.parametrize("pattern", ["sfkf", "sflf"])
@@ -269,7 +265,7 @@ def test_what_is_taken_unmeasured(monkeypatch, capability, changes, consumers, e
     monkeypatch.setattr(choice, "memory_of", lambda device: 2**34 if device == "cuda" else 2**36)
     monkeypatch.setattr(back_ends, "has_triton", lambda: True)
     monkeypatch.setattr(choice, "CHOICES", Choices())
-    monkeypatch.setattr(choice, "machine", lambda device: device)
+    monkeypatch.setattr(chosen, "machine", lambda device: device)
     workload = CPU._replace(**{**changes, "features": frozenset(changes.get("features", ()))})
     assert choose("auto", workload, consumers) == expected
 

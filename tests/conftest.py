@@ -46,6 +46,7 @@ from helpers import (
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from lazyformer_fairseq.devices import cpuinfo
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.language_modeling.prepare import prepare
 
@@ -74,6 +75,12 @@ make_hydra_quick()
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # as in processes of their own
 hypothesis.settings.register_profile("no deadline", deadline=None)  # a machine may be busy
 hypothesis.settings.load_profile("no deadline")
+
+
+@pytest.fixture(autouse=True)
+def a_processor_without_bf16(monkeypatch):
+    """On every machine, so that tests of one are tests of all."""
+    monkeypatch.setattr(cpuinfo, "WITH_BF16", frozenset())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,6 +8,7 @@ from helpers import false_nvidia_smi, run_script
 from in_process import assert_recipe, dry_run, pretrain, settings_of
 from omegaconf import DictConfig, OmegaConf
 
+from lazyformer_fairseq.devices import cpuinfo
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates, settle_update_size
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -24,7 +25,7 @@ def gpus(tmp_path, monkeypatch):
 
 
 def test_it_is_table_5():
-    words = ("lazyformer_m2x6_s", "some data")
+    words = ("lazyformer_m2x6_s", "some data", "--precision", "fp32")
     assert dry_run(*words) == dry_run(*words, by=script), "the script is the command"
     cfg = settings_of(*words)
     row = ARCHITECTURES["lazyformer_m2x6_s"].options()
@@ -86,6 +87,31 @@ def test_precision_is_what_the_gpus_have_or_what_is_asked_for(gpus, capabilities
     gpus(*capabilities.split(), knows_capabilities=driver_tells)
     common = settings_of("bert_base", "data", *option.split()).common
     assert (common.cpu, common.fp16, common.bf16) == (False, fp16, bf16)
+
+
+def test_a_processor_that_multiplies_in_bf16_trains_in_it_unless_told_or_begun_otherwise(
+    monkeypatch, tmp_path, data_folder
+):
+    monkeypatch.setattr(cpuinfo, "first_core", lambda: {"flags": "fpu avx512_bf16"})
+    assert not settings_of("bert_base", "data").common.bf16, "without the instruction"
+    monkeypatch.setattr(cpuinfo, "WITH_BF16", frozenset({"avx512_bf16"}))
+    run, tiny = tmp_path / "run", "--tokens-per-sample 32 --batch-size 2 --max-update 2 --num-workers 0".split()
+    here = ("bert_tiny", data_folder, "--save-dir", run, "--sequences-per-update", 2, *tiny)
+    said = pretrain(*here, "--dry-run", "--no-fit")
+    assert "bf16, as this processor" in said.stderr and "--bf16" in said.stdout
+    for told in (("--precision", "fp32"), ("--fp32",)):
+        assert not settings_of("bert_base", "data", *told).common.bf16
+    for others in ("bert_base.yaml", "par_transformer_base"):  # a file says it itself; of causal models nobody knows
+        assert "bf16" not in pretrain(others, "data", "--dry-run", "--no-fit").stderr
+    assert settings_of(*here).common.bf16
+    for began in ("fp32", "bf16"):
+        (run / "checkpoint_last.pt").parent.mkdir(exist_ok=True)
+        (run / "checkpoint_last.pt").touch()
+        log = f"{{'bf16': False}}\n{{'bf16': {began == 'bf16'}, 'memory_efficient_bf16': False}}\n"
+        (run / "train.log").write_text(log)
+        assert settings_of(*here).common.bf16 == (began == "bf16")
+    (run / "train.log").unlink()
+    assert not settings_of(*here).common.bf16, "nobody knows in what it began"
 
 
 def test_gpus_that_torch_will_not_see_do_not_count(gpus, monkeypatch):

@@ -2,11 +2,11 @@
 
 import functools
 import platform
-from pathlib import Path
 
 import torch
 
-CPUINFO = Path("/proc/cpuinfo")
+from lazyformer_fairseq.devices.cpuinfo import first_core
+
 # What tells a processor from others sold under its name; ARM's have the last two.
 IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
@@ -24,7 +24,7 @@ def device_kind(device: str) -> str:
     if device == "cuda":
         major, minor = compute_capability()
         return f"{torch.cuda.get_device_name()} (compute capability {major}.{minor})"
-    fields = _cpuinfo()
+    fields = first_core()
     name = fields.get("model name") or platform.processor() or platform.machine()
     identity = " ".join(f"{field.removeprefix('cpu ')} {fields[field]}" for field in IDENTITY if field in fields)
     identity = identity.removeprefix("vendor_id ")
@@ -34,13 +34,3 @@ def device_kind(device: str) -> str:
 def compute_capability() -> tuple[int, int]:
     """Of the GPU in use, as (7, 0): which of NVIDIA's instructions it has."""
     return torch.cuda.get_device_capability()
-
-
-def _cpuinfo() -> dict[str, str]:
-    """Linux's own description of the first core; empty elsewhere."""
-    try:
-        first, _, _others = CPUINFO.read_text().partition("\n\n")
-    except OSError:
-        return {}
-    lines = (line.partition(":") for line in first.splitlines())
-    return {field.strip(): value.strip() for field, _, value in lines}

@@ -115,6 +115,8 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if run.recipe == "phases":
         words = words_of_options(run, without=("recipe", "phase1", "phase2"))
         return pretrain_in_phases(arch, data, [*words, *given], run.phase1, run.phase2, run.dry_run)
+    save_dir = wanted.get("save_dir") or f"checkpoints/{Path(arch).absolute().name}"
+    run = run if warm else run.in_fast_precision(Path(save_dir))
     recipe = RECIPES["continue" if warm else run.recipe or "table5"]
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
@@ -131,7 +133,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         --task full_sentences_masked_lm --criterion {"continued_masked_lm" if warm else "masked_lm_accuracy"}
         {recipe.options} --batch-size {batch} --required-batch-size-multiple 1
         --no-epoch-checkpoints --num-workers 2 --log-format simple --seed 1"""
-    words = [*model, *sizes, *shlex.split(options), "--save-dir", f"checkpoints/{Path(arch).absolute().name}"]
+    words = [*model, *sizes, *shlex.split(options), "--save-dir", save_dir]
     if warm:
         words += ["--finetune-from-model", str(warm / WEIGHTS)]
     if run.distill:

@@ -5,8 +5,8 @@ import platform
 import pytest
 import torch
 
+from lazyformer_fairseq.devices import cpuinfo as of_linux
 from lazyformer_fairseq.measure.costs.machine import trade_name
-from lazyformer_fairseq.modules import processor
 from lazyformer_fairseq.modules.processor import device_kind
 
 FIRST_CORE = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: A 7 @ 2 GHz: fast\n"
@@ -22,7 +22,7 @@ def asked_anew():
 def test_linux_says_more_than_the_name_it_is_sold_by(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(FIRST_CORE.format("AuthenticAMD") + "\n" + FIRST_CORE.format("another").replace("25", "26"))
-    monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(of_linux, "CPUINFO", cpuinfo)
     for capability in ("AVX2", "AVX512"):  # what torch uses of it makes another kind
         device_kind.cache_clear()
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
@@ -31,7 +31,7 @@ def test_linux_says_more_than_the_name_it_is_sold_by(tmp_path, monkeypatch):
 
 
 def test_elsewhere_python_knows_the_family(tmp_path, monkeypatch):
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "no such file")
+    monkeypatch.setattr(of_linux, "CPUINFO", tmp_path / "no such file")
     monkeypatch.setattr(platform, "processor", lambda: "AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD")
     assert device_kind("cpu").startswith("AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD (")
 

@@ -8,10 +8,12 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.arguments import ExistingPath, refuse_missing_folders
+from lazyformer_fairseq.devices.cpuinfo import has_bf16
 from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here, smallest_memory
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.planning import NO_GPU, PAPER_TERAFLOPS, V100_BYTES
 from lazyformer_fairseq.options import Command, Gpus, option, read_gpus, read_size, takes
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Planning:
     )  # fmt: skip
     precision: Optional[str] = option(
         None, "Of weights and activations.", choices=("fp32", "fp16", "bf16"),
-        shown="this machine's; fp16 where SIZE is given, or no GPU is here; fp32 on a processor",
+        shown="this machine's; fp16 where SIZE is given, or no GPU is here; on a processor as `lazyformer pretrain`",
     )  # fmt: skip
     attention_backend: Optional[str] = option(None, "How attention is computed.", shown="the training's, else auto")
     time: Optional[int] = option(
@@ -97,7 +99,8 @@ def _place(asked: Planning) -> Any:
     there, given = count_gpus(), asked.gpus or Gpus(0)
     memory = asked.gpu_memory or given.memory
     if not (there or given.count or memory):
-        return Place.of_processor(asked.precision or "fp32")
+        by_pretrain = "bf16" if has_bf16() and asked.archs and ARCHITECTURES.keys() >= set(asked.archs) else "fp32"
+        return Place.of_processor(asked.precision or by_pretrain)
     precision = asked.precision or (precision_here() if there and not memory else "fp16")
     if not (memory := memory or smallest_memory()):
         click.echo(NO_GPU, err=True)

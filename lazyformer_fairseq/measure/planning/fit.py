@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-import torch
-
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.latency import matrix_peak, matrix_products, measure
+from lazyformer_fairseq.measure.costs.machine import PRECISIONS
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory
 from lazyformer_fairseq.measure.planning import ON_PROCESSOR, PAPER_TERAFLOPS
 from lazyformer_fairseq.measure.planning.job import Job
@@ -199,16 +198,17 @@ def make_plan(
     fits = [fit(job, place, name) for name in names]
     chosen = fit(job, place, back_end)
     one = {name: count_on(job, place, name, 1, 2).activations for name in names}
-    speed = (teraflops, "") if teraflops else usual_speed(place.device)
+    speed = (teraflops, "") if teraflops else usual_speed(place.device, place.precision)
     return Plan(job, place, fits, chosen, one, *speed, data_bytes)
 
 
 @functools.cache
-def usual_speed(device: str) -> tuple[float, str]:
+def usual_speed(device: str, precision: str) -> tuple[float, str]:
     """TFLOP/s of a training, and whose in words; on a processor a second's measurement."""
     if device == "cuda":
         return PAPER_TERAFLOPS, ", as the paper's BERT on a V100"
-    products = measure(matrix_products("cpu", torch.float32), rounds=3, warm_up=1, description="this processor's speed")
+    things = matrix_products("cpu", PRECISIONS[precision])
+    products = measure(things, rounds=3, warm_up=1, description="this processor's speed")
     return matrix_peak(products) / TERA, ", which products of matrices reach here: training takes longer"
 
 

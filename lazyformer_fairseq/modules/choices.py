@@ -25,7 +25,7 @@ SHARE_OF_TIME = 0.05  # of what it has run so far
 ROUNDS, MOST_ROUNDS = 4, 50  # each one's fastest counts
 HOPELESS = 1.5  # times the fastest: not timed again
 ENOUGH = 0.02  # seconds of calls of each: shorter ones say little, as noise may double them
-LONG = 0.1  # seconds, beside which what the first call prepares does not count
+LONG = 1.0  # seconds, beside which what the first call prepares does not count: oneDNN's code, new memory
 # Between two ways, by rounding: relative, by norm.
 LARGEST_ERROR = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
@@ -100,7 +100,7 @@ class Choices:
         if ordered:
             figures = ", ".join(f"{name} {1000 * seconds[name]:.3g} ms" for name in ordered)
             logger.info("fastest for %s: %s", shape.partition(":")[0], figures)
-        if not ordered or len(seconds) < len(names):
+        if not ordered or len(seconds) < min(2, len(names)):
             raise _UnsureError(name="".join(ordered[:1]))
         return ordered[0]
 
@@ -130,8 +130,7 @@ class Choices:
             likely = [name for name in seconds if turn < ROUNDS and seconds[name] < HOPELESS * min(seconds.values())]
             again = [name for name in seconds if name in likely or taken[name] < ENOUGH]
             for name in again:
-                # Once more even where calls are long: the first one also waits for new memory.
-                if self._clock() - start > (SECONDS if turn == 1 else SECONDS / 2):
+                if self._clock() - start > SECONDS / 2:
                     return seconds
                 found = self._call(things[name])[0]
                 taken[name] += found
@@ -161,7 +160,7 @@ class Choices:
 
 
 class _UnsureError(AttributeError):
-    """Not all were timed: not to be remembered. Its `name` is the fastest of those that were; empty for none."""
+    """Less than two were timed: not to be remembered. Its `name` is that of one that was; empty for none."""
 
 
 def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

@@ -89,18 +89,35 @@ def test_what_takes_no_longer_than_choosing_is_not_timed(clock):
 
 
 def test_a_training_times_for_two_seconds_and_a_twentieth_of_its_time(clock):
-    """What it had no time for, another process times."""
-    clock.taken = {name: SECONDS + 0.1 for name in ALL}
-    clock.taken["recompute"] = 1.0
+    """What it had no time for is left out; where that is all but one, another process times."""
+    clock.taken = {name: SECONDS + 0.5 for name in ALL}
     choices = Choices()
-    assert take(clock, choices) == "recompute" and clock.calls == {"recompute": 1, "materialize": 1}
+    assert take(clock, choices) == "recompute" and clock.calls == {"recompute": 1}
     other = CPU._replace(time=1024)
-    assert take(clock, choices, other) == "recompute" and clock.calls.total() == 2
-    assert take(clock, choices) == "recompute" and clock.calls.total() == 2
-    clock.now += 20 * SECONDS
-    take(clock, choices, other)
-    assert clock.calls.total() > 2
+    assert take(clock, choices, other) == take(clock, choices) == "recompute" and clock.calls.total() == 1
     assert not cache_file(FILE).exists()
+    clock.now += 20 * SECONDS
+    clock.taken["recompute"] = 1.5
+    assert take(clock, choices, other) == "recompute" and clock.calls == {"recompute": 2, "materialize": 1}
+    assert cache_file(FILE).exists()
+
+
+def test_what_the_first_call_prepares_does_not_count(clock):
+    """oneDNN makes code for each shape, half a second of it: the first to be called is not the slowest for that."""
+    prepares = iter([0.9, 0.9])
+
+    def timed(name):
+        call = clock.timed(name)
+
+        def after_preparing():
+            clock.now += next(prepares, 0) if clock.calls[name] == 0 else 0
+            return call()
+
+        return after_preparing
+
+    clock.taken = {"recompute": 0.06, "materialize": 0.03, "fused": 0.05, "eager": 0.04}
+    with mock.patch.object(choice, "CHOICES", Choices()):
+        assert choice._fastest(CPU, 1, ALL, timed) == "materialize"
 
 
 def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):

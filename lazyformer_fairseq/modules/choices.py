@@ -23,7 +23,7 @@ FILE = "fastest.json"  # in the cache folder
 SECONDS = 2.0  # of a process, for all that it times, and
 SHARE_OF_TIME = 0.05  # of what it has run so far
 ROUNDS, MOST_ROUNDS = 4, 50  # each one's fastest counts
-HOPELESS = 1.5  # times the fastest: not timed again
+HOPELESS = 1.25  # times the fastest: not timed again
 ENOUGH = 0.02  # seconds of calls of each: shorter ones say little, as noise may double them
 LONG = 1.0  # seconds, beside which what the first call prepares does not count: oneDNN's code, new memory
 # Between two ways, by rounding: relative, by norm.
@@ -130,7 +130,7 @@ class Choices:
             likely = [name for name in seconds if turn < ROUNDS and seconds[name] < HOPELESS * min(seconds.values())]
             again = [name for name in seconds if name in likely or taken[name] < ENOUGH]
             for name in again:
-                if self._clock() - start > SECONDS / 2:
+                if self._clock() - start > SECONDS:
                     return seconds
                 found = self._call(things[name])[0]
                 taken[name] += found

@@ -121,7 +121,7 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(
     alone = fairseq_train(data_folder, f"{options} --update-freq 2", tmp_path / "alone")
     command = [
         *(warm_python / "lazyformer", "pretrain", "lazyformer_m2x6_s_tiny", data_folder),
-        *("--gpus", "2", "--sequences-per-update", "8", "--master", f"127.0.0.1:{free_port}"),
+        *("--gpus", "2", "--sequences-per-update", "8", "--master", f"127.0.0.1:{free_port}", "--precision", "fp32"),
         *f"{options} --tokens-per-sample 32 --lr 1e-3 --num-workers 0 --clip-norm 0".split(),
         *("--save-dir", str(tmp_path / "two")),
     ]

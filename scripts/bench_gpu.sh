@@ -7,10 +7,11 @@ usage() {
   cat <<'HELP'
 usage: [OUT=FOLDER] [PYTHON=PYTHON] scripts/bench_gpu.sh [--tiny] [WHEELS]
 
-Tests the kernels on the GPU, measures models beside their baselines, then back ends and kinds of attention, in bf16 or, below compute capability 8.0, in fp16, and prints which of the speed-ups that are aimed at are reached. Needs
-this checkout, Python with torch (CUDA), numpy, scipy and scikit-learn, and what else fairseq needs: installed already,
-or as wheels in the folder WHEELS, from which they are put into FOLDER/site. pytest, transformers and matplotlib are
-used where they are.
+Tests the kernels on the GPU, measures models beside their baselines, then back ends and kinds of attention, in bf16 or,
+below compute capability 8.0, in fp16, and prints which of the speed-ups that are aimed at are reached. Needs this
+checkout, Python with torch (CUDA), numpy, scipy, scikit-learn and platformdirs, and what else fairseq needs: installed
+already, or as wheels in the folder WHEELS, from which they are put into FOLDER/site. pytest, pytest-xdist, transformers
+and matplotlib are used where they are.
 
 FOLDER (default results/bench_gpu, must be new) gets tests.txt, models/, bars.txt, back_ends.txt and kinds.txt.
 --tiny is a rehearsal on a CPU, with tiny models.
@@ -48,21 +49,28 @@ precision=$("$python" -c "from lazyformer_fairseq.devices.nvidia_smi import prec
 
 # Each part has its own limit, so that a slow one cannot take the others' time; the benchmark then writes what it has.
 part() { timeout --kill-after=60 "$@"; }
-export TRITON_CACHE_AUTOTUNING=1 # what one part finds out about tiles the next one knows
 cli=("$python" -m lazyformer_fairseq.cli bench)
 failed=()
 if [[ $device == cuda ]]; then
   echo "== compiling" # side by side, into Triton's cache; for a batch of one, of which no tiles are remembered
-  for pattern in s sl sll slllll; do
-    TRITON_CACHE_AUTOTUNING=0 part 60 "${cli[@]}" kinds --kinds "$pattern" --backend fused --lengths 512 --rounds 2 \
-      --device cuda >/dev/null 2>&1 &
+  export TRITON_CACHE_AUTOTUNING=0
+  for pattern in s sl slllll; do
+    part 60 "${cli[@]}" kinds --kinds "$pattern" --backend fused --lengths 512 --rounds 2 --device cuda &>/dev/null &
+  done
+  for arch in bert_base lazyformer_m2x6_s lazyformer_m6x2_s; do # with a bias, as well
+    part 60 "${cli[@]}" models --arch $arch --baseline-arch bert_tiny --backend fused --baseline-backend fused \
+      --lengths 512 --rounds 2 --precision "$precision" --device cuda --output "$out/compiling/$arch" &>/dev/null &
   done
   wait
+  rm -rf "$out/compiling"
+  export TRITON_CACHE_AUTOTUNING=1 # what one part finds out about tiles the next one knows
 fi
 if "$python" -c 'import pytest' 2>/dev/null; then
   echo "== tests on the GPU" # without conftest.py, which wants all that the corpus builder needs; SIGINT shows failures
+  side_by_side=()
+  if "$python" -c 'import xdist' 2>/dev/null; then side_by_side=(-n 8); fi # torch compiles half a minute for each mask
   (cd "$root" && CUBLAS_WORKSPACE_CONFIG=:4096:8 part --signal=INT 110 "$python" -m pytest -q --noconftest \
-    -p no:cacheprovider --override-ini "addopts=--import-mode=importlib" \
+    -p no:cacheprovider --override-ini "addopts=--import-mode=importlib" "${side_by_side[@]}" \
     tests/modules/attention/test_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
 else
   echo "== no tests: pytest cannot be imported" | tee "$out/tests.txt"
@@ -79,7 +87,7 @@ models=(
   --baseline-arch bert_tiny --lengths 16,32 --tokens 32 --what encoder,training --rounds 2
 )
 part 190 "${cli[@]}" models "${models[@]}" --device "$device" --output "$out/models" || failed+=("models")
-[[ ! -e $out/models/results.json ]] || "$python" "$root/scripts/gpu_bars.py" "$out/models" | tee "$out/bars.txt"
+[[ ! -e $out/models/results.json ]] || "$python" "$root/scripts/gpu_bars.py" "$out/models" | tee "$out/bars.txt" || failed+=("bars")
 
 echo "== back ends"
 back_ends=(--kinds s,sl,slllll --lengths 512,2048,8192 --tokens 8192 --rounds 5 --budget 0.7min)

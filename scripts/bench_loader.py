@@ -8,6 +8,8 @@ transfer to the run's process. 0 workers means a thread of that process, which t
 """
 
 import argparse
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,3 +96,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # fairseq's threads still make batches, and torch aborts where Python ends beneath them

@@ -36,7 +36,8 @@ def lines_of(results: dict[str, Any]) -> Iterator[tuple]:
                 continue
             if (row["model"], time) in SPEEDUPS:
                 speedup, bar = beside["speedup"], SPEEDUPS[row["model"], time]
-                measured = f"{speedup:.3f} ({beside['low']:.3f} to {beside['high']:.3f})"
+                spread = "{low:.3f} to {high:.3f}" if "low" in beside else "n = {n}"  # of few rounds there is none
+                measured = f"{speedup:.3f} ({spread.format(**beside)})"
                 limit = f"{beside['limit']:.2f}"
                 yield (f"{row['model']} x {OURS}", *at, measured, f"{bar:.2f}", limit, _is(speedup >= bar))
             if cell["workload"] != "training":

@@ -95,11 +95,18 @@ def test_aims_are_compared_for_models_that_the_script_measures_with_tests_that_t
     ours = {"baseline": bars.OURS, "share_of_peak": 0.46}
     rows = [row("our bert_base", "fused", 1.0, **ours), row("our bert_base", "eager", 0.5, **ours)]
     rows.append(row("lazyformer_m2x6_s", "fused", 0.99))
-    cells = [{"time": 512, "workload": "training", "rows": rows}, {"time": 8192, "workload": "encoder", "rows": rows}]
+    beside = {"speedup": 1.2, "n": 1, "limit": 1.1, "back_end": "fused"}
+    once = row("lazyformer_m6x2_s", "fused", 1.2, against={bars.OURS: beside})
+    cells = [
+        {"time": 512, "workload": "training", "rows": rows},
+        {"time": 8192, "workload": "encoder", "rows": rows},
+        {"time": 8192, "workload": "encoder", "rows": [once]},
+    ]
     found = [(line[0], line[1], line[5], line[-1]) for line in bars.lines_of({"cells": cells})]
     assert found == [
         ("our bert_base: share of the matrix peak", 512, "46.0%", "yes"),
         ("lazyformer_m2x6_s x our bert_base", 512, "0.990 (0.990 to 0.990)", "no"),
         ("lazyformer_m2x6_s: memory / our bert_base's", 512, "1.010", "no"),
         ("lazyformer_m2x6_s x our bert_base", 8192, "0.990 (0.990 to 0.990)", "no"),
+        ("lazyformer_m6x2_s x our bert_base", 8192, "1.200 (n = 1)", "yes"),
     ]

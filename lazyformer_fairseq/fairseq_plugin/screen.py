@@ -94,6 +94,8 @@ class Screen:
             of: how many it has.
         """
         now, trainer = time.monotonic(), self._trainer
+        if self._passes == 1:
+            self._warm = now  # the first pass compiles and chooses
         if self.seconds and self._passes and now - self._said >= self.seconds and trainer.is_data_parallel_master:
             self._said, spent, update = now, now - self._began, trainer.get_num_updates()
             parts = [f"update {update + 1:,}" + f" of {self._most:,}" * bool(self._most)]
@@ -101,9 +103,9 @@ class Screen:
             if trainer.guard is not None and trainer.guard.losses:
                 parts.append(f"loss {trainer.guard.in_unit(trainer.guard.losses[-1]):.2f} {trainer.guard.unit}")
             parts.append(f"{duration(spent)} so far")
-            if self._most:
+            if self._most and self._passes > 1:
                 left = (self._most - update) * of - made
-                parts[-1] += f", about {duration(spent / self._passes * left)} left"
+                parts[-1] += f", about {duration((now - self._warm) / (self._passes - 1) * left)} left"
             logger.info(", ".join(parts))
         self._passes += 1
 

@@ -37,9 +37,9 @@ class Choices:
     """What this process has chosen, by shape, and what it may still time.
 
     A training times a shape when it first sees it, for at most :data:`SECONDS` and :data:`SHARE_OF_TIME` of its time so
-    far; inference when it has seen it so often that this takes a twentieth of its time. What a checkpoint or the cache
-    folder knows is taken. Of several processes the first one times, and tells the others; these take what they would
-    unmeasured until then.
+    far, what a GPU's compilers take not counted; inference when it has seen it so often that this takes a twentieth of
+    its time. What a checkpoint or the cache folder knows is taken. Of several processes the first one times, and tells
+    the others; these take what they would unmeasured until then.
 
     Attributes:
         known: by machine and shape, the names of the fastest.
@@ -53,7 +53,7 @@ class Choices:
         self.measures = self.waits = True
         self.seconds = SECONDS
         self._seen: Counter[str] = Counter()
-        self._began, self._spent = time.monotonic(), 0.0
+        self._began, self._spent, self._compiled = time.monotonic(), 0.0, 0.0
 
     def at_once(self) -> None:
         """For those who measure what is chosen: every shape is timed when it is first seen."""
@@ -77,7 +77,7 @@ class Choices:
         if not self.measures:
             return False
         if is_training or not self.waits:
-            return self._spent < self.seconds + SHARE_OF_TIME * (time.monotonic() - self._began)
+            return self._spent - self._compiled < self.seconds + SHARE_OF_TIME * (time.monotonic() - self._began)
         self._seen[shape] += 1
         return self._seen[shape] > candidates * (1 + ROUNDS) / uses / SHARE_OF_TIME
 
@@ -93,7 +93,9 @@ class Choices:
     def _fastest(self, shape: str, names: Sequence[str], timed: Timed, largest_error: float) -> str:
         """Times them in turn, in a thread, which escapes the caller's autograd, FLOP counter and transforms."""
         start, spent = time.monotonic(), self._spent
-        with ThreadPoolExecutor(1) as thread:
+        # A thread starts on the first GPU.
+        here = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_initialized() else (None, ())
+        with ThreadPoolExecutor(1, "", *here) as thread:
             seconds = thread.submit(self._seconds, names, timed, largest_error).result()
         self._spent = spent + time.monotonic() - start
         ordered = sorted((name for name in seconds if seconds[name] < math.inf), key=seconds.get)
@@ -118,6 +120,8 @@ class Choices:
             try:
                 things[name] = timed(name)
                 first, found = self._call(things[name])  # prepares: torch, MKL and Triton
+                if torch.cuda.is_initialized():  # what compilers take counts for nobody
+                    start, self._compiled, first = start + first, self._compiled + first, 0.0
                 expected = found if expected is None else expected
                 if (error := difference(found, expected)) > largest_error:
                     raise ValueError(f"it is off by {error:.2g} of what it should be")

@@ -23,6 +23,7 @@ BACKENDS = tuple(BACK_ENDS)
 SHARE_OF_MEMORY = 0.4
 WORTH_IT = 2**22  # multiply-adds of queries and keys; below, any back end takes less time than choosing one
 TOKENS = 2048  # of a batch that is timed on a processor, whose back ends compute one sequence after the other
+FOR_MASKS = frozenset({"tiles", "flex"})  # without one they compute what the others do, and take longer
 _LIKELY = ("tiles", "materialize", "recompute", "fused", "flex", "eager")  # in this order they are timed
 # Without a measurement a mask is for ``tiles`` from so many queries on, and below such a share of pairs shown.
 FEWEST_IN_TILES = 256
@@ -168,7 +169,7 @@ def _possible(workload: Workload, among: tuple[str, ...]) -> tuple[str, ...]:
 
 def _is_possible(name: str, workload: Workload) -> bool:
     row = BACK_ENDS[name]
-    can = (row.has_dropout or not workload.has_dropout) and (name != "tiles" or "mask" in workload.features)
+    can = (row.has_dropout or not workload.has_dropout) and (name not in FOR_MASKS or "mask" in workload.features)
     can = can and row.lacks.isdisjoint(workload.features) and row.runs_on(workload.device)
     if not (can and row.supports(workload.device, workload.features, workload.head_size)):
         return False

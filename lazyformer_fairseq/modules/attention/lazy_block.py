@@ -25,8 +25,9 @@ from lazyformer_fairseq.modules.attention.weights import Dropout
 class Implementation:
     """The base of those that compute lazy blocks.
 
-    A subclass has four functions. In all of them q is (B, N, T, E), k (B, N, K, E) and values (B, N, K, D); E may
-    differ from D, and is 0 where learned scores alone make the distribution P. `saved` is what it keeps of P.
+    A subclass has four functions, and row sums where it has faster ones. In all of them q is (B, N, T, E), k (B, N, K,
+    E) and values (B, N, K, D); E may differ from D, and is 0 where learned scores alone make the distribution P.
+    `saved` is what it keeps of P.
 
     - ``attend_forward(q, k, v, scores)`` -> (P V, saved).
     - ``reuse_forward(q, k, v, saved, scores)`` -> P V.
@@ -45,6 +46,11 @@ class Implementation:
         """An empty tensor like `saved`."""
         raise NotImplementedError
 
+    def row_sums(self, d_output: Tensor, output: Tensor) -> Tensor:
+        """rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
+        zero = output.new_zeros((1,) * output.dim(), dtype=torch.promote_types(output.dtype, torch.float32))
+        return torch.addcmul(zero, d_output, output).sum(-1)  # converts as it goes: no copies in single precision
+
 
 class BlockKernels:
     """An implementation's functions as operators ``lazyformer::NAME_attend_forward`` and so on.
@@ -53,7 +59,7 @@ class BlockKernels:
     """
 
     def __init__(self, name: str, implementation: Implementation):
-        self.implementation = implementation
+        self.implementation, self.row_sums = implementation, implementation.row_sums
 
         def like_attend_forward(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
             return empty_rows(q, v), implementation.saved_like(q, k, FlatScores(*flat).scores())
@@ -179,7 +185,7 @@ class _Attend(torch.autograd.Function):
         values, d_outputs = [v, *read[1::3]], [d_output, *read[0::3]]
         consumers = [number for number, d in enumerate(of_consumers[0::3], start=1) if d is not None]
         scores = FlatScores(tensors, ctx.numbers).of_layers([0, *consumers])
-        delta = torch.stack([_row_sums(d_output, output), *read[2::3]]).sum(0)
+        delta = torch.stack([ctx.kernels.row_sums(d_output, output), *read[2::3]]).sum(0)
         d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
         needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]
         d_learned = [d if is_needed else None for d, is_needed in zip(d_learned, needed, strict=True)]
@@ -203,7 +209,8 @@ class _Reuse(torch.autograd.Function):
     def backward(ctx: Any, d_output: Tensor):
         q, k, saved, v, output, *tensors = ctx.saved_tensors
         d_v = ctx.kernels.value_gradient(q, k, d_output, saved, FlatScores(tensors, ctx.numbers))
-        return *[None] * 5, d_v, d_output, v, _row_sums(d_output, output), *[None] * len(tensors)
+        row_sums = ctx.kernels.row_sums(d_output, output)
+        return *[None] * 5, d_v, d_output, v, row_sums, *[None] * len(tensors)
 
 
 def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -214,12 +221,6 @@ def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         v.new_zeros(()).expand(v.shape),
         v.new_zeros((), dtype=sums_dtype).expand(output.shape[:-1]),
     )
-
-
-def _row_sums(d_output: Tensor, output: Tensor) -> Tensor:
-    """rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
-    zero = output.new_zeros((1,) * output.dim(), dtype=torch.promote_types(output.dtype, torch.float32))
-    return torch.addcmul(zero, d_output, output).sum(-1)  # converts as it goes: no copies in single precision
 
 
 def empty_heads(like: Tensor) -> Tensor:

@@ -49,17 +49,18 @@ _TILES = {
         128: {1: (Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 2), Tiles(64, 64, 8, 2))},
     },
     "reuse": {
-        64: {1: (Tiles(128, 64, 4, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))},
+        64: {1: (Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3), Tiles(64, 64, 4, 2))},
         128: {1: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))},
     },
     "value_gradient": {
-        64: {1: (Tiles(64, 128, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))},
+        64: {1: (Tiles(64, 128, 8, 3), Tiles(64, 128, 4, 3), Tiles(64, 64, 4, 3), Tiles(32, 128, 4, 3))},
         128: {1: (Tiles(64, 128, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 3))},
     },
     "key_side": {
         64: {
-            3: (Tiles(64, 64, 8, 2), Tiles(64, 128, 8, 2), Tiles(32, 64, 8, 2)),
-            6: (Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2)),
+            1: (Tiles(64, 64, 8, 2), Tiles(64, 64, 4, 3), Tiles(64, 128, 8, 3), Tiles(32, 64, 4, 3)),
+            3: (Tiles(64, 64, 8, 2), Tiles(64, 128, 8, 3), Tiles(64, 64, 4, 3), Tiles(32, 64, 4, 2)),
+            6: (Tiles(32, 64, 8, 2), Tiles(32, 128, 8, 3), Tiles(64, 64, 8, 2)),
         },
         128: {2: (Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2)), 6: (Tiles(32, 32, 4, 2),)},
     },
@@ -206,6 +207,20 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: 
         **_read_by_all(lse, scores, NearBias.of(scores, q)),
     )
     return dv
+
+
+def row_sums(d_output: Tensor, output: Tensor) -> Tensor:
+    """rowsum(dO * O), (B, N, T) in float32."""
+    batch, heads, time, size = output.shape
+    sums = output.new_empty(output.shape[:3], dtype=torch.float32)
+    rows = 64
+    grid = (triton.cdiv(time, rows) * batch * heads,)
+    given = [_rows(d_output), _rows(output)]
+    with torch.cuda.device_of(output):
+        triton_passes.row_sums_kernel[grid](
+            *given, sums, *map(_strides, given), time, heads, size, max(16, triton.next_power_of_2(size)), rows
+        )
+    return sums
 
 
 def block_gradient(

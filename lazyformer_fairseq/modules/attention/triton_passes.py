@@ -111,15 +111,14 @@ def near_scores(products, distance, is_key, scale, bias, reach):
 
 
 @triton.jit
-def bias_of(bias, n, reach):
-    """(distance 0 in the head's row of a NearBias, what all from -reach down share, what all from reach up share)."""
+def far_biases(bias, reach):
+    """What all distances from -reach down share, and what all from reach up share; `bias` points at distance 0."""
     below = 0.0
     above = 0.0
     if bias is not None:
-        bias += n * (2 * reach + 1) + reach
         below = tl.load(bias - reach)
         above = tl.load(bias + reach)
-    return bias, below, above
+    return below, above
 
 
 @triton.jit
@@ -151,7 +150,9 @@ def forward_kernel(
     """
     first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
     length = length_of(lengths, b, time)
-    bias, below, above = bias_of(bias, n, reach)
+    if bias is not None:  # here, as Triton 3.6 returns no None from a function
+        bias += n * (2 * reach + 1) + reach
+    below, above = far_biases(bias, reach)
     k_head, v_head = head_of(k, k_strides, b, n), head_of(v, v_strides, b, n)
     q_rows = load_rows(head_of(q, q_strides, b, n), first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False)
     lse += tl.cast(b * heads + n, tl.int64) * time + queries
@@ -230,6 +231,19 @@ def transposed_probabilities(
     return tl.exp2(scores)
 
 
+@triton.jit
+def row_sums_kernel(
+    d_output, output, sums, d_output_strides, output_strides, time, heads,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries: rowsum(dO o O)."""
+    first, queries, b, n = own_tile(time, heads, BLOCK_Q)
+    d_head, head = head_of(d_output, d_output_strides, b, n), head_of(output, output_strides, b, n)
+    d_rows = load_rows(d_head, first, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False).to(tl.float32)
+    rows = load_rows(head, first, output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False).to(tl.float32)
+    tl.store(sums + tl.cast(b * heads + n, tl.int64) * time + queries, tl.sum(d_rows * rows, 1), mask=queries < time)
+
+
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def value_gradient_kernel(
     q, k, d_output, lse, bias, lengths, dv,
@@ -239,7 +253,9 @@ def value_gradient_kernel(
     """One tile of keys: dV = P^T dO."""
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)
-    bias, below, above = bias_of(bias, n, reach)
+    if bias is not None:
+        bias += n * (2 * reach + 1) + reach
+    below, above = far_biases(bias, reach)
     q_head, d_output_head = head_of(q, q_strides, b, n), head_of(d_output, d_output_strides, b, n)
     k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
     lse += tl.cast(b * heads + n, tl.int64) * time
@@ -279,7 +295,9 @@ def key_side_kernel(
     """
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)
-    bias, below, above = bias_of(bias, n, reach)
+    if bias is not None:
+        bias += n * (2 * reach + 1) + reach
+    below, above = far_biases(bias, reach)
     q_head, dq_head = head_of(q, q_strides, b, n), head_of(dq, dq_strides, b, n)
     k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
     v_tiles = ()

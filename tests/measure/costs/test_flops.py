@@ -59,7 +59,7 @@ def as_plain_functions(implementation: Implementation) -> SimpleNamespace:
         return lambda *given: function(*given[:-1], given[-1].scores())
 
     names = ("attend_forward", "reuse_forward", "value_gradient", "block_gradient")
-    return SimpleNamespace(**{name: plain(name) for name in names})
+    return SimpleNamespace(**{name: plain(name) for name in names}, row_sums=implementation.row_sums)
 
 
 def seen_by_torch(call) -> int:

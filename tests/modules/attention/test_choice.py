@@ -102,9 +102,14 @@ def test_a_training_times_for_two_seconds_and_a_twentieth_of_its_time(clock):
     assert cache_file(FILE).exists()
 
 
-def test_what_the_first_call_prepares_does_not_count(clock):
-    """oneDNN makes code for each shape, half a second of it: the first to be called is not the slowest for that."""
-    prepares = iter([0.9, 0.9])
+@pytest.mark.parametrize("seconds", [0.9, pytest.param(20, id="20 on a GPU")])
+def test_what_the_first_call_prepares_does_not_count(clock, monkeypatch, seconds):
+    """oneDNN makes code for each shape, half a second of it, Triton longer: nobody is the slowest for that."""
+    prepares = iter([seconds, seconds])
+    if seconds > SECONDS:
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        for does_nothing in ("synchronize", "current_device", "set_device"):
+            monkeypatch.setattr(torch.cuda, does_nothing, mock.Mock())
 
     def timed(name):
         call = clock.timed(name)
@@ -118,6 +123,7 @@ def test_what_the_first_call_prepares_does_not_count(clock):
     clock.taken = {"recompute": 0.06, "materialize": 0.03, "fused": 0.05, "eager": 0.04}
     with mock.patch.object(choice, "CHOICES", Choices()):
         assert choice._fastest(CPU, 1, ALL, timed) == "materialize"
+        assert choice.CHOICES.pays("another shape", is_training=True, candidates=2)
 
 
 def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
@@ -296,6 +302,8 @@ def test_what_cannot_run_is_not_chosen_and_below_8_0_not_to_be_had(monkeypatch, 
     assert "fused" not in choice._possible(cuda._replace(head_size=256), choice.BACKENDS)
     if capability >= (8, 0):
         assert "fused" in choice._possible(cuda, choice.BACKENDS) and choose("fused", cuda, 1) == "fused"
+        masked = cuda._replace(features=frozenset(MASK["features"]), share=0.5)
+        assert ["flex" in choice._possible(each, choice.BACKENDS) for each in (cuda, masked)] == [False, True]
         monkeypatch.setattr(back_ends, "has_triton", lambda: False)
         assert "fused" not in choice._possible(cuda, choice.BACKENDS)
         return

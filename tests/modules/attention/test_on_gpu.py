@@ -88,6 +88,7 @@ def test_triton_computes():
             for size, consumers in product([32, 48, 64, 128], [0, 2, 5])
         ),
         {"time": 200, "padded": True, "dtype": torch.float32},
+        *({"time": 300, "padded": padded, "biased": False} for padded in (False, True)),
     ],
     ids=str,
 )

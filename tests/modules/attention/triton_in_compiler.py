@@ -3,13 +3,14 @@
 ``test_triton.py`` runs this. On its own: ``pytest -s`` prints a line for each kernel.
 """
 
+import functools
 import itertools
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pytest
 import torch
@@ -36,6 +37,16 @@ class Compiled(NamedTuple):
     shared: int
 
 
+class Launched:
+    """A kernel that does this, whatever its grid."""
+
+    def __init__(self, does: Callable[..., None]):
+        self.does = does
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self.does
+
+
 def absent_gpu(capability: int) -> SimpleNamespace:
     """As much of a driver as the compiler asks for."""
     target = GPUTarget("cuda", capability, 32)
@@ -56,15 +67,12 @@ def compiled(monkeypatch, tmp_path) -> list[Compiled]:
                 found.append(Compiled(kernel.__name__, tuple(choice), registers, stack, binary.metadata.shared))
                 print(found[-1])
 
-        return mock.MagicMock(__getitem__=lambda self, grid: launch)
+        return Launched(launch)
 
     monkeypatch.setattr(triton_kernels, "_tuned", compile_all)
-    write_rows = triton_passes.write_rows
-
-    def compile_it(*arguments: Any, **sizes: Any) -> None:
-        write_rows.warmup(*arguments, **sizes, grid=(1,))
-
-    monkeypatch.setattr(triton_passes, "write_rows", mock.MagicMock(__getitem__=lambda self, grid: compile_it))
+    for name in ("write_rows", "row_sums_kernel"):
+        compile_it = functools.partial(getattr(triton_passes, name).warmup, grid=(1,))
+        monkeypatch.setattr(triton_passes, name, Launched(compile_it))
     return found
 
 
@@ -77,8 +85,8 @@ def _resources(cubin: bytes, folder: Path) -> tuple[int, int]:
     return int(registers), int(stack)
 
 
-def launch_all(size: int, layers: int, dtype: torch.dtype) -> None:
-    """Every kernel, with bias and padding, in the layout of a model: q, k and v of the ``s`` are one projection."""
+def launch_all(size: int, layers: int, dtype: torch.dtype, is_biased: bool = True) -> None:
+    """Every kernel, with bias and padding or neither, in a model's layout: q, k, v of the ``s`` are one projection."""
     batch, heads, time, buckets = 2, 12, 512, 32
     q, k, v = (
         part.unflatten(-1, (heads, size)).transpose(1, 2)
@@ -87,23 +95,37 @@ def launch_all(size: int, layers: int, dtype: torch.dtype) -> None:
     of_layers = [torch.zeros(batch, time, heads, size, dtype=dtype).transpose(1, 2) for _ in range(layers)]
     sums = torch.zeros(batch, heads, time)
     table, by_distance = torch.zeros(buckets, heads), torch.zeros(2 * time - 1, dtype=torch.int64)
-    scores = Scores(table, by_distance, 128, torch.full((batch,), time))
+    scores = Scores(table, by_distance, 128, torch.full((batch,), time)) if is_biased else Scores()
     if layers == 1:
         triton_kernels.attend_forward(q, k, v, scores)
         triton_kernels.reuse_forward(q, k, v, sums, scores)
         triton_kernels.value_gradient(q, k, v, sums, scores)
+        triton_kernels.row_sums(q, v)
     triton_kernels.block_gradient(q, k, [v, *of_layers[1:]], of_layers, sums, sums, scores)
 
 
-@pytest.mark.parametrize("capability", [A100, H100])
+@pytest.fixture(params=[A100, H100])
+def capability(request, monkeypatch) -> int:
+    """Of an absent GPU; kernels know nothing of what they compiled for others."""
+    triton.runtime.driver.set_active(absent_gpu(request.param))
+    for kernel in vars(triton_passes).values():
+        if isinstance(kernel, triton.JITFunction):
+            kernel.device_caches.clear()
+    return request.param
+
+
 @pytest.mark.parametrize(
     ("size", "layers", "dtype"),
     [*itertools.product([64, 128], [1, 2, 6], [torch.bfloat16]), (64, 2, torch.float16), (64, 2, torch.float32)],
 )
 def test_fits(compiled, capability: int, size: int, layers: int, dtype: torch.dtype):
-    triton.runtime.driver.set_active(absent_gpu(capability))
     launch_all(size, layers, dtype)
     first_of_each = {kernel.name: kernel for kernel in reversed(compiled)}
     for kernel in first_of_each.values():
         assert kernel.shared <= SHARED_MEMORY[capability], kernel
         assert kernel.spilled <= MOST_SPILLED or dtype == torch.float32, kernel
+
+
+def test_without_a_bias(compiled, capability: int):
+    launch_all(64, 1, torch.bfloat16, is_biased=False)
+    assert {kernel.name for kernel in compiled} == {"forward_kernel", "value_gradient_kernel", "key_side_kernel"}

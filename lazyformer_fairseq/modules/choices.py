@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 FILE = "fastest.json"  # in the cache folder
 SECONDS = 2.0  # of a process, for all that it times, and
 SHARE_OF_TIME = 0.05  # of what it has run so far
-ROUNDS, MOST_ROUNDS = 4, 50  # each one's fastest counts
-HOPELESS = 1.25  # times the fastest: not timed again
+ROUNDS, ROUNDS_OF_NEAR, MOST_ROUNDS = 4, 8, 50  # each one's fastest counts
+HOPELESS, NEAR = 1.25, 1.1  # times the fastest: not timed again; timed in more rounds
 ENOUGH = 0.02  # seconds of calls of each: shorter ones say little, as noise may double them
 LONG = 1.0  # seconds, beside which what the first call prepares does not count: oneDNN's code, new memory
 # Between two ways, by rounding: relative, by norm.
@@ -79,7 +79,7 @@ class Choices:
         if is_training or not self.waits:
             return self._spent - self._compiled < self.seconds + SHARE_OF_TIME * (time.monotonic() - self._began)
         self._seen[shape] += 1
-        return self._seen[shape] > candidates * (1 + ROUNDS) / uses / SHARE_OF_TIME
+        return self._seen[shape] > candidates * (1 + ROUNDS_OF_NEAR) / uses / SHARE_OF_TIME
 
     def choose(self, device: str, shape: str, names: Sequence[str], timed: Timed, largest_error: float) -> str:
         """The fastest of `names`, timed now or by an earlier process; the first one where all fail."""
@@ -131,7 +131,9 @@ class Choices:
                 seconds[name] = math.inf
         taken = Counter(seconds)
         for turn in range(1, MOST_ROUNDS):
-            likely = [name for name in seconds if turn < ROUNDS and seconds[name] < HOPELESS * min(seconds.values())]
+            share = HOPELESS if turn < ROUNDS else NEAR if turn < ROUNDS_OF_NEAR else 0
+            likely = [name for name in seconds if seconds[name] < share * min(seconds.values())]
+            likely = likely if turn < ROUNDS or len(likely) > 1 else []  # who is alone has won
             again = [name for name in seconds if name in likely or taken[name] < ENOUGH]
             for name in again:
                 if self._clock() - start > SECONDS:

@@ -146,7 +146,7 @@ def test_each_product_of_a_run_s_rows_is_chosen_once(chosen):
 def test_inference_chooses_when_it_pays(chosen):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS)
     with torch.no_grad():
-        for _ in range(2 * (1 + choices.ROUNDS) * 20):
+        for _ in range(2 * (1 + choices.ROUNDS_OF_NEAR) * 20):
             module(x)
             assert not any(chosen.known.values())
         module(x)

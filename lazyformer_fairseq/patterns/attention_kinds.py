@@ -1,6 +1,6 @@
 """The table of kinds of attention: what the settings of an ``s`` choose, one row for each system.
 
-An attention is four choices, so rows of different choices combine:
+An attention is a few choices, so rows of different choices combine:
 
 | choice | if no row is chosen | |
 |---|---|---|
@@ -8,6 +8,7 @@ An attention is four choices, so rows of different choices combine:
 | mask | all, in causal models the past | which keys a query may look at |
 | weights | softmax | how scores become a distribution |
 | memory | the tokens | what keys and values are |
+| positions | T5's bias, in causal models Transformer-XL's | how scores depend on places |
 
 A row is switched on by its first setting. ``modules/sublayers/attention_kinds`` has one file a row.
 """
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-SCORES, MASK, WEIGHTS, MEMORY = CHOICES = ("scores", "mask", "weights", "memory")
+SCORES, MASK, WEIGHTS, MEMORY, POSITIONS = CHOICES = ("scores", "mask", "weights", "memory", "positions")
 Value = Union[int, float, str]
 LARGEST = 2**31 - 1  # of a number, so that sums of two fit a kernel's
 Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong)
@@ -180,6 +181,8 @@ def _check_synthesizer(values: Mapping[str, Value], causal: Optional[bool]) -> C
         yield "length", "length is for causal models; an encoder's longest input is its --max-positions"
     if "dot" not in terms and values.get("persistent"):
         yield "persistent", "persistent vectors are compared with queries: add dot to the synthesizer"
+    if values.get("rope") and ("dot" not in terms or {"dense", "factorised_dense"} & {*terms}):
+        yield "rope", "rope turns queries and keys for their products: take a synthesizer with dot, and none of dense"
 
 
 def _check_buckets(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
@@ -252,7 +255,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         ),
         why_not_causal="each of its keys mixes all positions, those in the future too",
         excludes=dict.fromkeys(
-            (SCORES, MASK), "its keys mix all positions, so none has a place of its own among the tokens"
+            (SCORES, MASK, POSITIONS), "its keys mix all positions, so none has a place of its own among the tokens"
         ),
     ),
     AttentionKind(
@@ -334,6 +337,14 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         },
         why_keys_stay=lambda values: "they are its queries too",
         check=_check_buckets,
+    ),
+    AttentionKind(
+        choice=POSITIONS,
+        system="RoFormer",
+        help="queries and keys are turned by their places, so that their products depend on distances",
+        source="Su et al., 2021, section 3.2",
+        module="rope:Rope",
+        settings=(Setting("rope", 0, "rotary positions: by it wavelengths grow; 10000 is usual", "base", low=2),),
     ),
 )
 

@@ -24,6 +24,10 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     AttentionOutput,
     build_choices,
     build_values,
+    build_vectors,
+    has_positions,
+    make_vectors,
+    makes_vectors,
     projections,
     variant_classes,
 )
@@ -45,6 +49,7 @@ class AttentionSublayer(Sublayer):
     Attributes:
         consumers: how many lazy sublayers above read the distribution.
         value_makers: what its kind of attention adds to values.
+        query_makers: what it makes of queries.
     """
 
     attends = True
@@ -98,6 +103,10 @@ class AttentionSublayer(Sublayer):
         for maker in self.value_makers.values():
             values = maker(values, x_BKC)
         return values
+
+    def make_queries(self, q_BTC: Tensor, scores: Scores, keys: int) -> Tensor:
+        """Queries (B, N, T, D) as its kind of attention compares them, of the last T of K positions."""
+        return make_vectors(self.query_makers, split_heads(q_BTC, self.num_heads), scores, keys)
 
     def attend(self, attention: Attention, shared: Context) -> Output:
         """Attention, projected; hands on its distribution, from before dropout."""
@@ -164,6 +173,13 @@ class ChoosingAttention(AttentionSublayer):
         of_choice = replace(options, values=planned.values)
         self.choices = build_choices(of_choice)
         self.value_makers = build_values(of_choice)
+        self.query_makers, self.key_makers = (
+            build_vectors(of_choice) if there else nn.ModuleDict() for there in (self.has_queries, self.has_keys)
+        )
+
+    def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
+        """Keys (B, N, K, D) as its kind of attention compares them."""
+        return make_vectors(self.key_makers, split_heads(k_BKC, self.num_heads), scores, keys)
 
 
 def count_remembered(sizes: Sizes, run: Pass) -> tuple[int, int]:
@@ -192,12 +208,14 @@ class SelfAttention(ChoosingAttention):
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
         """Queries, keys, values, output, and what the back end keeps."""
-        parts = len(projections(planned.values)) + 1
+        compared = len(projections(planned.values))
+        parts = compared * (1 + makes_vectors(planned.values)) + 1
         return count_attention_memory(sizes, planned, run, parts * run.tokens(sizes.embed_dim))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         q_BTC, k_BKC, v_BKC = self._project(x_BTC, shared.scores)
-        q, k = split_heads(q_BTC, self.num_heads), split_heads(k_BKC, self.num_heads)
+        time = x_BTC.size(1)
+        q, k = self.make_queries(q_BTC, shared.scores, time), self.make_keys(k_BKC, shared.scores, time)
         values = self.make_values(x_BTC, v_BKC)
         return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores), shared)
 
@@ -214,7 +232,8 @@ class RelativeAttention(ChoosingAttention):
     """softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V, R the projected distances, without biases.
 
     Keys and values come from memory and segment, queries from the segment alone. u and v belong to the decoder, which
-    shares them between all its sublayers. Its settings may make something else of it.
+    shares them between all its sublayers. Its settings may make something else of it: what has positions of its own
+    adds neither u nor v nor distances.
     """
 
     projections: ClassVar[Projections] = {"q": ("q_proj", 0, 1), "k": ("kv_proj", 0, 2), "v": ("kv_proj", 1, 2)}
@@ -224,7 +243,8 @@ class RelativeAttention(ChoosingAttention):
         embed_dim = options.embed_dim
         self.q_proj = Linear(embed_dim, embed_dim, bias=False) if self.has_queries else None
         self.kv_proj = Linear(embed_dim, (self.has_keys + 1) * embed_dim, bias=False)
-        compares = self.has_queries and self.has_keys
+        self.has_scores = not has_positions(planned.values)
+        compares = self.has_queries and self.has_keys and self.has_scores
         self.position_proj = Linear(embed_dim, embed_dim, bias=False) if compares else None
         self.out_proj = Linear(embed_dim, embed_dim, bias=False)
         self.start_copies()
@@ -234,10 +254,12 @@ class RelativeAttention(ChoosingAttention):
         """Queries that meet keys and queries that meet distances, these, keys, values, memory and input, output."""
         kept = projections(planned.values)
         of_keys, inputs = count_remembered(sizes, run)
-        queries = run.tokens(sizes.embed_dim) * ("queries" in kept) * (1 + ("keys" in kept))
-        projected = queries + of_keys * (1 + ("keys" in kept))
+        meets_distances = "keys" in kept and not has_positions(planned.values)
+        queries = run.tokens(sizes.embed_dim) * ("queries" in kept) * (1 + meets_distances)
+        # What queries were is gone; keys are a part of what values are a part of.
+        projected = queries + of_keys * (1 + ("keys" in kept) * (1 + makes_vectors(planned.values)))
         found = count_attention_memory(sizes, planned, run, projected)
-        distances = (run.keys + 1) * sizes.embed_dim * run.number if "keys" in kept else 0
+        distances = (run.keys + 1) * sizes.embed_dim * run.number if meets_distances else 0
         return found._replace(kept=found.kept + inputs + distances)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
@@ -248,9 +270,11 @@ class RelativeAttention(ChoosingAttention):
         x_BKC = with_memory(memory_BMC, x_BTC)
         c = x_BTC.size(-1)
         k_BKC, v_BKC = self.kv_proj(x_BKC).split((c * self.has_keys, c), dim=-1)
-        q, scores = self._queries(x_BTC, shared)
-        k, values = split_heads(k_BKC, self.num_heads), self.make_values(x_BKC, v_BKC)
-        return self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, shared.positions), shared)
+        keys = x_BKC.size(1)
+        q, scores = self._queries(x_BTC, shared, keys)
+        k, values = self.make_keys(k_BKC, shared.scores, keys), self.make_values(x_BKC, v_BKC)
+        positions = shared.positions if self.has_scores else None
+        return self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, positions), shared)
 
     def _within_reach(self, memory_BMC: Tensor, time: int, shared: Context) -> tuple[Tensor, Context]:
         """Leaves out memory that no query sees, and its positions.
@@ -261,19 +285,21 @@ class RelativeAttention(ChoosingAttention):
         kept = min([choice.reach for choice in self.choices.values() if choice.reach is not None], default=length)
         if kept >= length or self.consumers or self.is_key_producer:
             return memory_BMC, shared
+        memory_BMC = memory_BMC[:, length - kept :]
+        if not self.has_scores:
+            return memory_BMC, shared
         positions = shared.positions._replace(encoded=shared.positions.encoded[-(kept + time + 1) :])
-        return memory_BMC[:, length - kept :], shared._replace(positions=positions)
+        return memory_BMC, shared._replace(positions=positions)
 
-    def _queries(self, x_BTC: Tensor, shared: Context) -> tuple[Tensor, Scores]:
+    def _queries(self, x_BTC: Tensor, shared: Context, keys: int) -> tuple[Tensor, Scores]:
         """Q + u, and the scores with positions; without keys to compare with, there is nothing to add for distances."""
         if self.q_proj is None:
             return split_heads(x_BTC[..., :0], self.num_heads), shared.scores
-        q_BTC = self.q_proj(x_BTC)
+        q = self.make_queries(self.q_proj(x_BTC), shared.scores, keys)
         if self.position_proj is not None:
-            q, positions = with_distances(q_BTC, self.position_proj, self.num_heads, shared)
+            q, positions = with_distances(q, self.position_proj, shared)
             return q, shared.scores.with_own(**positions)
-        q = q_BTC.unflatten(-1, (self.num_heads, -1)) + shared.positions.content_bias
-        return q.transpose(1, 2), shared.scores
+        return q + shared.positions.content_bias[:, None] if self.has_scores else q, shared.scores
 
 
 class LazyAttention(AttentionSublayer):
@@ -283,7 +309,7 @@ class LazyAttention(AttentionSublayer):
     """
 
     projections: ClassVar[Projections] = {"v": ("v_proj", 0, 1)}
-    has_queries = has_keys = False
+    has_queries = has_keys = has_scores = False
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
@@ -315,8 +341,9 @@ class LazyAttention(AttentionSublayer):
 class SharedKeysAttention(AttentionSublayer):
     """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 2).
 
-    It sees what that ``s`` sees: bias, padding, mask, persistent or projected keys, weights. It draws its own dropout.
-    In a causal model it projects distances anew, as its queries meet them, and its projections have no biases.
+    It sees what that ``s`` sees: bias, padding, mask, persistent or projected keys, weights, and its queries go through
+    what those of that ``s`` do. It draws its own dropout. In a causal model it projects distances anew, as its queries
+    meet them, and its projections have no biases.
     """
 
     attends = False  # the memory is in the keys that it reads
@@ -329,25 +356,28 @@ class SharedKeysAttention(AttentionSublayer):
         self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.position_proj: Optional[Linear] = None
-        if options.is_causal:
+        values = {} if planned.producer is None else planned.producer.values
+        self.query_makers = build_vectors(replace(options, values=values))
+        if options.is_causal and not has_positions(values):
             self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
         """Queries, output, what the back end keeps, and on ``eager`` copies of keys and values."""
-        queries = run.tokens(sizes.embed_dim) * (2 if "positions" in run.features else 1)
         shaper = planned.shaper
+        meets_distances = "positions" in run.features and not has_positions(shaper.values)
+        queries = run.tokens(sizes.embed_dim) * (1 + meets_distances)
         copies = 2 * count_remembered(sizes, run)[0] if run.back_end(shaper) == "eager" else 0
         found = count_attention_memory(sizes, replace(shaper, consumers=()), run, queries + copies)
         return found._replace(pending=0)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         attention: Attention = replace(below[KEYS_AND_VALUES], x_BTC=x_BTC)
-        q_BTC = self.q_proj(x_BTC)
+        q_BNTD = self.make_queries(self.q_proj(x_BTC), shared.scores, attention.x_BKC.size(1))
         if self.position_proj is None:
-            attention = replace(attention, q_BNTD=split_heads(q_BTC, self.num_heads))
+            attention = replace(attention, q_BNTD=q_BNTD)
         else:
-            q_BNTD, positions = with_distances(q_BTC, self.position_proj, self.num_heads, shared)
+            q_BNTD, positions = with_distances(q_BNTD, self.position_proj, shared)
             attention = replace(attention, q_BNTD=q_BNTD).with_scores(**positions)
         y_BTC, _ = self.attend(attention, shared)
         return y_BTC, {}
@@ -371,13 +401,11 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
 
 
-def with_distances(
-    q_BTC: Tensor, position_proj: Linear, num_heads: int, shared: Context
-) -> tuple[Tensor, dict[str, Tensor]]:
+def with_distances(q_BNTD: Tensor, position_proj: Linear, shared: Context) -> tuple[Tensor, dict[str, Tensor]]:
     """Q + u (B, N, T, D) of projected queries, and what scores have for positions."""
     positions = shared.positions
-    q = q_BTC.unflatten(-1, (num_heads, -1))
-    distances_NKD = position_proj(positions.encoded).unflatten(-1, (num_heads, -1)).transpose(0, 1)
+    q = q_BNTD.transpose(1, 2)
+    distances_NKD = position_proj(positions.encoded).unflatten(-1, (q.size(2), -1)).transpose(0, 1)
     about_positions = ((q + positions.position_bias) / math.sqrt(q.size(-1))).transpose(1, 2)
     about_content = (q + positions.content_bias).transpose(1, 2)
     return about_content, {"position_queries_BNTD": about_positions, "distances_NKD": distances_NKD}

@@ -81,12 +81,16 @@ class AttentionVariant(nn.Module):
             module of its values may have some, too.
         has_probabilities: whether the distribution on ``eager`` has `probabilities`, (B, N, T, K) of tokens, which a
             search mixes.
+        makes_vectors: whether it makes others of queries and keys, which autograd then keeps beside those projected.
+        has_positions: whether its scores know of positions by themselves: a causal model then adds none.
     """
 
     refuses: ClassVar[Mapping[str, str]] = {}
     counts_memory: ClassVar[bool] = False
     copies: ClassVar[Mapping[str, str]] = {}
     has_probabilities: ClassVar[bool] = True
+    makes_vectors: ClassVar[bool] = False
+    has_positions: ClassVar[bool] = False
 
     def __init__(self, options: SublayerOptions):
         super().__init__()
@@ -121,6 +125,14 @@ class AttentionVariant(nn.Module):
         """
         return None
 
+    @classmethod
+    def build_vectors(cls, options: SublayerOptions) -> Optional[nn.Module]:
+        """What turns plain queries, or keys, into its own; None for plain ones. Called as :func:`make_vectors` says.
+
+        An ``s``, its global tokens and each ``k`` that reads it have one for each that they project.
+        """
+        return None
+
     # What it sees of a causal model's memory.
 
     @classmethod
@@ -141,7 +153,7 @@ class AttentionVariant(nn.Module):
 
         What the choice itself takes besides does not count; see `counts_memory`.
         """
-        size = size._replace(features=size.features | cls.features(values))
+        size = size._replace(features=cls._with_features(size.features, values))
         is_causal = sizes.direction == CAUSAL
         mask = cls.mask_of(values, sizes.num_heads, is_causal)
         if mask is None:
@@ -156,6 +168,11 @@ class AttentionVariant(nn.Module):
         return frozenset()
 
     @classmethod
+    def _with_features(cls, features: frozenset[str], values: Settings) -> frozenset[str]:
+        """Those of scores with this choice, given those without."""
+        return (features - {"positions"} if cls.has_positions else features) | cls.features(values)
+
+    @classmethod
     def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> Optional[AttentionMask]:
         """What queries see at most; None for all, and where no back end is chosen for it."""
         return None
@@ -163,7 +180,7 @@ class AttentionVariant(nn.Module):
     @classmethod
     def workload(cls, workload: Workload, values: Settings) -> Workload:
         """What decides which back end computes the innermost attention."""
-        workload = workload._replace(features=workload.features | cls.features(values))
+        workload = workload._replace(features=cls._with_features(workload.features, values))
         is_causal = "causal" in workload.features
         mask = cls.mask_of(values, workload.heads, is_causal)
         if mask is None:
@@ -180,6 +197,37 @@ def build_values(options: SublayerOptions) -> nn.ModuleDict:
     """By name, what an ``s`` and those that read it need for their values."""
     built = {row.name: row.load().build_values(options) for row in chosen_kinds(options.values)}
     return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
+
+
+def build_vectors(options: SublayerOptions) -> nn.ModuleDict:
+    """By name, in the table's order, what queries, or keys, go through."""
+    built = {row.name: row.load().build_vectors(options) for row in chosen_kinds(options.values)}
+    return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
+
+
+def make_vectors(
+    makers: nn.ModuleDict, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None
+) -> Tensor:
+    """Queries, or keys, in the form that a kind of attention compares them in.
+
+    Args:
+        makers: of :func:`build_vectors`.
+        keys: K; rows of `x_BNTD` belong to the last of them.
+        places_AG: the keys that rows belong to instead, (B, G) or (1, G); K or more for rows that belong to none.
+    """
+    for maker in makers.values():
+        x_BNTD = maker(x_BNTD, scores, keys, places_AG)
+    return x_BNTD
+
+
+def makes_vectors(values: Settings) -> bool:
+    """Whether an ``s`` of these settings compares other queries and keys than those that it projects."""
+    return any(choice.makes_vectors for choice in variant_classes(values))
+
+
+def has_positions(values: Settings) -> bool:
+    """Whether scores of an ``s`` of these settings know of positions by themselves."""
+    return any(choice.has_positions for choice in variant_classes(values))
 
 
 def projections(values: Settings) -> frozenset[str]:

@@ -15,7 +15,14 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Colu
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention import split_heads
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
+    Attend,
+    Attention,
+    AttentionOutput,
+    AttentionVariant,
+    build_vectors,
+    make_vectors,
+)
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 
@@ -53,6 +60,7 @@ class Window(AttentionVariant):
         if options.values["global"]:
             self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
             self.k_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
+            self.query_makers, self.key_makers = build_vectors(options), build_vectors(options)
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
@@ -114,8 +122,9 @@ class Window(AttentionVariant):
     def _of(self, tokens: "GlobalTokens", attention: Attention, v_BNKD: Tensor) -> Attention:
         """What global tokens attend with."""
         x = tokens.take(attention.x_BTC)
-        q, k = (split_heads(part, self.num_heads) for part in (self.q_proj(x), self.k_proj(attention.x_BKC)))
-        scores, at_distance, keys = attention.scores, None, k.size(-2)
+        scores, at_distance, keys = attention.scores, None, attention.x_BKC.size(1)
+        q = make_vectors(self.query_makers, split_heads(self.q_proj(x), self.num_heads), scores, keys, tokens.places_AG)
+        k = make_vectors(self.key_makers, split_heads(self.k_proj(attention.x_BKC), self.num_heads), scores, keys)
         if attention.positions is not None:
             about_positions = (q + attention.positions.position_bias[:, None]) / math.sqrt(q.size(-1))
             at_distance = torch.matmul(about_positions, scores.distances_NKD.transpose(-2, -1))

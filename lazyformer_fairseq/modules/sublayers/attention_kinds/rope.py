@@ -1,0 +1,71 @@
+"""``s[rope=b]``: rotary positions, turns of queries and keys by their places (Su et al., 2021: RoFormer)."""
+
+from functools import partial
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
+
+
+class Rope(AttentionVariant):
+    """Numbers i and i + D / 2 of a query or key at place t are a point, turned by t b^(-2 i / D) (section 3.2.2).
+
+    The product of a query and a key then depends on their distance, not on their places. The paper pairs numbers 2 i
+    and 2 i + 1; halves are what GPT-NeoX, Llama and ModernBERT have, and weights mean the same but for their order.
+
+    In a causal model turns stand in place of Transformer-XL's positions, so with neither u, v nor projected distances;
+    places count from the first key of the memory. T5's bias may stand beside them.
+
+    Raises:
+        UserError: heads of an odd size.
+    """
+
+    counts_memory = True
+    has_positions = makes_vectors = True
+
+    def __init__(self, options: SublayerOptions):
+        super().__init__(options)
+        if options.head_size % 2:
+            raise UserError(
+                f"s[rope={options.values['rope']}] turns pairs of numbers, and {options.num_heads} heads of "
+                f"{options.embed_dim} have {options.head_size} each: give heads of an even size"
+            )
+
+    @classmethod
+    def build_vectors(cls, options: SublayerOptions) -> nn.Module:
+        return Turn(options.values["rope"])
+
+
+class Turn(nn.Module):
+    """Of queries or keys, by the places of their rows; the angles are in single precision or better."""
+
+    def __init__(self, base: int):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+        if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
+            return x_BNTD
+        make = partial(_cosines_and_sines, self.base, scores.places_BK, keys, x_BNTD)
+        # A compiler finds out itself that all sublayers make the same, and would make a graph for each number of keys.
+        turns = make() if torch.compiler.is_compiling() else scores.once((self.base, keys, x_BNTD.dtype), make)
+        if places_AG is not None:
+            places = places_AG[:, None, :, None].clamp(max=keys - 1)
+            turns = (each.take_along_dim(places, -2) for each in turns)
+        cos, sin = (each[..., -x_BNTD.size(-2) :, :] for each in turns)
+        return torch.addcmul(x_BNTD * cos, x_BNTD.roll(x_BNTD.size(-1) // 2, -1), sin).to(x_BNTD.dtype)
+
+
+def _cosines_and_sines(base: int, places_BK: Optional[Tensor], keys: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """(B or 1, 1, K, D) each; sines of the first half with the sign that they have in the turn."""
+    exact, size = torch.promote_types(like.dtype, torch.float32), like.size(-1)
+    places = torch.arange(keys, device=like.device)[None] if places_BK is None else places_BK
+    rates = base ** -(torch.arange(0, size, 2, device=like.device, dtype=exact) / size)
+    angles = places[:, None, :, None].to(exact) * rates
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)

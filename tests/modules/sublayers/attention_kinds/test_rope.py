@@ -1,0 +1,119 @@
+"""Rotary positions: the paper's equations, and transformers' ModernBERT."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_by_einsum import HEADS, RIGHT, SIZE, WIDTH, Attending, padded_and_with_memory
+from every_kind import ON_A_CPU, TOKENS, assert_alike, build, run, tokens
+from tiny_networks import loud
+from torch import Tensor, nn
+from transformers.models.modernbert import modeling_modernbert as modernbert
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers.attention_kinds.rope import Turn
+from lazyformer_fairseq.modules.sublayers.interface import Context
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
+
+BASE = 100
+
+
+class Turned(Attending):
+    """Re sum_i q_i k_i* exp(sqrt(-1) m b^(-2 i / D)), m from key to query, of halves as complex numbers (equation 13).
+
+    Attributes:
+        window: keys further away are not seen.
+        places: of tokens in their documents, (B, T); None for 0, 1, 2, ....
+    """
+
+    window = math.inf
+    places = None
+
+    def context(self) -> Context:
+        shared = super().context()
+        return shared._replace(scores=replace(shared.scores, places_BK=self.places))
+
+    def scores(self, q: Tensor, k: Tensor, distances: Tensor, sublayer: nn.Module | None = None) -> Tensor:
+        steps = distances[None] if self.places is None else self.places[:, :, None] - self.places[:, None]
+        angles = steps[..., None].double() * BASE ** -(torch.arange(SIZE // 2, dtype=torch.double) * 2 / SIZE)
+        q, k = (torch.complex(*each.chunk(2, -1)) for each in (q, k))
+        turns = torch.polar(torch.ones_like(angles), angles).expand(q.size(0), -1, -1, -1)
+        scores = torch.einsum("bntd,bnkd,btkd->bntk", q, k.conj(), turns).real / math.sqrt(SIZE)
+        scores = scores.masked_fill(distances.abs() > self.window, -math.inf)
+        return self.causal(scores, distances) if self.is_causal else self.biased_and_padded(scores, distances)
+
+
+@padded_and_with_memory
+@pytest.mark.parametrize("back_end", ON_A_CPU)
+def test_products_are_turned_by_their_distance(given, back_end):
+    found = Turned(f"s[rope={BASE}]", **given, back_end=back_end).assert_equations()
+    windowed = Turned(f"s[window=3,rope={BASE}]", **given, back_end=back_end)
+    windowed.window = 3
+    windowed.assert_equations()
+    assert not any(found[name].any() for name in ("u", "v") if name in found)  # Transformer-XL's are not there
+
+
+@pytest.mark.parametrize("padding", [None, RIGHT])
+def test_places_that_are_given_take_the_place_of_the_order(padding):
+    attending = Turned(f"s[rope={BASE}]", 7, padding=padding)
+    attending.places = torch.tensor([[0, 1, 2, 3, 0, 1, 2], [0, 1, 0, 1, 2, 3, 4]])
+    attending.assert_equations()
+
+
+@pytest.mark.parametrize("direction", [ENCODER, CAUSAL])
+def test_global_tokens_are_turned_by_their_own_places(direction):
+    """Their projections start as copies: where the window shows all, they see what they would without."""
+    plain, with_global = (loud(build(direction, s)) for s in ("s[rope=100]", "s[window=99,global=3,rope=100]"))
+    with_global.load_state_dict(plain.state_dict(), strict=False)
+    with_global.sublayers[0].inner.start_copies()
+    padding = (torch.arange(TOKENS) < torch.tensor([[0], [4]]),) if direction == ENCODER else ()
+    assert_alike(*(run(each, tokens(), *padding) for each in (plain, with_global)))
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+def test_it_is_modernberts(windowed):
+    kind = "sliding_attention" if windowed else "full_attention"
+    config = modernbert.ModernBertConfig(
+        hidden_size=WIDTH, num_attention_heads=HEADS, num_hidden_layers=1, layer_types=[kind], local_attention=8,
+        rope_parameters={kind: {"rope_type": "default", "rope_theta": 160000.0}}, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = loud(modernbert.ModernBertAttention(config, 0), 0.5).float()
+    encoder = Encoder(f"s[{'window=4,' * windowed}rope=160000]", None, WIDTH, 8, HEADS, 64, relative_position_buckets=0)
+    ours = encoder.sublayers[0].inner
+    with torch.no_grad():
+        for linear, source in ((ours.qkv_proj, theirs.Wqkv), (ours.out_proj, theirs.Wo)):
+            linear.weight.copy_(source.weight)
+            linear.bias.zero_()
+    x, places = torch.randn(2, 40, WIDTH), torch.arange(40)
+    turns = modernbert.ModernBertRotaryEmbedding(config)(x, places[None], kind)
+    hidden = (places - places[:, None]).abs() > 4 if windowed else torch.zeros(40, 40, dtype=torch.bool)
+    found, _ = theirs(x, turns, torch.zeros(1, 1, 40, 40).masked_fill(hidden, -math.inf))
+    torch.testing.assert_close(ours(x, {}, encoder.context(x))[0], found, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_in_half_precision_angles_are_in_single(precision):
+    """At place 4,095 half precision has no angle: its numbers are whole there, or further apart."""
+    x, scores = torch.randn(1, 1, 4096, 8).to(precision), Scores()
+    found, exact = Turn(10000)(x, scores, 4096), Turn(10000)(x.double(), scores, 4096)
+    assert found.dtype == precision
+    torch.testing.assert_close(found.double(), exact, atol=0.001, rtol=2 * torch.finfo(precision).eps)
+
+
+def test_a_memory_further_back_turns_no_scores():
+    """What is beyond the reach of a window is left out, and places count from another key: products stay the same."""
+    decoder = loud(build(CAUSAL, "s[window=3,rope=100] f s[window=3,rope=100]", mem_len=9))
+    assert decoder.content_bias.requires_grad is decoder.position_bias.requires_grad is False
+    text = torch.cat([tokens(), tokens().flip(0)], 1)
+    memory, whole = StreamMemory(), run(decoder, text)
+    found = torch.cat([run(decoder, part, memory) for part in text.split(4, 1)], 1)
+    assert_alike(found, whole)
+
+
+def test_heads_of_an_odd_size_are_refused():
+    with pytest.raises(UserError, match=r"s\[rope=100\] turns pairs of numbers, and 2 heads of 6 have 3 each"):
+        Encoder("s[rope=100]", None, 6, 8, 2)

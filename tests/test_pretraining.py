@@ -155,6 +155,7 @@ EOS, FIRST_WORD = 2, 5
 TOPICS, WORDS_OF_TOPIC = 8, 6
 PAD = 1
 WITH_PAIRS = "full_sentences_masked_lm --tokens-per-sample 36"
+APART = "--within-documents --criterion masked_lm_accuracy"
 PAIRS = (
     "--next-sentence --token-types 2 --arch bert_tiny --sublayer-pattern (sf)x2 --criterion masked_lm_accuracy "
     "--dropout 0 --attention-dropout 0 --clip-norm 1"
@@ -266,9 +267,20 @@ def test_the_loss_is_the_mean_of_words_and_of_pairs():
             "--next-sentence --criterion masked_lm_accuracy --arch roberta_base --encoder-layers 1",
             "--next-sentence: is for encoders of this package",
         ),
+        (f"{PAIRS} --within-documents", "--within-documents: the two texts of --next-sentence must see each other"),
+        (f"{APART} --arch roberta_base --encoder-layers 1", "--within-documents: is for encoders of this package"),
+        (f"{APART} --arch bert_tiny --compile", "--compile: with --within-documents each batch has shapes of its own"),
+        (
+            f"{APART} --arch bert_tiny --criterion continued_masked_lm --distill .",
+            "--within-documents: the attention that --distill compares is that of whole blocks",
+        ),
+        (
+            "--document-positions --arch bert_tiny --criterion masked_lm_accuracy",
+            "--document-positions: is of --within-documents",
+        ),
     ],
 )
-def test_what_learns_no_pairs_is_refused(documents, tmp_path, fairseq_train, options, words):
+def test_what_learns_no_pairs_or_no_documents_is_refused(documents, tmp_path, fairseq_train, options, words):
     with pytest.raises(UserError, match=words):
         fairseq_train(documents, f"{options} --batch-size 8 --max-update 1", tmp_path, task=WITH_PAIRS)
 

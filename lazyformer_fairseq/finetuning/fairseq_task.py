@@ -32,7 +32,7 @@ class FineTuningConfig(ReliabilityConfig):
     data: str = option(MISSING, "folder of official files, or of data as prepared")
     # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
     tokenizer_folder: Optional[str] = option(
-        None, "the checkpoint's tokenizer; default: of prepared data, else tokenizer/ beside the checkpoint or in data"
+        None, "default: prepared data's, else tokenizer/ beside the checkpoint or in data"
     )
     seed: int = II("common.seed")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")

@@ -142,8 +142,7 @@ class GlueConfig(fairseq_task.FineTuningConfig):
     glue_head_name: Optional[str] = option(None, "name of the classification head; default: the task's in lower case")
     glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(
         "dense",
-        "the head on <s>: dense is RoBERTa's (dropout, linear map, tanh, dropout, linear map), linear is dropout and "
-        "one linear map; --pooler-dropout is the dropout",
+        "on <s>: dense is RoBERTa's (two linear maps), linear is one; --pooler-dropout is the dropout",
     )
     max_train_rows: Optional[int] = option(None, "train on so many rows, drawn once for all seeds; default: on all")
 

@@ -351,12 +351,17 @@ class FullSentencesDataset(MaskedBlocksDataset):
     Arguments as for :class:`MaskedBlocksDataset`; for blocks see
     :func:`pack_full_sentences`. Those of much data are kept beside it.
 
+    Args:
+        within_documents: whether a batch says where documents end, so that tokens see their own alone.
+        document_positions: whether the positions of each document begin anew then.
+
     Raises:
         UserError: where the items are not sentences.
     """
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, within_documents: bool = False, document_positions: bool = False, **kwargs):
         super().__init__(*args, **kwargs)
+        self.within_documents, self.document_positions = within_documents, document_positions
         self.blocks: Blocks = kept_blocks(self.name, self.item_sizes, self.tokens_per_sample)
         if not len(self.blocks):
             raise UserError(f"{self.name}: holds document boundaries but no sentence; was the corpus empty?")
@@ -375,3 +380,18 @@ class FullSentencesDataset(MaskedBlocksDataset):
         block[0] = self.bos
         block[1 : 1 + end - start] = tokens[start:end]
         return block
+
+    def collater(self, samples: list[dict]) -> dict:
+        """A batch; of documents apart also their lengths in `net_input`."""
+        batch = super().collater(samples)
+        if samples and self.within_documents:
+            lengths = [document_lengths(sample["source"].numpy(), self.eos) for sample in samples]
+            batch["net_input"] |= {"documents": lengths, "positions_begin_anew": self.document_positions}
+        return batch
+
+
+def document_lengths(block: np.ndarray, eos: int) -> list[int]:
+    """Of the documents in a block (T,), their tokens: each ends with the second ``</s>`` of two, the last anywhere."""
+    is_end = block == eos
+    ends = np.flatnonzero(is_end[1:] & is_end[:-1]) + 2
+    return np.diff(ends, prepend=0, append=len(block)).tolist()

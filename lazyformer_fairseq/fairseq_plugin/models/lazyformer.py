@@ -4,6 +4,7 @@ Transformer-XL, PAR, Sandwich and lazy PAR are the causal language model, all ot
 """
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Optional
 
@@ -35,6 +36,7 @@ class LazyFormerModel(checkpoint_match.CheckedModel, FairseqEncoderModel):
 
     per_word = checkpoint_match.PER_WORD
     takes_positions = True  # for the criterion: `masked_tokens` may be places among the B * T
+    takes_documents = True  # for tasks
 
     def __init__(self, cfg: LazyFormerConfig, dictionary):
         super().__init__(_EncoderWithHead(cfg, dictionary))
@@ -59,6 +61,8 @@ class LazyFormerModel(checkpoint_match.CheckedModel, FairseqEncoderModel):
         has_padding: Optional[bool] = None,
         global_positions: Optional[Tensor] = None,
         token_types: Optional[Tensor] = None,
+        documents: Optional[Sequence[Sequence[int]]] = None,
+        positions_begin_anew: bool = False,
         **unused,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Encodes, and applies the requested head.
@@ -75,6 +79,8 @@ class LazyFormerModel(checkpoint_match.CheckedModel, FairseqEncoderModel):
             global_positions: (B, T), True at tokens that see and are seen by all, such as those of a question; for
                 patterns with ``global=given``, which need it.
             token_types: (B, T), which of two texts a token is of, for models with ``--token-types``; None for type 0.
+            documents, positions_begin_anew: of each sequence the lengths of documents that do not see each other, as
+                :meth:`~lazyformer_fairseq.modules.networks.encoder.Encoder.forward` takes them. No padding is computed.
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
@@ -83,8 +89,9 @@ class LazyFormerModel(checkpoint_match.CheckedModel, FairseqEncoderModel):
         """
         is_headless = features_only or classification_head_name is not None
         output, extra = self.encoder(
-            src_tokens, is_headless, masked_tokens, return_all_hiddens, has_padding, global_positions, token_types
-        )
+            src_tokens, is_headless, masked_tokens, return_all_hiddens, has_padding,
+            (global_positions, token_types, documents, positions_begin_anew),
+        )  # fmt: skip
         if classification_head_name is None:
             return output, extra
         head, features = self.classification_heads[classification_head_name], output
@@ -162,14 +169,12 @@ class _EncoderWithHead(FairseqEncoder):
         )
 
     def forward(
-        self, src_tokens, features_only, masked_tokens, return_all_hiddens, has_padding, global_positions, token_types
+        self, src_tokens, features_only, masked_tokens, return_all_hiddens, has_padding, given
     ) -> tuple[Tensor, dict[str, Any]]:
         padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
         is_padded_on_right = None if has_padding is None else True
         mask = padding_mask if (bool(padding_mask.any()) if has_padding is None else has_padding) else None
-        features, inner_states = self.sentence_encoder(
-            src_tokens, mask, return_all_hiddens, is_padded_on_right, global_positions, token_types
-        )
+        features, inner_states = self.sentence_encoder(src_tokens, mask, return_all_hiddens, is_padded_on_right, *given)
         output = features if features_only else self.lm_head(features, masked_tokens)
         return output, {"inner_states": inner_states}
 

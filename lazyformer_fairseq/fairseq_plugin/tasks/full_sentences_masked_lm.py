@@ -41,6 +41,8 @@ class FullSentencesMaskedLMConfig(ReliabilityConfig):
     leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
     random_token_prob: float = option(0.1, "share of these that become another word")
     next_sentence: bool = option(False, "read pairs of texts, and learn which follow which, as BERT; --token-types 2")
+    within_documents: bool = option(False, "tokens see their own document alone")
+    document_positions: bool = option(False, "positions begin anew in each document")
     verify: ChoiceEnum(["quick", "full", "none"]) = option(
         "quick", "check all epochs' data at the start: quick at samples, full at every id"
     )
@@ -62,6 +64,10 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
 
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
+        if cfg.within_documents and cfg.next_sentence:
+            raise UserError("--within-documents: the two texts of --next-sentence must see each other; leave one out")
+        if cfg.document_positions and not cfg.within_documents:
+            raise UserError("--document-positions: is of --within-documents; give both, or neither")
         mask_index = mask_index_of(dictionary)
         self.masking = masked_blocks.Masking(
             vocab_size=len(dictionary),
@@ -84,6 +90,8 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             UserError: a model that has no place for it.
         """
         model = super().build_model(cfg, from_checkpoint)
+        if self.cfg.within_documents:
+            encoder_task.check_takes_documents(model, "--within-documents")
         if self.cfg.next_sentence:
             if not hasattr(model, "register_next_sentence_head"):
                 raise UserError("--next-sentence: is for encoders of this package; leave it out")
@@ -99,6 +107,11 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             raise UserError(f"--criterion {cfg._name}: does not learn next sentences; give --criterion {PAIRS_NEED[0]}")
         if self.cfg.next_sentence and getattr(cfg, "distill", None):
             raise UserError("--distill: a teacher teaches words alone; leave it out, or --next-sentence")
+        if self.cfg.within_documents and getattr(cfg, "distill", None) and cfg.distill_attention_weight:
+            raise UserError(
+                "--within-documents: the attention that --distill compares is that of whole blocks; give "
+                "--distill-attention-weight 0"
+            )
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
@@ -137,7 +150,8 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
     def _dataset_class(self, tokenizer: Path) -> tuple[type[masked_blocks.MaskedBlocksDataset], dict[str, Any]]:
         """What makes blocks of the items, and the options that it alone has."""
         if not self.cfg.next_sentence:
-            return masked_blocks.FullSentencesDataset, {}
+            of_documents = {name: getattr(self.cfg, name) for name in ("within_documents", "document_positions")}
+            return masked_blocks.FullSentencesDataset, of_documents
         known = load_tokenizer(tokenizer) if tokenizer.is_dir() else TextTokenizer
         return SentencePairsDataset, {"separators": known.separators, "has_token_types": self.has_token_types}
 
@@ -158,9 +172,11 @@ class InputsMaskedLMTask(FullSentencesMaskedLMTask):
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "InputsMaskedLMTask":
-        """Raises a UserError for pairs of texts: inputs are whole already."""
-        if cfg.next_sentence:
-            raise UserError("--next-sentence: the inputs of a task are whole already; leave it out")
+        """Raises a UserError for pairs of texts, and documents in a text: inputs are whole already."""
+        for name in ("next_sentence", "within_documents"):
+            if getattr(cfg, name):
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option}: the inputs of a task are whole already; leave it out")
         return super().setup_task(cfg, **kwargs)
 
     def _dataset_class(self, tokenizer: Path) -> tuple[type[masked_blocks.MaskedInputsDataset], dict[str, Any]]:

@@ -1,8 +1,10 @@
 """The encoder: embeddings, T5's relative position bias (Raffel et al., 2019), then the stack of the pattern."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,6 +13,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
+from lazyformer_fairseq.modules.networks.documents import Documents, TextInARow
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context
@@ -184,6 +187,8 @@ class Encoder(Stack):
         is_padded_on_right: Optional[bool] = None,
         global_positions_BT: Optional[Tensor] = None,
         token_types_BT: Optional[Tensor] = None,
+        documents: Optional[Sequence[Sequence[int]]] = None,
+        positions_begin_anew: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """Encodes.
 
@@ -196,22 +201,34 @@ class Encoder(Stack):
                 look, for which a GPU is waited for.
             global_positions_BT: True at tokens that see and are seen by all; for patterns with ``global=given``.
             token_types_BT: the type of each token, int64; None for type 0 everywhere.
+            documents: of each sequence, how many tokens each of its documents has, in their order, padding apart: a
+                token sees its own document alone, and padding is not computed. None for one document a sequence.
+            positions_begin_anew: whether each document has the positions from the first one on; else those of its
+                sequence go on.
 
         Returns:
-            Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
+            Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`). Zeros at padding
+            with `documents`.
 
         Raises:
             ValueError: as :meth:`embed`.
             UserError: positions where no sublayer asks for them, none where one does, or others than (B, T) booleans;
-                token types where the model has none.
+                token types where the model has none; documents of other lengths than the text.
         """
         self._check_global_positions(global_positions_BT, tokens_BT)
+        given = (global_positions_BT, token_types_BT)
+        if documents is not None:
+            mask, is_on_gpu = padding_mask_BT, tokens_BT.device.type != "cpu"
+            looks = mask is not None and not (is_padded_on_right and is_on_gpu)
+            row = TextInARow.of(documents, tokens_BT, mask if looks else None, mask is None, positions_begin_anew)
+            moved = (None if each is None else row.take(each) for each in given)
+            x, all_states = self._encode(row.take(tokens_BT), None, *moved, return_all, row)
+            return row.spread(x), [row.spread(state) for state in all_states]
         if padding_mask_BT is not None and is_padded_on_right is None:
             is_padded_on_right = is_padded_right(padding_mask_BT)
         if padding_mask_BT is not None and not is_padded_on_right:
             text = TextFirst.of(padding_mask_BT)
-            given = (padding_mask_BT, global_positions_BT, token_types_BT)
-            moved = (None if each is None else text.move(each) for each in given)
+            moved = (None if each is None else text.move(each) for each in (padding_mask_BT, *given))
             x, all_states = self._encode(text.move(tokens_BT), *moved, return_all)
             return text.back(x), [text.back(state) for state in all_states]
         return self._encode(tokens_BT, padding_mask_BT, global_positions_BT, token_types_BT, return_all)
@@ -223,22 +240,35 @@ class Encoder(Stack):
         global_positions_BT: Optional[Tensor],
         token_types_BT: Optional[Tensor],
         return_all: bool,
+        row: Optional[TextInARow] = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        x = tokens_BT if self.embed_tokens is None else self.embed(tokens_BT, token_types_BT)
-        x, all_states, _ = self.run(x, self.context(x, 0, padding_mask_BT, global_positions_BT), return_all)
+        positions = None if row is None else row.positions_S
+        x = tokens_BT if self.embed_tokens is None else self.embed(tokens_BT, token_types_BT, positions)
+        shared = self.context(x, 0, padding_mask_BT, global_positions_BT, None if row is None else row.lengths)
+        x, all_states, _ = self.run(x, shared, return_all)
         return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
 
-    def embed(self, tokens_BT: Tensor, token_types_BT: Optional[Tensor] = None) -> Tensor:
+    def embed(
+        self,
+        tokens_BT: Tensor,
+        token_types_BT: Optional[Tensor] = None,
+        positions_T: Optional[np.ndarray] = None,
+    ) -> Tensor:
         """What the first sublayer reads (B, T, C).
 
+        Args:
+            positions_T: of the tokens; by default their places.
+
         Raises:
-            ValueError: where T exceeds `max_positions`.
+            ValueError: where the positions, or T, exceed `max_positions`.
             UserError: token types where the model has none.
         """
-        time = tokens_BT.size(1)
+        time = tokens_BT.size(1) if positions_T is None else int(positions_T.max()) + 1
         if time > self.max_positions:
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
-        x = self.embed_tokens(tokens_BT) + self.embed_positions.weight[:time]
+        rows = self.embed_positions
+        at = rows.weight[:time] if positions_T is None else rows(torch.from_numpy(positions_T).to(tokens_BT.device))
+        x = self.embed_tokens(tokens_BT) + at
         if self.embed_token_types is not None:
             types = self.embed_token_types
             x = x + (types.weight[0] if token_types_BT is None else types(token_types_BT))
@@ -281,14 +311,33 @@ class Encoder(Stack):
         memory_length: int = 0,
         padding_mask_BT: Optional[Tensor] = None,
         global_positions_BT: Optional[Tensor] = None,
+        lengths: Optional[np.ndarray] = None,
     ) -> Context:
-        bias = self.relative_position_bias if self.has_scores else None
-        shape = Scores() if bias is None else bias(x_BTC.size(1))
+        """Of sequences; with `lengths` of documents in a row, (1, S, C)."""
+        if lengths is None:
+            shape = self._scores(x_BTC.size(1), padding_mask_BT, global_positions_BT)
+            return Context(shape, self.back_end(x_BTC, shape))
+        documents = Documents(lengths, x_BTC.device)
+        given = documents.split(global_positions_BT)
+        documents.scores = [
+            self._scores(group.width, group.is_padding_DW, _unless_padding(given_DW, group.is_padding_DW))
+            for group, given_DW in zip(documents.groups, given, strict=True)
+        ]
+        # All groups are computed by what the largest one takes.
+        largest = max(range(len(given)), key=lambda number: documents.groups[number].pairs)
+        group, shape = documents.groups[largest], documents.scores[largest]
+        like_DWC = x_BTC.new_empty(()).expand(group.documents, group.width, self.embed_dim)
+        return Context(shape, self.back_end(like_DWC, shape), documents=documents)
+
+    def _scores(self, time: int, padding_mask_BT: Optional[Tensor], global_positions_BT: Optional[Tensor]) -> Scores:
+        shape = self.relative_position_bias(time) if self.relative_position_bias and self.has_scores else Scores()
         if padding_mask_BT is not None:
             shape = shape.with_padding(padding_mask_BT)
-        if global_positions_BT is not None:
-            shape = shape.with_given(global_positions_BT)
-        return Context(shape, self.back_end(x_BTC, shape))
+        return shape if global_positions_BT is None else shape.with_given(global_positions_BT)
+
+
+def _unless_padding(given: Optional[Tensor], is_padding: Optional[Tensor]) -> Optional[Tensor]:
+    return given if given is None or is_padding is None else given & ~is_padding
 
 
 def init_bert_weights(module: nn.Module) -> None:

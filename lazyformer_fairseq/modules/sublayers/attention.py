@@ -22,6 +22,7 @@ from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attention,
     AttentionOutput,
+    AttentionVariant,
     build_choices,
     build_values,
     build_vectors,
@@ -31,7 +32,14 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     projections,
     variant_classes,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Context, Output, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import (
+    Context,
+    Output,
+    SharedState,
+    Sublayer,
+    SublayerOptions,
+    by_document,
+)
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES, Sizes
 
@@ -52,7 +60,7 @@ class AttentionSublayer(Sublayer):
         query_makers: what it makes of queries.
     """
 
-    attends = True
+    attends = takes_documents = True
     projections: ClassVar[Projections]
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -109,7 +117,7 @@ class AttentionSublayer(Sublayer):
         return make_vectors(self.query_makers, split_heads(q_BTC, self.num_heads), scores, keys)
 
     def attend(self, attention: Attention, shared: Context) -> Output:
-        """Attention, projected; hands on its distribution, from before dropout."""
+        """Attention (B, T, C), not yet projected; hands on its distribution, from before dropout."""
         handed_on: dict[str, Any] = {}
 
         def innermost(attention: Attention) -> AttentionOutput:
@@ -126,7 +134,7 @@ class AttentionSublayer(Sublayer):
         attended = attend_below(attention)
         if shared.observe is not None:
             shared.observe(attended.distribution)
-        return self.out_proj(merge_heads(attended.output_BNTD)), {DISTRIBUTION: attended.distribution, **handed_on}
+        return merge_heads(attended.output_BNTD), {DISTRIBUTION: attended.distribution, **handed_on}
 
 
 def count_attention_memory(
@@ -172,6 +180,7 @@ class ChoosingAttention(AttentionSublayer):
         self.why_no_memory = next(filter(None, reasons), "")
         of_choice = replace(options, values=planned.values)
         self.choices = build_choices(of_choice)
+        self.takes_documents = all(type(each).project is AttentionVariant.project for each in self.choices.values())
         self.value_makers = build_values(of_choice)
         self.query_makers, self.key_makers = (
             build_vectors(of_choice) if there else nn.ModuleDict() for there in (self.has_queries, self.has_keys)
@@ -213,8 +222,15 @@ class SelfAttention(ChoosingAttention):
         return count_attention_memory(sizes, planned, run, parts * run.tokens(sizes.embed_dim))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        q_BTC, k_BKC, v_BKC = self._project(x_BTC, shared.scores)
-        time = x_BTC.size(1)
+        needs_input = self.choices or self.is_key_producer
+        inputs = x_BTC if needs_input else None, *self._project(x_BTC, shared.scores)
+        y_BTC, handed_on = by_document(self._attend, inputs, below, shared)
+        return self.out_proj(y_BTC), handed_on
+
+    def _attend(
+        self, x_BTC: Optional[Tensor], q_BTC: Tensor, k_BKC: Tensor, v_BKC: Tensor, below: SharedState, shared: Context
+    ) -> Output:
+        time = q_BTC.size(1)
         q, k = self.make_queries(q_BTC, shared.scores, time), self.make_keys(k_BKC, shared.scores, time)
         values = self.make_values(x_BTC, v_BKC)
         return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores), shared)
@@ -274,7 +290,8 @@ class RelativeAttention(ChoosingAttention):
         q, scores = self._queries(x_BTC, shared, keys)
         k, values = self.make_keys(k_BKC, shared.scores, keys), self.make_values(x_BKC, v_BKC)
         positions = shared.positions if self.has_scores else None
-        return self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, positions), shared)
+        y_BTC, handed_on = self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, positions), shared)
+        return self.out_proj(y_BTC), handed_on
 
     def _within_reach(self, memory_BMC: Tensor, time: int, shared: Context) -> tuple[Tensor, Context]:
         """Leaves out memory that no query sees, and its positions.
@@ -333,9 +350,14 @@ class LazyAttention(AttentionSublayer):
             v_BKC, distribution = distribution.project(x_BKC, self.v_proj)
         else:
             v_BKC = self.v_proj(x_BKC)
+        inputs = x_BKC if self.value_makers else None, v_BKC
+        y_BTC, _ = by_document(self._attend, inputs, {DISTRIBUTION: distribution}, shared)
+        return self.out_proj(y_BTC), {}
+
+    def _attend(self, x_BKC: Optional[Tensor], v_BKC: Tensor, below: SharedState, shared: Context) -> Output:
         values = self.make_values(x_BKC, v_BKC)
         dropout = self.dropout if self.training else 0.0
-        return self.out_proj(merge_heads(distribution.attend(values, dropout))), {}
+        return merge_heads(below[DISTRIBUTION].attend(values, dropout)), {}
 
 
 class SharedKeysAttention(AttentionSublayer):
@@ -372,15 +394,18 @@ class SharedKeysAttention(AttentionSublayer):
         return found._replace(pending=0)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        y_BTC, _ = by_document(self._attend, [x_BTC, self.q_proj(x_BTC)], below, shared)
+        return self.out_proj(y_BTC), {}
+
+    def _attend(self, x_BTC: Tensor, q_BTC: Tensor, below: SharedState, shared: Context) -> Output:
         attention: Attention = replace(below[KEYS_AND_VALUES], x_BTC=x_BTC)
-        q_BNTD = self.make_queries(self.q_proj(x_BTC), shared.scores, attention.x_BKC.size(1))
+        q_BNTD = self.make_queries(q_BTC, shared.scores, attention.x_BKC.size(1))
         if self.position_proj is None:
             attention = replace(attention, q_BNTD=q_BNTD)
         else:
             q_BNTD, positions = with_distances(q_BNTD, self.position_proj, shared)
             attention = replace(attention, q_BNTD=q_BNTD).with_scores(**positions)
-        y_BTC, _ = self.attend(attention, shared)
-        return y_BTC, {}
+        return self.attend(attention, shared)
 
 
 def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) -> Tensor:

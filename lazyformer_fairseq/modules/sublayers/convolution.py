@@ -1,5 +1,6 @@
 """The ``c`` sublayer: a gated convolution over neighbouring tokens (Wu et al., 2019, section 3)."""
 
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -9,7 +10,14 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention import check_heads
-from lazyformer_fairseq.modules.sublayers.interface import Context, Output, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import (
+    Context,
+    Output,
+    SharedState,
+    Sublayer,
+    SublayerOptions,
+    by_document,
+)
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT, Sizes
 
@@ -32,7 +40,7 @@ class Convolution(Sublayer):
         ValueError: heads do not divide the width of the network.
     """
 
-    attends = True
+    attends = takes_documents = True
     has_scores = False
 
     def __init__(self, embed_dim: int, width: int, num_heads: int = 0):
@@ -62,8 +70,13 @@ class Convolution(Sublayer):
         return Memory(4 * x, x, 2 * x)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        gated = self._gated(x_BTC)
-        if (is_padding := shared.scores.is_padding(x_BTC.size(1))) is not None:
+        convolved, _ = by_document(partial(self._convolved, memory_BMC), [self._gated(x_BTC)], below, shared)
+        return self.out_proj(convolved), {}
+
+    def _convolved(
+        self, memory_BMC: Optional[Tensor], gated: Tensor, below: SharedState, shared: Context
+    ) -> tuple[Tensor, SharedState]:
+        if (is_padding := shared.scores.is_padding(gated.size(1))) is not None:
             gated = gated * (~is_padding).to(gated)[..., None]  # on a processor an eighth of masked_fill's time
         # A causal model looks back alone.
         before, after = (self.width - 1, 0) if shared.scores.is_causal else (self.width // 2, (self.width - 1) // 2)
@@ -71,7 +84,7 @@ class Convolution(Sublayer):
             # By itself: on a processor products of a multiple of 128 tokens are faster, see modules/linear.py.
             remembered = self._gated(memory_BMC[:, -before:])
             gated, before = torch.cat([remembered, gated], 1), before - remembered.size(1)
-        return self.out_proj(convolve(gated, self.filters(), before, after)), {}
+        return convolve(gated, self.filters(), before, after), {}
 
     def _gated(self, x_BTC: Tensor) -> Tensor:
         return F.glu(self.in_proj(x_BTC), -1)

@@ -8,7 +8,14 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.layer_norm import EPS, layer_norm
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.modules.sublayers.interface import Context, Output, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import (
+    Context,
+    Output,
+    SharedState,
+    Sublayer,
+    SublayerOptions,
+    by_document,
+)
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import Sizes
 
@@ -33,6 +40,8 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 class FeedForward(Sublayer):
     """``f``: W2 dropout(activation(W1 x)), with W = `ffn_embed_dim` hidden numbers."""
+
+    takes_documents = True
 
     def __init__(
         self, embed_dim: int, ffn_embed_dim: int, activation: Callable[[Tensor], Tensor] = F.gelu, dropout: float = 0.0
@@ -117,7 +126,10 @@ class ResidualSublayer(nn.Module):
         """
         has_memory = self.attends and memory_BMC is not None
         memory = (self._normalised(memory_BMC),) if has_memory else ()
-        y, handed_on = self.inner(self._normalised(x_BTC), below, shared, *memory)
+        if has_memory or self.inner.takes_documents:
+            y, handed_on = self.inner(self._normalised(x_BTC), below, shared, *memory)
+        else:
+            y, handed_on = by_document(self.inner, [self._normalised(x_BTC)], below, shared)
         x_BTC = x_BTC + F.dropout(y, self.dropout, self.training)
         return (x_BTC if self.normalize_before else self.layer_norm(x_BTC)), handed_on
 

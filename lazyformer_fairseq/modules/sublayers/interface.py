@@ -1,7 +1,7 @@
 """What the file of a kind offers: a module, and formulas for its cost."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Optional
 
@@ -65,12 +65,16 @@ class Context(NamedTuple):
             computes it.
         positions: Transformer-XL's relative positions; causal models only.
         observe: is told of each distribution that is computed, as for those who look at it; None for nobody.
+        documents: how tokens (1, S, C) of several documents, none of which sees another, are grouped
+            (:class:`~lazyformer_fairseq.modules.networks.documents.Documents`); `scores` shapes nothing then. None for
+            sequences, one a row.
     """
 
     scores: Scores
     back_end: Callable[[int, tuple[tuple[str, Value], ...]], str]
     positions: Optional[RelativePositions] = None
     observe: Optional[Callable[[Any], None]] = None
+    documents: Any = None
 
 
 class Sublayer(nn.Module):
@@ -80,11 +84,14 @@ class Sublayer(nn.Module):
         attends: whether it looks at other positions, and so at the memory of a causal model.
         has_scores: whether it, if it attends, adds T5's bias or Transformer-XL's positions to scores.
         is_residual: whether the network puts LayerNorm and a residual connection around it.
+        takes_documents: whether it takes the tokens of several documents in a row, because it mixes none or groups
+            them itself (:func:`by_document`). Else the network groups its inputs.
     """
 
     attends: ClassVar[bool] = False
     has_scores: ClassVar[bool] = True
     is_residual: ClassVar[bool] = True
+    takes_documents: bool = False
 
     @classmethod
     @abstractmethod
@@ -114,3 +121,26 @@ class Sublayer(nn.Module):
         Returns:
             The output (B, T, C), and what it hands on, by name: nothing for most kinds.
         """
+
+
+def by_document(
+    compute: Callable[..., Output], inputs: Sequence[Optional[Tensor]], below: SharedState, shared: Context
+) -> Output:
+    """``compute(*inputs, below, shared)``; of several documents in a row group by group, each with its part of all.
+
+    What is handed on is then a list, an entry for each group.
+
+    Args:
+        compute: mixes tokens; returns (B, T, ...), and what it hands on.
+        inputs: (B, T, ...) each; None stays None.
+    """
+    documents = shared.documents
+    if documents is None:
+        return compute(*inputs, below, shared)
+    found = []
+    for number, parts in enumerate(zip(*map(documents.split, inputs), strict=True)):
+        of_group = {name: parts[number] for name, parts in below.items()}
+        context = shared._replace(scores=documents.scores[number], documents=None)
+        found.append(compute(*parts, of_group, context))
+    names = found[0][1]
+    return documents.join(y for y, _ in found), {name: [each[name] for _, each in found] for name in names}

@@ -3,7 +3,7 @@
 import errno
 import pickle
 from dataclasses import astuple
-from itertools import chain
+from itertools import chain, pairwise
 from unittest import mock
 
 import numpy as np
@@ -76,12 +76,26 @@ def test_blocks_are_those_of_packing_one_by_one_also_from_a_file(tmp_path_factor
         assert (block[0], block[-1]) == (BOS, EOS) and block[1] != EOS and block[-2] != EOS
         assert len(block) == dataset.size(number) == dataset.num_tokens(number) <= most
     assert [token for block in blocks for token in block if token > 3] == [*chain(*sentences)]
+    assert "documents" not in dataset.collater([dataset[0]])["net_input"]
     path = tmp_path_factory.mktemp("items") / "train"
     write_items(path, np.uint16, [(torch.cat(dataset.items).numpy(), np.array(list(map(len, dataset.items))))])
     items = pickle.loads(pickle.dumps(MappedItems(path)))
     mapped = FullSentencesDataset(items, items.sizes, most, BOS, EOS, MASKING)
     assert blocks_of(mapped) == blocks
     assert all(mapped.block(number).dtype == dataset.block(number).dtype for number in range(len(blocks)))
+
+
+@given(sentences, st.integers(3, 40))
+@settings(max_examples=50)
+def test_a_batch_says_where_documents_end(sentences, most):
+    """At the second of two </s>, which a sentence never has; whatever is masked."""
+    dataset = dataset_of(sentences, most, within_documents=True, document_positions=True)
+    net_input = dataset.collater([dataset[number] for number in range(len(dataset))])["net_input"]
+    assert net_input["positions_begin_anew"]
+    for block, lengths in zip(blocks_of(dataset), net_input["documents"], strict=True):
+        parts = np.split(block, np.cumsum(lengths)[:-1])
+        assert all(len(part) > 1 and list(part[-2:]) == [EOS, EOS] for part in parts[:-1])
+        assert all([EOS, EOS] not in map(list, pairwise(part[:-1])) for part in parts)
 
 
 @pytest.fixture

@@ -90,10 +90,11 @@ def assert_goes_on_bit_for_bit(fairseq_train, data, folder, options: str, choose
     return stops
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train):
+@pytest.mark.parametrize("more", ["", "--within-documents --document-positions"])
+def test_a_stopped_run_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train, more):
     """Stopped in its first update, within an epoch, in the last of one."""
     assert_goes_on_bit_for_bit(
-        *(fairseq_train, two_shards, tmp_path, f"{OPTIONS} --max-epoch 2"),
+        *(fairseq_train, two_shards, tmp_path, f"{OPTIONS} {more} --max-epoch 2"),
         lambda ends: [1, ends[0] - 5, ends[0], ends[0] + 7],
     )
 

@@ -233,6 +233,7 @@ def write_custom(source: Source, folder: Path) -> Any:
         activation_dropout=cfg.activation_dropout,
         normalize_before=cfg.encoder_normalize_before,
         type_vocab_size=cfg.token_types,
+        position_embeddings=not cfg.no_token_positional_embeddings,
         pooler=pooler_in_checkpoint(source.weights) is not None,
         relative_position_buckets=cfg.relative_position_buckets,
         relative_position_max_distance=cfg.relative_position_max_distance,
@@ -316,6 +317,8 @@ def why_not_bert(source: Source) -> str:
         return "it normalises before each sublayer (--encoder-normalize-before), BERT after it"
     if cfg.relative_position_buckets:
         return f"it has a relative position bias ({cfg.relative_position_buckets} buckets), BERT none"
+    if cfg.no_token_positional_embeddings:
+        return "it has no learned positions (--no-token-positional-embeddings), BERT has"
     if activation != head_activation:
         return f"its sublayers have {activation} and its masked-LM head {head_activation}, BERT one activation for both"
     if cfg.activation_dropout:
@@ -495,7 +498,7 @@ def _rows(source: Source) -> dict[str, str]:
         "parameters": f"{parameters:,}, without classification heads",
         "width, feed-forward, heads": f"{cfg.encoder_embed_dim}, {cfg.encoder_ffn_embed_dim}, "
         f"{cfg.encoder_attention_heads}",
-        "positions": f"{cfg.max_positions}",
+        "positions": f"{cfg.max_positions}{', none learned' * cfg.no_token_positional_embeddings}",
         "relative position bias": f"{buckets} buckets up to {distance} tokens (T5)" if buckets else "none",
         "vocabulary": f"{len(source.tokenizer.dictionary):,} symbols",
         **source.training,

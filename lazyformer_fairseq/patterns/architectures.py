@@ -27,6 +27,7 @@ class EncoderArchitecture(Architecture):
         parameters_in_millions: at a vocabulary of 32,768 and 512 positions, as the paper prints it; ours is within 1%.
         source: where the row comes from.
         max_positions: None for the model's default, 512.
+        no_token_positional_embeddings: whether there are no learned positions; None for the model's default.
     """
 
     sublayer_pattern: str
@@ -38,6 +39,7 @@ class EncoderArchitecture(Architecture):
     parameters_in_millions: Optional[float]
     source: str
     max_positions: Optional[int] = None
+    no_token_positional_embeddings: Optional[bool] = None
 
 
 @dataclass(frozen=True)

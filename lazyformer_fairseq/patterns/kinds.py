@@ -225,9 +225,10 @@ class EncoderSizes(Sizes):
     """Sizes of a masked language model on an :class:`~lazyformer_fairseq.modules.networks.encoder.Encoder`.
 
     Attributes:
-        max_positions: rows of the table of absolute positions.
+        max_positions: the longest input, and rows of the table of absolute positions.
         relative_position_buckets: buckets of T5's bias; 0 for none.
         token_types: rows of the table of token types.
+        no_token_positional_embeddings: whether there is no table of absolute positions.
     """
 
     direction: ClassVar[str] = ENCODER
@@ -235,6 +236,7 @@ class EncoderSizes(Sizes):
     max_positions: int = 512
     relative_position_buckets: int = 32
     token_types: int = 0
+    no_token_positional_embeddings: bool = False
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,7 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
     widths = (int(options[f"{part}_{name}"]) for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
     if part == "encoder":
         rows = (int(options.get(name, 0)) for name in ("max_positions", "relative_position_buckets", "token_types"))
-        return EncoderSizes(vocab_size, *widths, *rows)
+        return EncoderSizes(vocab_size, *widths, *rows, str(options.get("no_token_positional_embeddings")) == "True")
     is_pre_norm = str(options.get("decoder_normalize_before")) == "True"
     cutoffs = parse_cutoffs(options["adaptive_softmax_cutoff"])
     return CausalSizes(vocab_size, *widths, cutoffs, int(options["adaptive_softmax_factor"]), is_pre_norm)

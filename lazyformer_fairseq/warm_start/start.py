@@ -228,6 +228,8 @@ def _last_map(module: type) -> Optional[str]:
 def _around(old: Trained, cfg: LazyFormerConfig) -> dict[str, Tensor]:
     """The weights outside of the sublayers: embeddings, biases, norms, heads. Positions are repeated up to the new."""
     weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
+    if PER_POSITION not in weights:
+        return weights
     found, own = weights[PER_POSITION].size(0), cfg.max_positions
     if found > own:
         raise UserError(f"--max-positions {own}: the old model has {found}; give {found} or more")

@@ -267,6 +267,7 @@ def test_outputs_and_hidden_states_are_exact(head, options, classes, right, tmp_
         ({"sublayer_pattern": "(s[window=3]f)x2"}, "", "its pattern is"),
         ({"relative_position_buckets": 8}, "", "relative position bias"),
         ({"encoder_normalize_before": True}, "", "normalises before"),
+        ({"no_token_positional_embeddings": True}, "", "no learned positions"),
         ({"activation_fn": "relu"}, "", "relu"),
         ({"activation_dropout": 0.1}, "", "dropout 0.1 within"),
         ({}, "linear", "classification head cola is linear"),

@@ -50,11 +50,13 @@ def model(settings: str, initializer_range: float = 0.5, **options: Any) -> nn.M
 def both(settings: str, dtype: torch.dtype = torch.float32) -> tuple[Encoder, nn.Module]:
     """Our encoder and the exported one, with the same weights, none of them 0."""
     given = {"max_positions": TOKENS, "relative_position_buckets": buckets_of(settings), "attention_backend": "eager"}
+    has_positions = "rope" not in settings
+    given["no_token_positional_embeddings"] = not has_positions
     ours = Encoder(pattern_of(settings), WORDS, WIDTH, FFN, HEADS, **given)
     torch.manual_seed(1)
     for weight in ours.parameters():
         torch.nn.init.normal_(weight, std=0.5)
-    exported = model(settings, hidden_dropout_prob=0.0).lazyformer
+    exported = model(settings, hidden_dropout_prob=0.0, position_embeddings=has_positions).lazyformer
     exported.load_state_dict(ours.state_dict())
     return ours.to(dtype).eval(), exported.to(dtype).eval()
 

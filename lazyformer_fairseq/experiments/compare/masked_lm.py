@@ -61,12 +61,14 @@ class MaskedLM(ComparedTask):
         return [
             *("--arch", "lazyformer", "--sublayer-pattern", spec.pattern, *words),
             *("--relative-position-buckets", str(self._buckets(spec)), "--attention-dropout", attention),
+            *(["--no-token-positional-embeddings"] if self.sizes(spec).no_token_positional_embeddings else []),
         ]
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> EncoderSizes:
         of_all = (vocab_size, spec.embed_dim, spec.ffn_embed_dim, spec.heads)
         positions, buckets = self._positions(spec), self._buckets(spec)
-        return EncoderSizes(*of_all, max_positions=positions, relative_position_buckets=buckets)
+        without = bool(self._own_options(spec).get("no_token_positional_embeddings"))
+        return EncoderSizes(*of_all, positions, buckets, no_token_positional_embeddings=without)
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
         """Of full blocks."""

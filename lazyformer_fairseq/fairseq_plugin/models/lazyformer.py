@@ -144,7 +144,7 @@ class _EncoderWithHead(FairseqEncoder):
     """The encoder and its masked-LM head behind fairseq's encoder interface."""
 
     SIZES = ("max_positions", "relative_position_buckets", "relative_position_max_distance", "token_types",
-             "layer_norm_eps")  # fmt: skip
+             "layer_norm_eps", "no_token_positional_embeddings")  # fmt: skip
 
     def __init__(self, cfg: LazyFormerConfig, dictionary):
         super().__init__(dictionary)

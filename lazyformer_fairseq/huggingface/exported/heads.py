@@ -40,7 +40,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.embed_positions = (
+            nn.Embedding(config.max_position_embeddings, config.hidden_size) if config.position_embeddings else None
+        )
         self.embed_token_types = (
             nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         )
@@ -158,10 +160,11 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         token_type_ids: Optional[Tensor],
     ) -> Tensor:
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        time, longest = x.size(1), self.embed_positions.num_embeddings
+        time, longest = x.size(1), self.config.max_position_embeddings
         if time > longest:
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {longest} positions")
-        x = x + self.embed_positions(torch.arange(time, device=x.device))
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(torch.arange(time, device=x.device))
         if self.embed_token_types is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)

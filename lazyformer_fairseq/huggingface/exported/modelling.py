@@ -46,6 +46,7 @@ DEFAULTS = {
     "normalize_before": False,
     "layer_norm_eps": 1e-5,
     "type_vocab_size": 0,
+    "position_embeddings": True,
     "pooler": False,
     "relative_position_buckets": 0,
     "relative_position_max_distance": 128,
@@ -71,6 +72,7 @@ class LazyFormerConfig(PretrainedConfig):
         head_act: activation of the masked-LM head.
         normalize_before: LayerNorm before each sublayer (pre-norm) instead of after it.
         activation_dropout: after the activation of the feed-forward sublayers.
+        position_embeddings: whether there are learned positions.
         pooler: whether the encoder has BERT's, which a model has that was imported with one.
         relative_position_buckets: of T5's relative position bias; 0 for none.
         relative_position_max_distance: from this one on, all distances share a bucket.

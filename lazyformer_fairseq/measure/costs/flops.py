@@ -232,7 +232,8 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
         of_prediction = _count(lambda: head.first_scores(features, network.embedding))
     else:
         assert isinstance(sizes, EncoderSizes)
-        of_tables = {"relative_position_buckets": sizes.relative_position_buckets, "token_types": sizes.token_types}
+        tables = ("relative_position_buckets", "token_types", "no_token_positional_embeddings")
+        of_tables = {name: getattr(sizes, name) for name in tables}
         with _WithoutNumbers():
             network = Encoder(identity, *widths, sizes.max_positions, padding_idx=None, **of_tables)
             head = MaskedLMHead(sizes.embed_dim, network.embed_tokens, nn.Identity())

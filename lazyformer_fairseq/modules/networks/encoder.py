@@ -126,6 +126,7 @@ class Encoder(Stack):
         relative_position_buckets: buckets of the relative bias; 0 for none.
         relative_position_max_distance: from this one on, all distances share a bucket.
         token_types: rows of the table of token types (BERT, section 3.2: which of two texts); 0 for none.
+        no_token_positional_embeddings: no learned positions; `max_positions` still is the longest sequence.
 
     Raises:
         ValueError: as :class:`Stack` does.
@@ -145,6 +146,7 @@ class Encoder(Stack):
         relative_position_buckets: int = 32,
         relative_position_max_distance: int = 128,
         token_types: int = 0,
+        no_token_positional_embeddings: bool = False,
         **options: Any,
     ):
         super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, max_positions=max_positions, **options)
@@ -155,7 +157,7 @@ class Encoder(Stack):
         self.embed_tokens: Optional[nn.Embedding] = None
         if vocab_size is not None:
             self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
-            self.embed_positions = nn.Embedding(max_positions, embed_dim)
+            self.embed_positions = None if no_token_positional_embeddings else nn.Embedding(max_positions, embed_dim)
             self.embed_token_types = nn.Embedding(token_types, embed_dim) if token_types else None
         self.relative_position_bias = (
             RelativePositionBias(num_heads, relative_position_buckets, relative_position_max_distance)
@@ -177,7 +179,8 @@ class Encoder(Stack):
         types = None if words is None else self.embed_token_types
         rows, type_rows = (0 if table is None else table.num_embeddings for table in (words, types))
         widths = self.embed_dim, self.options.ffn_embed_dim, self.num_heads
-        return EncoderSizes(rows, *widths, self.max_positions, 0 if bias is None else bias.num_buckets, type_rows)
+        buckets, has_none = 0 if bias is None else bias.num_buckets, words is not None and self.embed_positions is None
+        return EncoderSizes(rows, *widths, self.max_positions, buckets, type_rows, has_none)
 
     def forward(
         self,
@@ -266,9 +269,10 @@ class Encoder(Stack):
         time = tokens_BT.size(1) if positions_T is None else int(positions_T.max()) + 1
         if time > self.max_positions:
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
-        rows = self.embed_positions
-        at = rows.weight[:time] if positions_T is None else rows(torch.from_numpy(positions_T).to(tokens_BT.device))
-        x = self.embed_tokens(tokens_BT) + at
+        x, rows = self.embed_tokens(tokens_BT), self.embed_positions
+        if rows is not None:
+            places = None if positions_T is None else torch.from_numpy(positions_T).to(tokens_BT.device)
+            x = x + (rows.weight[:time] if places is None else rows(places))
         if self.embed_token_types is not None:
             types = self.embed_token_types
             x = x + (types.weight[0] if token_types_BT is None else types(token_types_BT))

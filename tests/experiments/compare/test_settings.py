@@ -1,5 +1,6 @@
 """What --model names, the width that makes parameters equal, and the command's options and refusals."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,6 +13,8 @@ from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.run import parameters_of_sublayers, with_equal_parameters
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
+from lazyformer_fairseq.measure.costs.flops import count_parameters
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
 
 SIZES = {"embed_dim": 32, "ffn_embed_dim": 64, "heads": 2}
@@ -33,6 +36,16 @@ def settings_of(models: dict[str, str], **changes) -> CompareSettings:
     given = {"data": "data", "baseline": next(iter(models)), "sizes": {**row.sizes, **SIZES}, "rates": (1e-3,)}
     given |= {"device": "cpu", "task": row.name, "models": models, "updates": 4}
     return CompareSettings(**{**given, **changes})
+
+
+def test_an_archs_own_sizes_may_be_without_learned_positions(monkeypatch):
+    row = replace(ARCHITECTURES["bert_tiny"], no_token_positional_embeddings=True)
+    monkeypatch.setitem(ARCHITECTURES, "rotary", row)
+    settings = settings_of({"bert": "bert_tiny; sizes=own", "mine": "rotary; sizes=own"})
+    compared, (bert, mine) = settings.row.load(settings), settings.specs.values()
+    assert set(compared.model_words(mine)) - set(compared.model_words(bert)) == {"--no-token-positional-embeddings"}
+    tables = [count_parameters(each.pattern, compared.sizes(each, 100)) for each in (bert, mine)]
+    assert tables[0] - tables[1] == compared.longest * bert.embed_dim
 
 
 def test_equal_parameters_by_hand():

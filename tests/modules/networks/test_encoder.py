@@ -37,10 +37,11 @@ def with_padding(tokens: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def roberta_with(normalize_before: bool) -> RobertaEncoder:
+def roberta_with(normalize_before: bool, without_positions: bool = False) -> RobertaEncoder:
     args = Namespace(
         encoder_layers=3, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=32,
         encoder_normalize_before=normalize_before, layernorm_embedding=not normalize_before,
+        no_token_positional_embeddings=without_positions,
     )  # fmt: skip
     return loud(RobertaEncoder(args, dictionary_of(VOCABULARY)), 0.3).float()
 
@@ -48,7 +49,8 @@ def roberta_with(normalize_before: bool) -> RobertaEncoder:
 def copy_roberta(roberta: RobertaEncoder, encoder: Encoder, head: MaskedLMHead) -> None:
     theirs = roberta.sentence_encoder
     encoder.embed_tokens.load_state_dict(theirs.embed_tokens.state_dict())
-    encoder.embed_positions.weight.data.copy_(theirs.embed_positions.weight[PAD + 1 :])
+    if encoder.embed_positions is not None:
+        encoder.embed_positions.weight.data.copy_(theirs.embed_positions.weight[PAD + 1 :])
     if encoder.embedding_layer_norm is not None:
         encoder.embedding_layer_norm.load_state_dict(theirs.layernorm_embedding.state_dict())
     else:
@@ -68,9 +70,12 @@ def copy_roberta(roberta: RobertaEncoder, encoder: Encoder, head: MaskedLMHead) 
 
 @pytest.mark.parametrize("normalize_before", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_the_plain_pattern_equals_fairseqs_roberta(normalize_before, padded):
-    roberta = roberta_with(normalize_before)
-    encoder = make_encoder("(sf)x3", normalize_before=normalize_before, relative_position_buckets=0)
+@pytest.mark.parametrize("without_positions", [False, True])
+def test_the_plain_pattern_equals_fairseqs_roberta(normalize_before, padded, without_positions):
+    roberta = roberta_with(normalize_before, without_positions)
+    options = {"relative_position_buckets": 0, "no_token_positional_embeddings": without_positions}
+    encoder = make_encoder("(sf)x3", normalize_before=normalize_before, **options)
+    assert (encoder.embed_positions is None) == without_positions == encoder.sizes.no_token_positional_embeddings
     head = MaskedLMHead(16, encoder.embed_tokens)
     copy_roberta(roberta, encoder, head)
     tokens = random_tokens(2, 9)

@@ -68,7 +68,9 @@ def test_every_row_has_an_example():
 @of_each_kind
 def test_parameters_by_formula_are_those_of_a_built_network(direction, s):
     pattern = f"{s} f l l {s} l"
-    network = build(direction, pattern)
+    network = build(
+        direction, pattern, **({"no_token_positional_embeddings": True} if direction == ENCODER and "rope" in s else {})
+    )
     of_head = MaskedLMHead(WIDTH, network.embed_tokens) if direction == ENCODER else AdaptiveSoftmax(network.embedding)
     built = sum(weight.numel() for weight in torch.nn.ModuleList([network, of_head]).parameters())
     assert count_parameters(pattern, network.sizes) == built

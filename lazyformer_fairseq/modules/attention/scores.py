@@ -43,8 +43,6 @@ class Scores:
         exponent_N: alpha of entmax for each head, in place of softmax; None for softmax.
         given_BK, given_places_BG: True at the positions that the caller gives, and where they are, T in place of those
             that a sequence lacks. No back end reads them: a kind of attention makes `seen_BK` of them.
-        places_BK: integers, the place of each key in its text, for kinds of attention that ask; None for 0, 1, 2, ....
-            No back end reads them.
         learned_BNTK: learned scores to add, or (1, N, T, K) for all sequences alike; None for none.
         dropout: on the weights, of a block that has it computed in pieces; None for none. Other back ends are told of
             dropout by its rate.
@@ -64,7 +62,6 @@ class Scores:
     learned_BNTK: Optional[Tensor] = None
     given_BK: Optional[Tensor] = None
     given_places_BG: Optional[Tensor] = None
-    places_BK: Optional[Tensor] = None
     dropout: Optional[Dropout] = None
 
     def __post_init__(self) -> None:
@@ -94,8 +91,7 @@ class Scores:
 
     def first_sequences(self, count: int) -> "Scores":
         """Those of the first sequences of a batch, of what a forward pass shares; nothing is written yet."""
-        names = ("lengths_B", "seen_BK", "given_BK", "given_places_BG", "places_BK")
-        parts = ((name, getattr(self, name)) for name in names)
+        parts = ((name, getattr(self, name)) for name in ("lengths_B", "seen_BK", "given_BK", "given_places_BG"))
         return replace(self, **{name: part[:count] for name, part in parts if part is not None})
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:

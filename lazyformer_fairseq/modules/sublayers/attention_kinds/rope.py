@@ -51,7 +51,7 @@ class Turn(nn.Module):
     def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
         if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
             return x_BNTD
-        make = partial(_cosines_and_sines, self.base, scores.places_BK, keys, x_BNTD)
+        make = partial(_cosines_and_sines, self.base, keys, x_BNTD)
         # A compiler finds out itself that all sublayers make the same, and would make a graph for each number of keys.
         turns = make() if torch.compiler.is_compiling() else scores.once((self.base, keys, x_BNTD.dtype), make)
         if places_AG is not None:
@@ -61,11 +61,10 @@ class Turn(nn.Module):
         return torch.addcmul(x_BNTD * cos, x_BNTD.roll(x_BNTD.size(-1) // 2, -1), sin).to(x_BNTD.dtype)
 
 
-def _cosines_and_sines(base: int, places_BK: Optional[Tensor], keys: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """(B or 1, 1, K, D) each; sines of the first half with the sign that they have in the turn."""
+def _cosines_and_sines(base: int, keys: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """(1, 1, K, D) each; sines of the first half with the sign that they have in the turn."""
     exact, size = torch.promote_types(like.dtype, torch.float32), like.size(-1)
-    places = torch.arange(keys, device=like.device)[None] if places_BK is None else places_BK
     rates = base ** -(torch.arange(0, size, 2, device=like.device, dtype=exact) / size)
-    angles = places[:, None, :, None].to(exact) * rates
+    angles = torch.outer(torch.arange(keys, device=like.device, dtype=exact), rates)[None, None]
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)

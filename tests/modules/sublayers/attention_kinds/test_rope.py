@@ -1,11 +1,10 @@
 """Rotary positions: the paper's equations, and transformers' ModernBERT."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from attention_by_einsum import HEADS, RIGHT, SIZE, WIDTH, Attending, padded_and_with_memory
+from attention_by_einsum import HEADS, SIZE, WIDTH, Attending, padded_and_with_memory
 from every_kind import ON_A_CPU, TOKENS, assert_alike, build, run, tokens
 from tiny_networks import loud
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds.rope import Turn
-from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 BASE = 100
@@ -27,22 +25,15 @@ class Turned(Attending):
 
     Attributes:
         window: keys further away are not seen.
-        places: of tokens in their documents, (B, T); None for 0, 1, 2, ....
     """
 
     window = math.inf
-    places = None
-
-    def context(self) -> Context:
-        shared = super().context()
-        return shared._replace(scores=replace(shared.scores, places_BK=self.places))
 
     def scores(self, q: Tensor, k: Tensor, distances: Tensor, sublayer: nn.Module | None = None) -> Tensor:
-        steps = distances[None] if self.places is None else self.places[:, :, None] - self.places[:, None]
-        angles = steps[..., None].double() * BASE ** -(torch.arange(SIZE // 2, dtype=torch.double) * 2 / SIZE)
+        angles = distances[..., None].double() * BASE ** -(torch.arange(SIZE // 2, dtype=torch.double) * 2 / SIZE)
         q, k = (torch.complex(*each.chunk(2, -1)) for each in (q, k))
-        turns = torch.polar(torch.ones_like(angles), angles).expand(q.size(0), -1, -1, -1)
-        scores = torch.einsum("bntd,bnkd,btkd->bntk", q, k.conj(), turns).real / math.sqrt(SIZE)
+        turns = torch.polar(torch.ones_like(angles), angles)
+        scores = torch.einsum("bntd,bnkd,tkd->bntk", q, k.conj(), turns).real / math.sqrt(SIZE)
         scores = scores.masked_fill(distances.abs() > self.window, -math.inf)
         return self.causal(scores, distances) if self.is_causal else self.biased_and_padded(scores, distances)
 
@@ -55,13 +46,6 @@ def test_products_are_turned_by_their_distance(given, back_end):
     windowed.window = 3
     windowed.assert_equations()
     assert not any(found[name].any() for name in ("u", "v") if name in found)  # Transformer-XL's are not there
-
-
-@pytest.mark.parametrize("padding", [None, RIGHT])
-def test_places_that_are_given_take_the_place_of_the_order(padding):
-    attending = Turned(f"s[rope={BASE}]", 7, padding=padding)
-    attending.places = torch.tensor([[0, 1, 2, 3, 0, 1, 2], [0, 1, 0, 1, 2, 3, 4]])
-    attending.assert_equations()
 
 
 @pytest.mark.parametrize("direction", [ENCODER, CAUSAL])

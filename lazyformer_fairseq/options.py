@@ -179,7 +179,10 @@ def refuse_out_of_bounds(options: Mapping[str, Any]) -> None:
     A value may be a number, several, or the text of either.
     """
     for name, (least, end) in BOUNDS.items():
-        for text in re.findall(r"[^][(),\s]+", str(options.get(name, ""))):
+        given = str(options.get(name, ""))
+        if name == "mask_prob":
+            given = given.replace(":", " ", 1)
+        for text in re.findall(r"[^][(),\s]+", given):
             if text in ("None", "null") or "$" in text:
                 continue
             try:
@@ -192,6 +195,20 @@ def refuse_out_of_bounds(options: Mapping[str, Any]) -> None:
                 low = f"from {least} to {'below ' * (end == 1)}1" if end < 2 else f"{least} or more"
                 must = f"a {kind}, {low}" if is_none else f"below {end:,}" if value >= end > 2 else low
                 raise UserError(f"--{name.replace('_', '-')} {text}: must be {must}")
+
+
+def mask_shares(given: Any) -> tuple[float, float]:
+    """The first update's share of ``--mask-prob``, and the last one's: of ``0.3:0.15``, or of one number.
+
+    Raises a UserError for what is neither.
+    """
+    first, colon, last = str(given).partition(":")
+    try:
+        return float(first), float(last if colon else first)
+    except ValueError:
+        raise UserError(
+            f"--mask-prob {given}: give a share, as 0.15, or those of the first and the last update, as 0.3:0.15"
+        ) from None
 
 
 def flag_of(one: dataclasses.Field) -> str:

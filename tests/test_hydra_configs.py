@@ -74,8 +74,10 @@ def assert_table_5(cfg: DictConfig) -> None:
 
 
 def test_pretraining_is_table_5_of_a_pattern_with_parentheses(handed_over):
-    cfg = handed_over("pretraining/bert_base", "task.data=somewhere", "model.sublayer_pattern='(sff)x2 (f)x2'")
+    masks = ("task.mask_prob=0.3:0.15", "task.whole_word_masks=true")
+    cfg = handed_over("pretraining/bert_base", "task.data=somewhere", "model.sublayer_pattern='(sff)x2 (f)x2'", *masks)
     assert_table_5(cfg)
+    assert (cfg.task.mask_prob, cfg.task.whole_word_masks, cfg.task.max_update) == ("0.3:0.15", True, 10**6)
     assert cfg.model.sublayer_pattern == "(sff)x2 (f)x2"
     assert (cfg.task.data, cfg.task.tokens_per_sample, cfg.model.max_positions) == ("somewhere", 512, 512)
     assert (cfg.optimization.max_update, cfg.lr_scheduler.max_update, cfg.optimization.max_epoch) == (10**6, 10**6, 0)
@@ -127,7 +129,7 @@ def checkpoint(tmp_path_factory, data_folder, warm_python) -> Path:
     folder = tmp_path_factory.mktemp("pre-trained")
     to = (f"task.data={data_folder}", f"checkpoint.save_dir={folder}", "task.tokens_per_sample=32")
     pattern = """model.sublayer_pattern='(sflf)x2 M2x4'"""
-    sizes = (*TINY, "optimization.max_update=2", "task.sequences_per_update=8")
+    sizes = (*TINY, "optimization.max_update=2", "task.sequences_per_update=8", "task.mask_prob=0.3:0.15")
     run = in_a_process_of_its_own(warm_python, "pretraining/lazyformer_m2x6_s", *sizes, *to, pattern)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     return folder / "checkpoint_last.pt"
@@ -162,7 +164,7 @@ def test_yaml_and_arch_give_the_same_weights(checkpoint, data_folder, tmp_path, 
     options = (
         "--arch lazyformer_m2x6_s --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 2 "
         "--criterion masked_lm_accuracy --batch-size 4 --lr 1e-4 --warmup-ratio 0.01 --max-update 2 --update-freq 2 "
-        "--adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 --seed 1"
+        "--adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 --seed 1 --mask-prob 0.3:0.15"
     )
     by_arch = fairseq_train(data_folder, options, tmp_path)
     by_yaml = torch.load(checkpoint)

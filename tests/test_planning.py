@@ -77,8 +77,10 @@ def test_settings_of_hydra_and_those_of_a_language_model():
 def test_options_of_a_launch_count(tmp_path):
     (tmp_path / "dict.txt").write_text("".join(f"piece{number} 1\n" for number in range(95)))
     given = ["--sublayer-pattern", "(sff)x5 (f)x9", "--tokens-per-sample=128", "--num-workers", "0"]
+    given += ["--mask-prob", "0.15:0.3"]  # memory is that of the update with most
     job = job_of_launch("bert_base", None, f"{tmp_path}:elsewhere", given, per_update=64)
     assert (job.pattern, job.time, job.per_update, job.vocab_size) == ("(sff)x5 (f)x9", 128, 64, 100)
+    assert job.masked == 0.3
     with pytest.raises(UserError, match="--tokens-per-sample many: must be a number"):
         with_options(job, {"tokens_per_sample": "many"})
 

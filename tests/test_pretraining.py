@@ -5,6 +5,7 @@ import math
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from helpers import assert_equal_state, dictionary_of, stopped_at, train_words, updates_of
 from in_process import dry_run
@@ -28,6 +30,7 @@ from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import Maske
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.options import SCREEN
+from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMTask
 from lazyformer_fairseq.storage.indexed_format import write_items
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
@@ -88,6 +91,64 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train, 
         return {tuple(row.tolist()) for update in updates_of_epoch for batch in uninterrupted[update] for row in batch}
 
     assert len(masked_blocks(1) & masked_blocks(2)) < len(masked_blocks(1)) / 20
+
+
+@contextmanager
+def recorded_shares() -> Iterator[dict[str, list[tuple[int, int, int]]]]:
+    """Of each batch in training and in validation: its update, tokens to predict, and tokens that could be."""
+    found = {"train_step": [], "valid_step": []}
+
+    def recorder(name: str):
+        def step(task, sample, *args, **named):
+            words, pad = sample["net_input"]["src_tokens"].clone(), task.dictionary.pad()
+            chosen = sample["target"].ne(pad)
+            assert torch.equal(chosen.flatten().nonzero().squeeze(1), sample["masked_positions"])
+            words[chosen] = sample["target"][chosen]
+            maskable = sum(words.ne(special) for special in task.masking.special).eq(len(task.masking.special))
+            found[name].append((named.get("update_num"), int(chosen.sum()), int(maskable.sum())))
+            return getattr(FairseqTask, name)(task, sample, *args, **named)
+
+        return step
+
+    with mock.patch.multiple(FullSentencesMaskedLMTask, create=True, **{name: recorder(name) for name in found}):
+        yield found
+
+
+@pytest.mark.parametrize("words", ["", "--mask-whole-words"])
+def test_the_share_of_masks_is_that_of_each_update_and_resumed_bit_for_bit(words, data_folder, tmp_path, fairseq_train):
+    options = f"{TINY} --mask-prob 0.6:0.2 {words} --max-update 41 --save-interval-updates 17 --batch-size 16 "
+    options += "--update-freq 2 --tokens-per-sample 64 --max-positions 64 --validate-interval-updates 41"
+    with recorded_shares() as found:
+        whole = fairseq_train(data_folder, options, tmp_path / "whole")
+    assert {update for update, *_ in found["train_step"]} == set(range(41))
+    for update, masked, maskable in found["train_step"]:
+        assert masked / maskable == pytest.approx(0.6 - update / 100, abs=0.06 if words else 0.02), update
+    masked, maskable = (sum(column) for column in [*zip(*found["valid_step"], strict=True)][1:])
+    assert masked / maskable == pytest.approx(0.2, abs=0.01)
+    (saved,) = (tmp_path / "whole").glob("checkpoint_*_17.pt")
+    (tmp_path / "resumed").mkdir()
+    saved.rename(tmp_path / "resumed" / "checkpoint_last.pt")
+    with recorded_shares() as again:
+        resumed = fairseq_train(data_folder, f"{options} --num-workers 2", tmp_path / "resumed")
+    assert again["train_step"] == [each for each in found["train_step"] if each[0] >= 17]
+    for part in ("model", "last_optimizer_state"):
+        assert_equal_state(resumed[part], whole[part], part)
+
+
+def test_masks_that_cannot_be_are_refused_before_anything_is_read(data_folder, tmp_path, fairseq_train):
+    bare = tmp_path / "bare"
+    shutil.copytree(data_folder / "shard0" if (data_folder / "shard0").is_dir() else data_folder, bare)
+    shutil.rmtree(bare / "tokenizer", ignore_errors=True)
+    for options, message in (
+        ("--mask-prob 0.3:0.15 --max-epoch 1", r"--mask-prob 0.3:0.15: .* by --max-update"),
+        ("--mask-prob 0.3: --max-update 1", "--mask-prob 0.3:: give a share, as 0.15, or .* as 0.3:0.15"),
+        ("--mask-prob 0.3:0.2:0.1 --max-update 1", "--mask-prob 0.2:0.1: must be a number, from 0 to 1"),
+        ("--mask-prob 0.3:1.5 --max-update 1", "--mask-prob 1.5: must be from 0 to 1"),
+        ("--mask-prob 0.3:0 --max-update 1", r"mask_prob 0.0 must lie in \(0, 1\]"),
+        ("--whole-word-masks --max-update 1", r"--whole-word-masks: no tokenizer .*lazyformer corpus writes one"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fairseq_train(bare, f"{TINY} {options}", tmp_path / "run")
 
 
 def test_the_screen_says_what_is_trained_how_far_and_how_long(data_folder, tmp_path, fairseq_train, caplog):

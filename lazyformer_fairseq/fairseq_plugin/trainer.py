@@ -123,7 +123,12 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _prepare_sample(self, sample, is_dummy=False):
-        """Called before each pass of an update: the place to say how far it is, and on a processor to give it up."""
+        """Called before each pass of an update: the place to say how far it is, and on a processor to give it up.
+
+        A batch whose masks depend on the update gets those of this one.
+        """
+        if sample and "mask_shares" in sample and not is_dummy:
+            sample = self.task.at_update(sample, self.get_num_updates())
         if self._passes and not is_dummy:
             made, of = self._passes
             self.screen.tell(made, of)

@@ -1,7 +1,10 @@
 """Blocks of tokens, masked anew in each epoch, as batches for the masked-LM criterion.
 
 Full sentences are packed into blocks; other tasks bring whole inputs. BERT's masking: 15% of the tokens are to be
-predicted; 80% of these become <mask>, 10% another word, 10% stay.
+predicted; 80% of these become <mask>, 10% another word, 10% stay. With whole words all pieces of a word are to be
+predicted, or none; each piece becomes one of the three by itself (``create_masked_lm_predictions`` in
+``create_pretraining_data.py`` of github.com/google-research/bert). The share may change over the run (Wettig et al.,
+2022, arXiv 2202.08005, on what share is best; mmBERT lowers it, Marone et al., 2025).
 
 FULL-SENTENCES packing (RoBERTa, Liu et al. 2019, section 4.2): whole sentences, across document boundaries.
 Input is fairseq-preprocess's format: one sentence an item, ending ``</s>``; a document boundary is an item of ``</s>``
@@ -12,10 +15,10 @@ documents, so never at a block's start or end.
 import hashlib
 import logging
 from abc import abstractmethod
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -187,6 +190,8 @@ class Masking:
         mask_index, pad_index: ids of ``<mask>`` and ``<pad>``.
         special: ids never masked and never drawn: ``<s> <pad> </s> <unk> <mask>``.
         probability: share of the other tokens to predict.
+        last: that of the last update, where the share changes; see :func:`at_share`.
+        begins_word: which ids begin a word, bool (V,), where whole words are predicted; text does too after ``</s>``.
         keep: share of these that stay as they are.
         random: share of these that become another word; the rest becomes ``<mask>``.
     """
@@ -198,12 +203,15 @@ class Masking:
     probability: float = 0.15
     keep: float = 0.1
     random: float = 0.1
+    last: Optional[float] = None
+    begins_word: Optional[np.ndarray] = field(default=None, compare=False)
 
     def __post_init__(self):
-        if not 0 < self.probability <= 1 or self.keep < 0 or self.random < 0 or self.keep + self.random > 1:
+        wrong = [share for share in (self.probability, self.last) if share is not None and not 0 < share <= 1]
+        if wrong or self.keep < 0 or self.random < 0 or self.keep + self.random > 1:
             raise UserError(
-                f"masking: mask_prob {self.probability} must lie in (0, 1], leave_unmasked_prob {self.keep} and "
-                f"random_token_prob {self.random} must be shares of at most 1 together"
+                f"masking: mask_prob {(wrong or [self.probability])[0]} must lie in (0, 1], leave_unmasked_prob "
+                f"{self.keep} and random_token_prob {self.random} must be shares of at most 1 together"
             )
 
     @cached_property
@@ -213,22 +221,37 @@ class Masking:
         is_maskable[list(self.special)] = False
         return is_maskable
 
-    def apply(self, tokens: np.ndarray, seed: int, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+    @cached_property
+    def _is_end(self) -> np.ndarray:
+        is_end = np.zeros(self.vocab_size, dtype=bool)
+        is_end[list(self.special[:3])] = True  # <s> <pad> </s>
+        return is_end
+
+    def apply(
+        self, tokens: np.ndarray, seed: int, epoch: int, index: int
+    ) -> tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
         """Masks one block; the result depends on the arguments alone.
 
         The number of masked tokens is `probability` of the maskable ones, rounded up or down at random so that the
-        expected share is exact, and at least one where any is maskable.
+        expected share is exact, and at least one where any is maskable. Whole words: the last one drawn is in or out at
+        random, so that the expected share is exact, and at least one is in. Where the share changes: the larger one.
 
         Args:
             tokens: ids (T,).
 
         Returns:
-            Input ids (T,), and targets (T,): the id at positions to predict, `pad_index` elsewhere.
+            Input ids (T,); targets (T,): the id at positions to predict, `pad_index` elsewhere; and of whole words, or
+            where the share changes, from which share on each of these positions is masked, in order; else None.
         """
-        rng = np.random.default_rng((seed, epoch, index))
+        rng, shares = np.random.default_rng((seed, epoch, index)), None
         maskable = np.flatnonzero(self._is_maskable[tokens])
-        count = min(len(maskable), max(1, int(len(maskable) * self.probability + rng.random())))
-        chosen = rng.choice(maskable, count, replace=False) if count else maskable
+        if self.begins_word is None and self.last is None:
+            count = min(len(maskable), max(1, int(len(maskable) * self.probability + rng.random())))
+            chosen = rng.choice(maskable, count, replace=False) if count else maskable
+        else:
+            shares = self._shares(tokens, maskable, rng)
+            chosen, shares = (each[shares <= max(self.probability, self.last or 0)] for each in (maskable, shares))
+            count = len(chosen)
         targets = np.full_like(tokens, self.pad_index)
         targets[chosen] = tokens[chosen]
         masked = tokens.copy()
@@ -239,7 +262,34 @@ class Masking:
         for special in sorted(self.special):  # uniform among the others: steps over these
             words += words >= special
         masked[replaced] = words
-        return masked, targets
+        return masked, targets, shares
+
+    def _shares(self, tokens: np.ndarray, maskable: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The least share with which each maskable place is masked: words come in random order, the first at any."""
+        word = np.arange(len(maskable))
+        if self.begins_word is not None:
+            begins = self.begins_word[tokens]
+            begins[1:] |= self._is_end[tokens[:-1]]
+            _, word = np.unique(np.cumsum(begins)[maskable], return_inverse=True)
+        sizes = np.bincount(word)
+        order = rng.permutation(len(sizes))
+        shares = np.zeros(len(sizes))
+        shares[order[1:]] = ((np.cumsum(sizes[order]) - rng.random() * sizes[order]) / max(1, len(maskable)))[1:]
+        return shares[word]
+
+
+def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
+    """A batch of :class:`MaskedBlocksDataset` whose share changes, with as many masks as an update is to have.
+
+    The larger share's masks hold the smaller one's, so that a data worker need not know which update a batch is for.
+    """
+    stays, places = batch["mask_shares"] <= share, batch["masked_positions"]
+    tokens, target = batch["net_input"]["src_tokens"].clone(), batch["target"].clone()
+    tokens.view(-1)[places[~stays]] = target.view(-1)[places[~stays]]
+    target.view(-1)[places[~stays]] = pad
+    net_input = {**batch["net_input"], "src_tokens": tokens}
+    others = {name: value for name, value in batch.items() if name != "mask_shares"}
+    return {**others, "net_input": net_input, "target": target, "masked_positions": places[stays]}
 
 
 # Batches are as wide as a multiple of this, if the blocks may be. Matrix units read whole eights, and full blocks end
@@ -289,14 +339,15 @@ class MaskedBlocksDataset(SizedDataset):
         """Block `index` as ids (T,), before masking."""
 
     def __getitem__(self, index: int) -> dict:
-        tokens, targets = self.masking.apply(self.block(index), self.seed, self.epoch, index)
-        return {"id": index, "source": torch.from_numpy(tokens), "target": torch.from_numpy(targets)}
+        tokens, targets, shares = self.masking.apply(self.block(index), self.seed, self.epoch, index)
+        sample = {"id": index, "source": torch.from_numpy(tokens), "target": torch.from_numpy(targets)}
+        return sample if self.masking.last is None else {**sample, "mask_shares": torch.from_numpy(shares)}
 
     def collater(self, samples: list[dict]) -> dict:
         """A batch in the shape that fairseq's trainer and masked-LM criterions expect.
 
         Also `masked_positions`, the places of the targets among the B * T, int64 (M,): counted here, so that nobody
-        waits for a GPU to count them.
+        waits for a GPU to count them. Where the share of masks changes, `mask_shares` (M,), see :func:`at_share`.
         """
         if not samples:
             return {}
@@ -304,10 +355,12 @@ class MaskedBlocksDataset(SizedDataset):
         time = min(longest + -longest % WIDTH_MULTIPLE, self.tokens_per_sample)
         pad = self.masking.pad_index
         target = data_utils.collate_tokens([sample["target"] for sample in samples], pad, pad_to_length=time)
+        scheduled = [sample["mask_shares"] for sample in samples if "mask_shares" in sample]
         return {
             **collate_sources(samples, pad, time),
             "target": target,
             "masked_positions": target.flatten().ne(pad).nonzero().squeeze(1),
+            **({"mask_shares": torch.cat(scheduled)} if scheduled else {}),
         }
 
     def ordered_indices(self) -> np.ndarray:

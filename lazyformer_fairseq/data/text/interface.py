@@ -61,6 +61,7 @@ class TextTokenizer(ABC):
         special: ids of the special symbols.
         separators: how many ``</s>`` stand between the texts of a pair: RoBERTa's two, BERT's one.
         second_type: token type of the second text of a pair, for models that have token types; else 0.
+        begins_word: which ids begin a word by their symbols, bool (V,); in byte-level BPE those with a space before it.
         normalise: text -> its words, divided by single spaces. No word's ids depend on another word.
     """
 
@@ -69,6 +70,7 @@ class TextTokenizer(ABC):
     second_type: int = 0
     symbols: Sequence[str]
     special: SpecialIds
+    begins_word: np.ndarray
     normalise: Callable[[str], str]
 
     def __init__(self, folder: Path):

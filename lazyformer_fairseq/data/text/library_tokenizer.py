@@ -157,10 +157,10 @@ class LibraryTokenizer(interface.TextTokenizer):
         """
         is_end = np.isin(ids, self.special[:3])  # <s>, <pad>, </s>
         after_end = np.append(True, is_end[:-1]) if len(ids) else is_end
-        return ~is_end & (self._starts_word[ids] | after_end)
+        return ~is_end & (self.begins_word[ids] | after_end)
 
     @cached_property
-    def _starts_word(self) -> np.ndarray:
+    def begins_word(self) -> np.ndarray:
         if self._recipe["model"]["type"] == "WordPiece":
             return np.array([not symbol.startswith(INSIDE_WORD) for symbol in self.symbols])
         whole = {token["content"] for token in self._recipe["added_tokens"]}

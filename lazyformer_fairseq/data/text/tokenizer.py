@@ -286,10 +286,10 @@ class Tokenizer(interface.TextTokenizer):
 
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
         """Pieces with SentencePiece's mark, special tokens and ``<mask>``."""
-        return self._starts_word[ids]
+        return self.begins_word[ids]
 
     @cached_property
-    def _starts_word(self) -> np.ndarray:
+    def begins_word(self) -> np.ndarray:
         single = {*self.settings.special_tokens, MASK}
         return np.array([symbol.startswith(SPACE) or symbol in single for symbol in self.symbols])
 

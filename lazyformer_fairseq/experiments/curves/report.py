@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_flops
+from lazyformer_fairseq.options import mask_shares
 from lazyformer_fairseq.patterns.kinds import sizes_of
 from lazyformer_fairseq.report.figures import label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING
@@ -274,7 +275,7 @@ def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:
     """
     if "encoder_embed_dim" in model:
         length, memory = int(task["tokens_per_sample"]), 0
-        predicted = round(float(task["mask_prob"]) * length)
+        predicted = round(sum(mask_shares(task["mask_prob"])) / 2 * length)
     else:
         length, memory, predicted = int(task["tgt_len"]), int(model["mem_len"]), None
     sizes = sizes_of(model, symbols)

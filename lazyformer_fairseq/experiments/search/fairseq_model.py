@@ -23,6 +23,7 @@ from lazyformer_fairseq.experiments.search.supernet import Choices, SinglePath, 
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import check_memory_fits
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.options import mask_shares
 
 ARCHITECTURE_SHARE = 0.2  # of the training data is held apart for the architecture (PAR Transformer, section 2.2)
 OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
@@ -187,7 +188,9 @@ class FairseqSearch:
         self.dictionary, task, model = self.task.dictionary, self.cfg.task, self.cfg.model
         is_encoder = settings.task == "masked-lm"
         self.training_lengths = (task.tokens_per_sample, 0) if is_encoder else (task.tgt_len, model.mem_len)
-        self.predicted_share = task.mask_prob if is_encoder else 1.0
+        self.predicted_share, last = mask_shares(task.mask_prob) if is_encoder else (1.0, 1.0)
+        if self.predicted_share != last:
+            raise UserError(f"--mask-prob {task.mask_prob}: a search has one share for all updates; give a number")
         time, self.latency_memory = self.training_lengths
         self.latency_tokens = settings.latency_tokens or time
 

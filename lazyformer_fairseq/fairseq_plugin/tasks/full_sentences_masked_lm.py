@@ -6,10 +6,11 @@ With ``--next-sentence`` on pairs of texts, as BERT was pre-trained: see
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import infer_dataset_impl
@@ -26,6 +27,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.data import check_data, prefixes
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
+from lazyformer_fairseq.options import mask_shares
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,11 @@ PAIRS_NEED = ("masked_lm_accuracy", "continued_masked_lm")  # criterions that le
 class FullSentencesMaskedLMConfig(ReliabilityConfig):
     data: str = option(MISSING, "what lazyformer corpus wrote, or binarised folders as a:b:c, one an epoch")
     tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
-    mask_prob: float = option(0.15, "share of tokens to predict")
+    mask_prob: Any = option(0.15, "share of tokens to predict; 0.3:0.15: of the first and of the last update")
+    whole_word_masks: bool = field(
+        default=False,
+        metadata={"help": "predict all pieces of a word, or none of them", "argparse_alias": "--mask-whole-words"},
+    )
     leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
     random_token_prob: float = option(0.1, "share of these that become another word")
     next_sentence: bool = option(False, "read pairs of texts, and learn which follow which, as BERT; --token-types 2")
@@ -47,6 +53,7 @@ class FullSentencesMaskedLMConfig(ReliabilityConfig):
         "quick", "check all epochs' data at the start: quick at samples, full at every id"
     )
     seed: int = II("common.seed")
+    max_update: int = II("optimization.max_update")
     save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
 
@@ -63,21 +70,45 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
     has_token_types: bool = False
 
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
+        """Raises a UserError for shares of masks that need the run's length, or words that need a tokenizer."""
         super().__init__(cfg, dictionary)
         if cfg.within_documents and cfg.next_sentence:
             raise UserError("--within-documents: the two texts of --next-sentence must see each other; leave one out")
         if cfg.document_positions and not cfg.within_documents:
             raise UserError("--document-positions: is of --within-documents; give both, or neither")
         mask_index = mask_index_of(dictionary)
+        first, last = mask_shares(cfg.mask_prob)
+        if first != last and not cfg.max_update:
+            raise UserError(f"--mask-prob {cfg.mask_prob}: is the share over a run; say how long it is by --max-update")
         self.masking = masked_blocks.Masking(
             vocab_size=len(dictionary),
             mask_index=mask_index,
             pad_index=dictionary.pad(),
             special=(dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), mask_index),
-            probability=cfg.mask_prob,
+            probability=first,
             keep=cfg.leave_unmasked_prob,
             random=cfg.random_token_prob,
+            last=None if first == last else last,
+            begins_word=self._begins_word() if cfg.whole_word_masks else None,
         )
+
+    def _begins_word(self) -> np.ndarray:
+        """Which ids do, bool (V,)."""
+        folder = tokenizer_of(data_folders(self.cfg.data)[0])
+        if not folder.is_dir():
+            raise UserError(
+                f"--whole-word-masks: no tokenizer beside the data ({folder}), which says where words begin; "
+                "lazyformer corpus writes one"
+            )
+        if not (found := load_tokenizer(folder).begins_word).any():
+            raise UserError(f"--whole-word-masks: no symbol of {folder} begins a word; leave it out")
+        return found
+
+    def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
+        """A training batch with the masks that the run's update `update`, from 0, is to have: linear over the run."""
+        masking, done = self.masking, min(1, update / max(1, self.cfg.max_update - 1))
+        share = masking.probability + done * (masking.last - masking.probability)
+        return masked_blocks.at_share(batch, share, masking.pad_index)
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
@@ -134,7 +165,10 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             raise UserError(f"{path}.bin, {path}.idx: no such files; does --data name the folder of binarised data?")
         make, own_options = self._dataset_class(tokenizer)
         ends = {"bos": self.dictionary.bos(), "eos": self.dictionary.eos()}
-        how = {"masking": self.masking, "seed": cfg.seed, "name": path, "shuffle": split == "train", **own_options}
+        masking, is_training = self.masking, split == "train"
+        if masking.last is not None and not is_training:
+            masking = replace(masking, probability=masking.last, last=None)
+        how = {"masking": masking, "seed": cfg.seed, "name": path, "shuffle": is_training, **own_options}
         dataset = make(items, items.sizes, cfg.tokens_per_sample, **ends, **how)
         if split == "train":
             dataset.set_epoch(epoch)

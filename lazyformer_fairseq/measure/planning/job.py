@@ -19,7 +19,7 @@ from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_update_m
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
-from lazyformer_fairseq.options import refuse_out_of_bounds
+from lazyformer_fairseq.options import mask_shares, refuse_out_of_bounds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
@@ -40,7 +40,7 @@ class Job:
         time: T, tokens of a sequence or of a stream's segment.
         per_update: sequences of an update.
         max_update: updates.
-        masked: of all tokens those that the head predicts; 1 for causal models.
+        masked: of all tokens those that the head predicts, in the update with most; 1 for causal models.
     """
 
     name: str
@@ -163,7 +163,7 @@ def job_of_yaml(path: Path, groups: Optional[Mapping[str, str]] = None) -> Job:
     is_causal = name == "lazyformer_lm"
     time = task.get("tgt_len", 192) if is_causal else task.get("tokens_per_sample", 512)
     per_update = task.get("sequences_per_update") or given.get("dataset", {}).get("batch_size", 256)
-    masked = 1.0 if is_causal else task.get("mask_prob", MASKED)
+    masked = 1.0 if is_causal else max(mask_shares(task.get("mask_prob", MASKED)))
     return _job(path.stem, config, None, time, per_update, updates, masked)
 
 
@@ -198,6 +198,8 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
     """
     names = {"tokens_per_sample": "time", "tgt_len": "time", "sequences_per_update": "per_update", "max_update": None}
     changed = {names[name] or name: _number(name, value) for name, value in options.items() if name in names}
+    if "mask_prob" in options and not job.is_causal:
+        changed["masked"] = max(mask_shares(options["mask_prob"]))
     return replace(job, config=_with(job.config, options), **changed)
 
 

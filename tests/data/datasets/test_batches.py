@@ -2,7 +2,8 @@
 
 import errno
 import pickle
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from hashlib import sha256
 from itertools import chain, pairwise
 from unittest import mock
 
@@ -144,7 +145,7 @@ def test_a_damaged_file_of_blocks_is_written_anew(data):
 )
 def test_masks_are_a_function_of_seed_epoch_and_index_and_targets_are_the_words_to_predict(tokens, seed, epoch, index):
     np.random.seed(seed + epoch)  # the global state must not matter
-    masked, targets = MASKING.apply(tokens, seed, epoch, index)
+    masked, targets, _ = MASKING.apply(tokens, seed, epoch, index)
     np.random.seed(7)
     again = MASKING.apply(tokens, seed, epoch, index)
     assert np.array_equal(masked, again[0]) and np.array_equal(targets, again[1])
@@ -162,7 +163,7 @@ def test_masks_are_a_function_of_seed_epoch_and_index_and_targets_are_the_words_
 
 def test_shares_are_15_percent_and_80_10_10_in_short_blocks_too():
     tokens = np.random.default_rng(1).integers(4, 99, 200_000)
-    masked, targets = MASKING.apply(tokens, 1, 1, 0)
+    masked, targets, _ = MASKING.apply(tokens, 1, 1, 0)
     chosen = targets != PAD
     assert chosen.mean() == pytest.approx(0.15, abs=1e-4)
     became_mask = masked[chosen] == MASK
@@ -173,6 +174,62 @@ def test_shares_are_15_percent_and_80_10_10_in_short_blocks_too():
     assert set(masked[chosen][~became_mask & ~stayed]) == set(range(4, 99))
     counts = [(MASKING.apply(np.arange(4, 14), 1, 1, index)[1] != PAD).sum() for index in range(4000)]
     assert set(counts) == {1, 2} and np.mean(counts) == pytest.approx(1.5, abs=0.05)
+
+
+def test_plain_masks_are_those_of_the_first_versions_to_the_last_bit():
+    masked, targets, _ = MASKING.apply(np.random.default_rng(1).integers(4, 99, 100_000), 1, 2, 3)
+    assert sha256(masked.tobytes() + targets.tobytes()).hexdigest().startswith("5351b596628e04fd")
+
+
+BEGINS = np.isin(np.arange(100), range(4, 40))  # ids 4 to 39 begin a word, the others go on with one
+
+
+@pytest.mark.parametrize("last", [None, 0.05])
+def test_words_are_masked_whole_and_tokens_keep_their_shares(last):
+    """2,000 blocks of two texts, each with an unknown piece within a word: 10^5 tokens, words of 1 to some 20."""
+    masking = replace(MASKING, begins_word=BEGINS, last=last)
+    blocks = np.random.default_rng(1).integers(4, 99, (2000, 54))
+    blocks[:, [0, 20, 30, -1]] = BOS, UNK, EOS, EOS
+    found = [masking.apply(block, 1, 1, number) for number, block in enumerate(blocks)]
+    masked, targets = (np.stack([each[part] for each in found]) for part in (0, 1))
+    chosen, is_text = targets != PAD, ~np.isin(blocks, SPECIAL)
+    assert not chosen[~is_text].any() and np.array_equal(masked[~chosen], blocks[~chosen])
+    begins = BEGINS[blocks] | (np.roll(blocks, 1, axis=1) == EOS) | (blocks == BOS)
+    begins[:, 1] = True
+    word = begins.cumsum().reshape(blocks.shape)[is_text]  # <unk> does not part a word
+    sizes, hits = np.bincount(word), np.bincount(word, chosen[is_text])
+    assert set(np.unique(hits[sizes > 0] / sizes[sizes > 0])) == {0, 1} and (sizes > 5).sum() > 100
+    # A little more than the share: at least one word of a block, which may be longer than the share.
+    assert chosen.sum() / is_text.sum() == pytest.approx(0.15, abs=0.003)
+    long = sizes > 3
+    assert hits[long].sum() / sizes[long].sum() == pytest.approx(0.15, abs=0.015)  # long words are not left out
+    fate = np.where(masked == MASK, 0, np.where(masked == blocks, 1, 2))[chosen]
+    assert np.bincount(fate) / len(fate) == pytest.approx([0.8, 0.101, 0.099], abs=0.01)
+    fates = np.bincount(word, (masked == MASK)[is_text])[(hits > 1)] / hits[hits > 1]
+    assert ((fates > 0) & (fates < 1)).mean() > 0.2  # each piece by itself
+    again = masking.apply(blocks[7], 1, 1, 7)
+    assert all(np.array_equal(*pair) for pair in zip(again[:2], found[7][:2], strict=True))
+    assert not np.array_equal(masking.apply(blocks[7], 1, 2, 7)[1], found[7][1])
+
+
+@pytest.mark.parametrize("begins", [None, BEGINS])
+def test_a_share_that_changes_is_exact_at_each_update_and_its_masks_hold_those_of_smaller_ones(begins):
+    dataset = dataset_of(np.random.default_rng(1).integers(4, 99, (400, 250)).tolist(), 252)
+    dataset.masking = replace(MASKING, probability=0.3, last=0.15, begins_word=begins)
+    batch = dataset.collater([dataset[number] for number in range(400)])
+    source, before = batch["net_input"]["src_tokens"], []
+    for share in (0.15, 0.2, 0.25, 0.3):
+        found = masked_blocks.at_share(batch, share, PAD)
+        target = found["target"]
+        assert torch.equal(found["masked_positions"], target.flatten().ne(PAD).nonzero().squeeze(1))
+        assert target.ne(PAD).sum() / 1e5 == pytest.approx(share, abs=3e-4 if begins is None else 2e-3)
+        restored = batch["target"].ne(PAD) & target.eq(PAD)
+        expected = torch.where(restored, batch["target"], source)
+        assert torch.equal(found["net_input"]["src_tokens"], expected) and "mask_shares" not in found
+        places = found["masked_positions"].numpy()
+        assert np.isin(before, places).all()
+        before = places
+    assert torch.equal(target, batch["target"]) and torch.equal(found["net_input"]["src_tokens"], source)
 
 
 def test_masks_and_order_are_new_in_each_epoch_and_the_same_when_it_returns():
@@ -213,7 +270,7 @@ def test_what_makes_no_blocks_is_a_user_error():
         FullSentencesDataset([torch.tensor([5, 6])], np.array([2]), 8, BOS, EOS, MASKING, name="corpus")
     with pytest.raises(UserError, match="tokens_per_sample is 2"):
         pack_full_sentences(np.array([3]), 2)
-    for shares in ({"probability": 0}, {"probability": 1.5}, {"keep": 0.6, "random": 0.6}, {"keep": -1}):
+    for shares in ({"probability": 0}, {"probability": 1.5}, {"last": 0}, {"keep": 0.6, "random": 0.6}, {"keep": -1}):
         with pytest.raises(UserError, match="mask_prob"):
             Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL, **shares)
 

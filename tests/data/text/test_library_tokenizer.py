@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from other_tokenizers import byte_level_parts, word_piece_vocabulary, write_bert_files, write_roberta_files
 
+from lazyformer_fairseq.data.datasets.masked_blocks import Masking
 from lazyformer_fairseq.data.text import library_tokenizer
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, cut_input
@@ -110,6 +111,22 @@ def test_symbols_of_the_model(pairs, kind):
     ids = np.concatenate([ours.build_input(text) for text in ("Anna sees Ben.", "The old garden.")])
     # BERT divides at marks; a byte-level word is what follows a space.
     assert ours.starts_of_words(ids).sum() == {"bert": 8, "cased bert": 8, "roberta": 6}.get(kind, 6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_words_of_another_models_vocabulary_are_masked_whole(pairs, kind):
+    ours, _ = pairs[kind]
+    special, begins = ours.special, ours.begins_word
+    how = {"mask_index": special.mask, "pad_index": special.pad, "special": tuple(special), "probability": 0.3}
+    masking = Masking(len(ours.symbols), begins_word=begins, keep=0, random=0, **how)
+    ids = np.array(ours.build_input("Ottoanna sees bridgemirror, near annas.", "Ben walksto the letter."))
+    word, seen = ours.starts_of_words(ids).cumsum(), set()
+    for epoch in range(50):
+        masked = masking.apply(ids, 1, epoch, 0)[0] == special.mask
+        is_text = ~np.isin(ids, special)
+        seen |= (chosen := {*word[masked]})
+        assert np.array_equal(masked, np.isin(word, [*chosen]) & is_text) and 0 < masked.sum() < is_text.sum()
+    assert seen == {*word[is_text]} and np.bincount(word[is_text]).max() > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -249,6 +249,7 @@ def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_p
         ("--arch transformer_xl_tiny", "no architecture for --task masked-lm; choose from .*lazyformer"),
         ("--sublayer-pattern sf", "the search sets it itself"),
         ("--batch-size 128 --max-updates 4", "--max-updates 4: must be more"),
+        ("--mask-prob 0.3:0.15 --max-update 9", "--mask-prob 0.3:0.15: a search has one share"),
         ("--batch-size 128 --update-freq 3", "--update-freq 3: does not divide --batch-size 128"),
     ],
 )

@@ -21,6 +21,7 @@ EXAMPLES = {
     "persistent": ["persistent=3"],
     "entmax": ["entmax=1.5", "entmax=learned"],
     "buckets": ["buckets=4,rounds=2,chunk=4"],
+    "qk_norm": ["qk_norm", "qk_norm,rope=100", "window=2,global=1,qk_norm"],
     "rope": ["rope=100", "window=2,global=1,rope=100"],
     "linformer": ["linformer=3", "linformer=3,share=none", "linformer=3,share=kv", "linformer=3,share=layers"],
 }

@@ -8,6 +8,7 @@ An attention is a few choices, so rows of different choices combine:
 | mask | all, in causal models the past | which keys a query may look at |
 | weights | softmax | how scores become a distribution |
 | memory | the tokens | what keys and values are |
+| vectors | as projected | what queries and keys are before they meet |
 | positions | T5's bias, in causal models Transformer-XL's | how scores depend on places |
 
 A row is switched on by its first setting. ``modules/sublayers/attention_kinds`` has one file a row.
@@ -19,7 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-SCORES, MASK, WEIGHTS, MEMORY, POSITIONS = CHOICES = ("scores", "mask", "weights", "memory", "positions")
+SCORES, MASK, WEIGHTS, MEMORY, VECTORS, POSITIONS = CHOICES = (
+    *("scores", "mask", "weights", "memory", "vectors", "positions"),
+)
 Value = Union[int, float, str]
 LARGEST = 2**31 - 1  # of a number, so that sums of two fit a kernel's
 Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong)
@@ -31,7 +34,8 @@ class Setting:
 
     Attributes:
         default: the value if it is left out; every value has its type, but for `choices` of a number. Where 0 or ""
-            means that there is none, bounds and choices need not have it.
+            means that there is none, bounds and choices need not have it. False for what is there where its name is,
+            without a value.
         unit: of a number, such as tokens.
         low, high: inclusive bounds of a number.
         choices: of a word; beside a number, words that may stand in its place.
@@ -181,6 +185,8 @@ def _check_synthesizer(values: Mapping[str, Value], causal: Optional[bool]) -> C
         yield "length", "length is for causal models; an encoder's longest input is its --max-positions"
     if "dot" not in terms and values.get("persistent"):
         yield "persistent", "persistent vectors are compared with queries: add dot to the synthesizer"
+    if values.get("qk_norm") and "dot" not in terms:
+        yield "qk_norm", "qk_norm is for queries that meet keys: take a synthesizer with dot"
     if values.get("rope") and ("dot" not in terms or {"dense", "factorised_dense"} & {*terms}):
         yield "rope", "rope turns queries and keys for their products: take a synthesizer with dot, and none of dense"
 
@@ -334,9 +340,18 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             "linformer": "it hashes the keys of tokens",
             "persistent": "vectors are no tokens, and so have no hash",
             "entmax": "rounds are joined as parts of one softmax",
+            "qk_norm": "its queries are its keys, which it scales to one length itself",
         },
         why_keys_stay=lambda values: "they are its queries too",
         check=_check_buckets,
+    ),
+    AttentionKind(
+        choice=VECTORS,
+        system="ViT-22B",
+        help="queries and keys go through RMSNorm before they meet",
+        source="Dehghani et al., 2023, section 2",
+        module="qk_norm:QKNorm",
+        settings=(Setting("qk_norm", False, "RMSNorm of each head's queries and keys, with learned gains"),),
     ),
     AttentionKind(
         choice=POSITIONS,

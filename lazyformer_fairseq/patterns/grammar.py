@@ -61,7 +61,7 @@ class PlannedSublayer:
     @property
     def text(self) -> str:
         """As written in a pattern, such as ``m[width=3]``."""
-        inner = ",".join(f"{name}={value}" for name, value in self.settings)
+        inner = ",".join(name if value is True else f"{name}={value}" for name, value in self.settings)
         return f"{self.kind.letter}[{inner}]" if inner else self.kind.letter
 
 
@@ -246,7 +246,7 @@ class _Parser:
         wrong = sublayer.settings and sublayer.kind.check and sublayer.kind.check(sublayer.values, causal)
         if wrong:
             name, why = wrong
-            found = re.compile(rf"[\[,\s]({name})\s*=").search(self.pattern, position)
+            found = re.compile(rf"[\[,\s]({name})\s*[=,\]]").search(self.pattern, position)
             self.fail(position if found is None else found.start(1), why)
 
     def settings(self, kind: Kind, opened_at: int) -> tuple[dict[str, Value], int]:
@@ -266,7 +266,7 @@ class _Parser:
         return {name: value for name, value in found.items() if value != kind.setting(name).default}, closed_at + 1
 
     def setting(self, kind: Kind, text: str, at: int) -> tuple[str, Value]:
-        """One ``name=value``, which begins at `at`."""
+        """One ``name=value``, or ``name`` of what has no values, which begins at `at`."""
         name, equals, value = (part.strip() for part in text.partition("="))
         known = [setting.name for setting in kind.settings]
         setting = kind.setting(name)
@@ -274,8 +274,13 @@ class _Parser:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
             self.fail(at, f"{kind.name} ({kind.letter}) has no setting {name!r}; {hint}")
+        if setting.default is False:
+            if equals:
+                self.fail(at + text.strip().index("="), f"{name} takes no value: write {kind.letter}[{name}]")
+            return name, True
         if not equals or not value:
-            self.fail(at, f"{name} needs a value, as in {kind.letter}[{name}={setting.default}]")
+            example = setting.default or (setting.choices or (f"{max(setting.low, 1):g}",))[0]
+            self.fail(at, f"{name} needs a value, as in {kind.letter}[{name}={example}]")
         try:
             return name, setting.read(value)
         except ValueError as error:

@@ -30,6 +30,7 @@ def test_settings_have_names_of_their_own_and_a_plain_s_chooses_nothing():
 def test_settings_stand_in_the_tables_order_whatever_is_written():
     assert expand("( s[ window = 4 ] f )x2") == "s[window=4]fs[window=4]f"
     assert expand("s[synthesizer=dot + dense]") == "s[synthesizer=dense+dot]"  # one spelling for one meaning
+    assert expand("s[ rope=10000 , qk_norm ]") == "s[qk_norm,rope=10000]"
     read = plan("s[entmax=1.5] s[entmax=learned]")
     assert [each.values["entmax"] for each in read] == [1.5, "learned"]
 
@@ -44,6 +45,13 @@ def test_a_reader_knows_whom_it_reads():
     ("pattern", "under", "why"),
     [
         ("f s[window=0]", "0", "window must be 1 or more"),
+        ("f s[window]", "window", "window needs a value, as in s[window=1]"),
+        ("s[qk_norm=yes]", "=", "qk_norm takes no value: write s[qk_norm]"),
+        ("s[buckets=4, qk_norm ]", "qk_norm", "qk_norm cannot stand with buckets"),
+        ("s[linformer=4,rope=10]", "rope", "rope cannot stand with linformer"),
+        ("s[synthesizer=random,rope=10]", "rope", "take a synthesizer with dot"),
+        ("s[synthesizer=dense+dot,rope=10]", "rope", "and none of dense"),
+        ("s[synthesizer=dense,qk_norm]", "qk_norm", "take a synthesizer with dot"),
         ("f s[windw=2]", "windw", "did you mean window?"),
         ("s[window=2,global=first]", "first", "global needs a whole number or given, not 'first'"),
         ("s[dilation=2]f", "dilation", "dilation needs window, as in s[window=...,dilation=...]"),

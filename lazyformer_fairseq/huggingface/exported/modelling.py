@@ -192,7 +192,7 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         std = self.config.initializer_range
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             nn.init.ones_(module.weight)
         if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
             nn.init.zeros_(module.bias)

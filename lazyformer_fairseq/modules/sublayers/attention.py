@@ -26,9 +26,9 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     build_choices,
     build_values,
     build_vectors,
+    count_made,
     has_positions,
     make_vectors,
-    makes_vectors,
     projections,
     variant_classes,
 )
@@ -218,8 +218,8 @@ class SelfAttention(ChoosingAttention):
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
         """Queries, keys, values, output, and what the back end keeps."""
         compared = len(projections(planned.values))
-        parts = compared * (1 + makes_vectors(planned.values)) + 1
-        return count_attention_memory(sizes, planned, run, parts * run.tokens(sizes.embed_dim))
+        parts = compared * (1 + count_made(planned.values, run)) + 1
+        return count_attention_memory(sizes, planned, run, round(parts * run.tokens(sizes.embed_dim)))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         needs_input = self.choices or self.is_key_producer
@@ -233,7 +233,8 @@ class SelfAttention(ChoosingAttention):
         time = q_BTC.size(1)
         q, k = self.make_queries(q_BTC, shared.scores, time), self.make_keys(k_BKC, shared.scores, time)
         values = self.make_values(x_BTC, v_BKC)
-        return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores), shared)
+        makers = self.query_makers, self.key_makers
+        return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores, makers=makers), shared)
 
     def _project(self, x_BTC: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values; (B, T, 0) where there are none."""
@@ -272,8 +273,10 @@ class RelativeAttention(ChoosingAttention):
         of_keys, inputs = count_remembered(sizes, run)
         meets_distances = "keys" in kept and not has_positions(planned.values)
         queries = run.tokens(sizes.embed_dim) * ("queries" in kept) * (1 + meets_distances)
-        # What queries were is gone; keys are a part of what values are a part of.
-        projected = queries + of_keys * (1 + ("keys" in kept) * (1 + makes_vectors(planned.values)))
+        made = count_made(planned.values, run)
+        # Where there are others, projected queries are gone; keys are a part of what values are a part of.
+        queries += round(run.tokens(sizes.embed_dim) * ("queries" in kept) * max(0, made - 1))
+        projected = queries + round(of_keys * (1 + ("keys" in kept) * (1 + made)))
         found = count_attention_memory(sizes, planned, run, projected)
         distances = (run.keys + 1) * sizes.embed_dim * run.number if meets_distances else 0
         return found._replace(kept=found.kept + inputs + distances)
@@ -290,7 +293,8 @@ class RelativeAttention(ChoosingAttention):
         q, scores = self._queries(x_BTC, shared, keys)
         k, values = self.make_keys(k_BKC, shared.scores, keys), self.make_values(x_BKC, v_BKC)
         positions = shared.positions if self.has_scores else None
-        y_BTC, handed_on = self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, positions), shared)
+        makers = self.query_makers, self.key_makers
+        y_BTC, handed_on = self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, positions, makers), shared)
         return self.out_proj(y_BTC), handed_on
 
     def _within_reach(self, memory_BMC: Tensor, time: int, shared: Context) -> tuple[Tensor, Context]:

@@ -11,7 +11,7 @@ from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.memory_costs import AttentionSize
+from lazyformer_fairseq.modules.memory_costs import AttentionSize, Pass
 from lazyformer_fairseq.modules.sublayers.interface import RelativePositions, Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.kinds import CAUSAL, Sizes
@@ -29,6 +29,7 @@ class Attention:
         scores: all that shapes the distribution besides.
         positions: Transformer-XL's, for queries of a choice's own; `scores` has those of the plain queries. Causal
             models only.
+        makers: what queries, and keys, of a choice's own go through: see :func:`make_vectors`.
     """
 
     x_BTC: Tensor
@@ -38,6 +39,7 @@ class Attention:
     values: Any
     scores: Scores
     positions: Optional[RelativePositions] = None
+    makers: tuple[nn.ModuleDict, ...] = ()
 
     def with_scores(self, **parts: Any) -> "Attention":
         """The same with some parts of the scores replaced."""
@@ -129,9 +131,15 @@ class AttentionVariant(nn.Module):
     def build_vectors(cls, options: SublayerOptions) -> Optional[nn.Module]:
         """What turns plain queries, or keys, into its own; None for plain ones. Called as :func:`make_vectors` says.
 
-        An ``s``, its global tokens and each ``k`` that reads it have one for each that they project.
+        An ``s`` has one for its queries and one for its keys, which its global tokens share, each ``k`` one for its
+        queries.
         """
         return None
+
+    @classmethod
+    def count_vectors(cls, run: Pass) -> float:
+        """Tensors like queries, or keys, that autograd keeps besides those projected and those that are compared."""
+        return 0
 
     # What it sees of a causal model's memory.
 
@@ -220,9 +228,10 @@ def make_vectors(
     return x_BNTD
 
 
-def makes_vectors(values: Settings) -> bool:
-    """Whether an ``s`` of these settings compares other queries and keys than those that it projects."""
-    return any(choice.makes_vectors for choice in variant_classes(values))
+def count_made(values: Settings, run: Pass) -> float:
+    """Tensors like queries, or keys, that an ``s`` of these settings keeps besides those that it projects."""
+    makers = [choice for choice in variant_classes(values) if choice.makes_vectors]
+    return bool(makers) + sum(maker.count_vectors(run) for maker in makers)
 
 
 def has_positions(values: Settings) -> bool:

@@ -118,8 +118,10 @@ def quick_cases():
         yield _encoder, pattern, back_end, "fp32", TINY
     for back_end, precision in product(("eager", "fused"), ("fp32", "bf16")):
         yield _encoder, "s[rope=10000]flfs[rope=10000]f", back_end, precision, {**TINY, "relative_position_buckets": 0}
+        yield _encoder, "s[qk_norm,rope=10000]flfs[qk_norm]f", back_end, precision, TINY
     for memory in (0, 128):
         yield _causal, "s[rope=10000]fkfs[rope=10000]f", "recompute", "fp32", {**CAUSAL_TINY, "memory": memory}
+        yield _causal, "s[qk_norm,rope=10000]fs[qk_norm]f", "recompute", "bf16", {**CAUSAL_TINY, "memory": memory}
     for pattern, precision in product(("(c)x4", "(c[width=4])x4"), ("fp32", "bf16")):
         yield _encoder, pattern, "eager", precision, TINY
     yield _causal, "(c[width=9])x4", "eager", "fp32", CAUSAL_TINY

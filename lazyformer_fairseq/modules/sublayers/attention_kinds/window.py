@@ -20,7 +20,6 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attention,
     AttentionOutput,
     AttentionVariant,
-    build_vectors,
     make_vectors,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
@@ -60,7 +59,6 @@ class Window(AttentionVariant):
         if options.values["global"]:
             self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
             self.k_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-            self.query_makers, self.key_makers = build_vectors(options), build_vectors(options)
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
@@ -123,8 +121,9 @@ class Window(AttentionVariant):
         """What global tokens attend with."""
         x = tokens.take(attention.x_BTC)
         scores, at_distance, keys = attention.scores, None, attention.x_BKC.size(1)
-        q = make_vectors(self.query_makers, split_heads(self.q_proj(x), self.num_heads), scores, keys, tokens.places_AG)
-        k = make_vectors(self.key_makers, split_heads(self.k_proj(attention.x_BKC), self.num_heads), scores, keys)
+        q, k = (split_heads(part, self.num_heads) for part in (self.q_proj(x), self.k_proj(attention.x_BKC)))
+        of_queries, of_keys = attention.makers
+        q, k = make_vectors(of_queries, q, scores, keys, tokens.places_AG), make_vectors(of_keys, k, scores, keys)
         if attention.positions is not None:
             about_positions = (q + attention.positions.position_bias[:, None]) / math.sqrt(q.size(-1))
             at_distance = torch.matmul(about_positions, scores.distances_NKD.transpose(-2, -1))

@@ -165,6 +165,7 @@ def test_a_k_with_the_queries_of_the_s_is_the_s_or_is_refused(direction, s):
     x_BTC = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     with torch.no_grad():
         second.out_proj.load_state_dict(first.out_proj.state_dict())
+        second.query_makers.load_state_dict(first.query_makers.state_dict())
         if direction == ENCODER:
             second.q_proj.weight.copy_(first.qkv_proj.weight[:WIDTH])
             second.q_proj.bias.copy_(first.qkv_proj.bias[:WIDTH])

@@ -1,4 +1,4 @@
-"""Rotary positions: the paper's equations, and transformers' ModernBERT."""
+"""Norm of queries and keys, and rotary positions: the papers' equations, transformers' ModernBERT and Qwen3."""
 
 import math
 
@@ -9,6 +9,7 @@ from every_kind import ON_A_CPU, TOKENS, assert_alike, build, run, tokens
 from tiny_networks import loud
 from torch import Tensor, nn
 from transformers.models.modernbert import modeling_modernbert as modernbert
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -38,6 +39,43 @@ class Turned(Attending):
         return self.causal(scores, distances) if self.is_causal else self.biased_and_padded(scores, distances)
 
 
+class Normed(Attending):
+    """x / sqrt(mean(x^2) + 1e-6) times a gain, of queries and of keys, before anything is added or turned."""
+
+    def projected(self, x_BKC: Tensor) -> list[Tensor]:
+        q, k, v = super().projected(x_BKC)
+        gains = (makers["qk_norm"].weight for makers in (self.s.query_makers, self.s.key_makers))
+        return [
+            *(
+                x * gain / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+                for x, gain in zip((q, k), gains, strict=True)
+            ),
+            v,
+        ]
+
+
+class NormedAndTurned(Normed, Turned):
+    """A norm, then the turn."""
+
+
+@padded_and_with_memory
+@pytest.mark.parametrize("back_end", ON_A_CPU)
+def test_queries_and_keys_are_normed_before_they_are_turned(given, back_end):
+    Normed("s[qk_norm]", **given, back_end=back_end).assert_equations()
+    NormedAndTurned(f"s[qk_norm,rope={BASE}]", **given, back_end=back_end).assert_equations()
+
+
+def test_it_is_qwen3s_norm():
+    theirs = loud(Qwen3RMSNorm(SIZE, eps=1e-6)).float()
+    ours = build(ENCODER, "s[qk_norm]", num_heads=4).float().sublayers[0].inner.query_makers["qk_norm"]
+    assert (ours.weight == 1).all() and ours.weight.shape == (SIZE,)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, HEADS, 5, SIZE) * 9
+    torch.testing.assert_close(ours(x, Scores(), 5), theirs(x))
+    in_half = x.bfloat16()  # with gains in single precision, as under autocast
+    assert torch.equal(ours(in_half, Scores(), 5), ours(in_half.float(), Scores(), 5).bfloat16())
+
+
 @padded_and_with_memory
 @pytest.mark.parametrize("back_end", ON_A_CPU)
 def test_products_are_turned_by_their_distance(given, back_end):
@@ -51,7 +89,9 @@ def test_products_are_turned_by_their_distance(given, back_end):
 @pytest.mark.parametrize("direction", [ENCODER, CAUSAL])
 def test_global_tokens_are_turned_by_their_own_places(direction):
     """Their projections start as copies: where the window shows all, they see what they would without."""
-    plain, with_global = (loud(build(direction, s)) for s in ("s[rope=100]", "s[window=99,global=3,rope=100]"))
+    plain, with_global = (
+        loud(build(direction, s)) for s in ("s[qk_norm,rope=100]", "s[window=99,global=3,qk_norm,rope=100]")
+    )
     with_global.load_state_dict(plain.state_dict(), strict=False)
     with_global.sublayers[0].inner.start_copies()
     padding = (torch.arange(TOKENS) < torch.tensor([[0], [4]]),) if direction == ENCODER else ()

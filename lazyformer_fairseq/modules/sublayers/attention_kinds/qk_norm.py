@@ -1,0 +1,43 @@
+"""``s[qk_norm]``: queries and keys of one length before they meet (Dehghani et al., 2023: ViT-22B)."""
+
+from typing import Optional
+
+from torch import Tensor, nn
+
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.memory_costs import SINGLE, Pass
+from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
+
+
+class QKNorm(AttentionVariant):
+    """RMSNorm over the D numbers of each head's queries and of its keys: x / sqrt(mean(x^2) + 1e-6), times a gain.
+
+    So no score outgrows sqrt(D) times the gains (section 2). Gains are 1 at first, D for queries and D for keys, alike
+    for all heads. The paper has LayerNorm without biases; RMSNorm is what Qwen3 and Gemma 3 have.
+
+    Turns of rotary positions, and Transformer-XL's u, v and distances, come after it. Global tokens share the gains; a
+    ``k`` has one of its own for its queries.
+    """
+
+    counts_memory = makes_vectors = True
+
+    @classmethod
+    def build_vectors(cls, options: SublayerOptions) -> nn.Module:
+        return HeadNorm(options.head_size, eps=1e-6)
+
+    @classmethod
+    def count_vectors(cls, run: Pass) -> float:
+        """On a processor what the gain multiplies; in half precision that in single precision, and so the input."""
+        single = SINGLE / run.number
+        return 0 if run.device == "cuda" else 1 if single == 1 else 2 * single
+
+
+class HeadNorm(nn.RMSNorm):
+    """Of queries or keys, in their precision."""
+
+    def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+        if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
+            return x_BNTD
+        # Under autocast gains are in single precision, and so is what they multiply.
+        return super().forward(x_BNTD.to(self.weight.dtype)).to(x_BNTD.dtype)

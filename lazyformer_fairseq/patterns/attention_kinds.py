@@ -359,7 +359,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         help="queries and keys are turned by their places, so that their products depend on distances",
         source="Su et al., 2021, section 3.2",
         module="rope:Rope",
-        settings=(Setting("rope", 0, "rotary positions: by it wavelengths grow; 10000 is usual", "base", low=2),),
+        settings=(Setting("rope", 0, "of rotary positions; 10000 is usual", "base", low=2),),
     ),
 )
 

@@ -48,9 +48,7 @@ class LazyFormerConfig(FairseqDataclass):
     activation_dropout: float = option(0.0, "dropout after the feed-forward activation")
     pooler_dropout: float = option(0.0, "dropout in the classification head")
     max_positions: int = option(512, "longest sequence, <s> and </s> included")
-    no_token_positional_embeddings: bool = option(
-        False, "no learned positions, as where the pattern has rotary ones, s[rope=10000]"
-    )
+    no_token_positional_embeddings: bool = option(False, "no learned positions, as for s[rope=10000]")
     copy_positions: bool = option(False, "repeat a checkpoint's positions up to --max-positions, where it has fewer")
     token_types: int = option(0, "rows of a table that says which of two texts a token is of; BERT has 2")
     relative_position_buckets: int = option(_ENCODER.relative_position_buckets, "of T5's relative bias; 0: none")

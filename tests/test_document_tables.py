@@ -96,7 +96,7 @@ def test_the_tables_of_letters_and_of_settings_are_those_in_the_code():
     rows = [f"| `{kind.letter}` | {kind.name} | {kind.help} | {kind.source} |" for kind in kinds()]
     assert [line for line in lines if re.match(r"\| `.` \|", line)] == rows
     of_kinds = [
-        f"| `{kind.letter}[{setting.name}={setting.default}]` | {setting.unit} | {setting.help} |"
+        f"| `{kind.letter}[{setting.name}={setting.default or setting.choices[0]}]` | {setting.unit} | {setting.help} |"
         for kind in kinds()
         for setting in kind.settings
         if setting not in attention_kinds.SETTINGS

@@ -26,13 +26,15 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
     lm_head_never_trained,
     pooler_in_checkpoint,
 )
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel, norms_and_biases
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
+from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.patterns.kinds import RMS
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 
 AUTO, BERT, CUSTOM = FORMS = ("auto", "bert", "custom")
@@ -232,6 +234,10 @@ def write_custom(source: Source, folder: Path) -> Any:
         head_act=families.WRITTEN_ACTIVATIONS[str(cfg.head_activation_fn)],
         activation_dropout=cfg.activation_dropout,
         normalize_before=cfg.encoder_normalize_before,
+        embedding_norm=cfg.embedding_norm,
+        plain_lm_head=cfg.plain_lm_head,
+        tie_word_embeddings=not cfg.untied_lm_head,
+        **norms_and_biases(cfg),
         type_vocab_size=cfg.token_types,
         position_embeddings=not cfg.no_token_positional_embeddings,
         pooler=pooler_in_checkpoint(source.weights) is not None,
@@ -262,8 +268,8 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
             found[f"lazyformer.{name.removeprefix(families.ENCODER)}"] = weights[name]
         elif name.startswith(families.HEAD) and not source.has_lm_head:
             continue
-        elif name == f"{families.HEAD}bias":
-            found["lm_head.decoder.bias"] = weights[name]
+        elif name in (f"{families.HEAD}bias", f"{families.HEAD}weight"):  # this where it is untied
+            found[f"lm_head.decoder.{name.removeprefix(families.HEAD)}"] = weights[name]
         elif name.startswith((f"{families.HEAD}dense.", f"{families.HEAD}layer_norm.")):
             found[f"lm_head.{name.removeprefix(families.HEAD)}"] = weights[name]
         elif not name.startswith(PREFIX):
@@ -309,12 +315,17 @@ def why_not_bert(source: Source) -> str:
     """What BERT lacks of this model; "" if it is one."""
     cfg = source.cfg
     plan = plan_as_json(cfg.sublayer_pattern)
-    letters = "".join(place["letter"] for place in plan)
+    letters = expand(cfg.sublayer_pattern)
     activation, head_activation = str(cfg.activation_fn), str(cfg.head_activation_fn)
-    if any(place["kinds"] for place in plan) or letters != "sf" * (len(letters) // 2):
+    if letters != "sf" * (len(plan) // 2):
         return f"its pattern is {cfg.sublayer_pattern}, BERT's (sf)xN without settings"
     if cfg.encoder_normalize_before:
         return "it normalises before each sublayer (--encoder-normalize-before), BERT after it"
+    if str(cfg.norm) == RMS or cfg.no_norm_bias or cfg.no_linear_bias:
+        lacks = "RMSNorm" if str(cfg.norm) == RMS else "no biases (--no-norm-bias, --no-linear-bias)"
+        return f"it has {lacks}, BERT LayerNorm and biases"
+    if cfg.plain_lm_head or cfg.untied_lm_head:
+        return "its masked-LM head is plain or untied (--plain-lm-head, --untied-lm-head), BERT's neither"
     if cfg.relative_position_buckets:
         return f"it has a relative position bias ({cfg.relative_position_buckets} buckets), BERT none"
     if cfg.no_token_positional_embeddings:
@@ -493,8 +504,12 @@ def _rows(source: Source) -> dict[str, str]:
     buckets, distance = cfg.relative_position_buckets, cfg.relative_position_max_distance
     named = source.model.named_parameters()
     parameters = sum(weight.numel() for name, weight in named if not name.startswith("classification_heads."))
+    norm = "RMSNorm" if str(cfg.norm) == RMS else "LayerNorm"
+    without = [of for of in ("linear", "norm") if getattr(cfg, f"no_{of}_bias")]
+    biases = f", without {' and '.join(without)} biases" if without else ""
+    place = "pre" if cfg.encoder_normalize_before else "post"
     rows = {
-        "sublayers": f"`{cfg.sublayer_pattern}`, {'pre' if cfg.encoder_normalize_before else 'post'}-norm",
+        "sublayers": f"`{cfg.sublayer_pattern}`, {place}-norm, {norm}{biases}",
         "parameters": f"{parameters:,}, without classification heads",
         "width, feed-forward, heads": f"{cfg.encoder_embed_dim}, {cfg.encoder_ffn_embed_dim}, "
         f"{cfg.encoder_attention_heads}",

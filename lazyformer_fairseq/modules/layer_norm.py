@@ -1,13 +1,34 @@
-"""LayerNorm: NVIDIA apex's fused one if both apex and a GPU are present, else torch's own (fused on GPUs too)."""
+"""The norms of all networks: LayerNorm, with a bias or without, or RMSNorm.
+
+LayerNorm with a bias is NVIDIA apex's fused one if both apex and a GPU are present, else torch's own (fused on GPUs
+too). RMSNorm is torch's, and on a processor, where torch puts it together of eight operators, one of our own.
+"""
 
 import functools
 import importlib.util
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lazyformer_fairseq.patterns.kinds import LAYER, RMS
+
 EPS = 1e-5  # torch's own; BERT's is 1e-12
+
+
+class NormOptions(NamedTuple):
+    """Of all norms of a network.
+
+    Attributes:
+        eps: added to the variance, by RMSNorm to the mean square.
+        kind: LAYER or RMS.
+        has_bias: whether LayerNorms have one; RMSNorm has none.
+    """
+
+    eps: float = EPS
+    kind: str = LAYER
+    has_bias: bool = True
 
 
 def layer_norm_class() -> type[nn.Module]:
@@ -23,18 +44,66 @@ def layer_norm_class() -> type[nn.Module]:
     return nn.LayerNorm
 
 
-def layer_norm(embed_dim: int, eps: float = EPS) -> nn.Module:
-    """A LayerNorm over the last dimension, of size `embed_dim`; `eps` is added to the variance."""
+def layer_norm(embed_dim: int, eps: float = EPS, kind: str = LAYER, has_bias: bool = True) -> nn.Module:
+    """A norm over the last dimension, of size `embed_dim`; see :class:`NormOptions` for the others."""
+    if kind == RMS:
+        return RMSNorm(embed_dim, eps=eps)
+    if not has_bias:
+        return nn.LayerNorm(embed_dim, eps=eps, bias=False)  # apex's always has one
     found = layer_norm_class()
     return (found if found is nn.LayerNorm else _torchs_where_compiled(found))(embed_dim, eps=eps)
 
 
-def describe_layer_norm(compiles: bool) -> str:
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) g (Zhang and Sennrich, 2019, equation 4); the mean is in single precision or better."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C), in the precision of its input."""
+        if x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            return _RMSNorm.apply(x, self.weight, self.eps)[0]
+        return F.rms_norm(x, tuple(self.normalized_shape), self.weight.to(x.dtype), self.eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """On a processor: it keeps its input and a number for each row, and goes over them half as often as torch."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        exact = _exactly(x)
+        mean_square = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().div_(x.size(-1))
+        inverse = mean_square.add_(eps).rsqrt_()
+        return (exact * inverse).mul_(weight).to(x.dtype), inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs[:2], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, inverse = ctx.saved_tensors
+        exact, gradient = _exactly(x), _exactly(gradient)
+        products = (gradient * exact).flatten(0, -2)
+        scale, rows = weight.to(products), inverse.flatten()
+        along = torch.mv(products, scale).mul_(rows**3).div_(-x.size(-1))
+        of_x = (gradient * inverse).mul_(scale).addcmul_(exact, along.view_as(inverse))
+        return of_x.to(x.dtype), torch.mv(products.t(), rows).to(weight.dtype), None
+
+
+def _exactly(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def describe_layer_norm(compiles: bool, kind: str = LAYER, has_bias: bool = True) -> str:
     """For the log.
 
     Args:
         compiles: whether training goes through torch.compile.
     """
+    if kind == RMS or not has_bias:
+        return f"torch's {'RMSNorm' if kind == RMS else 'LayerNorm, without biases'}"
     found = layer_norm_class()
     elsewhere = " (in what --compile compiles, torch's own)" if compiles and found is not nn.LayerNorm else ""
     return f"{found.__module__}.{found.__qualname__}{elsewhere}"

@@ -7,7 +7,7 @@ help texts read the row; the file holds the module and, next to the code they co
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Optional, Union
 
@@ -23,6 +23,8 @@ DISTRIBUTION = "distribution"
 KEYS_AND_VALUES = "keys and values"
 # Forms of a convolution's filters.
 DEPTHWISE, LIGHTWEIGHT = "depthwise", "lightweight"
+# Norms, of all sublayers of a network.
+LAYER, RMS = NORMS = "layer", "rms"
 
 _RESERVED = "Mx()[],="
 
@@ -183,9 +185,17 @@ for _kind in (
     Kind(
         letter="f",
         name="feed-forward",
-        help="two linear maps and an activation",
-        source="Vaswani et al., 2017, section 3.3",
+        help="two linear maps and an activation; gated, a third map beside the first",
+        source="Vaswani et al., 2017, section 3.3; gated: Shazeer, 2020",
         modules=_modules("feed_forward:FeedForward"),
+        settings=(
+            Setting(
+                "gate",
+                "",
+                "activation of one map, which another is multiplied by; the width is that of each",
+                choices=("gelu", "silu", "relu"),
+            ),
+        ),
         colour="#0072B2",
     ),
     Kind(
@@ -210,6 +220,9 @@ class Sizes:
         embed_dim: C.
         ffn_embed_dim: W.
         num_heads: N.
+        norm: of all norms, LAYER or RMS.
+        norm_bias: whether LayerNorms have a bias.
+        linear_bias: whether linear maps of sublayers, and of a masked-LM head, have biases.
     """
 
     direction: ClassVar[str]
@@ -218,6 +231,9 @@ class Sizes:
     embed_dim: int
     ffn_embed_dim: int
     num_heads: int
+    norm: str = field(default=LAYER, kw_only=True)
+    norm_bias: bool = field(default=True, kw_only=True)
+    linear_bias: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -229,6 +245,8 @@ class EncoderSizes(Sizes):
         relative_position_buckets: buckets of T5's bias; 0 for none.
         token_types: rows of the table of token types.
         no_token_positional_embeddings: whether there is no table of absolute positions.
+        plain_lm_head: whether the masked-LM head is the output map alone.
+        untied_lm_head: whether that map is not the word embedding.
     """
 
     direction: ClassVar[str] = ENCODER
@@ -237,6 +255,8 @@ class EncoderSizes(Sizes):
     relative_position_buckets: int = 32
     token_types: int = 0
     no_token_positional_embeddings: bool = False
+    plain_lm_head: bool = field(default=False, kw_only=True)
+    untied_lm_head: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -289,11 +309,19 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
         KeyError, ValueError: the options are of another package's model.
         UserError: as :func:`parse_cutoffs`.
     """
+
+    def is_on(name: str) -> bool:
+        return str(options.get(name)) == "True"
+
     part = "encoder" if "encoder_embed_dim" in options else "decoder"
+    parts = {
+        "norm": str(options.get("norm", LAYER)),
+        **{f"{of}_bias": not is_on(f"no_{of}_bias") for of in ("norm", "linear")},
+    }
     widths = (int(options[f"{part}_{name}"]) for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
     if part == "encoder":
         rows = (int(options.get(name, 0)) for name in ("max_positions", "relative_position_buckets", "token_types"))
-        return EncoderSizes(vocab_size, *widths, *rows, str(options.get("no_token_positional_embeddings")) == "True")
-    is_pre_norm = str(options.get("decoder_normalize_before")) == "True"
-    cutoffs = parse_cutoffs(options["adaptive_softmax_cutoff"])
-    return CausalSizes(vocab_size, *widths, cutoffs, int(options["adaptive_softmax_factor"]), is_pre_norm)
+        switches = ("no_token_positional_embeddings", "plain_lm_head", "untied_lm_head")
+        return EncoderSizes(vocab_size, *widths, *rows, **{name: is_on(name) for name in switches}, **parts)
+    cutoffs, factor = parse_cutoffs(options["adaptive_softmax_cutoff"]), int(options["adaptive_softmax_factor"])
+    return CausalSizes(vocab_size, *widths, cutoffs, factor, is_on("decoder_normalize_before"), **parts)

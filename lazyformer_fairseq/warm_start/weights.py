@@ -5,6 +5,7 @@ Names of weights are those below ``sublayers.I.`` of a model: ``layer_norm.weigh
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple, Optional
 
 import torch
@@ -65,7 +66,8 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
         sublayer: the new one with fresh weights, which stay where nothing is taken.
 
     Raises:
-        UserError: a feed-forward would become narrower, or the settings are the same and yet the shapes differ.
+        UserError: a feed-forward would become narrower or gets or loses a gate, or the settings are the same and yet
+            the shapes differ.
     """
     fresh = sublayer.state_dict()
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
@@ -73,7 +75,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     if isinstance(sublayer.inner, AttentionSublayer):
         found, incomplete = _take_attention(planned, old, taken)
     elif isinstance(sublayer.inner, FeedForward):
-        found = _take_feed_forward(old.weights, taken)
+        found = _take_feed_forward(planned, old, taken)
     for name, weight in old.weights.items():
         if name in fresh and name not in found | incomplete and fresh[name].shape == weight.shape:
             taken.weights[name] = weight.clone()
@@ -112,8 +114,8 @@ def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[s
                 _read(taken.weights, place, kind).copy_(weight)
     taken.dropped += [part for part in _parts(old.planned) if part not in places]
     taken.kept.append("out")
-    out = f"{INNER}out_proj."
-    taken.weights |= {f"{out}{kind}": old.weights[f"{out}{kind}"].clone() for kind in KINDS}
+    out = (f"{INNER}out_proj.{kind}" for kind in KINDS)
+    taken.weights |= {name: old.weights[name].clone() for name in out if name in taken.weights}
     whole = {"out_proj", *(linear for linear, _, _ in places.values())} - fresh_parts
     return _names(whole), _names(fresh_parts)
 
@@ -133,24 +135,33 @@ def _read(weights: Weights, place: tuple[str, int, int], kind: str) -> Optional[
     return None if weight is None else weight.chunk(parts)[number]
 
 
-def _take_feed_forward(old: Weights, taken: Taken) -> set[str]:
-    """Old hidden numbers first; what further ones give is multiplied by zero."""
-    width, new_width = (weights[f"{INNER}fc1.bias"].size(0) for weights in (old, taken.weights))
+def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> set[str]:
+    """Old hidden numbers first, of a gated one in both halves; what further ones give is multiplied by zero."""
+    old, halves = old_one.weights, 1 + bool(planned.values["gate"])
+    if halves != 1 + bool(old_one.planned.values["gate"]):
+        raise UserError(
+            f"{planned.text} cannot take the weights of {old_one.planned.text}: one has a gate and the other none; "
+            "give it another by --from-sublayers, or - to start fresh"
+        )
+    width, new_width = (weights[f"{INNER}fc2.weight"].size(1) for weights in (old, taken.weights))
     if new_width < width:
         raise UserError(
             f"--encoder-ffn-embed-dim {new_width}: the old model's is {width}, and nothing says which of its numbers "
             f"to leave out; give {width} or more"
         )
-    for kind in KINDS:
-        taken.weights[f"{INNER}fc1.{kind}"][:width] = old[f"{INNER}fc1.{kind}"]
+    for kind, number in product(KINDS, range(halves)):
+        place = "fc1", number, halves
+        if (found := _read(old, place, kind)) is not None:
+            _read(taken.weights, place, kind)[:width] = found
     taken.weights[f"{INNER}fc2.weight"].zero_()[:, :width] = old[f"{INNER}fc2.weight"]
-    taken.weights[f"{INNER}fc2.bias"] = old[f"{INNER}fc2.bias"].clone()
+    if f"{INNER}fc2.bias" in old:
+        taken.weights[f"{INNER}fc2.bias"] = old[f"{INNER}fc2.bias"].clone()
     taken.kept += ["fc1", "fc2"]
     return _names(("fc1", "fc2"))
 
 
 class Norm(NamedTuple):
-    """Weight g and bias b of a LayerNorm, (C,) each."""
+    """Weight g and bias b of a LayerNorm, (C,) each; 0 for one without bias and for RMSNorm, whose input has mean 0."""
 
     weight: Tensor
     bias: Tensor
@@ -211,8 +222,10 @@ def carry_norms(
         f"{name}{kind}": weight.to(new[f"{name}{kind}"].dtype)
         for name, norm in changed.items()
         for kind, weight in norm._asdict().items()
+        if f"{name}{kind}" in new
     }
 
 
 def _norm(weights: Mapping[str, Tensor], name: str) -> Norm:
-    return Norm(*(weights[f"{name}{kind}"].to(torch.float32) for kind in Norm._fields))
+    weight = weights[f"{name}weight"].to(torch.float32)
+    return Norm(weight, weights.get(f"{name}bias", torch.zeros_like(weight)).to(torch.float32))

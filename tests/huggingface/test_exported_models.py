@@ -46,9 +46,14 @@ def test_every_named_model_is_exact(arch, tmp_path):
         check_same_outputs(source_of(model), exported)
 
 
+NEO = {"norm": "rms", "no_linear_bias": True, "plain_lm_head": True, "untied_lm_head": True}
+
+
+@pytest.mark.parametrize("options", [{}, NEO, {"no_norm_bias": True, "embedding_norm": True}], ids=str)
 @torch.no_grad()
-def test_pre_norm_wherever_padding_stands_with_and_without_a_mask(tmp_path):
-    model = tiny_model("dense", encoder_normalize_before=True, sublayer_pattern="sflf-kf")
+def test_pre_norm_wherever_padding_stands_with_and_without_a_mask(options, tmp_path):
+    pattern = "-sf[gate=silu]lf-kf" if options else "sflf-kf"
+    model = tiny_model("dense", encoder_normalize_before=True, sublayer_pattern=pattern, **options)
     code = code_in(export_custom(model, tmp_path))
     classes = (code.LazyFormerForMaskedLM, code.LazyFormerModel, code.LazyFormerForSequenceClassification)
     masked_lm, encoder, classifier = (each.from_pretrained(tmp_path) for each in classes)

@@ -62,10 +62,13 @@ def test_a_pattern_that_stays_keeps_every_weight(pattern, normalize_before):
     assert all(torch.equal(old.weights[name], weight) for name, weight in before.items())
 
 
+MODERN = {"norm": "rms", "no_linear_bias": True, "no_norm_bias": True}
+
+
 @settings(max_examples=6)
-@given(patterns, st.integers(25, 60))
-def test_wider_feed_forwards_compute_the_same(pattern, width):
-    old = trained(pattern, relative_position_buckets=0)
+@given(patterns.map(lambda pattern: f"{pattern}f[gate=silu]f"), st.integers(25, 60), st.sampled_from([{}, MODERN]))
+def test_wider_feed_forwards_compute_the_same(pattern, width, options):
+    old = trained(pattern, relative_position_buckets=0, **options)
     start = start_from(old, {"encoder_ffn_embed_dim": width})
     assert largest_difference(old, start, tokens()) < EXACT
     assert start.record["changed_options"] == {"encoder_ffn_embed_dim": [24, width]}

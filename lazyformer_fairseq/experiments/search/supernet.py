@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
+from lazyformer_fairseq.modules.networks.encoder import leave_out_first_norm
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
@@ -227,6 +228,9 @@ class Supernet(nn.Module):
         self.choices = choices
         self.mixtures = _into_layers(network.sublayers, choices)
         network.sublayers = nn.ModuleList(self.mixtures)
+        if getattr(network, "embedding_norm", False):  # of every candidate; behind an identity its pattern has it
+            for candidate in self.mixtures[0].sublayers.values():
+                leave_out_first_norm([candidate], network.normalize_before)
         if any(mixture.carries for mixture in self.mixtures):
             network.attention_backend = "eager"  # mixing needs stored distributions
 

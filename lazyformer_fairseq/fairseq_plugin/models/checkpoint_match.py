@@ -89,7 +89,8 @@ class CheckedModel(BaseFairseqModel):
             model = cls(cfg, task.source_dictionary)
         except ValueError as error:
             raise UserError(str(error)) from error
-        logger.info("LayerNorm: %s", describe_layer_norm(getattr(cfg, "compile", False)))
+        how = getattr(cfg, "compile", False), str(cfg.norm), not cfg.no_norm_bias
+        logger.info("LayerNorm: %s", describe_layer_norm(*how))
         return model
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
@@ -217,7 +218,8 @@ def lm_head_never_trained(weights: Mapping[str, Tensor]) -> bool:
     Such a head has biases of exactly zero, and the first update of its own ends that; updates of other heads, with
     weight decay or without, leave it so. So every file of weights remembers it: checkpoints, exports, old ones too.
     """
-    return not any(weights[f"{LM_HEAD}{name}"].any() for name in ("bias", "dense.bias", "layer_norm.bias"))
+    biases = (weights.get(f"{LM_HEAD}{name}") for name in ("bias", "dense.bias", "layer_norm.bias"))
+    return not any(bias.any() for bias in biases if bias is not None)
 
 
 def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:

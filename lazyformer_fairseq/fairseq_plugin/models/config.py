@@ -20,7 +20,7 @@ from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
 from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, Architecture
-from lazyformer_fairseq.patterns.kinds import describe_letters
+from lazyformer_fairseq.patterns.kinds import LAYER, NORMS, describe_letters
 
 BACKENDS_HELP = (
     "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused do not; auto "
@@ -42,7 +42,13 @@ class LazyFormerConfig(FairseqDataclass):
     encoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm), not after it (BERT)")
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("gelu", "of feed-forward sublayers; relu_squared is Primer's")
     head_activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("gelu", "activation of the masked-LM head")
-    layer_norm_eps: float = option(EPS, "what each LayerNorm adds to the variance; BERT's is 1e-12")
+    layer_norm_eps: float = option(EPS, "what each norm adds to the variance; BERT's is 1e-12")
+    norm: ChoiceEnum(list(NORMS)) = option(LAYER, "of all norms: LayerNorm, or RMSNorm, without mean and bias")
+    no_norm_bias: bool = option(False, "LayerNorms without bias")
+    no_linear_bias: bool = option(False, "sublayers, and the head's dense map, without biases")
+    embedding_norm: bool = option(False, "pre-norm: normalise embeddings, not the first sublayer's input")
+    plain_lm_head: bool = option(False, "masked-LM head: the output map alone")
+    untied_lm_head: bool = option(False, "masked-LM head: an output map of its own, not the word embedding")
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs")
     attention_dropout: float = option(_ENCODER.attention_dropout, "dropout on attention distributions")
     activation_dropout: float = option(0.0, "dropout after the feed-forward activation")
@@ -69,6 +75,9 @@ class CausalLMConfig(FairseqDataclass):
     decoder_attention_heads: int = option(_DECODER.decoder_attention_heads, "number of attention heads")
     decoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm) instead of after it")
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("relu", "of feed-forward sublayers; relu_squared is Primer's")
+    norm: ChoiceEnum(list(NORMS)) = option(LAYER, "of all norms: LayerNorm, or RMSNorm, without mean and bias")
+    no_norm_bias: bool = option(False, "LayerNorms without bias")
+    no_linear_bias: bool = option(False, "sublayers without biases; attention has none anyway")
     dropout: float = option(_DECODER.dropout, "dropout on embeddings, encoded distances, sublayer outputs and features")
     attention_dropout: float = option(_DECODER.attention_dropout, "dropout on attention distributions")
     activation_dropout: float = option(_DECODER.activation_dropout, "dropout after the feed-forward activation")

@@ -6,7 +6,7 @@ Transformer-XL, PAR, Sandwich and lazy PAR are the causal language model, all ot
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from fairseq.models import FairseqEncoder, FairseqEncoderModel, register_model
@@ -28,6 +28,11 @@ from lazyformer_fairseq.patterns.kinds import parse_cutoffs
 logger = logging.getLogger(__name__)
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+
+
+def norms_and_biases(cfg: Union[LazyFormerConfig, CausalLMConfig]) -> dict[str, Any]:
+    """Those options of a network."""
+    return {"norm": str(cfg.norm), "norm_bias": not cfg.no_norm_bias, "linear_bias": not cfg.no_linear_bias}
 
 
 @register_model("lazyformer", dataclass=LazyFormerConfig)
@@ -144,7 +149,7 @@ class _EncoderWithHead(FairseqEncoder):
     """The encoder and its masked-LM head behind fairseq's encoder interface."""
 
     SIZES = ("max_positions", "relative_position_buckets", "relative_position_max_distance", "token_types",
-             "layer_norm_eps", "no_token_positional_embeddings")  # fmt: skip
+             "layer_norm_eps", "no_token_positional_embeddings", "embedding_norm")  # fmt: skip
 
     def __init__(self, cfg: LazyFormerConfig, dictionary):
         super().__init__(dictionary)
@@ -159,13 +164,17 @@ class _EncoderWithHead(FairseqEncoder):
             normalize_before=cfg.encoder_normalize_before,
             attention_backend=backend_of(cfg),
             **{name: getattr(cfg, name) for name in (*DROPOUTS, *self.SIZES)},
+            **norms_and_biases(cfg),
         )
         self.sentence_encoder.compiles = cfg.compile
         self.lm_head = heads.MaskedLMHead(
             cfg.encoder_embed_dim,
             self.sentence_encoder.embed_tokens,
             ACTIVATIONS[str(cfg.head_activation_fn)],
-            cfg.layer_norm_eps,
+            self.sentence_encoder.norm,
+            not cfg.no_linear_bias,
+            cfg.plain_lm_head,
+            cfg.untied_lm_head,
         )
 
     def forward(
@@ -212,6 +221,7 @@ class CausalLanguageModel(CheckedModel):
             normalize_before=cfg.decoder_normalize_before,
             attention_backend=backend_of(cfg),
             **{name: getattr(cfg, name) for name in (*DROPOUTS, "mem_len", "clamp_len", "same_length")},
+            **norms_and_biases(cfg),
         )
         self.softmax = AdaptiveSoftmax(self.decoder.embedding)
         self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))

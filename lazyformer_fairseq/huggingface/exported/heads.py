@@ -1,6 +1,7 @@
 """The encoder around the sublayers of a plan, and the same with a head for each task."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Optional, Union
 
 import torch
@@ -20,10 +21,12 @@ from lazyformer_fairseq.huggingface.exported.modelling import (
     LazyFormerConfig,
     LazyFormerPreTrainedModel,
     build_sublayers,
+    norm_options,
     other_heads,
     run_sublayers,
 )
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias, TextFirst
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, Pooler
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
@@ -54,9 +57,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             else None
         )
         self.sublayers = build_sublayers(config)
-        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.embedding_layer_norm = None if config.normalize_before else norm
-        self.final_layer_norm = norm if config.normalize_before else None
+        norm, is_pre = partial(layer_norm, config.hidden_size, *norm_options(config)), config.normalize_before
+        self.embedding_layer_norm = norm() if config.embedding_norm or not is_pre else None
+        self.final_layer_norm = norm() if is_pre else None
         self.pooler = Pooler(config.hidden_size) if config.pooler else None
         self.gradient_checkpointing = False
         self.same_weights = same_weights(self)
@@ -244,17 +247,20 @@ TIED = {"lm_head.decoder.weight": "lazyformer.embed_tokens.weight"}
 
 
 class MaskedLMHead(nn.Module):
-    """Dense, activation, LayerNorm, then a decoder tied to the token embedding, with bias."""
+    """Dense, activation, LayerNorm, then a decoder tied to the token embedding, with bias; or the decoder alone."""
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        is_plain, width = config.plain_lm_head, config.hidden_size
+        self.dense = None if is_plain else nn.Linear(width, width, config.linear_bias)
         self.activation = ACT2FN[config.head_act]
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layer_norm = None if is_plain else layer_norm(width, *norm_options(config))
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.decoder(self.layer_norm(self.activation(self.dense(features))))
+        if self.dense is not None:
+            features = self.layer_norm(self.activation(self.dense(features)))
+        return self.decoder(features)
 
 
 class LazyFormerWithHead(LazyFormerPreTrainedModel):

@@ -20,9 +20,11 @@ from transformers.utils import logging
 
 from lazyformer_fairseq.huggingface.exported.plain import PlannedSublayer
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.layer_norm import NormOptions
+from lazyformer_fairseq.modules.networks.encoder import leave_out_first_norm
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
-from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions, build_sublayer
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, find_kind
 
@@ -45,6 +47,11 @@ DEFAULTS = {
     "activation_dropout": 0.0,
     "normalize_before": False,
     "layer_norm_eps": 1e-5,
+    "norm": "layer",
+    "norm_bias": True,
+    "linear_bias": True,
+    "embedding_norm": False,
+    "plain_lm_head": False,
     "type_vocab_size": 0,
     "position_embeddings": True,
     "pooler": False,
@@ -71,6 +78,10 @@ class LazyFormerConfig(PretrainedConfig):
             lazyformer_fairseq makes it of the pattern.
         head_act: activation of the masked-LM head.
         normalize_before: LayerNorm before each sublayer (pre-norm) instead of after it.
+        embedding_norm: pre-norm: of the embeddings, in place of the first sublayer's input.
+        norm, norm_bias: "layer" or "rms", and whether LayerNorms have a bias.
+        linear_bias: whether linear maps of sublayers, and of the masked-LM head, have biases.
+        plain_lm_head: whether that head is the output map alone.
         activation_dropout: after the activation of the feed-forward sublayers.
         position_embeddings: whether there are learned positions.
         pooler: whether the encoder has BERT's, which a model has that was imported with one.
@@ -129,13 +140,22 @@ def build_sublayers(config: LazyFormerConfig) -> nn.ModuleList:
         config.activation_dropout,
         ACT2FN[config.hidden_act],
         config.max_position_embeddings,
+        linear_bias=config.linear_bias,
     )
-    around = (config.hidden_size, config.hidden_dropout_prob, config.normalize_before, config.layer_norm_eps)
-    built = [find_kind(each.letter).module(ENCODER).build(options, each) for each in read_plan(config.plan)]
+    around = (config.hidden_size, config.hidden_dropout_prob, config.normalize_before, norm_options(config))
+    built = [build_sublayer(find_kind(each.letter).module(ENCODER), options, each) for each in read_plan(config.plan)]
     for module in (module for inner in built for module in inner.modules()):
         if hasattr(module, "set_longest"):  # nobody measures spans here: they may be as long as they can become
             module.set_longest(1.0)
-    return nn.ModuleList(ResidualSublayer(inner, *around) if inner.is_residual else inner for inner in built)
+    found = nn.ModuleList(ResidualSublayer(inner, *around) if inner.is_residual else inner for inner in built)
+    if config.embedding_norm:
+        leave_out_first_norm(found, config.normalize_before)
+    return found
+
+
+def norm_options(config: LazyFormerConfig) -> NormOptions:
+    """Of all norms."""
+    return NormOptions(config.layer_norm_eps, config.norm, config.norm_bias)
 
 
 def run_sublayers(

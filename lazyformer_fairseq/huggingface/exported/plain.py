@@ -67,9 +67,9 @@ def chosen_kinds(values: Mapping[str, Any]) -> list[AttentionKind]:
     return [AttentionKind(name) for name in VARIANTS if values.get(name)]
 
 
-def layer_norm(embed_dim: int, eps: float) -> nn.LayerNorm:
+def layer_norm(embed_dim: int, eps: float, kind: str, has_bias: bool) -> nn.Module:
     """torch's."""
-    return nn.LayerNorm(embed_dim, eps=eps)
+    return nn.LayerNorm(embed_dim, eps=eps, bias=has_bias) if kind == "layer" else nn.RMSNorm(embed_dim, eps=eps)
 
 
 def multiply_by_part(linear: nn.Linear, input: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:

@@ -24,12 +24,19 @@ from torch.utils.flop_counter import flop_registry
 
 from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.layer_norm import NormOptions
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
-from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SharedState, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import (
+    Context,
+    RelativePositions,
+    SharedState,
+    SublayerOptions,
+    build_sublayer,
+)
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, CausalSizes, EncoderSizes, Kind, Sizes, kinds
 
@@ -153,7 +160,7 @@ class _Pass:
     def build(self, planned: PlannedSublayer) -> nn.Module:
         options = _options(self.sizes, self.x_BTC.size(1))
         with _WithoutNumbers():
-            return planned.kind.module(self.sizes.direction).build(options, planned)
+            return build_sublayer(planned.kind.module(self.sizes.direction), options, planned)
 
     def handed_on(self, producer: PlannedSublayer, what: str) -> SharedState:
         """What a sublayer hands on, that `what` is read of."""
@@ -189,7 +196,12 @@ def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
     longest = max(sizes.max_positions, time) if isinstance(sizes, EncoderSizes) else 0
     widths = (sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
     is_causal = sizes.direction == CAUSAL
-    return SublayerOptions(*widths, activation=nn.Identity(), max_positions=longest, is_causal=is_causal)
+    how = {"max_positions": longest, "is_causal": is_causal, "linear_bias": sizes.linear_bias}
+    return SublayerOptions(*widths, activation=nn.Identity(), **how)
+
+
+def _parts(sizes: Sizes) -> dict[str, Any]:
+    return {"norm": sizes.norm, "norm_bias": sizes.norm_bias, "linear_bias": sizes.linear_bias}
 
 
 @lru_cache(_REMEMBERED)
@@ -197,9 +209,10 @@ def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, M
     """A sublayer's own, and by name those that it shares."""
     options = _options(sizes)
     with _WithoutNumbers():
-        sublayer = planned.kind.module(sizes.direction).build(options, planned)
+        sublayer = build_sublayer(planned.kind.module(sizes.direction), options, planned)
         if sublayer.is_residual:
-            sublayer = ResidualSublayer(sublayer, sizes.embed_dim)
+            norm = NormOptions(kind=sizes.norm, has_bias=sizes.norm_bias)
+            sublayer = ResidualSublayer(sublayer, sizes.embed_dim, norm=norm)
     common = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
     own = set(sublayer.parameters()) - set(common.values())
     return sum(map(torch.numel, own)), {name: each.numel() for name, each in common.items()}
@@ -224,7 +237,7 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
     widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
     token, features = _empty(1, 1, dtype=torch.long), _empty(1, sizes.embed_dim)
     if isinstance(sizes, CausalSizes):
-        of_softmax = {"cutoffs": sizes.cutoffs, "div_val": sizes.div_val}
+        of_softmax = {"cutoffs": sizes.cutoffs, "div_val": sizes.div_val, **_parts(sizes)}
         with _WithoutNumbers():
             network = CausalDecoder(identity, *widths, 0, normalize_before=sizes.normalize_before, **of_softmax)
             head = AdaptiveSoftmax(network.embedding)
@@ -234,10 +247,13 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
         assert isinstance(sizes, EncoderSizes)
         tables = ("relative_position_buckets", "token_types", "no_token_positional_embeddings")
         of_tables = {name: getattr(sizes, name) for name in tables}
+        of_head = {"is_plain": sizes.plain_lm_head, "is_untied": sizes.untied_lm_head}
         with _WithoutNumbers():
-            network = Encoder(identity, *widths, sizes.max_positions, padding_idx=None, **of_tables)
-            head = MaskedLMHead(sizes.embed_dim, network.embed_tokens, nn.Identity())
-        of_input, of_prediction = 0, _count(lambda: F.linear(head.dense(features), head.weight))
+            network = Encoder(identity, *widths, sizes.max_positions, padding_idx=None, **of_tables, **_parts(sizes))
+            of_head |= {"norm": network.norm, "linear_bias": sizes.linear_bias}
+            head = MaskedLMHead(sizes.embed_dim, network.embed_tokens, nn.Identity(), **of_head)
+        dense = head.dense or nn.Identity()
+        of_input, of_prediction = 0, _count(lambda: F.linear(dense(features), head.weight))
     parameters = {*network.parameters(), *head.parameters()}  # those that they share are there once
     return _Outside(sum(map(torch.numel, parameters)), of_input, of_prediction)
 

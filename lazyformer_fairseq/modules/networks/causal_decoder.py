@@ -82,14 +82,15 @@ class CausalDecoder(Stack):
         attending = [each for each in attending if getattr(each, "has_scores", True)]
         self.content_bias.requires_grad_(any(getattr(each, "has_queries", True) for each in attending))
         self.position_bias.requires_grad_(any(getattr(each, "has_keys", True) for each in attending))
-        self.final_layer_norm = layer_norm(embed_dim, self.layer_norm_eps) if self.normalize_before else None
+        self.final_layer_norm = layer_norm(embed_dim, *self.norm) if self.normalize_before else None
 
     @property
     def sizes(self) -> CausalSizes:
         bands = self.embedding.bands
         of_bands = tuple(band.start for band in bands[1:]), self.embed_dim // bands[:2][-1].table.size(1)
         widths = self.embed_dim, self.options.ffn_embed_dim, self.num_heads
-        return CausalSizes(sum(band.size for band in bands), *widths, *of_bands, self.normalize_before)
+        words = sum(band.size for band in bands)
+        return CausalSizes(words, *widths, *of_bands, self.normalize_before, **self.parts)
 
     @property
     def mem_len(self) -> int:

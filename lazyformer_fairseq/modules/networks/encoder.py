@@ -1,7 +1,7 @@
 """The encoder: embeddings, T5's relative position bias (Raffel et al., 2019), then the stack of the pattern."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -16,6 +16,7 @@ from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.documents import Documents, TextInARow
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
@@ -117,6 +118,7 @@ class Encoder(Stack):
     """Token, learned absolute position and token type embeddings, T5's relative bias, the sublayers of a pattern.
 
     Post-norm encoders normalise the embeddings, pre-norm ones the output (as fairseq's roberta and roberta_prenorm).
+    With `embedding_norm` these normalise embeddings in place of the first sublayer's input (ModernBERT, 2.1.1).
 
     Args:
         pattern, embed_dim, ffn_embed_dim, num_heads, options: of the :class:`Stack`; dropout acts on embeddings too.
@@ -127,6 +129,7 @@ class Encoder(Stack):
         relative_position_max_distance: from this one on, all distances share a bucket.
         token_types: rows of the table of token types (BERT, section 3.2: which of two texts); 0 for none.
         no_token_positional_embeddings: no learned positions; `max_positions` still is the longest sequence.
+        embedding_norm: of pre-norm encoders, moves the first sublayer's norm from its input to the embeddings.
 
     Raises:
         ValueError: as :class:`Stack` does.
@@ -147,6 +150,7 @@ class Encoder(Stack):
         relative_position_max_distance: int = 128,
         token_types: int = 0,
         no_token_positional_embeddings: bool = False,
+        embedding_norm: bool = False,
         **options: Any,
     ):
         super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, max_positions=max_positions, **options)
@@ -169,9 +173,12 @@ class Encoder(Stack):
         if self.relative_position_bias is not None:
             # What nothing reads needs no gradient: on several GPUs DDP waits for one of every weight that requires it.
             self.relative_position_bias.requires_grad_(self.has_scores)
-        has_embedding_norm = bool(vocab_size) and not self.normalize_before
-        self.embedding_layer_norm = layer_norm(embed_dim, self.layer_norm_eps) if has_embedding_norm else None
-        self.final_layer_norm = layer_norm(embed_dim, self.layer_norm_eps) if self.normalize_before else None
+        has_embedding_norm = bool(vocab_size) and (embedding_norm or not self.normalize_before)
+        self.embedding_layer_norm = layer_norm(embed_dim, *self.norm) if has_embedding_norm else None
+        self.final_layer_norm = layer_norm(embed_dim, *self.norm) if self.normalize_before else None
+        self.embedding_norm = embedding_norm
+        if embedding_norm:
+            leave_out_first_norm(self.sublayers, self.normalize_before)
 
     @property
     def sizes(self) -> EncoderSizes:
@@ -180,7 +187,7 @@ class Encoder(Stack):
         rows, type_rows = (0 if table is None else table.num_embeddings for table in (words, types))
         widths = self.embed_dim, self.options.ffn_embed_dim, self.num_heads
         buckets, has_none = 0 if bias is None else bias.num_buckets, words is not None and self.embed_positions is None
-        return EncoderSizes(rows, *widths, self.max_positions, buckets, type_rows, has_none)
+        return EncoderSizes(rows, *widths, self.max_positions, buckets, type_rows, has_none, **self.parts)
 
     def forward(
         self,
@@ -342,6 +349,19 @@ class Encoder(Stack):
 
 def _unless_padding(given: Optional[Tensor], is_padding: Optional[Tensor]) -> Optional[Tensor]:
     return given if given is None or is_padding is None else given & ~is_padding
+
+
+def leave_out_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool) -> None:
+    """Makes the norm of the first sublayer that has one an identity: the embeddings have it.
+
+    Raises:
+        UserError: sublayers are post-norm.
+    """
+    if not normalize_before:
+        raise UserError("--embedding-norm: needs --encoder-normalize-before; post-norm normalises embeddings anyway")
+    first = next((each for each in sublayers if isinstance(each, ResidualSublayer)), None)
+    if first is not None:
+        first.layer_norm = nn.Identity()
 
 
 def init_bert_weights(module: nn.Module) -> None:

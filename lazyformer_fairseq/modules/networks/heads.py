@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.layer_norm import EPS, layer_norm
+from lazyformer_fairseq.modules.layer_norm import NormOptions, layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.patterns.kinds import Sizes
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 
 class MaskedLMHead(nn.Module):
@@ -19,7 +19,10 @@ class MaskedLMHead(nn.Module):
         embed_dim: C.
         embed_tokens: the embedding whose weight (V, C) is the decoder.
         activation: RoBERTa's is GELU; BERT's that of its feed-forward sublayers.
-        layer_norm_eps: what LayerNorm adds to the variance.
+        norm: of its norm.
+        linear_bias: whether its dense map has a bias.
+        is_plain: the decoder alone (NeoBERT).
+        is_untied: the decoder has a weight of its own, N(0, 0.02) at first.
     """
 
     def __init__(
@@ -27,20 +30,25 @@ class MaskedLMHead(nn.Module):
         embed_dim: int,
         embed_tokens: nn.Embedding,
         activation: Callable[[Tensor], Tensor] = F.gelu,
-        layer_norm_eps: float = EPS,
+        norm: NormOptions = NormOptions(),  # noqa: B008 (a named tuple)
+        linear_bias: bool = True,
+        is_plain: bool = False,
+        is_untied: bool = False,
     ):
         super().__init__()
-        self.dense = nn.Linear(embed_dim, embed_dim)
+        self.dense = None if is_plain else nn.Linear(embed_dim, embed_dim, linear_bias)
         self.activation = activation
-        self.layer_norm = layer_norm(embed_dim, layer_norm_eps)
+        self.layer_norm = None if is_plain else layer_norm(embed_dim, *norm)
         self.weight = embed_tokens.weight
+        if is_untied:
+            self.weight = nn.Parameter(nn.init.normal_(torch.empty_like(embed_tokens.weight), std=0.02))
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
 
     @staticmethod
-    def count_memory(sizes: Sizes, run: Pass, predicted: int) -> Memory:
-        """With its loss: four of (M, C), and the logits' distribution; its gradient is there twice."""
-        logits = predicted * sizes.vocab_size
-        kept = 4 * predicted * sizes.embed_dim * run.number + logits * SINGLE
+    def count_memory(sizes: EncoderSizes, run: Pass, predicted: int) -> Memory:
+        """With its loss: four of (M, C), or one, and the logits' distribution; its gradient is there twice."""
+        logits, states = predicted * sizes.vocab_size, 1 if sizes.plain_lm_head else 4
+        kept = states * predicted * sizes.embed_dim * run.number + logits * SINGLE
         return Memory(kept, logits * (run.number + (SINGLE if run.number < SINGLE else 0)), 2 * logits * SINGLE)
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
@@ -55,7 +63,9 @@ class MaskedLMHead(nn.Module):
         """
         if masked_tokens is not None:
             features = features.flatten(0, 1).index_select(0, as_positions(masked_tokens))
-        return F.linear(self.layer_norm(self.activation(self.dense(features))), self.weight, self.bias)
+        if self.dense is not None:
+            features = self.layer_norm(self.activation(self.dense(features)))
+        return F.linear(features, self.weight, self.bias)
 
 
 def as_positions(masked_tokens: Tensor) -> Tensor:

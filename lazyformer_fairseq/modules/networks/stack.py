@@ -23,14 +23,20 @@ from lazyformer_fairseq.modules.attention.masks import count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.choices import Timed
 from lazyformer_fairseq.modules.compiled import compiled
-from lazyformer_fairseq.modules.layer_norm import EPS
+from lazyformer_fairseq.modules.layer_norm import EPS, NormOptions
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
-from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SharedState, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import (
+    Context,
+    RelativePositions,
+    SharedState,
+    SublayerOptions,
+    build_sublayer,
+)
 from lazyformer_fairseq.patterns.attention_kinds import Value, with_defaults
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, KEYS_AND_VALUES, Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, KEYS_AND_VALUES, LAYER, Sizes
 
 Given = tuple[tuple[str, Value], ...]  # settings that differ from the default
 
@@ -110,7 +116,10 @@ class Stack(nn.Module):
         normalize_before: pre-norm.
         attention_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
         max_positions: of an encoder's input; 0 for no limit.
-        layer_norm_eps: what each LayerNorm adds to the variance.
+        layer_norm_eps: what each norm adds to the variance.
+        norm: of all norms, LAYER or RMS.
+        norm_bias: whether LayerNorms have a bias.
+        linear_bias: whether linear maps of sublayers have biases.
 
     Attributes:
         direction: ENCODER or CAUSAL: which module a kind has here.
@@ -139,18 +148,21 @@ class Stack(nn.Module):
         attention_backend: str = "auto",
         max_positions: int = 0,
         layer_norm_eps: float = EPS,
+        norm: str = LAYER,
+        norm_bias: bool = True,
+        linear_bias: bool = True,
     ):
         super().__init__()
         if not 0 < layer_norm_eps < 1:
             raise UserError(f"a LayerNorm's epsilon of {layer_norm_eps}: must be above 0 and below 1, such as {EPS}")
         widths, dropouts = (embed_dim, ffn_embed_dim, num_heads), (attention_dropout, activation_dropout)
         self.options = SublayerOptions(
-            *widths, *dropouts, activation, max_positions, is_causal=self.direction == CAUSAL
+            *widths, *dropouts, activation, max_positions, is_causal=self.direction == CAUSAL, linear_bias=linear_bias
         )
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.dropout = dropout
         self.normalize_before = normalize_before
-        self.layer_norm_eps = layer_norm_eps
+        self.norm = NormOptions(layer_norm_eps, norm, norm_bias)
         self.plan = plan(pattern, self.direction)
         self.attention_backend = attention_backend
         self.compiles = False
@@ -166,10 +178,10 @@ class Stack(nn.Module):
             UserError: its settings cannot stand with what this network puts into all scores.
         """
         self.refuse(planned, self.features)
-        inner = planned.kind.module(self.direction).build(self.options, planned)
+        inner = build_sublayer(planned.kind.module(self.direction), self.options, planned)
         if not inner.is_residual:
             return inner
-        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before, self.layer_norm_eps)
+        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before, self.norm)
 
     @staticmethod
     def refuse(planned: PlannedSublayer, features: Iterable[str], what: str = "") -> None:
@@ -183,6 +195,12 @@ class Stack(nn.Module):
         """Whether any sublayer adds a bias or positions to scores."""
         inner = (getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers)
         return any(each.attends and getattr(each, "has_scores", True) for each in inner)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What `sizes` say of norms and biases."""
+        has_bias = {"norm_bias": self.norm.has_bias, "linear_bias": self.options.linear_bias}
+        return {"norm": self.norm.kind, **has_bias}
 
     @property
     def sizes(self) -> Sizes:

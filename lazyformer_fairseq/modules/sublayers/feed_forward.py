@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.layer_norm import EPS, layer_norm
+from lazyformer_fairseq.modules.layer_norm import NormOptions, layer_norm
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.sublayers.interface import (
@@ -38,36 +38,63 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu, "relu": F.relu}
+
+
 class FeedForward(Sublayer):
-    """``f``: W2 dropout(activation(W1 x)), with W = `ffn_embed_dim` hidden numbers."""
+    """``f``: W2 dropout(activation(W1 x)), with W = `ffn_embed_dim` hidden numbers.
+
+    With a gate W2 dropout(gate(W1 x) * V x) (Shazeer, 2020, equation 6); `fc1` has W1 above V, (2 W, C), one product.
+
+    Args:
+        gate: a key of GATES, in place of `activation`; "" for none.
+    """
 
     takes_documents = True
 
     def __init__(
-        self, embed_dim: int, ffn_embed_dim: int, activation: Callable[[Tensor], Tensor] = F.gelu, dropout: float = 0.0
+        self,
+        embed_dim: int,
+        ffn_embed_dim: int,
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+        dropout: float = 0.0,
+        gate: str = "",
     ):
         super().__init__()
-        self.activation = activation
+        self.activation = GATES[gate] if gate else activation
+        self.is_gated = bool(gate)
         self.dropout = dropout
-        self.fc1 = Linear(embed_dim, ffn_embed_dim)
+        self.fc1 = Linear(embed_dim, ffn_embed_dim * (1 + self.is_gated))
         self.fc2 = Linear(ffn_embed_dim, embed_dim)
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "FeedForward":
-        return cls(options.embed_dim, options.ffn_embed_dim, options.activation, options.activation_dropout)
+        how = options.activation, options.activation_dropout, planned.values.get("gate", "")  # old exports lack it
+        return cls(options.embed_dim, options.ffn_embed_dim, *how)
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """What the activation and the second map remember: two of (B, T, W), of which ReLU shares one, and a mask."""
+        """What the activation and the second map remember: two of (B, T, W), of which ReLU shares one, and a mask.
+
+        With a gate four: both halves, what the gate lets through, and the product of the two.
+        """
         hidden, output = run.tokens(sizes.ffn_embed_dim), run.tokens(sizes.embed_dim)
+        if planned.values["gate"]:
+            mask = run.mask_of_tokens(sizes.ffn_embed_dim) if run.activation_dropout else 0
+            return Memory(4 * hidden + mask, output + (hidden if mask else 0), max(output, 2 * hidden))
         remembered = 2 if run.activation_dropout or run.activation != "relu" else 1
         mask = run.mask_of_tokens(sizes.ffn_embed_dim) if run.activation_dropout else 0
         gradients = hidden * (3 - remembered)  # one of the remembered is gone by then
         return Memory(remembered * hidden + mask, output + (hidden if mask else 0), max(output, gradients))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        hidden = F.dropout(self.activation(self.fc1(x_BTC)), self.dropout, self.training)
-        return self.fc2(hidden), {}
+        hidden = self.fc1(x_BTC)
+        if self.is_gated:
+            gate, values = hidden.chunk(2, -1)
+            hidden = self.activation(gate) * values
+        else:
+            hidden = self.activation(hidden)
+        return self.fc2(F.dropout(hidden, self.dropout, self.training)), {}
 
 
 class Identity(Sublayer):
@@ -90,7 +117,7 @@ class Identity(Sublayer):
 class ResidualSublayer(nn.Module):
     """LayerNorm(x + F(x)) (post-norm, BERT), or x + F(LayerNorm(x)) (pre-norm; PAR Transformer, equations 1 and 2).
 
-    F is `inner`, of any kind; dropout acts on its output.
+    F is `inner`, of any kind; dropout acts on its output. What is called LayerNorm may be RMSNorm, see `norm`.
     """
 
     def __init__(
@@ -99,14 +126,14 @@ class ResidualSublayer(nn.Module):
         embed_dim: int,
         dropout: float = 0.0,
         normalize_before: bool = False,
-        layer_norm_eps: float = EPS,
+        norm: NormOptions = NormOptions(),  # noqa: B008 (a named tuple)
     ):
         super().__init__()
         self.inner = inner
         self.attends = inner.attends
         self.dropout = dropout
         self.normalize_before = normalize_before
-        self.layer_norm = layer_norm(embed_dim, layer_norm_eps)
+        self.layer_norm = layer_norm(embed_dim, *norm)
 
     @staticmethod
     def count_memory(inner: Memory, sizes: Sizes, run: Pass) -> Memory:

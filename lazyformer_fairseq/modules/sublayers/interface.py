@@ -35,6 +35,7 @@ class SublayerOptions:
     common: dict[str, Any] = field(default_factory=dict)  # what sublayers of one network share, by name
     is_causal: bool = False
     values: Settings = field(default_factory=dict)  # for a kind of attention: all settings of its ``s``
+    linear_bias: bool = True  # whether linear maps have biases; see :func:`build_sublayer`
 
     @property
     def head_size(self) -> int:
@@ -144,3 +145,12 @@ def by_document(
         found.append(compute(*parts, of_group, context))
     names = found[0][1]
     return documents.join(y for y, _ in found), {name: [each[name] for _, each in found] for name in names}
+
+
+def build_sublayer(module: type[Sublayer], options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
+    """What `module` builds, without the biases of linear maps where the network has none: of any kind."""
+    built = module.build(options, planned)
+    for linear in built.modules() if not options.linear_bias else ():
+        if isinstance(linear, nn.Linear):
+            linear.bias = None
+    return built

@@ -6,6 +6,7 @@ import pytest
 import torch
 from every_kind import ON_A_CPU
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
@@ -30,7 +31,9 @@ OF_BOTH = [
     "s[persistent=3] f l",
     "s[window=99] k l",
     "s[entmax=learned] l",
+    "s f[gate=silu] c",
 ]
+MODERN = {"norm": "rms", "linear_bias": False}  # with a gate
 SYNTHESIZERS = ["factorised_dense", "factorised_random", "factorised_random+dot,persistent=3", "random+dense+dot"]
 OF_ENCODERS = [
     *OF_BOTH,
@@ -74,9 +77,11 @@ def parameters_of(*modules: nn.Module) -> int:
 
 @pytest.mark.parametrize("pattern", [*OF_ENCODERS, *(f"s[synthesizer={terms}] f l" for terms in SYNTHESIZERS)])
 def test_an_encoder_with_its_head(pattern):
-    given = {"token_types": 2, "normalize_before": "c" in pattern}
+    given = {"token_types": 2, "normalize_before": "c" in pattern, **(MODERN if "gate" in pattern else {})}
     encoder = Encoder(pattern, 17, 12, 20, 3, 11, relative_position_buckets=0, attention_backend="eager", **given)
     head, tokens = MaskedLMHead(12, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
+    if "gate" in pattern:
+        head = MaskedLMHead(12, encoder.embed_tokens, F.gelu, encoder.norm, linear_bias=False)
     assert costs.count_parameters(pattern, encoder.sizes) == parameters_of(encoder, head)
     assert seen_by_torch(lambda: head(encoder(tokens)[0])) == costs.count_flops(pattern, encoder.sizes, 9, batch=2)
     masked = torch.zeros(2, 9, dtype=torch.bool)
@@ -96,6 +101,7 @@ def test_an_encoder_with_its_head(pattern):
 )
 def test_a_causal_model_that_predicts_frequent_words(pattern, memory, cutoffs, div_val):
     given = {"cutoffs": cutoffs, "div_val": div_val, "normalize_before": div_val == 1}
+    given |= MODERN if "gate" in pattern else {}
     decoder = CausalDecoder(pattern, 17, 12, 20, 3, mem_len=memory, attention_backend="eager", **given)
     softmax, tokens, stream = AdaptiveSoftmax(decoder.embedding), torch.randint(0, 7, (2, 5)), StreamMemory()
     with torch.no_grad():

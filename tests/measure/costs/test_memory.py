@@ -125,6 +125,8 @@ def quick_cases():
     for pattern, precision in product(("(c)x4", "(c[width=4])x4"), ("fp32", "bf16")):
         yield _encoder, pattern, "eager", precision, TINY
     yield _causal, "(c[width=9])x4", "eager", "fp32", CAUSAL_TINY
+    yield _encoder, "(f[gate=silu])x4", "eager", "fp32", {**TINY, **MODERN}
+    yield _causal, "(sf[gate=relu])x2", "recompute", "bf16", {**CAUSAL_TINY, "norm": "rms", "no_linear_bias": True}
 
 
 OF_ENCODERS = (
@@ -137,6 +139,10 @@ OF_ENCODERS = (
     ("recompute", {"relative_position_buckets": 0}),
     ("eager", {"vocab_size": 8192}),
 )
+MODERN = {
+    **{"norm": "rms", "no_linear_bias": True, "encoder_normalize_before": True, "embedding_norm": True},
+    **{"plain_lm_head": True, "untied_lm_head": True, "activation_dropout": 0.1},
+}
 OF_CAUSAL = ({"memory": 0}, {"adaptive_softmax_cutoff": "100,300"}, {"decoder_normalize_before": True})
 SETTINGS = ("window=32", "window=32,global=1", "strided=16", "fixed=32", "linformer=32", "entmax=1.5")
 

@@ -1,4 +1,4 @@
-"""Activations by name, against their formulas."""
+"""Activations by name, against their formulas; gates, against their definition and ModernBERT's."""
 
 import math
 
@@ -6,15 +6,19 @@ import pytest
 import torch
 from helpers import dictionary_of
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS, FeedForward
+from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS, GATES, FeedForward
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import find_kind
 
 X = torch.linspace(-5, 5, 101, dtype=torch.float64)
 FORMULAS = {
     "gelu": X * (1 + torch.erf(X / math.sqrt(2))) / 2,
     "gelu_tanh": X * (1 + torch.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X**3))) / 2,
     "relu": torch.where(X > 0, X, 0),
+    "silu": X / (1 + torch.exp(-X)),
     "relu_squared": torch.where(X > 0, X * X, 0),
 }
 
@@ -27,3 +31,37 @@ def test_sublayers_and_head_have_each_their_own(name):
         model = LazyFormerModel(LazyFormerConfig("ff", **{option: name}, **sizes), dictionary_of(9))
         found = {each.activation for each in model.modules() if isinstance(each, FeedForward)}
         assert found == {ACTIVATIONS[of_sublayers]} and model.encoder.lm_head.activation is ACTIVATIONS[of_head]
+
+
+@pytest.mark.parametrize("gate", find_kind("f").setting("gate").choices)
+def test_a_gate_multiplies_one_map_by_the_activation_of_another(gate):
+    torch.testing.assert_close(GATES[gate](X), FORMULAS[gate])
+    module = FeedForward(3, 5, gate=gate).double()
+    x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    first, second = module.fc1.weight.chunk(2)
+    of_first, of_second = module.fc1.bias.chunk(2)
+    hidden = GATES[gate](torch.einsum("btc,wc->btw", x, first) + of_first)
+    hidden = hidden * (torch.einsum("btc,wc->btw", x, second) + of_second)
+    expected = torch.einsum("btw,cw->btc", hidden, module.fc2.weight) + module.fc2.bias
+    leaves = (x, *module.parameters())
+    one, other = (torch.autograd.grad(y.square().sum(), leaves) for y in (module(x, {}, None)[0], expected))
+    torch.testing.assert_close([module(x, {}, None)[0], *one], [expected, *other])
+
+
+def test_without_biases_it_is_modernberts_mlp():
+    modernbert = pytest.importorskip("transformers.models.modernbert", reason="transformers is not installed")
+    theirs = modernbert.modeling_modernbert.ModernBertMLP(
+        modernbert.ModernBertConfig(hidden_size=8, intermediate_size=12)
+    )
+    torch.manual_seed(1)
+    sizes = {"encoder_embed_dim": 8, "encoder_ffn_embed_dim": 12, "encoder_attention_heads": 2}
+    cfg = LazyFormerConfig(sublayer_pattern="f[gate=gelu]", no_linear_bias=True, **sizes)
+    ours = LazyFormerModel(cfg, dictionary_of(9)).encoder.sentence_encoder.sublayers[0].inner
+    ours.load_state_dict({"fc1.weight": theirs.Wi.weight, "fc2.weight": theirs.Wo.weight})
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(ours(x, {}, None)[0], theirs(x))
+
+
+def test_another_gate_is_refused_with_a_caret():
+    with pytest.raises(UserError, match=r"gate is one of gelu, silu, relu, not 'tanh'\n  sf\[gate=tanh\]\n {10}\^"):
+        plan("sf[gate=tanh]")

@@ -52,7 +52,7 @@ def test_it_is_parsed_with_its_settings_from_yaml_too_and_help_names_it(tmp_path
         ("sf m[width=0]", "0", "width must be 1 or more, not 0"),
         ("sf m[width=x]", "x", "width needs a whole number, not 'x'"),
         ("sf m[widht=3]", "widht", "did you mean width?"),
-        ("f[width=3]", "width", "feed-forward (f) has no setting 'width'; it has none"),
+        ("-[width=3]", "width", "identity (-) has no setting 'width'; it has none"),
         ("m[width]", "width", "width needs a value, as in m[width=3]"),
         ("m[width=3, width=4]", "width=4", "width is there twice"),
         ("m[width=3", "[", "never closed"),

@@ -91,7 +91,7 @@ def _twins(name: str, pattern: str, width: int, source: str) -> dict[str, Encode
 
 def _synthesizer(terms: str, row: str) -> EncoderArchitecture:
     """A row of Synthesizer's Table 2 in BERT's size. Without dropout in attention sequences share learned scores."""
-    return _base_size(f"(s[synthesizer={terms}]f)x12", f"Synthesizer, Table 2: {row}, in BERT's size", 0.0)
+    return _base_size(f"(s[synthesizer={terms}]f)x12", f"Synthesizer, Table 2: {row}", 0.0)
 
 
 def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
@@ -141,10 +141,10 @@ _NAMED = {
     "synthesizer_dense_random_base": _synthesizer("dense+random", "Random + Dense"),
     "synthesizer_dense_dot_base": _synthesizer("dense+dot", "Dense + Vanilla"),
     "synthesizer_random_dot_base": _synthesizer("random+dot", "Random + Vanilla"),
-    "adaptively_sparse_base": _base_size("(s[entmax=learned]f)x12", "adaptively sparse, section 3, in BERT's size"),
+    "adaptively_sparse_base": _base_size("(s[entmax=learned]f)x12", "adaptively sparse, section 3"),
     # As many buckets as make a chunk of 64 twice as long as a mean bucket (section 2, "LSH attention").
     "reformer_base": _base_size(
-        "(s[buckets=128,rounds=4]f)x12", "Reformer, section 2, in BERT's size", 0.0, max_positions=4096
+        "(s[buckets=128,rounds=4]f)x12", "Reformer, section 2", 0.0, max_positions=4096
     ),
     **_linformers("linformer_base", 256),
     **_linformers("linformer_128_base", 128),

@@ -46,7 +46,7 @@ def test_the_table_of_architectures_is_the_one_in_the_code():
         sizes = [str(sizes[f"{half}_{size}"]) for size in ("ffn_embed_dim", "embed_dim", "attention_heads")]
         of_characters = name in CAUSAL_ARCHITECTURES and not row.adaptive_softmax_cutoff
         counted = f"{count_parameters(name, 204 if of_characters else 0) / 1e6:.1f}M"
-        assert cells == [row.sublayer_pattern, ", ".join(sizes), counted, row.source], name
+        assert cells == [row.sublayer_pattern, "/".join(sizes), counted, row.source], name
 
 
 CONFIGS = {

@@ -143,9 +143,7 @@ _NAMED = {
     "synthesizer_random_dot_base": _synthesizer("random+dot", "Random + Vanilla"),
     "adaptively_sparse_base": _base_size("(s[entmax=learned]f)x12", "adaptively sparse, section 3"),
     # As many buckets as make a chunk of 64 twice as long as a mean bucket (section 2, "LSH attention").
-    "reformer_base": _base_size(
-        "(s[buckets=128,rounds=4]f)x12", "Reformer, section 2", 0.0, max_positions=4096
-    ),
+    "reformer_base": _base_size("(s[buckets=128,rounds=4]f)x12", "Reformer, section 2", 0.0, max_positions=4096),
     **_linformers("linformer_base", 256),
     **_linformers("linformer_128_base", 128),
     "lazy_linformer_base": EncoderArchitecture(

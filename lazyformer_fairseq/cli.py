@@ -68,8 +68,9 @@ for command in (
 @click.option(
     "--as",
     "form",
-    type=click.Choice(["auto", "bert", "custom"]),
-    help="For huggingface: a BERT of transformers, or a model with its own code.  [default: auto, BERT if it is one]",
+    type=click.Choice(["auto", "bert", "modernbert", "custom"]),
+    help="For huggingface: a BERT or ModernBERT of transformers, or a model with its own code.  [default: auto, one of "
+    "transformers' if it is one]",
 )
 @click.option("--head", help="For huggingface: the classification or span head to take along.  [default: the only one]")
 def export(
@@ -81,8 +82,8 @@ def export(
     OUT gets model.safetensors, config.json and the tokenizer. LazyFormerModel.from_pretrained reads it, and
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
 
-    With --to huggingface, AutoModel, AutoTokenizer and pipeline of transformers read it. A model that is no BERT brings
-    the one file of code that it needs.
+    With --to huggingface, AutoModel, AutoTokenizer and pipeline of transformers read it. One that is neither BERT nor
+    ModernBERT brings the one file of code that it needs.
     """
     refuse_filled_folder(out)
     if (checkpoints / "runs").is_dir():
@@ -101,7 +102,8 @@ def export(
     from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
     chosen = export_to_huggingface(checkpoints, out, checkpoint_file, form or "auto", head)
-    click.echo(f"written: {out}, {'a BERT of transformers' if chosen == 'bert' else 'with code of its own'}")
+    theirs = {"bert": "a BERT of transformers", "modernbert": "a ModernBERT of transformers"}
+    click.echo(f"written: {out}, {theirs.get(chosen, 'with code of its own')}")
 
 
 if __name__ == "__main__":

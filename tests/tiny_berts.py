@@ -11,6 +11,7 @@ DISTIL_SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = [*"the cat sat on mat dog ran big red house . ,".split(), *LETTERS, *(f"##{letter}" for letter in LETTERS)]
 ROWS = 80  # of the word embedding: more than the tokenizer has
+MODERN_ROWS = 320
 WORD_PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
@@ -22,17 +23,25 @@ def save_tiny(folder: Path, kind: str = "BertForMaskedLM", seed: int = 1, **opti
     import transformers  # takes seconds
 
     model_class = getattr(transformers, kind)
-    is_distil, is_roberta = kind.startswith("Distil"), kind.startswith("Roberta")
+    is_distil, is_roberta, is_modern = (kind.startswith(name) for name in ("Distil", "Roberta", "Modern"))
     sizes: dict[str, Any] = {**(DISTIL_SIZES if is_distil else SIZES), "vocab_size": ROWS}
     sizes |= {"pad_token_id": 1 if is_roberta else 0, "max_position_embeddings": 18 if is_roberta else 16}
+    if is_modern:
+        sizes |= {"vocab_size": MODERN_ROWS, "local_attention": 6, "num_hidden_layers": 4, "intermediate_size": 24}
+        sizes |= {f"{name}_token_id": 290 + place for place, name in enumerate(("cls", "sep", "pad"), 1)}
+        sizes |= {"bos_token_id": 291, "eos_token_id": 292}
     config = model_class.config_class(**{**sizes, **options})
     torch.manual_seed(seed)
     model = model_class(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            weight.copy_(torch.randn_like(weight) * 0.3 + ("norm" in name.lower() and name.endswith("weight")))
+            weight.copy_(
+                torch.randn_like(weight) * (0.2 if is_modern else 0.3)
+                + ("norm" in name.lower() and name.endswith("weight"))
+            )
     model.save_pretrained(folder)
-    (write_byte_level if is_roberta else write_word_pieces)(folder)
+    write = write_modern if is_modern else write_byte_level if is_roberta else write_word_pieces
+    write(folder)
     return model
 
 
@@ -48,3 +57,25 @@ def write_byte_level(folder: Path) -> None:
     merges = ["t h", "th e", "Ġ the", "Ġ c", "a t"]
     (folder / "vocab.json").write_text(json.dumps({symbol: number for number, symbol in enumerate(symbols)}))
     (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{merge}\n" for merge in merges))
+
+
+def write_modern(folder: Path) -> None:
+    """ModernBERT's tokenizer, small: byte-level BPE, its special symbols behind it, and before these runs of spaces."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    library = Tokenizer(models.BPE())
+    library.normalizer, library.decoder = normalizers.NFC(), decoders.ByteLevel()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
+    library.train_from_iterator(["the cat sat on the mat", "the red house, a big dog ran."] * 9, trainer)
+    assert library.get_vocab_size() == 280
+    library.add_tokens([AddedToken(" " * count, normalized=True) for count in range(11, 1, -1)])
+    symbols = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    library.add_special_tokens([AddedToken(symbol, lstrip=symbol == "[MASK]") for symbol in symbols])
+    library.add_tokens([AddedToken("[unused0]")])
+    around = [("[CLS]", 291), ("[SEP]", 292)]
+    library.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", around)
+    library.save(str(folder / "tokenizer.json"))
+    roles = {f"{symbol[1:-1].lower()}_token": symbol for symbol in symbols}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **roles}))

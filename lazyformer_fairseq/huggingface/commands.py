@@ -28,7 +28,9 @@ from lazyformer_fairseq.warm_start.options import WarmOptions
 )
 @takes(WarmOptions, into="warm")
 def import_model(bert: Path, out: Path, token_types: str, head_name: Optional[str], warm: WarmOptions) -> None:
-    """Turn a BERT, RoBERTa or DistilBERT of the Hub into a checkpoint of this package, of the same or another pattern.
+    """Turn a BERT of the Hub into a checkpoint of this package, of the same or another pattern.
+
+    It may be a RoBERTa, DistilBERT or ModernBERT too.
 
     BERT is its folder, with config.json, safetensors (or pytorch_model.bin, of which only weights are read) and its
     tokenizer's files; or a checkpoint of this package, or a folder of such. Nothing in it is run. Without

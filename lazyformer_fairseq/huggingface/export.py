@@ -1,11 +1,12 @@
 """``lazyformer export --to huggingface``: a folder that transformers loads, as a model of ours or as a real BERT.
 
-A plain ``(sf)xN`` becomes a BERT of transformers, without code of its own. BERT counts positions from the left, padding
-included, and sees all tokens without an attention mask: so the two agree on inputs that are padded on the right and
-have one. The model's `dense` classification head is BERT's pooler and classifier, its head for next sentences BERT's
-pooler and ``cls.seq_relationship``, its span head ``qa_outputs``.
+A plain ``(sf)xN`` becomes a BERT of transformers, without code of its own, and what is a ModernBERT one of these. BERT
+counts positions from the left, padding included, and sees all tokens without an attention mask: so the two agree on
+inputs that are padded on the right and have one. The model's `dense` classification head is BERT's pooler and
+classifier, its head for next sentences BERT's pooler and ``cls.seq_relationship``, its span head ``qa_outputs``.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,9 @@ from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import RMS
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 
-AUTO, BERT, CUSTOM = FORMS = ("auto", "bert", "custom")
+AUTO, BERT, MODERN, CUSTOM = FORMS = ("auto", "bert", families.MODERN, "custom")
+NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # of those that transformers has
+MODERN_LAYER = re.compile(r"s\[(?:window=(\d+),)?rope=(\d+)\]f\[gate=(\w+)\]")
 WEIGHTS_FILE, CARD_FILE = "model.safetensors", "README.md"
 CLOSE = 1e-6  # of numbers around 1, between two ways to compute the same in double precision
 
@@ -101,8 +104,8 @@ def export_to_huggingface(
     Args:
         folder: of checkpoints; see :func:`lazyformer_fairseq.fairseq_plugin.models.hub.load`.
         out: must not exist yet, or be empty.
-        form: "bert" for a BERT of transformers, "custom" for a model with code of its own, "auto" for the first where
-            it is possible.
+        form: "bert" or "modernbert" for one of transformers, "custom" for a model with code of its own, "auto" for the
+            first that is possible.
         head: the classification or span head to take along; None for the only one, if there is one.
 
     Returns:
@@ -125,9 +128,10 @@ def export_to_huggingface(
     source = Source(loaded.model, loaded.tokenizer, chosen, training_of(state))
     form = choose_form(source, form)
     with atomic_folder(Path(out)) as unfinished:
-        model_class = write_bert(source, unfinished) if form == BERT else write_custom(source, unfinished)
+        write = {BERT: write_bert, MODERN: write_modernbert, CUSTOM: write_custom}[form]
+        model_class = write(source, unfinished)
         write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, source.cfg.token_types > 0)
-        card = model_card(source, form == CUSTOM, Path(out).name)
+        card = model_card(source, form, Path(out).name)
         (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
     return form
@@ -158,24 +162,25 @@ def choose_head(
 
 
 def choose_form(source: Source, form: str) -> str:
-    """ "bert" or "custom"."""
-    if form == CUSTOM:
-        return CUSTOM
-    why = why_not_bert(source)
-    if why and form == BERT:
-        raise UserError(f"--as bert: this model is no BERT: {why}; --as custom takes it, with code of its own")
-    return CUSTOM if why else BERT
+    """Any but "auto"."""
+    why_not = {BERT: why_not_bert, MODERN: why_not_modernbert}
+    if form == AUTO:
+        return next((plain for plain, why in why_not.items() if not why(source)), CUSTOM)
+    if form in why_not and (why := why_not[form](source)):
+        raise UserError(
+            f"--as {form}: this model is no {NAMES[form]}: {why}; --as custom takes it, with code of its own"
+        )
+    return form
 
 
-def _settings(source: Source) -> dict[str, Any]:
-    """What the configs of both forms have, by BERT's names."""
+def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> dict[str, Any]:
+    """What the configs of all forms have, by BERT's names or others."""
     cfg, dictionary, head = source.cfg, source.tokenizer.dictionary, source.head
-    found = {theirs: getattr(cfg, ours) for ours, theirs in families.BERT_KEYS.items() if ours != "layers"}
+    found = {theirs: getattr(cfg, ours) for ours, theirs in keys.items() if ours not in ("layers", "activation_fn")}
     found |= {
-        "hidden_act": families.WRITTEN_ACTIVATIONS[str(cfg.activation_fn)],
+        keys["activation_fn"]: families.WRITTEN_ACTIVATIONS[str(cfg.activation_fn)],
         "vocab_size": len(dictionary),
         "max_position_embeddings": cfg.max_positions,
-        "layer_norm_eps": cfg.layer_norm_eps,
         "bos_token_id": dictionary.bos(),
         "pad_token_id": dictionary.pad(),
         "eos_token_id": dictionary.eos(),
@@ -349,25 +354,26 @@ def write_bert(source: Source, folder: Path) -> Any:
     ending = source.use.ending
     if source.head is None and NEXT_SENTENCE in source.model.classification_heads:
         ending = "ForPreTraining" if source.has_lm_head else "ForNextSentencePrediction"
-    return _save(config, getattr(transformers, f"Bert{ending or 'Model'}"), bert_weights(source), folder)
+    return _save(config, getattr(transformers, f"Bert{ending or 'Model'}"), weights_of(source, BERT), folder)
 
 
-def bert_weights(source: Source) -> dict[str, Tensor]:
-    """By BERT's names; a model without token types has rows of zeros for them."""
-    family, weights, head = families.FAMILIES["bert"], source.weights, source.head
+def weights_of(source: Source, form: str) -> dict[str, Tensor]:
+    """By the names of BERT or ModernBERT; a BERT without token types has rows of zeros for them."""
+    family, weights, head = families.FAMILIES[form], source.weights, source.head
     embeddings = zip((families.WORDS, families.POSITIONS, families.TYPES), family.embeddings[:3], strict=True)
-    found = {f"bert.{theirs}.weight": weights[ours] for ours, theirs in embeddings if ours in weights}
-    width = found["bert.embeddings.word_embeddings.weight"].size(1)
-    found.setdefault("bert.embeddings.token_type_embeddings.weight", torch.zeros(2, width))
+    found = {f"{family.prefix}{theirs}.weight": weights[ours] for ours, theirs in embeddings if ours in weights}
+    if types := family.embeddings[2]:
+        width = weights[families.WORDS].size(1)
+        found.setdefault(f"{family.prefix}{types}.weight", torch.zeros(2, width))
     layers = len(plan_as_json(source.cfg.sublayer_pattern)) // 2
-    maps = {ours: [f"bert.{name}" for name in theirs] for ours, theirs in family.maps(layers)}
+    maps = {ours: [f"{family.prefix}{name}" for name in theirs] for ours, theirs in family.maps(layers)}
     if source.has_lm_head:
         dense, norm, bias, _ = family.head
         found[bias] = weights[f"{families.HEAD}bias"]
         maps |= {f"{families.HEAD}dense": [dense], f"{families.HEAD}layer_norm": [norm]}
-    if (pooler := pooler_in_checkpoint(weights)) is not None:
+    if family.pooler and (pooler := pooler_in_checkpoint(weights)) is not None:
         maps[f"{PREFIX}{pooler}.dense"] = ["bert.pooler.dense"]
-    if head is None and NEXT_SENTENCE in source.model.classification_heads:
+    if family.pooler and head is None and NEXT_SENTENCE in source.model.classification_heads:
         maps[f"{PREFIX}{NEXT_SENTENCE}.out_proj"] = ["cls.seq_relationship"]
     elif head is not None and head.kind == SPAN:
         maps[f"{PREFIX}{head.name}.span_proj"] = ["qa_outputs"]
@@ -375,9 +381,63 @@ def bert_weights(source: Source) -> dict[str, Tensor]:
         maps |= {f"{PREFIX}{head.name}.dense": ["bert.pooler.dense"], f"{PREFIX}{head.name}.out_proj": ["classifier"]}
     for ours, theirs in maps.items():
         for part in families.PARTS:
+            if f"{ours}.{part}" not in weights:
+                continue
             chunks = weights[f"{ours}.{part}"].chunk(len(theirs))
             found |= {f"{name}.{part}": chunk for name, chunk in zip(theirs, chunks, strict=True)}
     return {name: found[name].float().contiguous().clone() for name in sorted(found)}
+
+
+# A ModernBERT
+
+
+def why_not_modernbert(source: Source) -> str:
+    """What ModernBERT lacks of this model; "" if it is one."""
+    cfg = source.cfg
+    if not _modern_layers(cfg.sublayer_pattern):
+        wanted = "s[rope=B]f[gate=G] and s[window=W,rope=B]f[gate=G], each with one B"
+        return f"its pattern is {cfg.sublayer_pattern}, ModernBERT's of {wanted}"
+    if not (cfg.encoder_normalize_before and cfg.embedding_norm):
+        return "ModernBERT normalises embeddings and before sublayers (--encoder-normalize-before, --embedding-norm)"
+    if not cfg.no_token_positional_embeddings or cfg.relative_position_buckets or cfg.token_types:
+        return "it has learned positions, a relative position bias or token types, ModernBERT none"
+    if str(cfg.norm) == RMS:
+        return "it has RMSNorm, ModernBERT LayerNorm"
+    if cfg.plain_lm_head or cfg.untied_lm_head:
+        return "its masked-LM head is plain or untied (--plain-lm-head, --untied-lm-head), ModernBERT's neither"
+    return f"ModernBERT's heads are others than its head {source.head.name}" if source.head is not None else ""
+
+
+def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
+    """Of each layer the window ("" for none), the base of its rotary positions, the gate; none for other patterns."""
+    text = expand(pattern)
+    layers = MODERN_LAYER.findall(text)
+    are_of_two_kinds = len({bool(window) for window, *_ in layers}) == len(set(layers))
+    is_modern = are_of_two_kinds and len({gate for *_, gate in layers}) == 1 and not MODERN_LAYER.sub("", text)
+    return layers if is_modern else []
+
+
+def write_modernbert(source: Source, folder: Path) -> Any:
+    """Config and weights of a ModernBERT; returns its class. Dropout of sublayers' outputs has no place there."""
+    cfg, settings = source.cfg, _settings(source, families.FAMILIES[MODERN].keys)
+    layers = _modern_layers(cfg.sublayer_pattern)
+    kinds = [families.SLIDING if window else families.FULL for window, *_ in layers]
+    bases = {kind: float(base) for kind, (_, base, _) in zip(kinds, layers, strict=True)}
+    settings |= dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), not cfg.no_linear_bias)
+    settings |= {
+        "num_hidden_layers": len(layers),
+        "layer_types": kinds,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        "local_attention": 2 * max(int(window or 0) for window, *_ in layers) or 128,
+        "hidden_activation": layers[0][2],
+        "classifier_activation": families.WRITTEN_ACTIVATIONS[str(cfg.head_activation_fn)],
+        "norm_bias": not cfg.no_norm_bias,
+        "cls_token_id": settings["bos_token_id"],
+        "sep_token_id": settings["eos_token_id"],
+    }
+    config = transformers.ModernBertConfig(**settings)
+    model_class = transformers.ModernBertForMaskedLM if source.has_lm_head else transformers.ModernBertModel
+    return _save(config, model_class, weights_of(source, MODERN), folder)
 
 
 # The comparison
@@ -472,30 +532,31 @@ model = {auto}.from_pretrained("{name}"{trust})
 Whoever publishes this model chooses its licence, and writes it here and in the header (`license:`). The data
 it was trained on may bind them.
 """
-PLAIN_BERT = """\
-It is a plain BERT: transformers loads it without code of its own. Pad on the right, and pass an
+PLAIN = """\
+It is a plain {kind}: transformers loads it without code of its own. Pad on the right, and pass an
 attention mask, as the tokenizer does."""
 OWN_CODE = """\
 `modeling_lazyformer.py` is all its code; it needs torch and transformers. Where lazyformer_fairseq is
 installed, `import lazyformer_fairseq.huggingface` first, and leave `trust_remote_code` out."""
 
 
-def model_card(source: Source, has_code: bool, name: str) -> str:
+def model_card(source: Source, form: str, name: str) -> str:
     """README.md of the folder `name`, in Markdown with the header that the Hub reads; the licence is left out.
 
     Args:
         source: the checkpoint.
-        has_code: whether the folder brings code of its own.
+        form: of the folder.
     """
+    has_code = form == CUSTOM
     return CARD.format(
         pipeline=source.use.pipeline,
-        tag="" if has_code else "\n- bert",
+        tag="" if has_code else f"\n- {form}",
         name=name,
         pattern=source.cfg.sublayer_pattern,
         rows="\n".join(f"| {title} | {value} |" for title, value in _rows(source).items()),
         auto=f"AutoModel{source.use.ending}",
         trust=", trust_remote_code=True" if has_code else "",
-        code=OWN_CODE if has_code else PLAIN_BERT,
+        code=OWN_CODE if has_code else PLAIN.format(kind=NAMES[form]),
     )
 
 

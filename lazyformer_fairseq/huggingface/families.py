@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DistilBERT: what transformers calls their weights and settings, and a folder of one.
+"""BERT, RoBERTa, DistilBERT and ModernBERT: what transformers calls their weights and settings, and a folder of one.
 
 Export reads the same rows from the other side. Nothing in a folder is run, nothing outside it is read by its names.
 
@@ -8,8 +8,9 @@ FOLDER/model.safetensors.index.json  or pytorch_model.bin.index.json: which of s
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import LM_HEAD
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
+from lazyformer_fairseq.modules.sublayers.feed_forward import GATES
 from lazyformer_fairseq.storage.json_files import read_json
 
 CONFIG_FILE = "config.json"
@@ -32,6 +34,7 @@ WHOLE_NUMBERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")  # of buffers
 ENCODER, HEAD = "encoder.sentence_encoder.", LM_HEAD
 WORDS, POSITIONS, TYPES = (f"{ENCODER}embed_{what}.weight" for what in ("tokens", "positions", "token_types"))
 PARTS = ("weight", "bias")
+MODERN = "modernbert"
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Family:
     Attributes:
         prefix: of the encoder's weights, where a head stands beside it.
         keys: names in config.json by the option of ours.
-        embeddings: names of words, positions, token types ("" for none), and LayerNorm.
+        embeddings: names of words, positions and token types ("" for none), and LayerNorm.
         layers: what stands before a layer's number.
         layer: of each map and LayerNorm of a layer, theirs, one below the other, by ours; 0 is the s, 1 the f.
         head: of the masked-LM head: dense, LayerNorm, bias, decoder.
@@ -49,6 +52,10 @@ class Family:
         head_has_own_activation: whether the head's is GELU whatever the sublayers have; else theirs.
         counts_from_padding: whether positions begin at the id of padding + 1.
         padding: its id, where config.json has none.
+        final_norm: behind all layers; "" for none.
+        is_modern: rotary positions, gates, LayerNorms before sublayers but the first, maps and LayerNorms without
+            biases where config.json says so: see :func:`modern_options`.
+        eps, dropout: LayerNorm's epsilon and all shares of dropout, where config.json has none.
     """
 
     prefix: str
@@ -61,12 +68,20 @@ class Family:
     head_has_own_activation: bool = False
     counts_from_padding: bool = False
     padding: int = 0
+    final_norm: str = ""
+    is_modern: bool = False
+    eps: float = 1e-12
+    dropout: float = 0.1
 
     def maps(self, layers: int) -> Iterator[tuple[str, list[str]]]:
         """Each map and LayerNorm of an encoder: our name, and theirs, one below the other."""
         yield f"{ENCODER}embedding_layer_norm", [self.embeddings[3]]
+        if self.final_norm:
+            yield f"{ENCODER}final_layer_norm", [self.final_norm]
         for number in range(layers):
             for ours, theirs in self.layer.items():
+                if self.is_modern and number == 0 and ours == "0.layer_norm":
+                    continue  # the embeddings have it
                 name = f"{ENCODER}sublayers.{2 * number + int(ours[0])}{ours[1:]}"
                 yield name, [f"{self.layers}.{number}.{each}" for each in theirs]
 
@@ -80,6 +95,7 @@ BERT_KEYS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
     "pooler_dropout": "classifier_dropout",
+    "layer_norm_eps": "layer_norm_eps",
 }
 _BERT_LAYER = {
     "0.inner.qkv_proj": ("attention.self.query", "attention.self.key", "attention.self.value"),
@@ -89,7 +105,9 @@ _BERT_LAYER = {
     "1.inner.fc2": ("output.dense",),
     "1.layer_norm": ("output.LayerNorm",),
 }
-_DISTILBERT_KEYS = "dim hidden_dim n_heads n_layers activation dropout attention_dropout seq_classif_dropout".split()
+_DISTILBERT_KEYS = (
+    "dim hidden_dim n_heads n_layers activation dropout attention_dropout seq_classif_dropout layer_norm_eps".split()
+)
 _DISTILBERT_LAYER = {
     "0.inner.qkv_proj": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "0.inner.out_proj": ("attention.out_lin",),
@@ -124,6 +142,33 @@ FAMILIES: Mapping[str, Family] = {
         _DISTILBERT_LAYER,
         ("vocab_transform", "vocab_layer_norm", "vocab_projector.bias", "vocab_projector"),
     ),
+    MODERN: Family(
+        "model.",
+        {
+            **BERT_KEYS,
+            "activation_fn": "hidden_activation",
+            "dropout": "embedding_dropout",
+            "attention_dropout": "attention_dropout",
+            "activation_dropout": "mlp_dropout",
+            "layer_norm_eps": "norm_eps",
+        },
+        ("embeddings.tok_embeddings", "", "", "embeddings.norm"),
+        "layers",
+        {
+            "0.inner.qkv_proj": ("attn.Wqkv",),
+            "0.inner.out_proj": ("attn.Wo",),
+            "0.layer_norm": ("attn_norm",),
+            "1.inner.fc1": ("mlp.Wi",),
+            "1.inner.fc2": ("mlp.Wo",),
+            "1.layer_norm": ("mlp_norm",),
+        },
+        ("head.dense", "head.norm", "decoder.bias", "decoder"),
+        padding=50283,
+        final_norm="final_norm",
+        is_modern=True,
+        eps=1e-5,
+        dropout=0.0,
+    ),
 }
 
 REFUSED = {
@@ -133,7 +178,6 @@ REFUSED = {
     "deberta-v2": "its attention adds scores of relative positions",
     "roberta-prelayernorm": "it normalises the embeddings too, as none of our pre-norm models does",
     "mobilebert": "its layers have bottlenecks",
-    "modernbert": "it has rotary positions and gated feed-forward sublayers",
     "lazyformer": "it came from a checkpoint of this package: give that one",
 }
 
@@ -155,7 +199,8 @@ class Described:
     """What config.json says of a model.
 
     Attributes:
-        options: of our model, but for those that the weights decide.
+        options: of our model, but for the pattern and those that the weights decide.
+        pattern: makes it, once the weights are known to have so many layers.
         layers: how many.
         positions, token_types: rows of their tables; 0 for a family without token types.
         padding: id of the padding symbol.
@@ -165,6 +210,7 @@ class Described:
 
     family: Family
     options: dict[str, Any]
+    pattern: Callable[[], str]
     layers: int
     vocab_size: int
     positions: int
@@ -177,6 +223,11 @@ class Described:
     def first_position(self) -> int:
         """The row of the first token's position."""
         return self.padding + 1 if self.family.counts_from_padding else 0
+
+    def parts(self, ours: str) -> Sequence[str]:
+        """Of a map or LayerNorm of the encoder or of the masked-LM head: its weight, and its bias if it has one."""
+        without = self.options.get("no_norm_bias" if ours.endswith("layer_norm") else "no_linear_bias")
+        return PARTS[:1] if without else PARTS
 
 
 def describe(folder: Path) -> Described:
@@ -205,25 +256,37 @@ def describe(folder: Path) -> Described:
         is_right = lambda value: type(value) in (int, float) and 0 <= value < 1  # noqa: E731
         return float(read(name, "from 0 to below 1", is_right, default))
 
+    def activation(name: str, ours: Mapping[str, str]) -> str:
+        return ours[read(name, f"one of {', '.join(ours)}", lambda value: value in list(ours), "gelu")]
+
     keys = family.keys
-    known = f"one of {', '.join(ACTIVATIONS)}"
-    activation = ACTIVATIONS[read(keys["activation_fn"], known, lambda value: value in list(ACTIVATIONS), "gelu")]
-    dropout = share(keys["dropout"], 0.1)
+    of_sublayers = activation(
+        keys["activation_fn"], {name: name for name in GATES} if family.is_modern else ACTIVATIONS
+    )
+    of_head = of_sublayers if not family.head_has_own_activation else "gelu"
+    dropouts = {ours: share(theirs, family.dropout) for ours, theirs in keys.items() if ours.endswith("dropout")}
+    if values.get(keys["pooler_dropout"]) is None:
+        dropouts["pooler_dropout"] = dropouts["dropout"]
+    layers = count(keys["layers"])
+    others: dict[str, Any] = {"activation_fn": of_sublayers}
+    pattern: Callable[[], str] = lambda: f"(sf)x{layers}"  # noqa: E731
+    if family.is_modern:
+        of_head, others = activation("classifier_activation", ACTIVATIONS), modern_options(path, values)
+        pattern = partial(modern_pattern, path, values, count("local_attention", 128, low=2) // 2, of_sublayers, layers)
     is_epsilon = lambda value: type(value) in (int, float) and 0 < value < 1  # noqa: E731
     names = values.get("architectures")
     described = Described(
         family=family,
         options={
             **{name: count(keys[name]) for name in list(keys)[:3]},
-            "activation_fn": activation,
-            "head_activation_fn": "gelu" if family.head_has_own_activation else activation,
-            "layer_norm_eps": float(read("layer_norm_eps", "above 0 and below 1", is_epsilon, 1e-12)),
-            "dropout": dropout,
-            "attention_dropout": share(keys["attention_dropout"], 0.1),
-            "pooler_dropout": share(keys["pooler_dropout"], dropout),
+            **others,
+            "head_activation_fn": of_head,
+            "layer_norm_eps": float(read(keys["layer_norm_eps"], "above 0 and below 1", is_epsilon, family.eps)),
+            **dropouts,
             "relative_position_buckets": 0,
         },
-        layers=count(keys["layers"]),
+        pattern=pattern,
+        layers=layers,
         vocab_size=count("vocab_size"),
         positions=count("max_position_embeddings"),
         token_types=count("type_vocab_size", 2) if family.embeddings[2] else 0,
@@ -237,6 +300,56 @@ def describe(folder: Path) -> Described:
             "first token"
         )
     return described
+
+
+FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def modern_options(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the same in every ModernBERT, and where it has biases; UserError for places where ours has none or must.
+
+    Warner et al., 2024 (arXiv 2412.13663), section 2.1.1.
+    """
+    has = {name: values.get(f"{name}_bias", name == "decoder") is True for name in ("attention", "mlp", "classifier",
+                                                                                   "norm", "decoder")}  # fmt: skip
+    linear = {has[name] for name in ("attention", "mlp", "classifier")}
+    if len(linear) > 1 or not has["decoder"]:
+        raise UserError(
+            f"{path}: attention_bias, mlp_bias and classifier_bias must be the same, and decoder_bias true: a model "
+            "of ours has biases in all linear maps or in none, and in the masked-LM head's output"
+        )
+    flags = ("encoder_normalize_before", "embedding_norm", "no_token_positional_embeddings")
+    return {**dict.fromkeys(flags, True), "no_linear_bias": linear == {False}, "no_norm_bias": not has["norm"]}
+
+
+def modern_pattern(path: Path, values: Mapping[str, Any], window: int, gate: str, layers: int) -> str:
+    """Of config.json as transformers 5 writes it, or with the names that it had before.
+
+    Raises:
+        UserError: other kinds of layers than the two, or scaled positions.
+    """
+    given = values.get("rope_parameters") or {}
+    bases = dict(zip(LAYER_TYPES, (("global_rope_theta", 160_000), ("local_rope_theta", 10_000)), strict=True))
+    attention = {}
+    for kind, (old, default) in bases.items():
+        rope = (given.get(kind) if isinstance(given, dict) else given) or {}
+        base = rope.get("rope_theta", values.get(old) or default) if isinstance(rope, dict) else None
+        is_scaled = values.get("rope_scaling") or not isinstance(rope, dict) or rope.get("rope_type") not in (
+            None, "default",
+        )  # fmt: skip
+        if is_scaled or type(base) not in (int, float) or not 1 <= base < 2**31 or base % 1:
+            raise UserError(f"{path}: rotary positions of {kind} are {rope or base}: must be plain, of a whole base")
+        attention[kind] = f"s[rope={int(base)}]" if kind == FULL else f"s[window={window},rope={int(base)}]"
+    every = values.get("global_attn_every_n_layers") or 3
+    kinds = values.get("layer_types")
+    if kinds is None and type(every) is int and every > 0:
+        kinds = [SLIDING if number % every else FULL for number in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_TYPES for kind in kinds):
+        raise UserError(f"{path}: layer_types must be {layers} of {' or '.join(LAYER_TYPES)}")
+    period = next(size for size in range(1, layers + 1) if kinds[size:] == kinds[: layers - size])
+    of_layers = [f"{attention[kind]}f[gate={gate}]" for kind in kinds]
+    rest = "".join(of_layers[: layers % period])
+    return f"({''.join(of_layers[:period])})x{layers // period}{' ' if rest else ''}{rest}"
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ SPAN_HEAD = "squad"  # what task squad calls its head
 SEED = 1  # of a head that starts fresh
 _BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
 # Heads of other tasks, which have no place in ours.
-_OTHER_HEADS = re.compile(r"(cls\.seq_relationship|qa_outputs|classifier|pre_classifier)\.")
+_OTHER_HEADS = re.compile(r"(cls\.seq_relationship|qa_outputs|classifier|pre_classifier|head)\.")
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -112,7 +112,7 @@ def _read_hub(
         )
     options: dict[str, Any] = {
         **described.options,
-        "sublayer_pattern": f"(sf)x{described.layers}",
+        "sublayer_pattern": described.pattern(),
         "max_positions": described.positions - described.first_position,
         "token_types": conversion.token_types,
     }
@@ -166,12 +166,15 @@ class Conversion:
         family, rows, width = described.family, described.token_types, described.options["encoder_embed_dim"]
         words, positions, types, _ = (f"{name}.weight" for name in family.embeddings)
         self._expect(words, (described.vocab_size, width), "vocab_size and the width")
-        self._expect(positions, (described.positions, width), "the positions and the width")
+        if family.embeddings[1]:
+            self._expect(positions, (described.positions, width), "the positions and the width")
         if rows:
             self._expect(types, (rows, width), "type_vocab_size and the width")
         self.token_types = rows if token_types == KEEP or (token_types == AUTO and rows > 1) else 0
         self._folded = types if rows and not self.token_types else None
-        self.has_lm_head = any(name.startswith(family.head) for name in self._name_of)
+        # ModernBERT's classifiers have the head's dense map and LayerNorm too.
+        signs = family.head[2] if family.is_modern else family.head
+        self.has_lm_head = any(name.startswith(signs) for name in self._name_of)
         self.classes = self._count_classes()
         self.has_spans = described.architecture.endswith("ForQuestionAnswering") and self._has_map(SPANS, 2)
         self.head_name = head_name or (SPAN_HEAD if self.has_spans else "classifier")
@@ -259,7 +262,13 @@ class Conversion:
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._name_of:
             family = self.described.family
-            is_encoders = name.startswith(("embeddings.", f"{family.layers}.", family.pooler or "pooler."))
+            of_encoder = (
+                "embeddings.",
+                f"{family.layers}.",
+                family.pooler or "pooler.",
+                family.final_norm or "final_norm",
+            )
+            is_encoders = name.startswith(of_encoder)
             raise UserError(
                 f"{self.weights.folder}: lacks the weight {family.prefix if is_encoders else ''}{name}; download the "
                 "folder again, or save the model with transformers' save_pretrained"
@@ -279,8 +288,8 @@ class Conversion:
     def _count_classes(self) -> int:
         if not self.described.architecture.endswith("ForSequenceClassification"):
             return 0
-        for name in ("classifier.out_proj.weight", "classifier.weight"):
-            if name in self._name_of and "pre_classifier.weight" not in self._name_of:
+        for name in ("classifier.out_proj.weight", *(["classifier.weight"] if self.described.family.pooler else [])):
+            if name in self._name_of:
                 if 0 in self._shape(name) or not self._shape(name):
                     raise UserError(f"{self.weights.folder}: {name} is {self._shape(name)}; download the folder again")
                 return self._shape(name)[0]
@@ -295,7 +304,7 @@ class Conversion:
         for ours, theirs in zip(
             (families.WORDS, families.POSITIONS, families.TYPES), family.embeddings[:3], strict=True
         ):
-            if ours != families.TYPES or self.token_types:
+            if theirs and (ours != families.TYPES or self.token_types):
                 yield ours, [f"{theirs}.weight"]
         maps = list(family.maps(self.described.layers))
         head = f"{PREFIX}{self.head_name}."
@@ -316,7 +325,7 @@ class Conversion:
         if self.has_spans:
             maps.append((f"{head}span_proj", [SPANS]))
         for ours, theirs in maps:
-            for part in families.PARTS:
+            for part in self.described.parts(ours):
                 yield f"{ours}.{part}", [f"{name}.{part}" for name in theirs]
 
     def _find_left_out(self) -> list[str]:
@@ -354,6 +363,7 @@ def _fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     names = [
         f"{families.HEAD}{name}"
         for name in ("dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "bias")
+        if f"{families.HEAD}{name}" in shapes
     ]
     found = {name: torch.zeros(shapes[name]) for name in names}
     found[f"{families.HEAD}dense.weight"].normal_(std=0.02, generator=torch.Generator().manual_seed(SEED))

@@ -21,9 +21,11 @@ from lazyformer_fairseq.huggingface.export import (
     AUTO,
     BERT,
     CUSTOM,
+    MODERN,
     choose_form,
     export_to_huggingface,
     why_not_bert,
+    why_not_modernbert,
     write_bert,
 )
 from lazyformer_fairseq.huggingface.exported import heads, modelling
@@ -286,3 +288,40 @@ def test_what_is_no_bert_is_told_why(options, head, why):
     assert choose_form(source, AUTO) == choose_form(source, CUSTOM) == CUSTOM
     with pytest.raises(UserError, match=f"no BERT: .*{why}"):
         choose_form(source, BERT)
+
+
+MODERN_OPTIONS = {
+    **dict.fromkeys(("encoder_normalize_before", "embedding_norm", "no_token_positional_embeddings"), True),
+    **dict.fromkeys(("no_norm_bias", "no_linear_bias"), True),
+    "relative_position_buckets": 0,
+    "sublayer_pattern": "s[rope=9]f[gate=gelu] (s[window=4,rope=7]f[gate=gelu])x2",
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "head", "why"),
+    [
+        ({}, "", ""),
+        ({"sublayer_pattern": "s[rope=9]f[gate=silu]", "no_linear_bias": False}, "", ""),
+        ({"sublayer_pattern": "(s[window=2,rope=9]f[gate=relu])x2"}, "", ""),
+        ({"sublayer_pattern": "(sf)x2"}, "", "its pattern is (sf)x2, ModernBERT's of"),
+        ({"sublayer_pattern": "s[rope=9]f"}, "", "its pattern"),
+        ({"sublayer_pattern": "s[rope=9]f[gate=gelu]s[rope=9]"}, "", "its pattern"),
+        ({"sublayer_pattern": "s[rope=9]f[gate=gelu]s[rope=8]f[gate=gelu]"}, "", "its pattern"),
+        ({"sublayer_pattern": "s[rope=9]f[gate=gelu]s[rope=9]f[gate=silu]"}, "", "its pattern"),
+        ({"sublayer_pattern": "s[rope=9]f[gate=gelu]lf[gate=gelu]"}, "", "its pattern"),
+        ({"embedding_norm": False}, "", "--embedding-norm"),
+        ({"no_token_positional_embeddings": False}, "", "learned positions"),
+        ({"relative_position_buckets": 8}, "", "relative position bias"),
+        ({"norm": "rms"}, "", "RMSNorm"),
+        ({"untied_lm_head": True}, "", "plain or untied"),
+        ({}, "dense", "others than its head cola"),
+    ],
+)
+def test_what_is_a_modernbert_and_what_is_told_why_not(options, head, why):
+    source = source_of(tiny_model(head, **{**MODERN_OPTIONS, **options}))
+    assert choose_form(source, AUTO) == (CUSTOM if why else MODERN)
+    assert why in why_not_modernbert(source) and bool(why) == bool(why_not_modernbert(source))
+    if why:
+        with pytest.raises(UserError, match=f"--as modernbert: this model is no ModernBERT: .*{re.escape(why)}"):
+            choose_form(source, MODERN)

@@ -1,6 +1,8 @@
 """Imported models compute what transformers compute, of all variants, and what is done with them."""
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,10 @@ VARIANTS = [
     ("RobertaForMaskedLM", {"type_vocab_size": 1, "layer_norm_eps": 1e-5}),
     ("RobertaForMaskedLM", {"hidden_act": "gelu_new"}),
     ("DistilBertForMaskedLM", {}),
+    ("ModernBertForMaskedLM", {}),
+    ("ModernBertForMaskedLM", {"hidden_activation": "silu", "norm_bias": True, "global_attn_every_n_layers": 2}),
+    ("ModernBertForMaskedLM", {"classifier_activation": "relu", "norm_eps": 1e-3, "num_hidden_layers": 1}),
+    ("ModernBertForMaskedLM", dict.fromkeys(("attention_bias", "mlp_bias", "classifier_bias"), True)),
     ("DistilBertForMaskedLM", {"activation": "relu", "sinusoidal_pos_embds": True}),
     # Models with RoBERTa's layers are read as one.
     ("RobertaForMaskedLM", {"model_type": "xlm-roberta"}),
@@ -73,6 +79,8 @@ def test_hidden_states_and_logits_are_those_of_transformers(tmp_path, kind, opti
         logits, extra = hub.model(ids, return_all_hiddens=True)
     assert_close(logits[is_text], expected.logits[is_text], **EXACT)
     states = extra["inner_states"][::2]  # after each f
+    if kind.startswith("Modern"):  # whose last one is behind the last LayerNorm
+        states[-1] = hub.model(ids, features_only=True)[0]
     for ours, hidden in zip(states, expected.hidden_states, strict=True):
         assert_close(ours[is_text], hidden[is_text], **EXACT)
     assert expected.logits.abs().max() > 1  # so that 1e-5 says something
@@ -235,7 +243,10 @@ def bert(tmp_path_factory) -> Path:
 def options_of(folder: Path) -> str:
     """Of fairseq-train, for a model in a folder."""
     model = json.loads((folder / "config.json").read_text())["model"]
-    words = [f"--{name.replace('_', '-')} {value}" for name, value in model.items() if not isinstance(value, bool)]
+    given = {
+        name: "" if value is True else shlex.quote(str(value)) for name, value in model.items() if value is not False
+    }
+    words = [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
     start = f"--finetune-from-model {folder / 'model.safetensors'}"
     return f"--arch lazyformer {' '.join(words)} {start} --max-update 2 --batch-size 8 --disable-validation"
 
@@ -280,6 +291,82 @@ def test_exported_as_bert_it_has_the_same_tensors(bert, tmp_path):
     before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)
     for name in ("hidden_act", "layer_norm_eps", "type_vocab_size", "max_position_embeddings", "vocab_size"):
         assert before[name] == after[name]
+
+
+@pytest.fixture(scope="module")
+def modern(tmp_path_factory) -> Path:
+    """A folder in which ModernBERT's is `in` and the imported one's `out`."""
+    folder = tmp_path_factory.mktemp("modern")
+    save_tiny(folder / "in", "ModernBertForMaskedLM")
+    invoke("import", folder / "in", folder / "out")
+    return folder
+
+
+def test_a_modernbert_goes_there_and_back_bit_for_bit_and_both_speak_its_tokenizer(modern, tmp_path):
+    printed = invoke("export", modern / "out", tmp_path / "back", "--to", "huggingface", "--as", "modernbert")
+    assert "back, a ModernBERT of transformers" in printed
+    assert "plain ModernBERT" in (tmp_path / "back" / "README.md").read_text()
+    folders = modern / "in", tmp_path / "back"
+    assert_equal_state(*(load_file(folder / SAFE) for folder in folders))
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)
+    names = before.keys() - {"transformers_version", "initializer_range", "dtype"}
+    assert {name: before[name] for name in names} == {name: after.get(name) for name in names}
+    assert export_to_huggingface(modern / "out", tmp_path / "auto") == "modernbert"
+    invoke("import", tmp_path / "back", tmp_path / "again")
+    ours, again = (json.loads((folder / "config.json").read_text()) for folder in (modern / "out", tmp_path / "again"))
+    assert ours == again
+    windowed = "s[window=3,rope=10000]f[gate=gelu]"
+    assert (
+        ours["model"]["sublayer_pattern"]
+        == f"(s[rope=160000]f[gate=gelu]{windowed}{windowed})x1 s[rope=160000]f[gate=gelu]"
+    )
+    hub = LazyFormerModel.from_pretrained(tmp_path / "again")
+    for text in ("The cat [MASK]  on   the mat.", "a cafe\u0301\tdog", "x = [unused0] y"):
+        ids = [AutoTokenizer.from_pretrained(folder)(text)["input_ids"] for folder in folders]
+        assert ids[0] == ids[1] == hub.encode(text)[0].tolist()
+    assert AutoTokenizer.from_pretrained(modern / "in")("a", "b")["input_ids"] == hub.tokenizer.build_input("a", "b")
+    text = "the cat [MASK] on the mat"
+    with torch.no_grad():
+        theirs = AutoModelForMaskedLM.from_pretrained(modern / "in")(hub.encode(text)).logits
+    place = hub.encode(text)[0].tolist().index(hub.tokenizer.special.mask)
+    probabilities = [answer.probability for answer in hub.fill_mask(text, topk=3)]
+    assert probabilities == pytest.approx(theirs[0, place].softmax(-1).topk(3).values.tolist(), abs=1e-5)
+
+
+def test_a_modernbert_as_the_hub_has_it_is_the_same(modern, tmp_path):
+    """Its config.json has the names of an older transformers, its tokenizer stands for itself."""
+    shutil.copytree(modern / "in", tmp_path / "in")
+    path = tmp_path / "in" / "config.json"
+    config = json.loads(path.read_text())
+    for name in ("layer_types", "rope_parameters"):
+        del config[name]
+    config |= {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    path.write_text(json.dumps(config))
+    import_to(tmp_path / "in", tmp_path / "out")
+    folders = (tmp_path / "out", modern / "out")
+    assert_equal_state(*(load_file(folder / SAFE) for folder in folders))
+    assert len({(folder / "config.json").read_text() for folder in folders}) == 1
+    config |= {"global_rope_theta": 5000.0, "global_attn_every_n_layers": 4}
+    path.write_text(json.dumps(config))
+    import_to(tmp_path / "in", tmp_path / "other")
+    model = json.loads((tmp_path / "other" / "config.json").read_text())["model"]
+    assert model["sublayer_pattern"].startswith("(s[rope=5000]f[gate=gelu]s[window=3,rope=10000]f[gate=gelu]s[win")
+
+
+def test_a_modernbert_is_fine_tuned_and_gives_its_head_away_where_that_is_a_classifiers(
+    modern, tmp_path, fairseq_train
+):
+    data = write_toy_glue(tmp_path / "glue", train=24, valid=4)
+    options = f"{options_of(modern / 'out')} --criterion glue --max-positions 16"
+    state = fairseq_train(data / "RTE", options, tmp_path / "RTE", task="glue")["model"]
+    assert not any("bias" in name for name in state if "sublayers" in name or "norm" in name)
+    assert LazyFormerModel.from_pretrained(tmp_path / "RTE").predict("rte", "the cat sat").shape == (1, 2)
+    assert "ModernBERT's heads are others" in refusal(
+        "export", tmp_path / "RTE", tmp_path / "back", "--to", "huggingface", "--as", "modernbert"
+    )
+    save_tiny(tmp_path / "in", "ModernBertForSequenceClassification")
+    notes = "\n".join(import_to(tmp_path / "in", tmp_path / "out"))
+    assert "no masked-LM head" in notes and "left out: classifier.bias" in notes and "head.dense.weight" in notes
 
 
 def test_the_command_says_what_became_of_what(bert, tmp_path):

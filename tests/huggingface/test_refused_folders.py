@@ -85,6 +85,33 @@ def test_a_config_of_another_model_or_of_wrong_values(folder, changes, match):
     assert_refused(folder, match)
 
 
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"hidden_activation": "gelu_new"}, "hidden_activation is 'gelu_new', must be one of gelu, silu, relu"),
+        ({"attention_bias": True}, "must be the same, and decoder_bias true"),
+        ({"decoder_bias": False}, "must be the same, and decoder_bias true"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 10000.0}}},
+            "of full_attention are",
+        ),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 0.5}}}, "of sliding_attention are"),
+        ({"rope_parameters": ["yarn"]}, "must be plain, of a whole base"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types must be 4 of full_attention or sliding_attention"),
+        ({"layer_types": ["full_attention"] * 3 + ["linear"]}, "layer_types must be 4 of"),
+        ({"layer_types": None, "global_attn_every_n_layers": "3"}, "layer_types must be 4 of"),
+        ({"local_attention": 1}, "local_attention is 1, must be a whole number from 2 on"),
+        ({"num_hidden_layers": 10**15}, "has the weights of 4 layers, config.json says 1000000000000000"),
+        ({"intermediate_size": 99}, "by config.json it must give"),
+        ({"tie_word_embeddings": False}, "lacks the weight decoder.weight"),
+    ],
+)
+def test_a_modernbert_that_none_of_ours_is(changes, match, tmp_path):
+    save_tiny(tmp_path / "in", "ModernBertForMaskedLM")
+    change_config(tmp_path / "in", **changes)
+    assert_refused(tmp_path / "in", match)
+
+
 LAYER, EMBEDDINGS, HEAD = "bert.encoder.layer.0", "bert.embeddings", "cls.predictions"
 SPARSE = {WORDS: torch.eye(4).to_sparse()}
 BIAS = f"{LAYER}.output.dense.bias"

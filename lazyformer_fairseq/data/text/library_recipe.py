@@ -157,9 +157,11 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "T
     Raises:
         UserError: the library refuses it.
     """
-    # The library numbers an added token that is not in the vocabulary by itself; so each special one gets its place.
-    special = {token["content"]: token["id"] for token in recipe["added_tokens"] if token["special"]}
-    model = {**recipe["model"], "vocab": {**special, **recipe["model"]["vocab"]}}
+    # The library numbers an added token that is not in the vocabulary by itself; so each special one gets its place. In
+    # BPE all do, which makes no piece that its merges do not make.
+    is_bpe, tokens = recipe["model"]["type"] == "BPE", recipe["added_tokens"]
+    placed = {token["content"]: token["id"] for token in tokens if is_bpe or token["special"]}
+    model = {**recipe["model"], "vocab": {**placed, **recipe["model"]["vocab"]}}
     every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
     added = [token for token in every if token["content"] not in silent]
     library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming_of(recipe)})

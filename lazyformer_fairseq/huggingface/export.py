@@ -395,8 +395,8 @@ def why_not_modernbert(source: Source) -> str:
     """What ModernBERT lacks of this model; "" if it is one."""
     cfg = source.cfg
     if not _modern_layers(cfg.sublayer_pattern):
-        wanted = "s[rope=B]f[gate=G] and s[window=W,rope=B]f[gate=G], each with one B"
-        return f"its pattern is {cfg.sublayer_pattern}, ModernBERT's of {wanted}"
+        wanted = "s[rope=B]f[gate=G] and s[window=W,rope=B]f[gate=G], each the same all over"
+        return f"its pattern is {cfg.sublayer_pattern}, ModernBERT's is of {wanted}"
     if not (cfg.encoder_normalize_before and cfg.embedding_norm):
         return "ModernBERT normalises embeddings and before sublayers (--encoder-normalize-before, --embedding-norm)"
     if not cfg.no_token_positional_embeddings or cfg.relative_position_buckets or cfg.token_types:

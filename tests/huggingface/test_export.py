@@ -304,7 +304,7 @@ MODERN_OPTIONS = {
         ({}, "", ""),
         ({"sublayer_pattern": "s[rope=9]f[gate=silu]", "no_linear_bias": False}, "", ""),
         ({"sublayer_pattern": "(s[window=2,rope=9]f[gate=relu])x2"}, "", ""),
-        ({"sublayer_pattern": "(sf)x2"}, "", "its pattern is (sf)x2, ModernBERT's of"),
+        ({"sublayer_pattern": "(sf)x2"}, "", "its pattern is (sf)x2, ModernBERT's is of"),
         ({"sublayer_pattern": "s[rope=9]f"}, "", "its pattern"),
         ({"sublayer_pattern": "s[rope=9]f[gate=gelu]s[rope=9]"}, "", "its pattern"),
         ({"sublayer_pattern": "s[rope=9]f[gate=gelu]s[rope=8]f[gate=gelu]"}, "", "its pattern"),

@@ -1,9 +1,10 @@
-"""Times fine-tuning in batches by length and in batches in random order, on a prepared GLUE task.
+"""Times fine-tuning in batches by length and in batches in random order, padded and in a row, on a prepared GLUE task.
 
     python scripts/time_glue_batches.py results/glue/tasks/MRPC checkpoints/checkpoint_last.pt --updates 30
 
-Both train the same model on the same rows, an update of each in turn, so that whatever else the machine does slows both
-alike. Printed: tokens a second without padding, and the share of padding.
+All train the same model on the same rows, an update of each in turn, so that whatever else the machine does slows all
+alike. Printed: tokens a second, padding apart; the share of padding; seconds of an epoch, and as a share of a padded
+one's in the same order. `--no-padding` of `lazyformer finetune` computes batches in a row.
 """
 
 import argparse
@@ -54,10 +55,13 @@ def main() -> None:
     dataset = task.dataset("train")
 
     orders = {"by length": dataset.ordered_indices(), "random": np.random.default_rng(1).permutation(len(dataset))}
-    drawn = {name: batches(dataset, order, given.updates) for name, order in orders.items()}
-    seconds = dict.fromkeys(orders, 0.0)
+    drawn: dict[tuple[str, bool], list[dict]] = {}
+    for name, order in orders.items():
+        for dataset.in_a_row in (False, True):
+            drawn[name, dataset.in_a_row] = batches(dataset, order, given.updates)
+    seconds = dict.fromkeys(drawn, 0.0)
     for number in range(-2, given.updates):  # two to warm up
-        for name in orders:
+        for name in drawn:
             batch = utils.move_to_cuda(drawn[name][max(number, 0)]) if cuda else drawn[name][max(number, 0)]
             start = time.perf_counter()
             loss, _, _ = criterion(model, batch)
@@ -68,12 +72,17 @@ def main() -> None:
                 torch.cuda.synchronize()
             if number >= 0:
                 seconds[name] += time.perf_counter() - start
-    rows = []
-    for name in orders:
-        tokens = sum(batch["ntokens"] for batch in drawn[name])
-        places = sum(batch["net_input"]["src_tokens"].numel() for batch in drawn[name])
-        rows.append((name, f"{tokens / seconds[name]:,.0f}", f"{1 - tokens / places:.1%}"))
-    print(tabulate(rows, ("batches", "tokens a second", "padding"), colalign=("left", "right", "right")))
+    rows, tokens_of_epoch = [], int(dataset.sizes.sum())
+    for order, in_a_row in drawn:
+        found, taken = drawn[order, in_a_row], seconds[order, in_a_row]
+        tokens = sum(batch["ntokens"] for batch in found)
+        places = tokens if in_a_row else sum(batch["net_input"]["src_tokens"].numel() for batch in found)
+        share = taken / seconds[order, False]
+        epoch = f"{tokens_of_epoch / tokens * taken:,.0f}"
+        name = f"{order}, {'in a row' if in_a_row else 'padded'}"
+        rows.append((name, f"{tokens / taken:,.0f}", f"{1 - tokens / places:.1%}", epoch, f"{share:.2f}"))
+    heads = ("batches", "tokens a second", "padding", "seconds of an epoch", "of padded")
+    print(tabulate(rows, heads, colalign=("left", *["right"] * 4)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from helpers import (
     train_words,
     updates_of,
 )  # fmt: skip
+
+from lazyformer_fairseq.modules.networks import documents
 
 FINETUNING = "--criterion glue --batch-size 16 --best-checkpoint-metric matthews --maximize-best-checkpoint-metric"
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"
@@ -49,6 +52,16 @@ def test_a_checkpoint_of_any_arch_fine_tunes(glue, tmp_path, fairseq_train, pret
         f"classification_heads.cola.{layer}.{part}" for layer in ("dense", "out_proj") for part in ("weight", "bias")
     }
     assert updates_of(state) == 1
+
+
+def test_without_padding_a_run_learns_the_same(glue, tmp_path, fairseq_train, pretrained):
+    start = f"{TINY} {FINETUNING} --finetune-from-model {pretrained(TINY)} --max-update 6 --dropout 0 --lr 1e-2"
+    padded = fairseq_train(glue / "CoLA", start, tmp_path / "padded", task="glue")
+    with mock.patch.object(documents.TextInARow, "take", autospec=True, side_effect=documents.TextInARow.take) as taken:
+        in_a_row = fairseq_train(glue / "CoLA", f"{start} --no-padding", tmp_path / "row", task="glue")
+    assert taken.call_count >= 6
+    for name, weight in padded["model"].items():
+        torch.testing.assert_close(in_a_row["model"][name], weight, rtol=1e-3, atol=1e-4)
 
 
 def metrics_of(log: str) -> list[dict[str, float]]:

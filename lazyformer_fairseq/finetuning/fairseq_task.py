@@ -22,7 +22,11 @@ from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
-from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask, keep_tokenizer_with_checkpoints
+from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import (
+    EncoderTask,
+    check_takes_documents,
+    keep_tokenizer_with_checkpoints,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,7 @@ class FineTuningConfig(ReliabilityConfig):
     tokenizer_folder: Optional[str] = option(
         None, "default: prepared data's, else tokenizer/ beside the checkpoint or in data"
     )
+    no_padding: bool = option(False, "compute texts in a row, unpadded")
     seed: int = II("common.seed")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     save_dir: str = II("checkpoint.save_dir")
@@ -77,6 +82,8 @@ class FineTuningTask(EncoderTask):
             raise UserError(f"--tokens-per-sample {self.longest}: the model has {most} positions; give as many at most")
         if not hasattr(model, "register_classification_head"):
             raise UserError(f"--task {self.cfg._name} needs a model that encodes; this one writes from left to right")
+        if self.cfg.no_padding:
+            check_takes_documents(model, "--no-padding")
         self.marks_first_text = bool(model.encoder.sentence_encoder.asking)
         model.register_classification_head(self.head_name, *self.head)
         return model
@@ -100,7 +107,10 @@ class FineTuningTask(EncoderTask):
         """What every dataset of the task is told of padding, order and types of tokens."""
         types_after = self.dictionary.eos() if self.has_token_types else None
         shuffled = {"shuffle": split == "train", "seed": self.cfg.seed}
-        return {"pad": self.dictionary.pad(), "types_after": types_after, **shuffled}
+        return {
+            **{"pad": self.dictionary.pad(), "types_after": types_after, "in_a_row": self.cfg.no_padding},
+            **shuffled,
+        }
 
     @abstractmethod
     def read(self, split: str) -> LabelledTextsDataset:

@@ -167,6 +167,7 @@ class Grid:
         epochs: task -> number.
         precision: fp32, fp16 or bf16.
         max_train_rows: None for all.
+        no_padding: whether a batch is a row of texts.
         batch_size: rows of an update.
         warmup_ratio: share of the updates in which the rate rises.
         own: settings that only runs of this benchmark have.
@@ -183,6 +184,7 @@ class Grid:
     warmup_ratio: float
     precision: str = "fp32"
     max_train_rows: Optional[int] = None
+    no_padding: bool = False
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -259,6 +261,7 @@ class Run:
         model, data = {"model": self.model.name, "checkpoint_sha256": self.model.sha256}, self.data.sha256
         own = {name: getattr(self, name) for name in ("lr", "seed", "epochs", "tokens_per_sample")}
         shared = {name: getattr(self.grid, name) for name in ("precision", "max_train_rows")}
+        shared["no_padding"] = self.grid.no_padding or None
         return {**model, "task": self.task.name, "data_sha256": data, **own, **shared, **self.recorded}
 
     @property
@@ -324,6 +327,7 @@ class Run:
             *("--best-checkpoint-metric", self.task.selecting_metric, "--maximize-best-checkpoint-metric"),
             *("--no-epoch-checkpoints", *kept, "--save-dir", str(self.folder)),
             *("--distributed-world-size", "1", "--num-workers", "0", "--log-format", "simple", "--log-interval", "100"),
+            *(("--no-padding",) if grid.no_padding else ()),
             *(("--cpu",) if cpu else ()),
             *((f"--{grid.precision}",) if grid.precision != "fp32" else ()),
         ]

@@ -89,6 +89,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         epochs=epochs,
         precision=given.precision or ("fp32" if given.gpus == "none" else precision_here()),
         max_train_rows=given.max_train_rows,
+        no_padding=given.no_padding,
         warmup_ratio=protocol.warmup if given.warmup_ratio is None else given.warmup_ratio,
         own=benchmark.own_settings(given, prepared),
     )

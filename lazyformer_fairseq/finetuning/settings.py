@@ -78,6 +78,7 @@ class GridSettings:
         None, "On <s>, and its dropout: dense is RoBERTa's two linear maps with a tanh between, linear is one.",
         metavar="KIND[:DROPOUT]", shown="dense with the checkpoint's own dropout, 0 unless set; of a linear one 0.1",
     )  # fmt: skip
+    no_padding: bool = option(False, "Compute a batch as a row of its texts, without padding: equal but for rounding.")
     keep_checkpoints: str = option(
         "best", "Fine-tuned models to keep: of no run, of the best of each model and task, of each run.",
         choices=("none", "best", "all"),

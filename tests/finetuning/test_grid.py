@@ -103,11 +103,12 @@ def test_pars_protocol_is_that_of_its_table_4(prepared, tmp_path, monkeypatch):
         runs = grid_and_executor(GLUE, *seen)[0].runs
         cfg = config_of(*runs[0].command(cpu=True))
         of_batches = (cfg.dataset.batch_size, cfg.lr_scheduler.warmup_ratio)
+        assert cfg.task.no_padding == ("--no-padding" in words)
         return (len(runs), cfg.optimization.lr, cfg.optimization.max_epoch, *of_batches)
 
     assert settings_of("--protocol", "par") == (5, [2.4e-5], 3, 128, 0.1)
     assert settings_of("--protocol", "par", "--batch-size", "16", "--warmup-ratio", "0") == (5, [2.4e-5], 3, 16, 0.0)
-    assert settings_of("--epochs", "2") == (20, [2e-5], 2, 32, 0.06)
+    assert settings_of("--epochs", "2", "--no-padding") == (20, [2e-5], 2, 32, 0.06)
     assert PROTOCOLS["par"].tasks == ("SST-2", "MRPC")
 
 
@@ -123,6 +124,8 @@ def test_what_decides_a_result_must_match_it(grid):
     assert run.result() == {"settings": older}
     with pytest.raises(UserError, match="result of another run \\(head is None there, 'linear' here"):
         grid("CoLA", head="linear:0.1").runs[0].result()
+    with pytest.raises(UserError, match="result of another run .*no_padding is None there, True here"):
+        grid("CoLA", no_padding=True).runs[0].result()
     (run.folder / "result.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):
         run.result()

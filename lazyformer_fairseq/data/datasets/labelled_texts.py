@@ -107,6 +107,7 @@ class LabelledTextsDataset(SizedDataset):
         seed: the composition depends on it and the epoch alone.
         types_after: id of ``</s>``, for models with token types; None for others.
         marks_before: id of ``</s>``, for models that are told which tokens all others see; None for others.
+        in_a_row: whether models compute a batch as a row of texts, without its padding.
     """
 
     def __init__(
@@ -118,13 +119,14 @@ class LabelledTextsDataset(SizedDataset):
         seed: int = 1,
         types_after: Optional[int] = None,
         marks_before: Optional[int] = None,
+        in_a_row: bool = False,
     ):
         assert targets is None or len(targets) == len(inputs)
         self.inputs = inputs
         self.sizes = inputs.sizes if hasattr(inputs, "sizes") else np.array([len(ids) for ids in inputs], np.int64)
         self.targets = None if targets is None else torch.from_numpy(targets)
         self.pad, self.shuffle, self.seed = pad, shuffle, seed
-        self.types_after, self.marks_before = types_after, marks_before
+        self.types_after, self.marks_before, self.in_a_row = types_after, marks_before, in_a_row
 
     def __getitem__(self, index: int) -> dict:
         example = {"id": int(index), "source": torch.from_numpy(np.asarray(self.inputs[index], dtype=np.int64))}
@@ -146,6 +148,8 @@ class LabelledTextsDataset(SizedDataset):
             net_input["token_types"] = token_types_of(net_input["src_tokens"], self.types_after, self.pad)
         if self.marks_before is not None:
             net_input["global_positions"] = first_text_of(net_input["src_tokens"], self.marks_before)
+        if self.in_a_row:
+            net_input["documents"] = [[len(sample["source"])] for sample in samples]
         if self.targets is not None:
             batch["target"] = torch.stack([sample["target"] for sample in samples])
         return batch

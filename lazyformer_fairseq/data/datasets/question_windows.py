@@ -415,7 +415,7 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         windows: made of it.
         split: its name; batches carry it.
         longest_answer: tokens.
-        pad, shuffle, seed, types_after: as of LabelledTextsDataset.
+        pad, shuffle, seed, types_after, in_a_row: as of LabelledTextsDataset.
         marks_questions: batches have `global_positions` in `net_input`, True at tokens of the question and ``<s>``.
     """
 
@@ -430,8 +430,9 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         seed: int = 1,
         types_after: Optional[int] = None,
         marks_questions: bool = False,
+        in_a_row: bool = False,
     ):
-        super().__init__(windows.inputs, windows.targets, pad, shuffle, seed, types_after)
+        super().__init__(windows.inputs, windows.targets, pad, shuffle, seed, types_after, in_a_row=in_a_row)
         self.file, self.windows, self.split = file, windows, split
         self.longest_answer, self.marks_questions = longest_answer, marks_questions
 

@@ -214,14 +214,19 @@ class LazyFormerHub(nn.Module):
         return data_utils.collate_tokens(rows, self.tokenizer.special.pad).to(self.device)
 
     @torch.no_grad()
-    def extract_features(self, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
+    def extract_features(
+        self, *texts: str, global_positions: Optional[Tensor] = None, no_padding: bool = False
+    ) -> Tensor:
         """The encoder's output (B, T, C) for raw texts; rows are padded on the right.
 
         Args:
             global_positions: (B, T), True at ids of :meth:`encode` that see and are seen by all; for models with
                 ``global=given``, which need it.
+            no_padding: compute no padding, which then has zeros: the same but for rounding.
         """
-        features, _ = self.model(self.encode(*texts), features_only=True, global_positions=global_positions)
+        ids = self.encode(*texts)
+        lengths = ids.ne(self.tokenizer.special.pad).sum(-1, keepdim=True).tolist() if no_padding else None
+        features, _ = self.model(ids, features_only=True, global_positions=global_positions, documents=lengths)
         return features
 
     @torch.no_grad()

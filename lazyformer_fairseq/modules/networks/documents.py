@@ -6,38 +6,77 @@ mixes tokens sees groups of documents of like lengths, each filled up to the lon
 computed, on whatever back end.
 """
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 
-# The shortest document of a group has such a share of the longest one's tokens, or so few less: a group costs some
-# calls, and what is filled up costs pairs.
+# On a processor a document is alone that takes so many multiply-adds for each thread: there a call costs less than what
+# a group copies and fills up.
+ALONE = 2**22
+# Else the shortest document of a group has such a share of the longest one's tokens, or so few less.
 LEAST_SHARE = 0.8
 FEW = 24
-GPU_MULTIPLE = 8  # of places: so matrix units and kernels of a GPU like it
+GPU_MULTIPLE = 8  # of a group's places: so matrix units and kernels of a GPU like it
 
 
 class Group(NamedTuple):
-    """Of so many documents, D, in so many places each, W.
+    """So many documents, D, in so many places each, W: one whose tokens begin at `start` of the row, or by indices.
 
     Attributes:
+        start: of a document that is alone, which has no padding; None for groups.
+        from_P: where in the row the token of each of the D * W places is; at padding some token of the document.
+        text: which of these places are none of padding.
+        to: where in the row their tokens are.
         is_padding_DW: True at what is filled up; None where nothing is.
     """
 
     documents: int
     width: int
-    is_padding_DW: Optional[Tensor]
+    start: Optional[int] = None
+    from_P: Optional[Tensor] = None
+    text: Optional[Tensor] = None
+    to: Optional[Tensor] = None
+    is_padding_DW: Optional[Tensor] = None
+
+    @classmethod
+    def of(cls, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> "Group":
+        """Of documents that begin at these places of the row; the longest one comes first."""
+        if len(starts) == 1:
+            return cls(1, int(lengths[0]), int(starts[0]))
+        width = int(lengths[0])
+        width += 0 if device.type == "cpu" else -width % GPU_MULTIPLE
+        steps, last_D1 = np.arange(width), lengths[:, None] - 1
+        from_DW, is_text_DW = starts[:, None] + np.minimum(steps, last_D1), steps <= last_D1
+        arrays = (from_DW.ravel(), np.flatnonzero(is_text_DW), from_DW[is_text_DW], ~is_text_DW)
+        indices = [torch.from_numpy(each).to(device) for each in arrays]
+        return cls(len(starts), width, None, *(indices if not is_text_DW.all() else indices[:-1]))
 
     @property
     def pairs(self) -> int:
         """Of query and key, that are computed."""
         return self.documents * self.width**2
+
+    def take(self, row_SE: Tensor) -> Tensor:
+        """(P, E): of its places; some token of the document at padding."""
+        if self.start is not None:
+            return row_SE.narrow(0, self.start, self.width)
+        return row_SE.index_select(0, self.from_P)
+
+    def put(self, part_PE: Tensor, row_SE: Tensor) -> None:
+        """Into the row; what is at padding goes."""
+        if self.start is not None:
+            row_SE.narrow(0, self.start, self.width).copy_(part_PE)
+        else:
+            text = part_PE if self.is_padding_DW is None else part_PE.index_select(0, self.text)
+            row_SE.index_copy_(0, self.to, text)
 
 
 class Documents:
@@ -45,6 +84,7 @@ class Documents:
 
     Args:
         lengths: of each document, its tokens, all above 0.
+        width: C, numbers of a token.
 
     Attributes:
         groups: the longest documents first.
@@ -53,36 +93,67 @@ class Documents:
 
     scores: Sequence[Scores] = ()
 
-    def __init__(self, lengths: np.ndarray, device: torch.device):
-        multiple = 1 if device.type == "cpu" else GPU_MULTIPLE
+    def __init__(self, lengths: np.ndarray, width: int, device: torch.device):
+        alone = math.sqrt(ALONE * torch.get_num_threads() / width) if device.type == "cpu" else math.inf
         starts, order = np.cumsum(lengths) - lengths, np.argsort(-lengths, kind="stable")
-        back, places = np.empty(lengths.sum(), np.int64), []
         self.groups: list[Group] = []
         while len(order):
             longest = lengths[order[0]]
             is_like = lengths[order] >= min(longest * LEAST_SHARE, longest - FEW)
-            (chosen, order), width = (order[is_like], order[~is_like]), int(longest + -longest % multiple)
-            steps, last_D1 = np.arange(width), lengths[chosen, None] - 1
-            places_DW, is_padding_DW = starts[chosen, None] + np.minimum(steps, last_D1), steps > last_D1
-            back[places_DW[~is_padding_DW]] = sum(map(len, places)) + np.flatnonzero(~is_padding_DW)
-            places.append(places_DW.ravel())
-            padding = torch.from_numpy(is_padding_DW).to(device) if is_padding_DW.any() else None
-            self.groups.append(Group(len(chosen), width, padding))
-        # Where in the row each token of the groups is, some token of the document at padding; and the other way round.
-        self._places, self._back = (torch.from_numpy(each).to(device) for each in (np.concatenate(places), back))
+            count = 1 if longest >= alone else int(is_like.sum())
+            chosen, order = order[:count], order[count:]
+            self.groups.append(Group.of(starts[chosen], lengths[chosen], device))
 
     def split(self, x: Optional[Tensor]) -> list[Optional[Tensor]]:
         """(1, S, ...) -> of each group (D, W, ...); of None, None."""
         if x is None:
             return [None] * len(self.groups)
-        parts = x[0].index_select(0, self._places).split([group.documents * group.width for group in self.groups])
-        return [
-            part.unflatten(0, (group.documents, group.width)) for part, group in zip(parts, self.groups, strict=True)
-        ]
+        parts = _Split.apply(x[0], self.groups)
+        return [part.unflatten(0, group[:2]) for part, group in zip(parts, self.groups, strict=True)]
 
     def join(self, parts: Iterable[Tensor]) -> Tensor:
         """Of each group (D, W, ...) -> (1, S, ...)."""
-        return torch.cat([part.flatten(0, 1) for part in parts]).index_select(0, self._back)[None]
+        return _Join.apply(self.groups, *(part.flatten(0, 1) for part in parts))[None]
+
+
+class _Split(torch.autograd.Function):
+    """A row by groups; the gradients are put into one row, where torch's own would make a row of each."""
+
+    @staticmethod
+    def forward(ctx: Any, row_SE: Tensor, groups: list[Group]) -> tuple[Tensor, ...]:
+        ctx.groups, ctx.size = groups, row_SE.shape
+        return tuple(group.take(row_SE) for group in groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *d: Tensor) -> tuple[Tensor, None]:
+        return _row(d, ctx.groups, ctx.size), None
+
+
+class _Join(torch.autograd.Function):
+    """Groups as a row; the gradient at padding is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, groups: list[Group], *parts_PE: Tensor) -> Tensor:
+        ctx.groups = groups
+        tokens = sum(group.width if group.to is None else len(group.to) for group in groups)
+        return _row(parts_PE, groups, torch.Size((tokens, *parts_PE[0].shape[1:])))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_SE: Tensor) -> tuple[Optional[Tensor], ...]:
+        parts = [group.take(d_SE) for group in ctx.groups]
+        for part, group in zip(parts, ctx.groups, strict=True):
+            if group.is_padding_DW is not None:
+                part.masked_fill_(group.is_padding_DW.view(-1, *[1] * (part.dim() - 1)), 0)
+        return None, *parts
+
+
+def _row(parts_PE: Sequence[Tensor], groups: Sequence[Group], size: torch.Size) -> Tensor:
+    row_SE = parts_PE[0].new_empty(size)
+    for part, group in zip(parts_PE, groups, strict=True):
+        group.put(part, row_SE)
+    return row_SE
 
 
 class TextInARow(NamedTuple):

@@ -328,7 +328,7 @@ class Encoder(Stack):
         if lengths is None:
             shape = self._scores(x_BTC.size(1), padding_mask_BT, global_positions_BT)
             return Context(shape, self.back_end(x_BTC, shape))
-        documents = Documents(lengths, x_BTC.device)
+        documents = Documents(lengths, self.embed_dim, x_BTC.device)
         given = documents.split(global_positions_BT)
         documents.scores = [
             self._scores(group.width, group.is_padding_DW, _unless_padding(given_DW, group.is_padding_DW))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES, Siz
 
 # Where queries, keys and values are projected: a linear map, the number of the part of its outputs, of how many.
 Projections = Mapping[str, tuple[str, int, int]]
+Projected = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
 
 class AttentionSublayer(Sublayer):
@@ -223,26 +224,29 @@ class SelfAttention(ChoosingAttention):
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         needs_input = self.choices or self.is_key_producer
-        inputs = x_BTC if needs_input else None, *self._project(x_BTC, shared.scores)
+        inputs = x_BTC if needs_input else None, self._project(x_BTC, shared.scores)
         y_BTC, handed_on = by_document(self._attend, inputs, below, shared)
         return self.out_proj(y_BTC), handed_on
 
     def _attend(
-        self, x_BTC: Optional[Tensor], q_BTC: Tensor, k_BKC: Tensor, v_BKC: Tensor, below: SharedState, shared: Context
+        self, x_BTC: Optional[Tensor], projected: Union[Tensor, Projected], below: SharedState, shared: Context
     ) -> Output:
+        if isinstance(projected, Tensor):  # not yet taken apart, which saves a copy of documents in a row
+            c = self.out_proj.in_features
+            projected = projected.split((c * self.has_queries, c * self.has_keys, c), dim=-1)
+        q_BTC, k_BKC, v_BKC = projected
         time = q_BTC.size(1)
         q, k = self.make_queries(q_BTC, shared.scores, time), self.make_keys(k_BKC, shared.scores, time)
         values = self.make_values(x_BTC, v_BKC)
         makers = self.query_makers, self.key_makers
         return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores, makers=makers), shared)
 
-    def _project(self, x_BTC: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values; (B, T, 0) where there are none."""
+    def _project(self, x_BTC: Tensor, scores: Scores) -> Union[Tensor, Projected]:
+        """Queries, keys and values, those that there are, side by side; or apart, by a kind of attention."""
         for choice in self.choices.values():
             if (projected := choice.project(x_BTC, self.qkv_proj, scores)) is not None:
                 return projected
-        c = x_BTC.size(-1)
-        return self.qkv_proj(x_BTC).split((c * self.has_queries, c * self.has_keys, c), dim=-1)
+        return self.qkv_proj(x_BTC)
 
 
 class RelativeAttention(ChoosingAttention):

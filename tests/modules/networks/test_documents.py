@@ -102,9 +102,11 @@ def test_positions_go_on_unless_they_begin_anew():
 @pytest.mark.parametrize("typical", [20, 120, 600])
 def test_pairs_of_documents_are_computed_and_few_others(typical):
     lengths = np.random.default_rng(1).lognormal(np.log(typical), 1.0, 400).astype(np.int64).clip(1, 2048)
-    documents = Documents(lengths, torch.device("cpu"))
-    assert sum(group.pairs for group in documents.groups) <= 1.35 * (lengths**2).sum()
-    assert len(documents.groups) <= 20
+    on_a_gpu, documents = (Documents(lengths, 64, torch.device(name)) for name in ("meta", "cpu"))
+    assert sum(group.pairs for group in on_a_gpu.groups) <= 1.5 * (lengths**2).sum()
+    assert sum(group.pairs for group in documents.groups) <= 1.5 * (lengths**2).sum()
+    assert len(on_a_gpu.groups) <= 20
+    assert all(group.width < 600 for group in documents.groups if group.documents > 1), "longer ones are alone"
     x = torch.randn(1, lengths.sum(), 3)
     assert torch.equal(documents.join(documents.split(x)), x)
 

@@ -1,0 +1,92 @@
+"""Times the attention of blocks whose tokens see all of their block, and of the same within paragraphs.
+
+    python scripts/time_documents.py wikitext-2/wiki.train.tokens --tokens-per-sample 2048
+
+Each paragraph, a line of the file, is a document, a word a token. An `s` of base size attends forward and backward, of
+each in turn; what groups documents counts, projections do not. Printed: the share of pairs of query and key that are
+visible and that are computed, milliseconds, and the share of time over the share of visible pairs.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from lazyformer_fairseq.modules.choices import CHOICES
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.sublayers.interface import Context, by_document
+
+
+def blocks(path: Path, time: int) -> Iterator[list[int]]:
+    """Lengths of the documents of each full block; one that goes on in the next block is two."""
+    block: list[int] = []
+    for length in (len(line.split()) + 1 for line in path.read_text().splitlines() if line.strip()):
+        while length:
+            block.append(min(length, time - sum(block)))
+            length -= block[-1]
+            if sum(block) == time:
+                yield block
+                block = []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--tokens-per-sample", type=int, default=2048)
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--s", default="s", help="with settings, as s[window=128]")
+    parser.add_argument("--bias", action="store_true", help="with T5's bias, which learns")
+    parser.add_argument("--back-end", default="auto")
+    given = parser.parse_args()
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    buckets, size = 32 * given.bias, {"embed_dim": 768, "ffn_embed_dim": 8, "num_heads": 12}
+    encoder = Encoder(given.s, None, **size, relative_position_buckets=buckets, attention_backend=given.back_end)
+    encoder.to(device).train()
+    CHOICES.at_once()
+    s, batch, width = encoder.sublayers[0].inner, given.batch_size, given.tokens_per_sample
+    found = blocks(given.text, width)
+    projected = torch.randn(batch, width, 3 * 768, device=device, requires_grad=True)
+    gradient = torch.randn(batch, width, 768, device=device)
+
+    def seconds(shape: tuple[int, int], lengths: np.ndarray | None) -> float:
+        qkv = projected.reshape(*shape, -1)
+        x = qkv[..., :768]
+        shared: Context = encoder.context(x, lengths=lengths)  # chooses back ends, and is not timed then
+        start = time.perf_counter()
+        shared = encoder.context(x, lengths=lengths)
+        y, _ = by_document(s._attend, [x if s.choices else None, qkv], {}, shared)
+        torch.autograd.grad(y, projected, gradient.view_as(y))
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    spent, visible, computed = np.zeros(2), 0, 0
+    for number in range(-2, given.batches):  # two to warm up
+        lengths = np.array([length for _ in range(batch) for length in next(found)])
+        taken = [seconds((batch, width), None), seconds((1, batch * width), lengths)]
+        if number >= 0:
+            spent += taken
+            visible += (lengths**2).sum()
+            groups = encoder.context(gradient.reshape(1, -1, 768), lengths=lengths).documents.groups
+            computed += sum(group.pairs for group in groups)
+    whole, within = spent / given.batches * 1000
+    pairs = given.batches * batch * width**2
+    row = (
+        f"{visible / pairs:.1%}",
+        f"{computed / pairs:.1%}",
+        f"{whole:.0f}",
+        f"{within:.1f}",
+        f"{within / whole:.1%}",
+    )
+    heads = ("visible", "computed", "ms, all pairs", "ms, within documents", "share of time", "over that of pairs")
+    print(tabulate([(*row, f"{within / whole / (visible / pairs):.2f}")], heads, tablefmt="github"))
+
+
+if __name__ == "__main__":
+    main()

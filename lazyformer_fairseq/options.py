@@ -41,10 +41,12 @@ MAYBE_NONE = (
 )
 AMOUNTS = (
     *("lr", "min_lr", "end_learning_rate", "weight_decay", "clip_norm", "max_weight_norm", "loss_spike", "init_std"),
-    *("stop_time_hours", "log_seconds", "adam_eps", "lamb_eps", "layer_norm_eps", "power"),
+    *("stop_time_hours", "log_seconds", "adam_eps", "lamb_eps", "layer_norm_eps", "power", "adam_lr"),
     *("distill_words_weight", "distill_attention_weight", "distill_temperature", "min_loss_scale"),
 )
-SHARES = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout", "adam_betas", "lamb_betas")
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout")
+SHARES = (*DROPOUTS, "adam_betas", "lamb_betas", "muon_momentum")
+WHOLE_SHARES = ("mask_prob", "leave_unmasked_prob", "random_token_prob", "warmup_ratio", "decay_share")
 LONGEST, MOST, ONE_ITSELF = 10**7, 10**9, math.nextafter(1, 2)
 BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(LENGTHS, (1, LONGEST)),
@@ -53,7 +55,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("clamp_len", "keep_interval_updates", "keep_last_epochs", "patience"), (-1, MOST)),
     **dict.fromkeys(AMOUNTS, (0, math.inf)),
     **dict.fromkeys(SHARES, (0, 1)),
-    **dict.fromkeys(("mask_prob", "leave_unmasked_prob", "random_token_prob", "warmup_ratio"), (0, ONE_ITSELF)),
+    **dict.fromkeys(WHOLE_SHARES, (0, ONE_ITSELF)),
     **{"seed": (0, 2**32), "warmup_init_lr": (-1, math.inf), "lr_period_updates": (-1, math.inf)},
 }
 

@@ -16,8 +16,9 @@ from omegaconf import MISSING as REQUIRED
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import ContinuedMaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.optim.muon import MuonConfig
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdamConfig, NvLambConfig
-from lazyformer_fairseq.fairseq_plugin.optim.schedules import PolynomialWarmupConfig, WarmupConfig
+from lazyformer_fairseq.fairseq_plugin.optim.schedules import PolynomialWarmupConfig, WarmupConfig, WSDConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingConfig
@@ -60,8 +61,10 @@ CONFIGS = {
     "`--criterion continued_masked_lm`": ContinuedMaskedLMConfig,
     "`--optimizer fused_adam`": FusedAdamConfig,
     "`--optimizer nvlamb`": NvLambConfig,
+    "`--optimizer muon`": MuonConfig,
     "`--lr-scheduler linear_warmup`": WarmupConfig,
     "`--lr-scheduler polynomial_warmup`": PolynomialWarmupConfig,
+    "`--lr-scheduler wsd`": WSDConfig,
 }
 SET_BY_ARCH = {
     LazyFormerConfig: ARCHITECTURES["bert_base"].options(),
@@ -71,7 +74,8 @@ SET_BY_ARCH = {
 
 def table_of_options(config: type[FairseqDataclass]) -> str:
     """As Markdown, of those that become flags and are not inherited: docs/options.md holds it to the letter."""
-    inherited = () if config is ReliabilityConfig else {field.name for field in fields(ReliabilityConfig)}
+    others = [other for other in CONFIGS.values() if other in config.__mro__[1:]]
+    inherited = {field.name for other in others for field in fields(other)}
     lines = []
     for field in fields(config):
         text = field.metadata.get("help", SUPPRESS)

@@ -74,6 +74,20 @@ def test_settings_of_hydra_and_those_of_a_language_model():
     assert found == (True, 192, 192, 256, 40000)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_muon_keeps_one_moment_of_the_matrices(precision, tmp_path):
+    words = ("--arch", "bert_base", "--gpus", "1x16GB", "--precision", precision)
+    adams, muons = plan(*words), plan(*words, "--optimizer", "muon")
+    matrices = 12 * (4 * 768**2 + 2 * 768 * 3072)
+    assert adams["memory"]["optimizer"] - muons["memory"]["optimizer"] == 4 * matrices
+    assert adams["checkpoint_bytes"] - muons["checkpoint_bytes"] == 4 * matrices
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: {_name: lazyformer}\noptimizer: {_name: muon}")
+    by_options = job_of_launch("bert_base", None, "none", ["--optimizer", "muon"])
+    by_hydra = job_of_launch(None, CONFIGS / "pretraining" / "bert_base.yaml", "none", ["optimizer._name=muon"])
+    assert by_options.single_moments == by_hydra.single_moments == job_of_yaml(path).single_moments == matrices
+
+
 def test_options_of_a_launch_count(tmp_path):
     (tmp_path / "dict.txt").write_text("".join(f"piece{number} 1\n" for number in range(95)))
     given = ["--sublayer-pattern", "(sff)x5 (f)x9", "--tokens-per-sample=128", "--num-workers", "0"]

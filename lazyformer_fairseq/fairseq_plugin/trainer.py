@@ -24,6 +24,7 @@ from typing_extensions import override
 from lazyformer_fairseq.devices.nvidia_smi import precision_on
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
+from lazyformer_fairseq.fairseq_plugin.optim.muon import mark_matrices
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import NotSavedError, choose_for_all, listed_name
@@ -77,6 +78,13 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self.epoch_iterator = super().get_train_iterator(epoch, *args, **kwargs)
         tell_updates_per_epoch(self, epoch)
         return self.epoch_iterator
+
+    @override
+    def _build_optimizer(self):
+        """Marks the matrices of sublayers first, for Muon."""
+        if self.cfg.optimizer._name == "muon":
+            mark_matrices(self._model)
+        super()._build_optimizer()
 
     # An update.
 

@@ -21,7 +21,13 @@ class Linear(nn.Linear):
     That is, in single precision, without autocast or torch.compile, for batches of a multiple of 128 tokens or up to an
     eighth less.
     ``torch.backends.mkldnn.flags(enabled=False)`` switches to torch's own product there too.
+
+    Attributes:
+        blocks: maps of equal size that its weight stacks, such as those to queries, keys and values; Muon
+            orthogonalises the update of each alone.
     """
+
+    blocks: int = 1
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., C) -> (..., C')."""

@@ -69,8 +69,8 @@ class FP16Optimizer(_ExactState, fp16_optimizer.FP16Optimizer):
     @classmethod
     @override
     def build_optimizer(cls, cfg, params, **kwargs):
-        """Weights stay apart without a GPU, which joining them needs, and where each tensor has its own ratio."""
-        if not torch.cuda.is_available() or cfg.optimizer._name == "nvlamb":
+        """Weights stay apart without a GPU, which joining them needs, and where an update depends on their shapes."""
+        if not torch.cuda.is_available() or cfg.optimizer._name in ("nvlamb", "muon"):
             cfg.common.fp16_no_flatten_grads = True
         return super().build_optimizer(cfg, params, **kwargs)
 

@@ -41,7 +41,8 @@ from lazyformer_fairseq.options import refuse_out_of_bounds
 
 logger = logging.getLogger(__name__)
 
-LAMBS = ("max_weight_norm", "grad_averaging")  # settings that our Lamb and apex's FusedLAMB alone have
+# Settings by which a group of weights tells its optimizer: our Lamb's, apex's FusedLAMB's, Muon's; Adam has none.
+OWN_SETTINGS = {"max_weight_norm": "lamb", "grad_averaging": "lamb", "by_muon": "muon"}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SHARED_SETTINGS = ("lr", "betas", "eps", "weight_decay")
 
@@ -90,7 +91,8 @@ class AdamLikeOptimizer(FairseqOptimizer):
         Raises:
             UserError: it is of another optimizer, of other weights, or of other groups of them.
         """
-        ours, theirs = (any(name in of[0] for name in LAMBS) for of in (self.param_groups, state_dict["param_groups"]))
+        both = (self.param_groups, state_dict["param_groups"])
+        ours, theirs = ({OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & groups[0]} for groups in both)
         if ours != theirs:
             raise UserError(
                 f"the checkpoint was not trained with --optimizer {self.NAME}: give the one it was trained with, or "
@@ -99,7 +101,7 @@ class AdamLikeOptimizer(FairseqOptimizer):
         self._check_fits(state_dict)
         super().load_state_dict(self.fitted(state_dict), optimizer_overrides)
         if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
-            self.param_groups[1]["weight_decay"] = 0.0
+            self.param_groups[-1]["weight_decay"] = 0.0
 
     def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
         """A checkpoint's state in the layout of this optimizer, of the same weights."""
@@ -110,12 +112,13 @@ class AdamLikeOptimizer(FairseqOptimizer):
         groups = len(self.param_groups), len(state_dict["param_groups"])
         if groups[0] != groups[1]:
             raise UserError(
-                f"the checkpoint was trained with{'out' if groups[1] == 1 else ''} --no-decay-bias-and-norm: do "
+                f"the checkpoint was trained with{'out' if groups[1] < groups[0] else ''} --no-decay-bias-and-norm: do "
                 "the same, or give --reset-optimizer"
             )
         own = [p for group in self.param_groups for p in group["params"]]
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-        moments = [state_dict["state"].get(number, {}).get("exp_avg") for number in saved]
+        states = [state_dict["state"].get(number, {}) for number in saved]
+        moments = [state.get("exp_avg", state.get("momentum_buffer")) for state in states]
         if len(own) != len(saved) or any(
             moment is not None and moment.numel() != p.numel() for moment, p in zip(moments, own, strict=True)
         ):
@@ -273,7 +276,7 @@ class Lamb(torch.optim.Optimizer):
             for weight in weights:
                 if not _is_on_gpu(weight):
                     self._step_on_processor(group, time, *self._tensors_of(weight))
-            for bucket in _buckets(filter(_is_on_gpu, weights)):
+            for bucket in buckets(filter(_is_on_gpu, weights)):
                 _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
         return loss
 
@@ -327,11 +330,11 @@ def _is_on_gpu(weight: Tensor) -> bool:
     return weight.is_cuda
 
 
-def _buckets(weights: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """The weights in turn, as many together as have BUCKET elements; those of a bucket on one device."""
+def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tensor]]:
+    """The weights in turn, as many together as have `most` elements; those of a bucket on one device."""
     bucket, size = [], 0
     for weight in weights:
-        if bucket and (size + weight.numel() > BUCKET or weight.device != bucket[0].device):
+        if bucket and (size + weight.numel() > most or weight.device != bucket[0].device):
             yield bucket
             bucket, size = [], 0
         bucket.append(weight)

@@ -1,11 +1,14 @@
-"""Schedules ``linear_warmup`` and ``polynomial_warmup``: the rate grows over a share of all updates, then falls."""
+"""Schedules ``linear_warmup``, ``polynomial_warmup`` and ``wsd``: the rate grows over a share of all updates.
+
+Then it falls: at once, or with ``wsd`` in the last updates alone.
+"""
 
 import logging
 import math
 from dataclasses import dataclass
 from typing import List, Optional  # noqa: UP035
 
-from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
@@ -135,3 +138,90 @@ class PolynomialWarmupSchedule(WarmupSchedule):
         if done < self.cfg.warmup_ratio:
             return self.peak * done / self.cfg.warmup_ratio
         return self.peak * max(0.0, 1 - done) ** self.cfg.power
+
+
+DECAYS = {"1-sqrt": lambda share: 1 - math.sqrt(share), "linear": lambda share: 1 - share}
+
+
+@dataclass
+class WSDConfig(WarmupConfig):
+    warmup_updates: int = option(0, "in place of --warmup-ratio")
+    decay: ChoiceEnum(list(DECAYS)) = option("1-sqrt", "to zero, or linear")
+    decay_share: float = option(0.1, "of all updates, the last; 0: none")
+    decay_from: Optional[str] = option(None, "checkpoint of a constant run, to start from unless --save-dir has one")
+
+
+@register_lr_scheduler("wsd", dataclass=WSDConfig)
+class WSDSchedule(WarmupSchedule):
+    """Warm-up, constant, decay (MiniCPM, Hu et al., 2024, arXiv 2404.06395, section 4).
+
+    The rate of update n (from 1) of T, W of them warm-up, the last D decay: peak n / W; the peak; then the peak times
+    1 - x or 1 - sqrt(x), x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392, equation 1).
+
+    Until the decay begins, nothing depends on T: a run may start from any checkpoint of another one, and decay at its
+    own time, to the bit as if it had made all updates itself. The checkpoint keeps W. One whose own decay has begun is
+    no such start, nor is one that is past the decay's beginning here; this holds for every run that resumes.
+    """
+
+    NAME = "wsd"
+
+    def __init__(self, cfg: WSDConfig, optimizer):
+        if not cfg.max_update:
+            raise UserError("--lr-scheduler wsd needs --max-update to know when to decay")
+        if cfg.max_epoch:
+            raise UserError(f"--max-epoch {cfg.max_epoch}: --lr-scheduler wsd counts updates alone; leave it out")
+        super().__init__(cfg, optimizer)
+        if not 0 <= cfg.decay_share <= 1:
+            raise UserError(f"--decay-share {cfg.decay_share}: must lie in [0, 1]")
+        self.warmup = cfg.warmup_updates or math.ceil(cfg.warmup_ratio * cfg.max_update)
+        self.decay_start = cfg.max_update - math.ceil(cfg.decay_share * cfg.max_update)
+        self.whole = f"--max-update {cfg.max_update} with --decay-share {cfg.decay_share}"
+        self._refuse_overlap()
+
+    def _refuse_overlap(self) -> None:
+        if self.warmup > self.decay_start:
+            raise UserError(
+                f"{self.whole}: the decay would begin after update {self.decay_start}, in the {self.warmup} of warm-up"
+            )
+
+    @property
+    def warmup_updates(self) -> int:
+        return self.warmup
+
+    def rate(self, update: int) -> float:
+        """Learning rate of update number `update`, from 1."""
+        if update <= self.warmup:
+            return self.peak * update / self.warmup
+        if update <= self.decay_start or not self.cfg.decay_share:
+            return self.peak
+        share = (update - 1 - self.decay_start) / (self.cfg.max_update - self.decay_start)
+        return self.peak * DECAYS[str(self.cfg.decay)](min(1.0, share))
+
+    def state_dict(self) -> dict:
+        kept = {"warmup": self.warmup, "decay": self._decay, "num_updates": self.num_updates}
+        return {**super().state_dict(), **kept}
+
+    @property
+    def _decay(self) -> list:
+        """All that its rates depend on."""
+        return [self.decay_start, self.cfg.max_update, str(self.cfg.decay)]
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Raises a UserError where the rate so far was not the one that this run would have had."""
+        super().load_state_dict(state_dict)
+        what = f"--decay-from {self.cfg.decay_from}" if self.cfg.decay_from else "the checkpoint"
+        if "decay" not in state_dict:
+            raise UserError(
+                f"{what}: was not trained with --lr-scheduler wsd, so its rate may not be constant; to take it anyway, "
+                "add --reset-lr-scheduler"
+            )
+        made, own = state_dict["num_updates"], state_dict["decay"][0]
+        start = min(own, self.decay_start)
+        if made > start and state_dict["decay"] != self._decay:
+            whose, remedy = ("its own run", "") if made > own else (self.whole, ", or a larger --max-update")
+            raise UserError(
+                f"{what}: {made} updates are made, and the decay of {whose} begins after {start}: give an earlier "
+                f"checkpoint{remedy}"
+            )
+        self.warmup = state_dict["warmup"]
+        self._refuse_overlap()

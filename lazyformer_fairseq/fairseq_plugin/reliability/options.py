@@ -24,7 +24,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed.utils import is_master
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
@@ -177,6 +177,20 @@ def settle_update_size(cfg: DictConfig) -> None:
     _say(f"an update is {per_update} sequences: {world} processes x {batch} sequences x update-freq {update_freq}")
 
 
+def settle_branch(cfg: DictConfig) -> None:
+    """For ``--decay-from``: the run's first start is from that checkpoint, with all that it holds.
+
+    Raises:
+        UserError: another option speaks of the start, too.
+    """
+    if (start := OmegaConf.select(cfg, "lr_scheduler.decay_from")) is None:
+        return
+    for name in ("restore_file", "continue_once", "reset_optimizer"):
+        if cfg.checkpoint[name] not in (None, False, "checkpoint_last.pt", start):
+            raise UserError(f"--{name.replace('_', '-')}: the run goes on from --decay-from {start}; leave one out")
+    cfg.checkpoint.continue_once = start
+
+
 @functools.cache
 def _say(words: str) -> None:
     """Once: under hydra the settings are read twice."""
@@ -270,6 +284,7 @@ def starting_with_defaults(add_defaults, cfg):
         _refuse_unfit_torch(cfg.common, cfg.distributed_training)
         _claim_folder(cfg.checkpoint, cfg.distributed_training, cfg.task.get("log_seconds", 0))
         settle_update_size(cfg)
+        settle_branch(cfg)
 
 
 def _keep_logging() -> None:

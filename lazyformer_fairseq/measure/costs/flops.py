@@ -25,6 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import NormOptions
+from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -64,6 +65,12 @@ def count_parameters(pattern: str, sizes: Sizes) -> int:
 def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
     """Parameters of one sublayer's own, its LayerNorm included."""
     return _sublayer_parameters(planned, sizes)[0]
+
+
+def count_matrix_parameters(pattern: str, sizes: Sizes) -> int:
+    """Those of sublayers' linear maps, which Muon takes."""
+    sublayers = _plan(pattern, sizes.direction, kinds())
+    return sum(_sublayer_parameters(planned, sizes)[2] for planned in sublayers)
 
 
 def count_common_parameters(sublayers: Iterable[PlannedSublayer], sizes: Sizes) -> dict[str, int]:
@@ -205,8 +212,8 @@ def _parts(sizes: Sizes) -> dict[str, Any]:
 
 
 @lru_cache(_REMEMBERED)
-def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, Mapping[str, int]]:
-    """A sublayer's own, and by name those that it shares."""
+def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, Mapping[str, int], int]:
+    """A sublayer's own, by name those that it shares, and of its own those of linear maps."""
     options = _options(sizes)
     with _WithoutNumbers():
         sublayer = build_sublayer(planned.kind.module(sizes.direction), options, planned)
@@ -215,7 +222,8 @@ def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, M
             sublayer = ResidualSublayer(sublayer, sizes.embed_dim, norm=norm)
     common = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
     own = set(sublayer.parameters()) - set(common.values())
-    return sum(map(torch.numel, own)), {name: each.numel() for name, each in common.items()}
+    matrices = sum(each.weight.numel() for each in sublayer.modules() if isinstance(each, Linear))
+    return sum(map(torch.numel, own)), {name: each.numel() for name, each in common.items()}, matrices
 
 
 class _Outside(NamedTuple):

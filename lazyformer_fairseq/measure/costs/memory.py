@@ -24,8 +24,8 @@ class UpdateMemory(NamedTuple):
     Attributes:
         weights: in the precision of the model.
         gradients: of all weights, in it.
-        optimizer: two moments, Adam's or LAMB's; in half precision the weights in single precision and their gradients
-            too.
+        optimizer: two moments, Adam's or LAMB's, or one of a matrix that Muon takes; in half precision the weights in
+            single precision and their gradients too.
         carried: what streams remember from one update to the next.
         activations: all else, at the peak of the update: what autograd keeps, and what is there for a moment. Gradients
             that are there by then are not among these.
@@ -47,14 +47,16 @@ def count_update_memory(
     predicted: Optional[int] = None,
     accumulates: bool = False,
     processes: int = 1,
+    optimizer: str = "",
 ) -> UpdateMemory:
-    """Counts one update: forward pass, loss, backward pass, a step of fused Adam or LAMB.
+    """Counts one update: forward pass, loss, backward pass, a step of fused Adam, LAMB or Muon.
 
     Args:
         run: its forward and backward pass.
         predicted: tokens of a batch that the head predicts; None for all.
         accumulates: whether gradients of an earlier batch of the same update are there.
         processes: several hold what they send each other.
+        optimizer: ``muon``, or one with two moments.
 
     Raises:
         UserError: the pattern cannot be read, or a kind of sublayer does not count its memory.
@@ -62,21 +64,30 @@ def count_update_memory(
     sublayers = plan(pattern, sizes.direction)
     parameters = flops.count_parameters(pattern, sizes)
     weights = gradients = parameters * run.number
-    optimizer = count_optimizer_bytes(parameters, run.number)
+    held = count_optimizer_bytes(parameters, run.number, count_single_moments(pattern, sizes, optimizer))
     buckets = gradients if processes > 1 else 0
     carried = _count_carried(sublayers, sizes, run)
-    before = weights + optimizer + buckets + carried + (gradients if accumulates else 0)
+    before = weights + held + buckets + carried + (gradients if accumulates else 0)
     highest, activations = 0, 0
     for now, made in _moments(sublayers, sizes, run, predicted):
         there = before + now + (0 if accumulates else made)
         if there > highest:
             highest, activations = there, now
-    return UpdateMemory(weights, gradients + buckets, optimizer, carried, activations, highest)
+    return UpdateMemory(weights, gradients + buckets, held, carried, activations, highest)
 
 
-def count_optimizer_bytes(parameters: int, number: int) -> int:
-    """Adam's two moments; below single precision the weights and gradients that it works with, too (fairseq)."""
-    return parameters * SINGLE * (2 if number >= SINGLE else 4)
+def count_optimizer_bytes(parameters: int, number: int, single_moments: int = 0) -> int:
+    """Adam's two moments; below single precision the weights and gradients that it works with, too (fairseq).
+
+    Args:
+        single_moments: parameters with one moment.
+    """
+    return SINGLE * (parameters * (2 if number >= SINGLE else 4) - single_moments)
+
+
+def count_single_moments(pattern: str, sizes: Sizes, optimizer: str) -> int:
+    """Parameters of which an optimizer keeps one moment, not two."""
+    return flops.count_matrix_parameters(pattern, sizes) if optimizer == "muon" else 0
 
 
 def _moments(

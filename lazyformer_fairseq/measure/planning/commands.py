@@ -45,6 +45,12 @@ class Planning:
     max_update: Optional[int] = option(
         None, "How many.", low=1, high=10**9, shown="the training's, 1000000; language models 40000"
     )
+    optimizer: Optional[str] = option(
+        None,
+        "muon keeps one moment of a matrix, others two of all.",
+        metavar="NAME",
+        shown="the training's, Adam or LAMB",
+    )
     data: Optional[str] = option(
         None, "Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk.",
         shown="32768 symbols; of causal archs, those of their text",
@@ -76,7 +82,7 @@ def plan(config: Optional[Path], asked: Planning) -> None:
     from lazyformer_fairseq.measure.planning.fit import as_json, as_table, as_text, make_plan
     from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_yaml, vocabulary_of
 
-    given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update")}
+    given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update", "optimizer")}
     given = {name: value for name, value in given.items() if value is not None}
     place, plans = _place(asked), []
     files = [path for folder in (asked.data or "").split(":") if folder for path in Path(folder).iterdir()]

@@ -185,9 +185,9 @@ class Plan(NamedTuple):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of one checkpoint: weights, Adam's moments, below single precision the optimizer's weights too."""
-        number = NUMBER[self.place.precision]
-        return self.job.parameters * (number + SINGLE * (2 if number == SINGLE else 3))
+        """Of one checkpoint: weights, the optimizer's moments, below single precision its weights too."""
+        number, job = NUMBER[self.place.precision], self.job
+        return job.parameters * (number + SINGLE * (2 if number == SINGLE else 3)) - SINGLE * job.single_moments
 
 
 def make_plan(

@@ -15,7 +15,7 @@ from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, Lazy
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.measure import arch_named, usual_symbols
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
-from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_update_memory
+from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_single_moments, count_update_memory
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
@@ -26,6 +26,7 @@ from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
 
 MASKED = 0.15  # of all tokens, by default
 KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
+KEYS = ("model", "task", "dataset", "optimization", "optimizer")  # of a YAML file, that formulas need
 _SYMBOLS = 5  # of fairseq's, and the mask, which a dictionary's file does not list
 
 
@@ -41,6 +42,7 @@ class Job:
         per_update: sequences of an update.
         max_update: updates.
         masked: of all tokens those that the head predicts, in the update with most; 1 for causal models.
+        optimizer: its name; of those known here muon alone keeps less than two moments.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Job:
     per_update: int
     max_update: int
     masked: float
+    optimizer: str = ""
 
     def __post_init__(self):
         """Raises a UserError for a number that no training has."""
@@ -83,6 +86,11 @@ class Job:
         return count_parameters(self.pattern, self.sizes)
 
     @property
+    def single_moments(self) -> int:
+        """Parameters of which the optimizer keeps one moment, not two."""
+        return count_single_moments(self.pattern, self.sizes, self.optimizer)
+
+    @property
     def tokens(self) -> int:
         """That the model reads in all."""
         return self.max_update * self.per_update * self.time
@@ -113,7 +121,7 @@ class Job:
     ) -> UpdateMemory:
         """Of one process."""
         run, predicted = self.run(batch, precision, device, back_end), round(self.masked * batch * self.time)
-        return count_update_memory(self.pattern, self.sizes, run, predicted, accumulates, processes)
+        return count_update_memory(self.pattern, self.sizes, run, predicted, accumulates, processes, self.optimizer)
 
     def run(self, batch: int, precision: str, device: str, back_end: str) -> Pass:
         """Forward and backward pass of a batch."""
@@ -164,7 +172,8 @@ def job_of_yaml(path: Path, groups: Optional[Mapping[str, str]] = None) -> Job:
     time = task.get("tgt_len", 192) if is_causal else task.get("tokens_per_sample", 512)
     per_update = task.get("sequences_per_update") or given.get("dataset", {}).get("batch_size", 256)
     masked = 1.0 if is_causal else max(mask_shares(task.get("mask_prob", MASKED)))
-    return _job(path.stem, config, None, time, per_update, updates, masked)
+    optimizer = str(given.get("optimizer", {}).get("_name", ""))
+    return _job(path.stem, config, None, time, per_update, updates, masked, optimizer)
 
 
 def job_of_launch(
@@ -181,6 +190,8 @@ def job_of_launch(
         UserError: as :func:`job_of_arch`, :func:`job_of_yaml` and :func:`with_options` do.
     """
     options = {name: value for name, value in options_by_name(given).items() if value or name == "sublayer_pattern"}
+    if by_hydra := [word for word in given if word.startswith("optimizer._name=")]:
+        options["optimizer"] = by_hydra[-1].partition("=")[2]
     groups = {name: options[name] for name in ("recipe",) if name in options}
     job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=groups)
     if per_update is not None:
@@ -200,7 +211,8 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
     changed = {names[name] or name: _number(name, value) for name, value in options.items() if name in names}
     if "mask_prob" in options and not job.is_causal:
         changed["masked"] = max(mask_shares(options["mask_prob"]))
-    return replace(job, config=_with(job.config, options), **changed)
+    optimizer = str(options.get("optimizer", job.optimizer))
+    return replace(job, config=_with(job.config, options), optimizer=optimizer, **changed)
 
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
@@ -243,7 +255,7 @@ def _read(path: Path, groups: Mapping[str, str]) -> dict[str, Any]:
         files = (None if name == "_self_" else path.parent / _file_of(name, groups) for name in below)
         parts = [own if file is None else _read(file, groups) for file in files] or [own]
         merged = OmegaConf.merge(*map(OmegaConf.create, parts))
-        return {key: _plain(merged, key) for key in ("model", "task", "dataset", "optimization") if key in merged}
+        return {key: _plain(merged, key) for key in KEYS if key in merged}
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
         raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
 

@@ -205,7 +205,9 @@ class SelfAttention(ChoosingAttention):
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
-        self.qkv_proj = Linear(options.embed_dim, (self.has_queries + self.has_keys + 1) * options.embed_dim)
+        blocks = self.has_queries + self.has_keys + 1
+        self.qkv_proj = Linear(options.embed_dim, blocks * options.embed_dim)
+        self.qkv_proj.blocks = blocks
         self.out_proj = Linear(options.embed_dim, options.embed_dim)
         self.start_copies()
 
@@ -264,6 +266,7 @@ class RelativeAttention(ChoosingAttention):
         embed_dim = options.embed_dim
         self.q_proj = Linear(embed_dim, embed_dim, bias=False) if self.has_queries else None
         self.kv_proj = Linear(embed_dim, (self.has_keys + 1) * embed_dim, bias=False)
+        self.kv_proj.blocks = self.has_keys + 1
         self.has_scores = not has_positions(planned.values)
         compares = self.has_queries and self.has_keys and self.has_scores
         self.position_proj = Linear(embed_dim, embed_dim, bias=False) if compares else None

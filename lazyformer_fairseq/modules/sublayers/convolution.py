@@ -49,6 +49,7 @@ class Convolution(Sublayer):
         self.width = width
         self.channels = embed_dim
         self.in_proj = Linear(embed_dim, 2 * embed_dim)
+        self.in_proj.blocks = 2
         self.out_proj = Linear(embed_dim, embed_dim)
         if num_heads:
             check_heads(embed_dim, num_heads)

@@ -65,6 +65,7 @@ class FeedForward(Sublayer):
         self.is_gated = bool(gate)
         self.dropout = dropout
         self.fc1 = Linear(embed_dim, ffn_embed_dim * (1 + self.is_gated))
+        self.fc1.blocks = 1 + self.is_gated
         self.fc2 = Linear(ffn_embed_dim, embed_dim)
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Both optimizers as fairseq sees them: a run goes on as if nothing had been, after apex too, in half precision.
+"""Our optimizers as fairseq sees them: a run goes on as if nothing had been, after apex too, in half precision.
 
-test_lamb.py has the numbers of LAMB.
+test_lamb.py has the numbers of LAMB, test_muon.py those of Muon.
 """
 
 import copy
@@ -15,16 +15,18 @@ from helpers import assert_equal_state, mostly_slow, train_in_two_processes, tra
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import FP16Optimizer
+from lazyformer_fairseq.fairseq_plugin.optim.muon import MuonAndAdam, MuonConfig
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import AdamLikeOptimizer, FusedAdam, NvLamb
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
-ADAM, LAMB = FusedAdam.NAME, NvLamb.NAME
+ADAM, LAMB, MUON = FusedAdam.NAME, NvLamb.NAME, MuonAndAdam.NAME
 OF_LAMB = dict(lamb_betas="(0.9, 0.98)", lamb_eps=1e-3, max_weight_norm=0.0)
 OWN = {
     ADAM: (FusedAdam, dict(adam_betas="(0.9, 0.98)", adam_eps=1e-3)),
     LAMB: (NvLamb, dict(**OF_LAMB, no_ratio_without_decay=False, no_bias_correction=False)),
+    MUON: (MuonAndAdam, {**vars(MuonConfig()), "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-3, "adam_lr": 0.05}),
 }
-BOTH = pytest.mark.parametrize("name", [ADAM, LAMB])
+ALL = pytest.mark.parametrize("name", [ADAM, LAMB, MUON])
 FIRST = pytest.mark.parametrize("first", ["apex", "torch"])
 SHAPES = ((3, 2), (3,), (2, 2))
 EXEMPT = {"no_decay_bias_and_norm": True}
@@ -34,13 +36,13 @@ ONE_BY_ONE = f"{SMALL} --batch-size 1 --dropout 0 --disable-validation --clip-no
 
 def config(name: str, **changes) -> SimpleNamespace:
     shared = dict(_name=name, lr=[0.1], weight_decay=0.5, no_decay_bias_and_norm=False)
-    return SimpleNamespace(**{**shared, **OWN[name][1], **changes})
+    return SimpleNamespace(**{**OWN[name][1], **shared, **changes})
 
 
 def build(name: str, library: str, parameters: list[torch.nn.Parameter], **changes) -> AdamLikeOptimizer:
     """With "apex", as version 0.1.0 built it where apex was installed."""
     optimizer = OWN[name][0](config(name, **changes), parameters)
-    if library == "apex":
+    if library == "apex" and name != MUON:  # of which apex has none
         shared = {key: optimizer.optimizer_config[key] for key in ("lr", "betas", "eps", "weight_decay")}
         shared |= {"params": optimizer.groups_of(parameters), "adam_w_mode": True}
         if name == ADAM:
@@ -52,8 +54,11 @@ def build(name: str, library: str, parameters: list[torch.nn.Parameter], **chang
 
 
 def make_parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    """The first one is a matrix of a sublayer."""
     torch.manual_seed(1)
-    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
+    parameters = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in SHAPES]
+    parameters[0].optim_overrides = {"blocks": 1}
+    return parameters
 
 
 def set_gradients(parameters: list[torch.nn.Parameter], update: int, scale: float = 1.0) -> None:
@@ -78,7 +83,10 @@ def assert_close(found, expected, **bounds) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [(ADAM, {}), (ADAM, EXEMPT), (LAMB, {}), (LAMB, EXEMPT), (LAMB, {**EXEMPT, "no_ratio_without_decay": True})],
+    [
+        *((name, options) for name in (ADAM, LAMB, MUON) for options in ({}, EXEMPT)),
+        (LAMB, {**EXEMPT, "no_ratio_without_decay": True}),
+    ],
 )
 @FIRST
 @pytest.mark.parametrize("stop", [0, 3])  # before the first update, too
@@ -96,12 +104,13 @@ def test_a_resumed_run_ends_where_one_without_a_break_does(name, options, first,
     assert_close(parameters, expected)
     layout, own = ([group.keys() for group in of.state_dict()["param_groups"]] for of in (after, whole))
     assert layout == own  # whatever torch reads of a group it finds
-    assert [group["weight_decay"] for group in after.param_groups] == ([0.5, 0.0] if options else [0.5])
+    decays = [*[0.5] * (name == MUON), *([0.5, 0.0] if options else [0.5])]
+    assert [group["weight_decay"] for group in after.param_groups] == decays
 
 
-@BOTH
-def test_a_state_of_other_groups_or_weights_or_of_the_other_optimizer_is_refused_in_words(name):
-    """In half precision fairseq sees one name for both optimizers: its wrapper's."""
+@ALL
+def test_a_state_of_other_groups_or_weights_or_of_another_optimizer_is_refused_in_words(name):
+    """In half precision fairseq sees one name for all optimizers: its wrapper's."""
     parameters = make_parameters()
     for exempts in (False, True):
         before = build(name, "apex", parameters, no_decay_bias_and_norm=exempts)
@@ -111,26 +120,28 @@ def test_a_state_of_other_groups_or_weights_or_of_the_other_optimizer_is_refused
     before = build(name, "torch", parameters)
     train(before, parameters, range(1))
     with pytest.raises(UserError, match="of other weights than the model's"):
-        build(name, "torch", [torch.nn.Parameter(torch.zeros(14))]).load_state_dict(before.state_dict())
-    other = build(LAMB if name == ADAM else ADAM, "torch", make_parameters())
-    with pytest.raises(UserError, match=f"not trained with --optimizer {name}: .*--reset-optimizer"):
-        build(name, "torch", make_parameters()).load_state_dict(other.state_dict())
+        build(name, "torch", make_parameters()[:-1]).load_state_dict(before.state_dict())
+    for other in {ADAM, LAMB, MUON} - {name}:
+        saved = build(other, "torch", make_parameters()).state_dict()
+        with pytest.raises(UserError, match=f"not trained with --optimizer {name}: .*--reset-optimizer"):
+            build(name, "torch", make_parameters()).load_state_dict(saved)
 
 
-@BOTH
+@ALL
 def test_options_are_set_overridden_and_refused(name):
     parameters = make_parameters()
     optimizer, again = (build(name, "torch", parameters, **EXEMPT) for _ in range(2))
     train(optimizer, parameters, range(1))
     again.load_state_dict(optimizer.state_dict(), optimizer_overrides={"weight_decay": 0.25})
-    assert [group["weight_decay"] for group in again.param_groups] == [0.25, 0.0]
-    option = f"{'adam' if name == ADAM else 'lamb'}_betas"
+    assert [group["weight_decay"] for group in again.param_groups] == [*[0.25] * (name == MUON), 0.25, 0.0]
+    option = f"{'lamb' if name == LAMB else 'adam'}_betas"
     for betas in ("(0.9, 0.98)", "0.9, 0.98", [0.9, 0.98]):
         assert build(name, "torch", parameters, **{option: betas}).param_groups[0]["betas"] == (0.9, 0.98)
     for betas in ("(0.9)", "(0.9, 1.0)", "0.9, x", "__import__('os')", (0.9,), "(-0.1, 0.9)"):
         with pytest.raises(UserError, match=f"--{option.replace('_', '-')} .*(give two numbers|both must lie in)"):
             build(name, "torch", parameters, **{option: betas})
-    with pytest.raises(UserError, match="--fp16-no-flatten-grads"):  # weights in one vector
+    words = "--fp16-no-flatten-grads" if name != MUON else "no matrices of sublayers"  # weights in one vector
+    with pytest.raises(UserError, match=words):
         build(name, "torch", [torch.nn.Parameter(torch.zeros(10))], **EXEMPT)
 
 
@@ -193,19 +204,22 @@ def test_mixed_precision_resumes_with_its_loss_scale(first, flat):
     assert after.scaler.loss_scale == 8  # grew in the eighth update, three after the break
 
 
+@pytest.mark.parametrize("name", [LAMB, MUON])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_lamb_has_a_ratio_for_each_tensor_in_half_precision_and_resumes_to_the_bit(dtype):
+def test_tensors_keep_their_shapes_in_half_precision_and_resume_to_the_bit(name, dtype):
     expected, weights = make_parameters(dtype), make_parameters(dtype)
-    without_break = in_half_precision(LAMB, "torch", expected, flat=True)  # which it refuses
+    without_break = in_half_precision(name, "torch", expected, flat=True)  # which it refuses
     train_in_half(without_break, expected, range(10))
-    before, after = (in_half_precision(LAMB, "torch", weights, flat=True) for _ in range(2))
+    before, after = (in_half_precision(name, "torch", weights, flat=True) for _ in range(2))
     train_in_half(before, weights, range(5))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     train_in_half(after, weights, range(5, 10))
     assert all(torch.equal(*pair) for pair in zip(after.fp32_params, without_break.fp32_params, strict=True))
 
-    masters = [torch.nn.Parameter(weight.data.float()) for weight in make_parameters(dtype)]
-    plain = build(LAMB, "torch", masters)
+    masters = make_parameters()
+    for master, weight in zip(masters, make_parameters(dtype), strict=True):
+        master.data.copy_(weight.data)
+    plain = build(name, "torch", masters)
     for update in range(10):
         set_gradients(masters, update)
         plain.clip_grad_norm(1.0)
@@ -261,7 +275,7 @@ def test_gradients_are_clipped_once_by_the_norm_of_all():
     assert_close(parameters, expected, rtol=1e-5, atol=1e-6)
 
 
-@BOTH
+@ALL
 def test_half_precision_weights_are_refused_in_words(name, fairseq_train, data_folder, tmp_path):
     with pytest.raises(UserError, match=f"--memory-efficient-fp16.*--optimizer {name} .*give --optimizer adam"):
         options = f"{SMALL} --max-update 1 --optimizer {name} --fp16 --memory-efficient-fp16"
@@ -339,10 +353,12 @@ def test_a_sum_may_be_larger_than_fp16_but_no_batch_s_gradient(optimizer):
 
 
 LARGE, BY_LAMB = "--update-freq 9", "--optimizer nvlamb --lr 0.01 --lr-scheduler polynomial_warmup --warmup-ratio 0.3"
-QUICK = [f"{LARGE} --bf16", f"{BY_LAMB} --bf16"]
+BY_MUON = "--optimizer muon --lr 0.01 --adam-lr 0.001 --muon-scale original"
+QUICK = [f"{LARGE} --bf16", f"{BY_LAMB} --bf16", f"{BY_MUON} --bf16"]
+SLOW = [f"{LARGE} --fp16", f"{BY_LAMB} --fp16", BY_LAMB, f"{BY_MUON} --fp16", f"{BY_MUON} --muon-precision bf16"]
 
 
-@pytest.mark.parametrize("options", mostly_slow([*QUICK, f"{LARGE} --fp16", f"{BY_LAMB} --fp16", BY_LAMB], *QUICK))
+@pytest.mark.parametrize("options", mostly_slow([*QUICK, *SLOW], *QUICK))
 def test_a_run_is_resumed_to_the_bit(options, fairseq_train, data_folder, tmp_path):
     with mock.patch.object(FP16Optimizer, "_add", autospec=True, side_effect=FP16Optimizer._add) as add:
         options = f"{ONE_BY_ONE} --max-update 4 {options}"
@@ -352,16 +368,19 @@ def test_a_run_is_resumed_to_the_bit(options, fairseq_train, data_folder, tmp_pa
     found = fairseq_train(data_folder, f"{options} --restore-file {half}", tmp_path / "resumed")
     assert updates_of(found) == 4
     assert_equal_state(found["model"], expected["model"])
-    assert [group["lr"] for group in found["last_optimizer_state"]["param_groups"]] == [0.0]
+    groups = found["last_optimizer_state"]["param_groups"]
+    assert [group["lr"] for group in groups] == [0.0] * (1 + (BY_MUON in options))
 
 
 @pytest.mark.slow
-def test_two_processes_add_up_as_one_does(fairseq_train, data_folder, tmp_path, free_port):
-    options = f"{ONE_BY_ONE} --bf16 --max-update 1"
+@pytest.mark.parametrize("more", ["", BY_MUON])
+def test_two_processes_add_up_as_one_does(more, fairseq_train, data_folder, tmp_path, free_port):
+    options = f"{ONE_BY_ONE} --bf16 --max-update 1 {more}"
     alone = fairseq_train(data_folder, f"{options} --update-freq 18", tmp_path / "one")
     words = train_words(data_folder, f"{options} --update-freq 9", tmp_path / "two")
     run = train_in_two_processes(words, free_port)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     states = alone["last_optimizer_state"], torch.load(tmp_path / "two" / "checkpoint_last.pt")["last_optimizer_state"]
-    one, two = (torch.cat([each["exp_avg"].flatten() for each in state["state"].values()]) for state in states)
+    moments = [[each.get("exp_avg", each.get("momentum_buffer")) for each in of["state"].values()] for of in states]
+    one, two = (torch.cat([each.flatten() for each in some]) for some in moments)
     assert (one - two).norm() < 3e-3 * one.norm()  # the last two batches' mean is rounded to bf16

@@ -1,9 +1,11 @@
-"""Both schedules: the rate of each update, by updates and by epochs, from its start and resumed."""
+"""The schedules: the rate of each update, by updates and by epochs, from its start, resumed, and as a branch."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import assert_equal_state, message_of, stopped_at, updates_of
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.errors import UserError
@@ -12,13 +14,16 @@ from lazyformer_fairseq.fairseq_plugin.optim.schedules import (
     LinearWarmupSchedule,
     PolynomialWarmupSchedule,
     WarmupSchedule,
+    WSDSchedule,
 )
+
+OF_WSD = {"warmup_updates": 0, "decay": "1-sqrt", "decay_share": 0.1, "decay_from": None}
 
 
 def schedule_of(kind: type, lr: float = 0.5, **given) -> WarmupSchedule:
     adam = SimpleNamespace(**{**vars(FusedAdamConfig()), "lr": [lr]})
     optimizer = FusedAdam(adam, [torch.nn.Parameter(torch.zeros(2, 2))])
-    options = {"max_update": 0, "max_epoch": 0, "warmup_ratio": 0.1, "power": 0.5, **given}
+    options = {"max_update": 0, "max_epoch": 0, "warmup_ratio": 0.1, "power": 0.5, **OF_WSD, **given}
     return kind(OmegaConf.create({"lr": [lr], **options}), optimizer)
 
 
@@ -81,3 +86,132 @@ def test_impossible_schedules_are_user_errors():
         for kind in kinds:
             with pytest.raises(UserError, match=words):
                 schedule_of(kind, **options)
+
+
+# --- warm-up, constant, decay
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"decay": "linear", "decay_share": 0.4}, [1, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0]),
+        ({"decay_share": 0.4}, [1, 1, 1, 1, 1, 1, 1, *(1 - math.sqrt(x / 4) for x in (1, 2, 3)), 0, 0]),
+        ({"decay_share": 0.11}, [1] * 9 + [1 - math.sqrt(0.5), 0, 0]),  # an update that is begun counts whole
+        ({"decay_share": 0.0}, [1] * 12),
+        (
+            {"decay_share": 0.5, "warmup_updates": 5},
+            [0.2, 0.4, 0.6, 0.8, 1, 1, *(1 - math.sqrt(x / 5) for x in range(1, 5)), 0],
+        ),
+        ({"warmup_ratio": 0.2}, [0.5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]),
+        ({"decay": "linear", "decay_share": 1.0, "warmup_ratio": 0.0}, [0.1 * left for left in range(10, -1, -1)]),
+    ],
+)
+def test_the_rate_is_constant_between_warm_up_and_decay(options, expected):
+    found = rates(schedule_of(WSDSchedule, max_update=10, **options), len(expected))
+    assert found == pytest.approx([0.5 * share for share in expected], abs=1e-12)
+
+
+def saved_after(updates: int, **options) -> dict:
+    schedule = schedule_of(WSDSchedule, **options)
+    schedule.step_update(updates)
+    return schedule.state_dict()
+
+
+def test_a_branch_keeps_the_warm_up_of_the_run_that_it_leaves():
+    branch = schedule_of(WSDSchedule, max_update=20, warmup_ratio=0.5)
+    branch.load_state_dict(saved_after(3, max_update=100, warmup_ratio=0.05))
+    assert rates(branch, 8)[3:] == [0.4, 0.5, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("made", "theirs", "ours", "words"),
+    [
+        (95, {"max_update": 100}, {"max_update": 100}, None),  # resumed amid its decay
+        (90, {"max_update": 100}, {"max_update": 120, "decay_share": 0.25}, None),
+        (
+            91,
+            {"max_update": 100},
+            {"max_update": 120},
+            "91 updates are made, and the decay of its own run begins after 90",
+        ),
+        (91, {"max_update": 100}, {"max_update": 100, "decay": "linear"}, "of its own run begins after 90"),
+        (95, {"max_update": 100}, {"max_update": 120, "decay_share": 0.25}, "of its own run begins after 90"),
+        (
+            91,
+            {"max_update": 200},
+            {"max_update": 100},
+            "--decay-from a.pt: 91 updates are made, and the decay of --max-update 100 with --decay-share 0.1 begins "
+            "after 90: give an earlier checkpoint, or a larger --max-update",
+        ),
+        (99, {"max_update": 999}, {"max_update": 100}, "the decay would begin after update 90, in the 99 of warm-up"),
+    ],
+)
+def test_a_checkpoint_whose_rate_was_another_is_no_start(made, theirs, ours, words):
+    state = saved_after(made, **{**theirs, "warmup_updates": 99 if theirs["max_update"] == 999 else 1})
+    state |= {"num_updates": 90} if theirs["max_update"] == 999 else {}
+    schedule = schedule_of(WSDSchedule, decay_from="a.pt", **ours)
+    if words is None:
+        return schedule.load_state_dict(state)
+    with pytest.raises(UserError) as caught:
+        schedule.load_state_dict(state)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "--lr-scheduler wsd needs --max-update to know when to decay"),
+        ({"max_epoch": 2}, "--lr-scheduler wsd needs --max-update"),
+        ({"max_update": 9, "max_epoch": 2}, "--max-epoch 2: --lr-scheduler wsd counts updates alone"),
+        ({"max_update": 9, "decay_share": 1.5}, "--decay-share 1.5: must lie in"),
+        ({"max_update": 9, "decay_share": -0.5}, "--decay-share -0.5: must lie in"),
+        (
+            {"max_update": 10, "decay_share": 0.5, "warmup_updates": 6},
+            "would begin after update 5, in the 6 of warm-up",
+        ),
+    ],
+)
+def test_impossible_settings_of_wsd_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        schedule_of(WSDSchedule, **options)
+
+
+SMALL = "--arch bert_tiny --sublayer-pattern sf --criterion masked_lm_accuracy --batch-size 2 --disable-validation"
+BY_WSD = f"{SMALL} --lr-scheduler wsd --warmup-updates 2 --save-interval-updates 1"
+
+
+@pytest.mark.parametrize("more", ["", "--bf16 --optimizer muon"])
+def test_a_branch_equals_the_whole_run_to_the_bit(more, fairseq_train, data_folder, tmp_path, interruptible):
+    """Dropout and masks draw by update; the branch is stopped, too, and goes on from its own checkpoint."""
+    constant, until_6 = (
+        f"{BY_WSD} {more} --max-update 5 --decay-share 0",
+        f"{BY_WSD} {more} --max-update 6 --decay-share 0.4",
+    )
+    fairseq_train(data_folder, constant, tmp_path / "constant")
+    whole = fairseq_train(data_folder, until_6, tmp_path / "whole")
+    start = next((tmp_path / "constant").glob("checkpoint_*_3.pt"))
+    with stopped_at(5):
+        fairseq_train(data_folder, f"{until_6} --decay-from {start}", tmp_path / "branch")
+    start.rename(tmp_path / "gone.pt")
+    branch = fairseq_train(data_folder, f"{until_6} --decay-from {start}", tmp_path / "branch")
+    assert updates_of(branch) == updates_of(whole) == 6
+    for part in ("model", "last_optimizer_state"):
+        assert_equal_state(branch[part], whole[part])
+    assert branch["extra_state"]["train_iterator"] == whole["extra_state"]["train_iterator"]
+    late = f"--decay-from {tmp_path}/whole/{start.name.replace('_3.pt', '_5.pt')}"
+    said = message_of(fairseq_train, data_folder, f"{BY_WSD} {more} --max-update 9 {late}", tmp_path / "late")
+    assert said.startswith(f"{late}: 5 updates are made, and the decay of its own run begins after 3")
+
+
+def test_starts_that_cannot_be_are_refused_in_words(fairseq_train, data_folder, tmp_path):
+    for more, words in (
+        ("--restore-file other.pt", "--restore-file: the run goes on from --decay-from a.pt; leave one out"),
+        ("--reset-optimizer", "--reset-optimizer: the run goes on from --decay-from a.pt"),
+        ("", "a.pt: no such checkpoint"),
+    ):
+        options = f"{BY_WSD} --max-update 9 --decay-from a.pt {more}"
+        assert message_of(fairseq_train, data_folder, options, tmp_path / "run").startswith(words)
+    fairseq_train(data_folder, f"{SMALL} --max-update 1", tmp_path / "linear")
+    options = f"{BY_WSD} --max-update 9 --decay-from {tmp_path / 'linear' / 'checkpoint_last.pt'}"
+    said = message_of(fairseq_train, data_folder, options, tmp_path / "branch")
+    assert "checkpoint_last.pt: was not trained with --lr-scheduler wsd" in said

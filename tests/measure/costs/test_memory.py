@@ -215,13 +215,15 @@ WIDE = {"encoder_embed_dim": 128, "encoder_ffn_embed_dim": 512, "encoder_attenti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_an_update_of_fairseq(data_folder, tmp_path, precision):
+@pytest.mark.parametrize(
+    ("precision", "optimizer"), [("fp32", "fused_adam"), ("bf16", "fused_adam"), ("fp32", "muon"), ("bf16", "muon")]
+)
+def test_an_update_of_fairseq(data_folder, tmp_path, precision, optimizer):
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in WIDE.items())
     command = (
         f"--user-dir {ROOT / 'lazyformer_fairseq'} --task full_sentences_masked_lm --tokens-per-sample 64 "
         f"--criterion masked_lm_accuracy --arch bert_tiny {sizes} --attention-backend eager --batch-size 8 --cpu "
-        f"--optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
+        f"--optimizer {optimizer} --lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
     )
     command += " --bf16" if precision == "bf16" else ""
     training = StepwiseTraining([str(data_folder), *command.split()], tmp_path / "run")
@@ -229,13 +231,16 @@ def test_an_update_of_fairseq(data_folder, tmp_path, precision):
         training.update()  # the optimizer's moments are there from the first on
     training.trainer.zero_grad()
     gc.collect()
-    optimizer = training.trainer.optimizer
-    masters = list(getattr(optimizer, "fp32_params", ()))  # fairseq keeps their gradients too
-    states = [value for state in optimizer.optimizer.state.values() for value in state.values()]
+    built = training.trainer.optimizer
+    masters = list(getattr(built, "fp32_params", ()))  # fairseq keeps their gradients too
+    states = [value for state in built.optimizer.state.values() for value in state.values()]
     kept = [*training.trainer.model.parameters(), *masters, *(master.grad for master in masters), *states]
     held = sum(each.numel() * each.element_size() for each in kept if isinstance(each, torch.Tensor))
     peak = peak_memory(training.update, "cpu")
-    job = with_options(job_of_arch("bert_tiny", len(training.task.dictionary)), {**WIDE, "tokens_per_sample": 64})
+    job = with_options(
+        job_of_arch("bert_tiny", len(training.task.dictionary)),
+        {**WIDE, "tokens_per_sample": 64, "optimizer": optimizer},
+    )
     counted = job.count_memory(8, precision, "cpu", "eager")
     assert counted.weights + counted.optimizer == pytest.approx(held, rel=0.01)
     assert counted.peak == pytest.approx(held + peak, rel=0.1)

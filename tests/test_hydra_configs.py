@@ -65,7 +65,6 @@ def handed_over(hydra_main, tmp_path) -> Callable[..., DictConfig]:
 
 def assert_table_5(cfg: DictConfig) -> None:
     """What pre-training and fine-tuning share, of the options that TINY leaves alone."""
-    assert (cfg.model.dropout, cfg.model.encoder_normalize_before) == (0.1, False)
     assert cfg.optimizer._name == "fused_adam"
     assert cfg.optimizer.adam_betas.replace(" ", "") == "(0.9,0.999)"
     assert (cfg.optimizer.adam_eps, cfg.optimizer.weight_decay, cfg.optimization.clip_norm) == (1e-6, 0.01, 1.0)
@@ -78,6 +77,7 @@ def test_pretraining_is_table_5_of_a_pattern_with_parentheses(handed_over):
     cfg = handed_over("pretraining/bert_base", "task.data=somewhere", "model.sublayer_pattern='(sff)x2 (f)x2'", *masks)
     assert_table_5(cfg)
     assert (cfg.task.mask_prob, cfg.task.whole_word_masks, cfg.task.max_update) == ("0.3:0.15", True, 10**6)
+    assert (cfg.model.dropout, cfg.model.encoder_normalize_before) == (0.1, False)
     assert cfg.model.sublayer_pattern == "(sff)x2 (f)x2"
     assert (cfg.task.data, cfg.task.tokens_per_sample, cfg.model.max_positions) == ("somewhere", 512, 512)
     assert (cfg.optimization.max_update, cfg.lr_scheduler.max_update, cfg.optimization.max_epoch) == (10**6, 10**6, 0)
@@ -91,6 +91,7 @@ def test_pretraining_is_table_5_of_a_pattern_with_parentheses(handed_over):
 def test_finetuning_is_table_5(handed_over):
     cfg = handed_over("finetuning/cola", "task.data=somewhere", "checkpoint.finetune_from_model=model.pt")
     assert_table_5(cfg)
+    assert (cfg.model.dropout, cfg.model.encoder_normalize_before) == (0.1, False)
     assert (cfg.task.data, cfg.task.tokens_per_sample, cfg.task.finetune_from_model) == ("somewhere", 512, "model.pt")
     assert cfg.model.max_positions == 512
     options = ARCHITECTURES["lazyformer_m2x6_s"].options()
@@ -103,8 +104,8 @@ def test_finetuning_is_table_5(handed_over):
 
 def assert_pretraining_of(name: str, cfg: DictConfig) -> None:
     assert_table_5(cfg)
-    row = {"max_positions": 512} | ARCHITECTURES[name].options()
-    for option in ("sublayer_pattern", "attention_dropout", "relative_position_buckets", "max_positions"):
+    row = {"max_positions": 512, "dropout": 0.1, "encoder_normalize_before": False} | ARCHITECTURES[name].options()
+    for option in row.keys() - {option.removeprefix("model.").partition("=")[0] for option in TINY}:
         assert cfg.model[option] == row[option]
     assert (cfg.task.mask_prob, cfg.task.leave_unmasked_prob, cfg.task.random_token_prob) == (0.15, 0.1, 0.1)
     assert (cfg.optimization.lr, cfg.lr_scheduler.warmup_ratio) == ([1e-4], 0.01)

@@ -27,7 +27,8 @@ class EncoderArchitecture(Architecture):
         parameters_in_millions: at a vocabulary of 32,768 and 512 positions, as the paper prints it; ours is within 1%.
         source: where the row comes from.
         max_positions: None for the model's default, 512.
-        no_token_positional_embeddings: whether there are no learned positions; None for the model's default.
+        no_token_positional_embeddings: whether there are no learned positions; None for the model's default, as for
+            all that come after it.
     """
 
     sublayer_pattern: str
@@ -40,6 +41,14 @@ class EncoderArchitecture(Architecture):
     source: str
     max_positions: Optional[int] = None
     no_token_positional_embeddings: Optional[bool] = None
+    dropout: Optional[float] = None
+    encoder_normalize_before: Optional[bool] = None
+    norm: Optional[str] = None
+    no_norm_bias: Optional[bool] = None
+    no_linear_bias: Optional[bool] = None
+    embedding_norm: Optional[bool] = None
+    plain_lm_head: Optional[bool] = None
+    untied_lm_head: Optional[bool] = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,19 @@ def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
     }
 
 
+def _modern(pattern: str, width: int, source: str, **options) -> EncoderArchitecture:
+    """Of size 768: pre-norm, rotary positions alone, no biases in sublayers, no dropout."""
+    how = dict.fromkeys(("encoder_normalize_before", "no_linear_bias", "no_token_positional_embeddings"), True)
+    return EncoderArchitecture(pattern, width, 768, 12, 0.0, 0, None, source, dropout=0.0, **how, **options)
+
+
+def _modernbert(of_two: str, width: int, source: str) -> EncoderArchitecture:
+    """22 layers, of which every third sees all; `of_two` are the two between them. 1,024 tokens, as at first there."""
+    of_all = "s[rope=160000]f[gate=gelu]"
+    how = {"max_positions": 1024, "no_norm_bias": True, "embedding_norm": True}
+    return _modern(f"({of_all} {of_two})x7{of_all}", width, source, **how)
+
+
 _NAMED = {
     "bert_base": _lazyformer("M1x12", 3072, 768, 12, 0.1, 112, "Table 2"),
     **_twins("lazyformer_m2x6", "M2x6", 3456, "Table 2"),
@@ -148,6 +170,27 @@ _NAMED = {
     **_linformers("linformer_128_base", 128),
     "lazy_linformer_base": EncoderArchitecture(
         "(s[linformer=256]flf)x6", 3456, 768, 12, 0.0, 0, None, "Linformer in lazyformer_m2x6 (ours)"
+    ),
+    "modernbert_base": _modernbert("(s[window=64,rope=10000]f[gate=gelu])x2", 1152, "ModernBERT, section 2.1"),
+    # What an l saves in queries and keys widens the feed-forwards.
+    "lazy_modernbert_base": _modernbert(
+        "s[window=64,rope=10000]f[gate=gelu]lf[gate=gelu]", 1312, "lazy blocks in ModernBERT (ours)"
+    ),
+    "neobert": _modern(
+        "(s[rope=10000]f[gate=silu])x28",
+        2048,
+        "NeoBERT",
+        max_positions=1024,
+        norm="rms",
+        plain_lm_head=True,
+        untied_lm_head=True,
+    ),
+    "bert_modern_base": _modern(
+        "(s[rope=10000,qk_norm]f[gate=gelu])x12",
+        2048,
+        "modern parts in BERT (ours)",
+        norm="rms",
+        embedding_norm=True,
     ),
 }
 

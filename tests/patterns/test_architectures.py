@@ -10,6 +10,7 @@ from helpers import ROOT, count_parameters
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.grammar import plan
 
 PAPER = {name: row for name, row in ARCHITECTURES.items() if row.parameters_in_millions}
 CONFIGS = ROOT / "configs" / "pretraining"
@@ -41,6 +42,31 @@ def test_the_small_models_lie_between_tiny_and_base_and_are_equally_large():
     bert, lazy = (count_parameters(name) for name in ("bert_small", "lazyformer_small"))
     assert bert == 42_556_160 and lazy == pytest.approx(bert, rel=1e-4)
     assert count_parameters("bert_tiny") < bert < count_parameters("bert_base")
+
+
+def test_modern_encoders_count_what_the_published_models_count_or_what_ours_does():
+    """ModernBERT's 149,014,272 and its head, at its 50,368 pieces; NeoBERT's 245M at BERT's 30,522."""
+    modernbert = 149_014_272 + 768**2 + 768 + 50_368
+    assert count_parameters("modernbert_base", 50_368) == modernbert == 149_655_232
+    assert count_parameters("lazy_modernbert_base", 50_368) == pytest.approx(modernbert, rel=0.002)
+    assert count_parameters("neobert", 30_522) == pytest.approx(245e6, rel=0.001)
+    assert count_parameters("bert_modern_base") == pytest.approx(count_parameters("bert_base"), rel=0.005)
+
+
+def test_modernberts_layers_are_where_transformers_has_them():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.ModernBertConfig()
+    for number, kind in enumerate(config.layer_types):
+        of_all = kind == "full_attention"
+        base = config.rope_parameters[kind]["rope_theta"]
+        reach = {} if of_all else {"window": config.local_attention // 2}
+        assert dict(plan(ARCHITECTURES["modernbert_base"].sublayer_pattern)[2 * number].settings) == {
+            **reach,
+            "rope": base,
+        }
+    lazy = [each for each in plan(ARCHITECTURES["lazy_modernbert_base"].sublayer_pattern) if each.kind.letter != "f"]
+    assert "".join(each.kind.letter for each in lazy) == "ssl" * 7 + "s" and len(lazy) == config.num_hidden_layers
+    assert all("window" in dict(each.producer.settings) for each in lazy if each.producer)
 
 
 @pytest.mark.parametrize(("suffix", "matrices"), [("", 24), ("_kv", 12), ("_layers", 1)])

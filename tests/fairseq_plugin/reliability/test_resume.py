@@ -99,6 +99,24 @@ def test_a_stopped_run_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train, 
     )
 
 
+MODERN = ("modernbert_tiny", "lazy_modernbert_tiny", "neobert_tiny", "bert_modern_tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["", "--bf16", "--fp16"])
+@pytest.mark.parametrize("arch", MODERN)
+def test_200_updates_of_a_modern_encoder_learn_and_go_on_bit_for_bit(
+    two_shards, tmp_path, fairseq_train, arch, precision
+):
+    options = (
+        f"--arch {arch} --criterion masked_lm_accuracy --batch-size 8 --lr 3e-3 --weight-decay 0.1 --clip-norm 1.0 "
+        f"--log-interval 20 --max-update 200 {precision}"
+    )
+    assert_goes_on_bit_for_bit(fairseq_train, two_shards, tmp_path, options, lambda ends: [1, 101])
+    extra_state = torch.load(tmp_path / "whole" / "checkpoint_last.pt")["extra_state"]
+    assert extra_state["val_loss"] < 6.5  # bits; a model that knows nothing has log2(160) = 7.3
+
+
 def test_a_resumed_run_takes_the_back_ends_that_were_chosen(data_folder, tmp_path, fairseq_train, monkeypatch):
     """From the checkpoint, though the cache folder has forgotten them."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))

@@ -145,9 +145,9 @@ _NAMED = {
     "lazyformer_small": EncoderArchitecture("M2x4", 2304, 512, 8, 0.0, 32, None, "for one GPU (ours)"),
     # The other two rows of PAR's Table 4. Parameters counted, as par_bert_base's: at 30,522 pieces they are those of
     # the published models.
-    "bert_base_absolute": _base_size("(sf)x12", "PAR Transformer, Table 4", millions=111.2),
-    "distilbert_base": _base_size("(sf)x6", "PAR Transformer, Table 4", millions=68.7),
-    "par_bert_base": _base_size("(sff)x5 (f)x9", "PAR Transformer, Table 4", millions=127.8),
+    "bert_base_absolute": _base_size("(sf)x12", "PAR, Table 4", millions=111.2),
+    "distilbert_base": _base_size("(sf)x6", "PAR, Table 4", millions=68.7),
+    "par_bert_base": _base_size("(sff)x5 (f)x9", "PAR, Table 4", millions=127.8),
     "sandwich_bert_base": _base_size("(s)x6 (sf)x6 (f)x6", "Sandwich's order in BERT's size (ours)"),
     "lazy_par_bert_base": _base_size("(sfflff)x3 (f)x6", "lazy blocks in PAR (ours)", 0.0),
     # 256 tokens to either side, and <s>, which sees and is seen by all, as in its fine-tuning.
@@ -217,7 +217,7 @@ _WIKITEXT_103_CUTOFFS = "19997,39997,199997"  # Transformer-XL's, of 267,735 wor
 
 
 def _base(pattern: str, source: str, millions: Optional[float] = None) -> CausalArchitecture:
-    """PAR Transformer, Table 5; dropouts as Transformer-XL's base model."""
+    """PAR, Table 5; dropouts as Transformer-XL's base model."""
     sizes = (2048, 512, 8, 0.1, 0.0, 0.1, _WIKITEXT_103_CUTOFFS, 1, 192, millions, source)
     return CausalArchitecture(pattern, *sizes, recipe="nvidia")
 
@@ -230,7 +230,7 @@ def _large(pattern: str, source: str) -> CausalArchitecture:
 
 def _24b(pattern: str) -> CausalArchitecture:
     """PAR Transformer, section 3.1: 24 sublayers of the base model's size for characters."""
-    sizes = (2048, 512, 8, 0.1, 0.0, 0.1, "", 1, 512, None, "PAR Transformer, Table 3", 512, 96)
+    sizes = (2048, 512, 8, 0.1, 0.0, 0.1, "", 1, 512, None, "PAR, Table 3", 512, 96)
     return CausalArchitecture(pattern, *sizes, recipe="nvidia")
 
 
@@ -243,23 +243,23 @@ def _sukhbaatar(pattern: str, source: str) -> CausalArchitecture:
 
 
 _NAMED_CAUSAL = {
-    "transformer_xl_base": _base("(sf)x16", "PAR Transformer, Table 6", 192),
-    "par_transformer_base": _base("(sfff)x6 (f)x8", "PAR Transformer, Table 6", 200),
-    "sandwich_transformer_base": _base("(s)x6 (sf)x10 (f)x6", "PAR Transformer, Table 6", 192),
+    "transformer_xl_base": _base("(sf)x16", "PAR, Table 6", 192),
+    "par_transformer_base": _base("(sfff)x6 (f)x8", "PAR, Table 6", 200),
+    "sandwich_transformer_base": _base("(s)x6 (sf)x10 (f)x6", "PAR, Table 6", 192),
     # Between Table 1's three and six s: PAR base with every second s replaced by an l. Each l stands where PAR
     # attends, and pays for values and output alone.
     "lazy_par_transformer_base": _base("(sffflfff)x3 (f)x8", "PAR base with every other s lazy (ours)"),
-    "par_transformer_base_0s": _base("(f)x32", "PAR Transformer, Table 1"),
-    "par_transformer_base_1s_sfff": _base("(sfff)x1 (f)x28", "PAR Transformer, Table 1"),
-    "par_transformer_base_3s_sfff": _base("(sfff)x3 (f)x20", "PAR Transformer, Table 1"),
-    "par_transformer_base_4s_sfff": _base("(sfff)x4 (f)x16", "PAR Transformer, Table 1"),
-    "par_transformer_base_5s_sfff": _base("(sfff)x5 (f)x12", "PAR Transformer, Table 1"),
-    "par_transformer_base_6s_sff": _base("(sff)x6 (f)x14", "PAR Transformer, Table 1"),
-    "par_transformer_base_7s_sff": _base("(sff)x7 (f)x11", "PAR Transformer, Table 1"),
-    "par_transformer_base_7s_sfff": _base("(sfff)x7 (f)x4", "PAR Transformer, Table 1"),
-    "transformer_xl_large": _large("(sf)x18", "PAR Transformer, Table 3"),
-    "par_transformer_large": _large("(sfff)x7 (f)x8", "PAR Transformer, Table 3 (our reading)"),
-    "sandwich_transformer_large": _large("(s)x6 (sf)x12 (f)x6", "PAR Transformer, Table 3"),
+    "par_transformer_base_0s": _base("(f)x32", "PAR, Table 1"),
+    "par_transformer_base_1s_sfff": _base("(sfff)x1 (f)x28", "PAR, Table 1"),
+    "par_transformer_base_3s_sfff": _base("(sfff)x3 (f)x20", "PAR, Table 1"),
+    "par_transformer_base_4s_sfff": _base("(sfff)x4 (f)x16", "PAR, Table 1"),
+    "par_transformer_base_5s_sfff": _base("(sfff)x5 (f)x12", "PAR, Table 1"),
+    "par_transformer_base_6s_sff": _base("(sff)x6 (f)x14", "PAR, Table 1"),
+    "par_transformer_base_7s_sff": _base("(sff)x7 (f)x11", "PAR, Table 1"),
+    "par_transformer_base_7s_sfff": _base("(sfff)x7 (f)x4", "PAR, Table 1"),
+    "transformer_xl_large": _large("(sf)x18", "PAR, Table 3"),
+    "par_transformer_large": _large("(sfff)x7 (f)x8", "PAR, Table 3 (our reading)"),
+    "sandwich_transformer_large": _large("(s)x6 (sf)x12 (f)x6", "PAR, Table 3"),
     "transformer_xl_24b": _24b("(sf)x12"),
     "par_transformer_24b": _24b("(sff)x5 (f)x9"),
     "sandwich_transformer_24b": _24b("(s)x6 (sf)x6 (f)x6"),

@@ -30,6 +30,7 @@ from lazyformer_fairseq.huggingface.export import (
 )
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, kinds
 
@@ -304,6 +305,8 @@ MODERN_OPTIONS = {
         ({}, "", ""),
         ({"sublayer_pattern": "s[rope=9]f[gate=silu]", "no_linear_bias": False}, "", ""),
         ({"sublayer_pattern": "(s[window=2,rope=9]f[gate=relu])x2"}, "", ""),
+        (ARCHITECTURES["modernbert_tiny"].options(), "", ""),
+        (ARCHITECTURES["lazy_modernbert_tiny"].options(), "", "its pattern"),
         ({"sublayer_pattern": "(sf)x2"}, "", "its pattern is (sf)x2, ModernBERT's is of"),
         ({"sublayer_pattern": "s[rope=9]f"}, "", "its pattern"),
         ({"sublayer_pattern": "s[rope=9]f[gate=gelu]s[rope=9]"}, "", "its pattern"),

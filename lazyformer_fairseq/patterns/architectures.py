@@ -10,6 +10,11 @@ from typing import Optional, Union
 _NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates", "recipe"}
 
 
+# Of an encoder's row, what is neither its pattern nor a size, and stays where widths are others.
+PARTS = ("norm", "no_norm_bias", "no_linear_bias", "embedding_norm", "plain_lm_head", "untied_lm_head")
+PARTS = (*PARTS, "no_token_positional_embeddings")
+
+
 class Architecture:
     """One row. All attributes but those described below are options of the model, whose help describes them."""
 

@@ -23,8 +23,8 @@ from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import dat
 from lazyformer_fairseq.finetuning import fairseq_task
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.kinds import EncoderSizes
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
+from lazyformer_fairseq.patterns.kinds import EncoderSizes, sizes_of
 
 SEED = 0  # of the masks in validation, whatever the training's is
 BATCH = 32  # blocks
@@ -61,14 +61,14 @@ class MaskedLM(ComparedTask):
         return [
             *("--arch", "lazyformer", "--sublayer-pattern", spec.pattern, *words),
             *("--relative-position-buckets", str(self._buckets(spec)), "--attention-dropout", attention),
-            *(["--no-token-positional-embeddings"] if self.sizes(spec).no_token_positional_embeddings else []),
+            *(word for name, value in self._parts(spec).items() for word in _words(name, value)),
         ]
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> EncoderSizes:
-        of_all = (vocab_size, spec.embed_dim, spec.ffn_embed_dim, spec.heads)
-        positions, buckets = self._positions(spec), self._buckets(spec)
-        without = bool(self._own_options(spec).get("no_token_positional_embeddings"))
-        return EncoderSizes(*of_all, positions, buckets, no_token_positional_embeddings=without)
+        widths = {"embed_dim": spec.embed_dim, "ffn_embed_dim": spec.ffn_embed_dim, "attention_heads": spec.heads}
+        options = {"max_positions": self._positions(spec), "relative_position_buckets": self._buckets(spec)}
+        options |= {f"encoder_{name}": width for name, width in widths.items()}
+        return sizes_of(options | self._parts(spec), vocab_size)
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
         """Of full blocks."""
@@ -141,6 +141,10 @@ class MaskedLM(ComparedTask):
         given = 0 if spec.is_external else self.settings.sizes["relative_position_buckets"]
         return self._own_options(spec).get("relative_position_buckets", given)
 
+    def _parts(self, spec: ModelSpec) -> dict[str, Any]:
+        """What an arch's own sizes say of norms, biases, positions and head."""
+        return {name: value for name, value in self._own_options(spec).items() if name in PARTS}
+
     def _own_options(self, spec: ModelSpec) -> dict[str, Any]:
         return ARCHITECTURES[spec.arch].options() if spec.own_sizes else {}
 
@@ -207,3 +211,8 @@ class Diagnostic(MaskedLM):
 
     def data_folders(self) -> list[Path]:
         return [self.prepared.folder]
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """An option of fairseq-train; a switch that is on is a word."""
+    return [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]

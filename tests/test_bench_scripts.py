@@ -47,6 +47,16 @@ def test_two_processes_with_a_data_worker_each(data_folder):
     assert 0 < own < total and abs(own + mapped - total) <= 1
 
 
+@pytest.mark.slow
+def test_a_step_of_muon_stands_beside_its_formula():
+    done = run("bench_muon", *"--arch bert_tiny --precision fp32 --rounds 1 --device cpu".split())
+    assert done.returncode == 0, done.stderr
+    header, _, row = cells(done.stdout)
+    found = dict(zip(header, row, strict=True))
+    assert float(found["times (bar 1.5)"]) > 0 and float(found["Muon's"]) < float(found["parameters, million"])
+    assert run("bench_muon", "--arch", "transformer_xl_tiny").stderr == "--arch transformer_xl_tiny: give an encoder\n"
+
+
 # --- scripts/bench_gpu.sh
 
 

@@ -4,7 +4,7 @@ Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/; at scale:
 section 2) moves a matrix by its momentum made orthogonal. With weights W and their gradient G, in each update::
 
     M = mu M + (1 - mu) G             U = mu M + (1 - mu) G with Nesterov's momentum, else M
-    X = U / |U|, then so many times:  A = X X^T      X = a X + (b A + c A A) X
+    X = U / |U|, then so many times:  A = X X^T      X = (a I + b A + c A A) X
     W = (1 - rate decay) W - rate scale X
 
 The steps of Newton and Schulz take all singular values near 1. ``scale`` is ``original``'s max(1, rows / columns)^0.5,
@@ -80,10 +80,15 @@ def orthogonal(
         dtype: of the products, and of the result; None for that of `x`.
     """
     a, b, c = coefficients
-    x = (x / (x.norm(dim=(1, 2), keepdim=True) + EPS)).to(dtype or x.dtype)
+    x = torch.div(x, x.norm(dim=(1, 2), keepdim=True) + EPS, out=torch.empty_like(x, dtype=dtype))
     for _ in range(steps):
         gram = _times(x, x.mT)
-        x = _plus_product(a, x, 1.0, _plus_product(b, gram, c, gram, gram), x)
+        if gram.is_cuda:
+            factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        else:
+            factor = _times(gram, gram).mul_(c).add_(gram, alpha=b)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        x = _times(factor, x)
     return x
 
 
@@ -91,13 +96,6 @@ def count_flops(rows: int, columns: int, steps: int = 5) -> int:
     """FLOPs of :func:`orthogonal` for one matrix: twice the multiply-adds of its products."""
     short, long = sorted((rows, columns))
     return steps * (4 * short**2 * long + 2 * short**3)
-
-
-def _plus_product(alpha: float, x: Tensor, beta: float, left: Tensor, right: Tensor) -> Tensor:
-    """alpha x + beta (left right)."""
-    if left.is_cuda:
-        return torch.baddbmm(x, left, right, beta=alpha, alpha=beta)
-    return _times(left, right).mul_(beta).add_(x, alpha=alpha)
 
 
 def _times(left: Tensor, right: Tensor) -> Tensor:

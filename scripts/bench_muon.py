@@ -1,0 +1,70 @@
+"""Measures a step of `--optimizer muon` beside its formula's FLOPs at the speed of this machine's fastest product.
+
+    python scripts/bench_muon.py --arch bert_base --precision bf16
+
+A step is that of all weights, Adam's too, with random gradients. They take turns, round after round; nothing else
+should run meanwhile. The bar is 1.5: so many times what the products alone would take.
+"""
+
+import argparse
+import sys
+
+import torch
+from tabulate import tabulate
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.optim.muon import MuonAndAdam, MuonConfig, blocks_of, count_flops, mark_matrices
+from lazyformer_fairseq.measure.costs.flops import count_parameters
+from lazyformer_fairseq.measure.costs.latency import matrix_peak, matrix_products, measure
+from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
+from lazyformer_fairseq.measure.planning.job import job_of_arch
+from lazyformer_fairseq.modules.choices import CHOICES
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+
+BAR = 1.5
+
+
+def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form, allow_abbrev=False)
+    parser.add_argument("--arch", default="bert_base", help="an encoder (default: %(default)s)")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of Muon's products")
+    parser.add_argument("--rounds", type=int, default=10, help="samples of each; the median counts")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    given = parser.parse_args()
+    device, job = device_named(given.device), job_of_arch(given.arch)
+    if job.is_causal:
+        raise UserError(f"--arch {given.arch}: give an encoder")
+    CHOICES.at_once()
+    sizes = job.sizes
+    widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
+    network = Encoder(job.pattern, *widths, max_positions=sizes.max_positions).to(device)
+    mark_matrices(network)
+    config = MuonConfig(muon_precision=given.precision)
+    config.lr = [1e-4]
+    weights = list(network.parameters())
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    optimizer = MuonAndAdam(config, weights)
+    matrices = [weight for weight in weights if blocks_of(weight)]
+    flops = sum(n * count_flops(each.size(0) // n, each.size(1)) for each in matrices for n in [blocks_of(each)])
+    things = {"step": optimizer.step, **matrix_products(device, PRECISIONS[given.precision])}
+    timings = measure(things, rounds=given.rounds, device=device)
+    step, peak = timings["step"].median, matrix_peak(timings)
+    row = {
+        "parameters, million": f"{count_parameters(job.pattern, sizes) / 1e6:.1f}",
+        "Muon's": f"{sum(map(torch.numel, matrices)) / 1e6:.1f}",
+        "TFLOP": f"{flops / 1e12:.3f}",
+        f"matrix peak, {given.precision}, TFLOP/s": f"{peak / 1e12:.3f}",
+        "at the peak, ms": f"{1e3 * flops / peak:.1f}",
+        "a step, ms": f"{1e3 * step:.1f}",
+        f"times (bar {BAR})": f"{step * peak / flops:.2f}",
+    }
+    print(tabulate([row], "keys", tablefmt="github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

@@ -88,6 +88,15 @@ def test_pretraining_is_table_5_of_a_pattern_with_parentheses(handed_over):
     assert cfg.checkpoint.save_dir == cfg.task.save_dir == "checkpoints/bert_base"
 
 
+def test_muon_and_a_branch_of_a_constant_run_are_settings_too(handed_over):
+    muon = ("optimizer._name=muon", "++optimizer.adam_lr=1e-4", "++optimizer.muon_scale=original")
+    branch = ("lr_scheduler._name=wsd", "++lr_scheduler.decay=linear", "++lr_scheduler.decay_from=a.pt")
+    cfg = handed_over("pretraining/bert_base", "task.data=somewhere", *muon, *branch)
+    assert (cfg.optimizer._name, cfg.optimizer.adam_lr, str(cfg.optimizer.muon_scale)) == ("muon", 1e-4, "original")
+    assert (cfg.lr_scheduler._name, str(cfg.lr_scheduler.decay)) == ("wsd", "linear")
+    assert (cfg.lr_scheduler.max_update, cfg.checkpoint.continue_once) == (10**6, "a.pt")
+
+
 def test_finetuning_is_table_5(handed_over):
     cfg = handed_over("finetuning/cola", "task.data=somewhere", "checkpoint.finetune_from_model=model.pt")
     assert_table_5(cfg)

@@ -42,9 +42,10 @@ def main() -> None:
     models = load_start_models({"model": given.checkpoint}, prepared.tokenizer_folder)
     name, own = prepared.task.name, {"head": None, "head_dropout": None}
     what = {"benchmark": BENCHMARK, "output": Path("unused"), "models": models, "own": own}
-    (run,) = Grid(**what, tasks={name: prepared}, lrs=[2e-5], seeds=[1], epochs={name: 1}).runs
+    usual = {"batch_size": BATCH_SIZE, "warmup_ratio": BENCHMARK.usual.warmup}
+    (run,) = Grid(**what, **usual, tasks={name: prepared}, lrs=[2e-5], seeds=[1], epochs={name: 1}).runs
     cuda = torch.cuda.is_available()
-    arguments = run.command(run.model.checkpoint, cpu=not cuda)
+    arguments = run.command(cpu=not cuda)
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
     cfg.task.no_save = True
     task = tasks.setup_task(cfg.task)

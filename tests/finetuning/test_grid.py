@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import fairseq_cli.train
 import pytest
 import torch
-from helpers import ROOT, toy_texts, train_tokenizer
+from helpers import ROOT, load_script, toy_texts, train_tokenizer
 from hydra import compose, initialize_config_dir
 from in_process import config_of
 from toy_squad import START
@@ -89,6 +89,15 @@ def test_a_head_is_what_was_asked_for(grid):
     for text in ("lineal", "dense:1.0", "dense:x"):
         with pytest.raises(UserError, match=f"--glue-head {text}: give dense or linear"):
             settings_of(text)
+
+
+def test_batches_in_a_row_have_no_padding_to_time(prepared, monkeypatch, capsys):
+    words = ["time", prepared["CoLA"].folder, START, "--updates", "1"]
+    monkeypatch.setattr("sys.argv", list(map(str, words)))
+    load_script(ROOT / "scripts" / "time_glue_batches.py").main()
+    rows = [line.split()[-4:] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [padding == "0.0%" for _, padding, _, _ in rows] == [False, True, False, True]
+    assert [float(share) for *_, share in rows[::2]] == [1, 1]
 
 
 def test_pars_protocol_is_that_of_its_table_4(prepared, tmp_path, monkeypatch):

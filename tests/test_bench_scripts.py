@@ -57,6 +57,7 @@ def test_a_step_of_muon_stands_beside_its_formula():
     assert run("bench_muon", "--arch", "transformer_xl_tiny").stderr == "--arch transformer_xl_tiny: give an encoder\n"
 
 
+@pytest.mark.slow
 def test_attention_within_paragraphs_is_timed(tmp_path):
     (tmp_path / "text").write_text("\n\n".join(" ".join(["word"] * count) for count in (7, 20, 3) * 40))
     sizes = "--tokens-per-sample 32 --batch-size 2 --batches 2"

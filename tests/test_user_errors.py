@@ -58,7 +58,7 @@ def test_the_command_line_prints_the_message_and_no_traceback(data_folder, tmp_p
         ("--max-update -5", "--max-update -5: must be 0 or more"),
         ("--max-update 99999999999999999999", "--max-update 99999999999999999999: must be below 1,000,000,000"),
         ("--warmup-ratio 1.5", "--warmup-ratio 1.5: must be from 0 to 1"),
-        ("--mask-prob 2", "--mask-prob 2.0: must be from 0 to 1"),
+        ("--mask-prob 2", "--mask-prob 2: must be from 0 to 1"),
         ("--adam-betas (0.9,nan)", "--adam-betas nan: must be a number, from 0 to below 1"),
         ("--seed -1", "--seed -1: must be 0 or more"),
         ("--clip-norm inf", "--clip-norm inf: must be below inf"),

@@ -257,7 +257,8 @@ class RecomputedAttention:
 
     def _dense(self) -> Tensor | None:
         layout = aligned if self._learns and self.q_BNTD.device.type == "cuda" else None
-        return self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
+        added = self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
+        return added[None] if added is not None and added.dim() == 3 else added  # else torch fuses none on a processor
 
 
 class Recompute(BackEnd):
@@ -287,8 +288,7 @@ def _count_attention(size: AttentionSize) -> Memory:
     is_on_gpu = size.device == "cuda"
     if learns and not (has_positions or size.dropout or is_on_gpu) and size.features.isdisjoint(blockwise.LACKS):
         return _FUSED.count_memory(size)
-    has_mask = "mask" in size.features
-    if not is_on_gpu and (size.dropout or has_positions or learns or has_mask):
+    if not is_on_gpu and (size.dropout or has_positions or learns):
         return _count_by_steps(size)
     # One kernel: a number of each row, and what is added to scores, where that is a sublayer's own.
     added = size.pairs * size.number if has_positions else 0

@@ -55,8 +55,8 @@ class Turn(nn.Module):
         # A compiler finds out itself that all sublayers make the same, and would make a graph for each number of keys.
         turns = make() if torch.compiler.is_compiling() else scores.once((self.base, keys, x_BNTD.dtype), make)
         if places_AG is not None:
-            places = places_AG[:, None, :, None].clamp(max=keys - 1)
-            turns = (each.take_along_dim(places, -2) for each in turns)
+            places = places_AG.clamp(max=keys - 1)
+            turns = (each[0, 0, places][:, None] for each in turns)
         cos, sin = (each[..., -x_BNTD.size(-2) :, :] for each in turns)
         return torch.addcmul(x_BNTD * cos, x_BNTD.roll(x_BNTD.size(-1) // 2, -1), sin).to(x_BNTD.dtype)
 

@@ -1,15 +1,15 @@
 """Optimizer ``muon``: Muon for the matrices of sublayers, Adam with a rate of its own for all other weights.
 
-Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/; at scale: Liu et al., 2025, arXiv 2502.16982,
-section 2) moves a matrix by its momentum made orthogonal. With weights W and their gradient G, in each update::
+Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/; at scale: Liu et al., 2025, arXiv 2502.16982)
+moves a matrix by its momentum made orthogonal. With weights W and their gradient G, in each update::
 
     M = mu M + (1 - mu) G             U = mu M + (1 - mu) G with Nesterov's momentum, else M
     X = U / |U|, then so many times:  A = X X^T      X = (a I + b A + c A A) X
     W = (1 - rate decay) W - rate scale X
 
 The steps of Newton and Schulz take all singular values near 1. ``scale`` is ``original``'s max(1, rows / columns)^0.5,
-or ``match_rms_adamw``'s 0.2 max(rows, columns)^0.5, with which an update is as large as Adam's (2502.16982, equation
-4), so that Adam's rate and decay serve. Where a map stacks several, as those to queries, keys and values
+or ``match_rms_adamw``'s 0.2 max(rows, columns)^0.5, with which an update is as large as Adam's (2502.16982), so that
+Adam's rate and decay serve. Where a map stacks several, as those to queries, keys and values
 (:attr:`~lazyformer_fairseq.modules.linear.Linear.blocks`), each is a matrix of its own.
 
 torch's own Muon (from 2.9 on) takes matrices one by one, whole, and computes in bf16 alone; here those of one shape,
@@ -35,6 +35,7 @@ from lazyformer_fairseq.fairseq_plugin.optim.optimizers import (
     BUCKET,
     MOMENTS,
     AdamLikeOptimizer,
+    ByGroups,
     FusedAdamConfig,
     buckets,
 )
@@ -103,7 +104,7 @@ def _times(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right) if distributed.is_initialized() else multiply(left, right)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(ByGroups):
     """Muon for groups with ``by_muon``, the default; Adam with decoupled decay for others.
 
     A weight of Muon's is a matrix, or as many above each other as :func:`blocks_of` says. Settings of a group are `lr`
@@ -119,35 +120,17 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {**DEFAULTS, **settings})
         self.dtype = dtype
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update of all weights that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
-            weights = [weight for weight in group["params"] if weight.grad is not None and weight.numel()]
-            if not group["by_muon"]:
-                self._step_by_adam(group, weights)
-                continue
-            alike = defaultdict(list)
-            for weight in weights:
-                rows, columns = _blocks(weight).shape[1:]
-                alike[min(rows, columns), max(rows, columns)].append(weight)
-            for same in alike.values():
-                for bucket in buckets(same, BUCKET if same[0].is_cuda else ON_PROCESSOR):
-                    self._step_by_muon(group, bucket)
-        return loss
-
-    def _moments(self, weights: list[Tensor], names: tuple[str, ...]) -> list[list[Tensor]]:
-        """The weights' moments of each of these names, zero at first."""
+    def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        if not group["by_muon"]:
+            self._step_by_adam(group, weights)
+            return
+        alike = defaultdict(list)
         for weight in weights:
-            for name in names:
-                if name not in self.state[weight]:
-                    self.state[weight][name] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        return [[self.state[weight][name] for weight in weights] for name in names]
+            rows, columns = _blocks(weight).shape[1:]
+            alike[min(rows, columns), max(rows, columns)].append(weight)
+        for same in alike.values():
+            for bucket in buckets(same, BUCKET if same[0].is_cuda else ON_PROCESSOR):
+                self._step_by_muon(group, bucket)
 
     def _step_by_muon(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         """Of weights whose matrices have one shape, or that shape turned."""

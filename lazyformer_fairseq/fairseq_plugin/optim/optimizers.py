@@ -241,7 +241,34 @@ DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01
 DEFAULTS |= {"bias_correction": True, "max_weight_norm": 0.0, "ratio_without_decay": True}
 
 
-class Lamb(torch.optim.Optimizer):
+class ByGroups(torch.optim.Optimizer):
+    """The base of our optimizers: a subclass steps on a group's weights, whose updates the group's ``step`` counts."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update of all weights that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            self._step_on(group, [weight for weight in group["params"] if weight.grad is not None and weight.numel()])
+        return loss
+
+    def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    def _moments(self, weights: list[Tensor], names: Iterable[str]) -> list[list[Tensor]]:
+        """The weights' moments of each of these names, zero at first, contiguous."""
+        for weight in weights:
+            for name in names:
+                if name not in self.state[weight]:
+                    self.state[weight][name] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        return [[self.state[weight][name] for weight in weights] for name in names]
+
+
+class Lamb(ByGroups):
     """LAMB with decay in the ratio and a ratio for each tensor. A group's settings are those of the arguments.
 
     The state has the layout of apex's ``FusedLAMB``: ``step`` of a group, ``exp_avg`` and ``exp_avg_sq`` of a weight.
@@ -262,31 +289,17 @@ class Lamb(torch.optim.Optimizer):
 
     _scratch: Optional[Tensor] = None  # one tensor's update on a processor, kept: new memory costs more than the sums
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update of all weights that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
-            weights = [weight for weight in group["params"] if weight.grad is not None and weight.numel()]
-            time = _time_of(group, torch.device("cpu"))
-            for weight in weights:
-                if not _is_on_gpu(weight):
-                    self._step_on_processor(group, time, *self._tensors_of(weight))
-            for bucket in buckets(filter(_is_on_gpu, weights)):
-                _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
-        return loss
+    def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        time = _time_of(group, torch.device("cpu"))
+        for weight in weights:
+            if not _is_on_gpu(weight):
+                self._step_on_processor(group, time, *self._tensors_of(weight))
+        for bucket in buckets(filter(_is_on_gpu, weights)):
+            _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
 
     def _tensors_of(self, weight: Tensor) -> list[Tensor]:
         """The weight, its gradient, its first and second moments; all but the weight contiguous."""
-        state = self.state[weight]
-        if not state:
-            for name in MOMENTS:
-                state[name] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        return [weight, weight.grad.contiguous(), *(state[name] for name in MOMENTS)]
+        return [weight, weight.grad.contiguous(), *(moment for (moment,) in self._moments([weight], MOMENTS))]
 
     def _step_on_processor(self, group: dict[str, Any], time: Tensor, own: Tensor, *tensors: Tensor) -> None:
         weight = own.contiguous()

@@ -156,7 +156,7 @@ class WSDSchedule(WarmupSchedule):
     """Warm-up, constant, decay (MiniCPM, Hu et al., 2024, arXiv 2404.06395, section 4).
 
     The rate of update n (from 1) of T, W of them warm-up, the last D decay: peak n / W; the peak; then the peak times
-    1 - x or 1 - sqrt(x), x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392, equation 1).
+    1 - x or 1 - sqrt(x), x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392).
 
     Until the decay begins, nothing depends on T: a run may start from any checkpoint of another one, and decay at its
     own time, to the bit as if it had made all updates itself. The checkpoint keeps W. One whose own decay has begun is

@@ -1,6 +1,6 @@
 """Tokens of several documents, one behind the other and without padding, of which each sees its own document alone.
 
-So are blocks computed whose documents should not meet (Krell et al., 2021, 2107.02027, section 3.2.3), and batches of
+So are blocks computed whose documents should not meet (Krell et al., 2021, 2107.02027), and batches of
 texts without their padding. Sublayers of one token at a time, and projections, see all tokens in a row, (1, S, C); what
 mixes tokens sees groups of documents of like lengths, each filled up to the longest. So no pair of two documents is
 computed, on whatever back end.

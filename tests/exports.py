@@ -16,8 +16,9 @@ from torch import Tensor
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.hub import tasks_of_heads
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.huggingface.export import Source, choose_head, write_custom
+from lazyformer_fairseq.huggingface.export import choose_head
 from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
+from lazyformer_fairseq.huggingface.forms import Source, write_custom
 from lazyformer_fairseq.huggingface.merge import merged_code
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS

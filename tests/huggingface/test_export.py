@@ -16,19 +16,10 @@ from local_mean import LOCAL_MEAN, registered
 
 from lazyformer_fairseq import LazyFormerModel, huggingface
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface import export as exporting
-from lazyformer_fairseq.huggingface.export import (
-    AUTO,
-    BERT,
-    CUSTOM,
-    MODERN,
-    choose_form,
-    export_to_huggingface,
-    why_not_bert,
-    why_not_modernbert,
-    write_bert,
-)
+from lazyformer_fairseq.huggingface import forms
+from lazyformer_fairseq.huggingface.export import AUTO, choose_form, export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads, modelling
+from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM, MODERN, why_not_bert, why_not_modernbert, write_bert
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
@@ -87,10 +78,10 @@ def test_what_cannot_be_is_refused_in_words_and_nothing_is_written(words, messag
 
 
 def test_a_model_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
-    def other_weights(weights, *others, save=exporting.save_file):
+    def other_weights(weights, *others, save=forms.save_file):
         save({name: weight + (name == "lm_head.decoder.bias") for name, weight in weights.items()}, *others)
 
-    monkeypatch.setattr(exporting, "save_file", other_weights)
+    monkeypatch.setattr(forms, "save_file", other_weights)
     with pytest.raises((UserError, ValueError), match="not those that config.json was saved with"):
         export_to_huggingface(CHECKPOINTS / "encoder", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

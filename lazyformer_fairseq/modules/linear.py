@@ -18,8 +18,8 @@ MOST_ROWS = 1024  # that are timed: more take the same time each
 class Linear(nn.Linear):
     """torch's ``nn.Linear``: the same parameters and, up to rounding, results; faster where oneDNN beats MKL.
 
-    That is, in single precision, without autocast or torch.compile, for batches of a multiple of 128 tokens or up to an
-    eighth less.
+    That is, in single precision, without autocast or torch.compile, for batches whose tokens are at most an eighth less
+    than a multiple of 32 (of 64 above 512 tokens, of 128 above 1,024).
     ``torch.backends.mkldnn.flags(enabled=False)`` switches to torch's own product there too.
 
     Attributes:
@@ -43,7 +43,7 @@ class Linear(nn.Linear):
             faster = faster_products(rows, self.in_features, weight.size(0), torch.is_grad_enabled())
             if any(faster):
                 flat = input.flatten(0, -2)
-                padded = F.pad(flat, (0, 0, 0, -rows % ROWS)) if rows % ROWS else flat
+                padded = F.pad(flat, (0, 0, 0, zeros)) if (zeros := _zeros(rows)) else flat
                 return _Product.apply(padded, weight, bias, faster)[:rows].unflatten(0, input.shape[:-1])
         return F.linear(input, weight, bias)
 
@@ -75,7 +75,7 @@ class Products(NamedTuple):
 
 def faster_products(rows: int, inputs: int, outputs: int, is_training: bool) -> Products:
     """Which products of a map of so many rows oneDNN computes; of the first alone where there are no gradients."""
-    rows = min(rows + -rows % ROWS, MOST_ROWS)
+    rows = min(rows + _zeros(rows), MOST_ROWS)
     shape = f"about {half_octaves(rows):.0f} rows of a map of {inputs} to {outputs}"
 
     def wins(product: str, mkl: Callable, onednn: Callable, *shapes: tuple[int, int]) -> bool:
@@ -100,11 +100,16 @@ def _has_choice(x: Tensor, weight: Tensor) -> bool:
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.size(0) >= WORTH_IT
-        and -rows % ROWS <= MOST_ZEROS * rows
+        and _zeros(rows) <= MOST_ZEROS * rows
         and weight.is_contiguous()  # oneDNN takes a thousand times the work for part of a matrix
         and has_onednn()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def _zeros(rows: int) -> int:
+    """Rows to fill up with zeros: oneDNN keeps 1 to 9 MB for each number of rows it meets, so let few differ."""
+    return -rows % (ROWS if rows > 8 * ROWS else ROWS // 2 if rows > 4 * ROWS else ROWS // 4)
 
 
 def _times_by_onednn(gradient: Tensor, weight: Tensor) -> Tensor:

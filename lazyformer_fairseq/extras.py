@@ -2,12 +2,15 @@
 
 import platform
 import re
+import sys
 from collections.abc import Iterable
 from importlib import metadata
+from importlib.util import find_spec
 
 from lazyformer_fairseq.errors import UserError
 
 PACKAGE = __name__.partition(".")[0]
+FAIRSEQ = "fairseq-fixed==0.12.3.1"  # as in setup.py
 
 
 def missing_packages(extra: str) -> list[str]:
@@ -27,6 +30,20 @@ def refuse_without_extra(extra: str, what: str) -> None:
             f"{what} needs {', '.join(missing)}, not installed here: pip install '{PACKAGE}[{extra}]', "
             f"or in a checkout pip install '.[{extra}]'"
         )
+
+
+def needs_fairseq(what: str, without: str = "") -> None:
+    """Raises a UserError where there is no fairseq, which `what`, the user's words, needs; `without` does without."""
+    if find_spec("fairseq") is None:
+        raise UserError(f"{lack_of_fairseq(what)}{without and f'; without it: {without}'}")
+
+
+def lack_of_fairseq(what: str) -> str:
+    """The message of a UserError: `what` needs fairseq, and how to get it."""
+    mend = f"make setup, or pip install {FAIRSEQ}"
+    if sys.version_info >= (3, 13):
+        mend = "Python 3.11 and 3.12 have it: make setup PYTHON=python3.12 VENV=.venv-3.12"
+    return f"{what} needs fairseq, which this Python {platform.python_version()} lacks; {mend}"
 
 
 def versions(packages: Iterable[str], optional: Iterable[str] = ()) -> dict[str, str]:

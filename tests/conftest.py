@@ -177,6 +177,13 @@ def warm_python() -> Iterator[Path]:
 
 
 @pytest.fixture
+def without_fairseq(warm_python, monkeypatch) -> Path:
+    """The folder of warm programs; they, and all processes of theirs, have no fairseq, as Python 3.13 has none."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "without_fairseq"))
+    return warm_python
+
+
+@pytest.fixture
 def without_gpus(tmp_path, monkeypatch) -> None:
     """A folder of its own to be in, on a machine without GPUs."""
     monkeypatch.chdir(tmp_path)

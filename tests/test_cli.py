@@ -1,9 +1,11 @@
 """The command ``lazyformer``: its help, its launchers in scripts/, what it lacks, and that it starts light."""
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from unittest import mock
@@ -93,6 +95,28 @@ def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, t
     assert extras.missing_packages("bench") == [], "what is unknown is not missing"
     with mock.patch.object(metadata, "requires", side_effect=metadata.PackageNotFoundError):
         assert extras.missing_packages("corpus") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("pretrain bert_base data", "lazyformer pretrain needs fairseq, which this Python 3.* lacks; *; without it: *"),
+        ("finetune model.pt --data data --output out", "lazyformer finetune needs fairseq, *; without it: *"),
+        ("predict model.pt texts.tsv", "lazyformer predict needs fairseq, *; without it: *"),
+        ("reproduce par demo out --tiny", "lazyformer reproduce needs fairseq, *; without it: *"),
+        ("-c 'import fairseq_cli.train'", "this needs fairseq, *"),
+    ],
+)
+def test_a_command_says_that_it_needs_fairseq(command, says, without_fairseq, tmp_path):
+    program, words = "lazyformer", shlex.split(command)
+    if words[0] == "-c":  # what nobody has foreseen
+        program, words[1] = (
+            "python",
+            f"from lazyformer_fairseq.cli import main; main.main(['-h'], standalone_mode=False); {words[1]}",
+        )
+    done = subprocess.run([without_fairseq / program, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and fnmatch(done.stderr, f"error: {says}\n"), done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not [*tmp_path.iterdir()]
 
 
 # --- help, completion and mistyped paths cost no import of what is heavy

@@ -8,6 +8,7 @@ import click
 
 from lazyformer_fairseq.arguments import refuse_missing
 from lazyformer_fairseq.child_process import stoppable
+from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings
 from lazyformer_fairseq.options import Command, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
@@ -23,6 +24,7 @@ def _file_of(checkpoint: str) -> Path:
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepares what is missing; trains what is missing of a grid and reports, where there are checkpoints."""
+    needs_fairseq("lazyformer finetune", "transformers' Trainer, see docs/huggingface.md")
     refuse_missing(settings.data, settings.tokenizer, *map(_file_of, settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")
@@ -85,6 +87,7 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     has a folder of its own. Or it is a run's; several of GLUE are of different tasks. A checkpoint answers SQuAD's
     questions too.
     """
+    needs_fairseq("lazyformer predict", "LazyFormerModel.from_pretrained(...).predict, see docs/finetuning.md")
     refuse_missing(*sources, settings.data, settings.tokenizer)
     if len(sources) == 2 and sources[1].suffix == ".json":
         sources, settings = sources[:1], replace(settings, data=sources[1])

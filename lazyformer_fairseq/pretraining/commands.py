@@ -9,6 +9,7 @@ import click
 
 from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing, refuse_missing_folders
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.measure.planning import ON_PROCESSOR
 from lazyformer_fairseq.options import Command, option, refuse_out_of_bounds, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -93,6 +94,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     empty if the number of streams has changed. Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
     --clamp-len 400 --same-length
     """
+    needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/huggingface.md")
     refuse_out_of_bounds(wanted := options_by_name(given))
     if arch.endswith(".yaml"):
         return _from_yaml(arch, data, given, run)

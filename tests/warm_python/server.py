@@ -12,6 +12,7 @@ import random
 import runpy
 import select
 import signal
+import site
 import socket
 import sys
 import tempfile
@@ -80,6 +81,8 @@ def become(stand_in: str, files: list[int], environment: dict[str, str], folder:
     paths = environment.get("PYTHONPATH", "")
     sys.path[:1] = paths.split(os.pathsep) if paths else []
     importlib.invalidate_caches()
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
 
 
 def run(words: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.arguments import divided
-from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.extras import needs_fairseq, refuse_without_extra
 from lazyformer_fairseq.options import Group, option, takes
 
 OUT = click.argument("out", type=click.Path(path_type=Path, file_okay=False))
@@ -67,6 +67,7 @@ def lazyformer(raw: str, out: Path, how: How, models: tuple[str, ...], tasks: tu
     lazyformer reproduce lazyformer demo results/tiny --tiny
     lazyformer reproduce lazyformer raw results/lazyformer --models lazyformer_m3x4_sd --steps 'glue_*,bench_tables'
     """
+    needs_fairseq("lazyformer reproduce", "lazyformer compare")
     refuse_without_extra("corpus", "lazyformer reproduce")
     from lazyformer_fairseq.devices.nvidia_smi import precision_here
     from lazyformer_fairseq.experiments.reproduce import lazyformer as of
@@ -97,6 +98,7 @@ def par(raw: str, out: Path, how: How) -> None:
     lazyformer reproduce par demo results/par_tiny --tiny
     lazyformer reproduce par raw results/par --steps '*_par_transformer_base,*_transformer_xl_base,bench'
     """
+    needs_fairseq("lazyformer reproduce", "lazyformer compare")
     from lazyformer_fairseq.experiments.reproduce import par as of
     from lazyformer_fairseq.experiments.reproduce.par_report import reproduction
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import lack_of_fairseq
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 INTERRUPTED = 128 + signal.SIGINT  # 130, as shells have it for a process that Ctrl-C ended
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # the process that hands signals on to its children
+WITH_FAIRSEQ = ("fairseq", "fairseq_cli", "hydra")  # come and go together
 USER_ERROR = "the user has to mend something"
 
 
@@ -45,6 +47,8 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
     """The UserError that led to `error`, itself included, or None."""
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     while error is not None and not isinstance(error, UserError):
+        if isinstance(error, ModuleNotFoundError) and error.name in WITH_FAIRSEQ:
+            return UserError(lack_of_fairseq("this"))
         if spawn and isinstance(error, spawn.ProcessRaisedException):
             return _user_error_in_text(str(error))
         error = error.__cause__ or error.__context__

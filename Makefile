@@ -1,12 +1,14 @@
 # make setup | test | test-all | test-reliability | audit | demo | lint | format | clean
 #
 # VENV    the environment to fill and use: .venv, or one of yours: `make setup VENV=$CONDA_PREFIX`
-# PYTHON  the Python 3.11 or 3.12 that .venv is made with (default: the first one that works)
+# PYTHON  the Python 3.11 to 3.14 that .venv is made with (default: the first one that works; 3.13 has no fairseq)
+# FAIRSEQ_WHEEL  a file that fairseq is installed from: FILE or FILE#sha256=HASH (default: the index's)
 # CORPUS  text for `make demo` (default: the English prose that Python itself carries)
 # OUTPUT  folder of its results (default: results/demo)
 # TEST_PROCESSES  of `make test` (default "auto": one a core; 0: in this process, for a debugger)
 VENV ?= .venv
 PYTHON ?=
+FAIRSEQ_WHEEL ?=
 CORPUS ?=
 OUTPUT ?=
 PYTEST_ARGS ?= -m "not slow"
@@ -15,15 +17,21 @@ TEST_PROCESSES ?= auto
 RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/setup.stamp
 
-.PHONY: setup test test-all test-reliability audit demo lint format clean
+.PHONY: setup test test-all test-reliability audit demo lint format clean FORCE
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
 	@:
 
-$(STAMP): setup.py pyproject.toml scripts/setup.sh scripts/find_python.sh scripts/choose_torch.py
-	@PYTHON="$(PYTHON)" exec scripts/setup.sh "$(VENV)"
+$(STAMP): setup.py pyproject.toml scripts/setup.sh scripts/find_python.sh scripts/choose_torch.py \
+		scripts/keep_fairseq.py
+	@PYTHON="$(PYTHON)" FAIRSEQ_WHEEL="$(FAIRSEQ_WHEEL)" exec scripts/setup.sh "$(VENV)"
 	@touch $@
+
+# What is asked for by name is not silently what is there.
+ifeq ($(origin FAIRSEQ_WHEEL),command line)
+$(STAMP): FORCE
+endif
 
 # Compiled files are kept, whatever the environment says: each process would compile the tests again.
 test: lint

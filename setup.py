@@ -7,15 +7,18 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 INSTALL_REQUIRES = [
-    # fairseq itself imports on no Python from 3.11 on; this fork of its main branch does, under the same name.
-    "fairseq-fixed==0.12.3.1",
+    # fairseq itself imports on no Python from 3.11 on; this fork of its main branch does, under the same name. On later
+    # Pythons all works that does not train by fairseq-train.
+    "fairseq-fixed==0.12.3.1; python_version < '3.13'",
     # From 2.6 on checkpoints load with weights_only=True, the protection that reliability/checkpoints is written for.
     "torch>=2.6,<2.14",  # 2.13.0 was tried last; scripts/choose_torch.py has the same bounds
     "click>=8.1,<9",
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",
+    "omegaconf>=2.3,<2.4",  # settings in fairseq's checkpoints; fairseq pins it
     "platformdirs>=4,<5",  # the user's cache folder, for what is measured on a machine
-    "regex>=2024.4",  # sacremoses and fairseq bring it
+    "pyyaml>=6,<7",
+    "regex>=2024.4",
     "sacremoses>=0.1.1,<0.3",
     "safetensors>=0.4.3,<1",  # weights without code, `lazyformer export`
     "scikit-learn>=1.5,<2",

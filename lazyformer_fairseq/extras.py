@@ -46,9 +46,9 @@ def lack_of_fairseq(what: str) -> str:
     return f"{what} needs fairseq, which this Python {platform.python_version()} lacks; {mend}"
 
 
-def versions(packages: Iterable[str], optional: Iterable[str] = ()) -> dict[str, str]:
-    """Of Python and of packages, for a report; of the optional ones where they are installed."""
-    found = [*packages, *filter(_is_installed, optional)]
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Of Python and of packages that are installed, for a report."""
+    found = filter(_is_installed, packages)
     return {"python": platform.python_version(), **{package: metadata.version(package) for package in found}}
 
 

@@ -4,6 +4,8 @@
 # VENV is made with $PYTHON if it does not exist; one that exists is filled as it is. A torch that is there, in VENV or
 # in $PYTHON, is kept. Indexes, proxies and caches are pip's own settings (PIP_EXTRA_INDEX_URL, pip.conf, ...).
 # A torch that cannot use the GPUs of this machine is named at the end, and the one that could.
+# Python 3.13 gets no fairseq, unless $FAIRSEQ_WHEEL is one: FILE or FILE#sha256=HASH, a wheel or the source archive, in
+# place of the index's.
 # Every step finds out what is done already, so an interrupted set-up is continued by running it again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,6 +15,8 @@ python=$venv/bin/python
 log=$venv/setup.log
 unfinished=$venv/setup.unfinished
 constraints=$venv/setup.constraints
+fairseq=fairseq-fixed==0.12.3.1
+fairseq_folder=$venv/fairseq
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 exec 3>&2 # for the trap, which may run where stderr goes to the log
@@ -99,15 +103,35 @@ install_torch() {
   "$python" scripts/choose_torch.py constrain >"$constraints"
 }
 
+# The user's file; else a wheel, which stays in VENV. From that file alone, then what it needs.
+install_fairseq() {
+  if [ -z "${FAIRSEQ_WHEEL:-}" ] && ! has_fairseq && [ -z "$(ls "$fairseq_folder" 2>/dev/null)" ]; then
+    "$python" -m pip wheel --no-deps --no-build-isolation --wheel-dir "$fairseq_folder" "$fairseq" || return
+    "$python" scripts/keep_fairseq.py note "$fairseq_folder" || return
+  fi
+  if [ -n "${FAIRSEQ_WHEEL:-}" ] || ! has_fairseq; then
+    pip_install --no-deps --no-index --no-build-isolation --force-reinstall --find-links "$fairseq_folder" "$fairseq" ||
+      return
+  fi
+  pip_install --no-build-isolation --constraint "$constraints" "$fairseq"
+}
+
+has_fairseq() {
+  "$python" -c 'import sys; from importlib.metadata import version; sys.exit(version("fairseq-fixed") != sys.argv[1])' \
+    "${fairseq#*==}" 2>/dev/null
+}
+
 network_advice="If the network failed, run 'make setup' again. For proxies and mirrors there are pip's own settings."
 build_advice="$network_advice
 Where fairseq is compiled, it needs a C++ compiler and Python.h (Debian, Ubuntu: apt install g++ python3-dev)."
 
 is_environment || make_environment
-if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'; then
-  echo "$venv has $("$python" --version), but 3.11 or 3.12 is needed: give another VENV." >&2
+if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'; then
+  echo "$venv has $("$python" --version), but 3.11 to 3.14 is needed: give another VENV." >&2
   exit 1
 fi
+with_fairseq=${FAIRSEQ_WHEEL:-$("$python" -c 'import sys; print("yes" * (sys.version_info < (3, 13)))')}
+if [ -n "${FAIRSEQ_WHEEL:-}" ]; then "$python" scripts/keep_fairseq.py take "$FAIRSEQ_WHEEL" "$fairseq_folder"; fi
 if [ -e "$unfinished" ]; then forget_torn_packages >>"$log"; fi
 touch "$unfinished"
 
@@ -115,8 +139,9 @@ step "Installing build tools (15 s)" "$network_advice" \
   pip_install cython "numpy>=2.0,<3" packaging "setuptools>=77.0.3,<81" wheel
 install_torch
 # fairseq's build needs torch. In the isolated environment that pip builds in otherwise, it would download another one.
-step "Installing fairseq (3 minutes where it has to be compiled)" "$build_advice" \
-  pip_install --no-build-isolation --constraint "$constraints" fairseq-fixed==0.12.3.1
+if [ -n "$with_fairseq" ]; then
+  step "Installing fairseq (3 minutes where it has to be compiled)" "$build_advice" install_fairseq
+fi
 step "Installing the other packages (1 minute)" "$network_advice" \
   pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,bench,huggingface]'
 # A CPU build of torch brings no triton, whose interpreter runs a GPU's kernels in tests.
@@ -125,14 +150,20 @@ step "Installing the other packages (1 minute)" "$network_advice" \
     pip_install --no-build-isolation --constraint "$constraints" --editable '.[interpreter]'
 # fairseq-fixed lists torchaudio for its speech tasks. Beside a CPU build of torch it fails to load, and with it
 # transformers, which imports it wherever it is.
-"$python" -c 'import torchaudio' >>"$log" 2>&1 ||
+"$python" -c 'import importlib.util as of; of.find_spec("torchaudio") is None or __import__("torchaudio")' \
+  >>"$log" 2>&1 ||
   step "Leaving out torchaudio, which this torch cannot load (1 s)" "$network_advice" \
     "$python" -m pip uninstall --yes torchaudio
 step "Checking that all of it can be imported (15 s)" \
   "Remove $venv (unless it is an environment of yours) and run 'make setup' again." \
-  "$python" -c 'import fairseq, sacremoses, sentencepiece, spacy, torch, transformers.models.bert'
+  "$python" -c "import ${with_fairseq:+fairseq, }sacremoses, sentencepiece, spacy, torch, transformers.models.bert"
 
 rm -f "$unfinished"
 misfit=$("$python" -m lazyformer_fairseq.devices.torch_builds 2>>"$log") || true
 [ -z "$misfit" ] || printf '\nWARNING: %s\n\n' "$misfit" >&2
+if [ -z "$with_fairseq" ] && ! has_fairseq; then
+  echo "$("$python" --version) has no fairseq: what trains by fairseq-train needs 3.11 or 3.12. All else works."
+elif [ -z "${FAIRSEQ_WHEEL:-}" ] && [ -e "$fairseq_folder" ]; then
+  echo "fairseq's wheel is in $fairseq_folder. Keep a copy: make setup FAIRSEQ_WHEEL=COPY needs no index that has it."
+fi
 echo "Ready: $venv ($("$python" --version), torch $("$python" scripts/choose_torch.py installed))."

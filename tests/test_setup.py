@@ -1,12 +1,15 @@
 """What of the set-up can be checked without installing anything."""
 
+import hashlib
 import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import setuptools
@@ -16,7 +19,10 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from lazyformer_fairseq import extras
+
 choose_torch = load_script("choose_torch")
+keep_fairseq = load_script("keep_fairseq")
 
 
 @pytest.fixture
@@ -36,11 +42,18 @@ def run(*command, **environment):
 
 
 def test_bounds_allow_what_is_installed_and_versions_that_stand_in_two_places_agree(setup_py):
-    for line in setup_py["INSTALL_REQUIRES"] + setup_py["EXTRAS_REQUIRE"]["test"]:
-        requirement = Requirement(line)
+    for requirement in map(Requirement, setup_py["INSTALL_REQUIRES"] + setup_py["EXTRAS_REQUIRE"]["test"]):
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        line = str(requirement)
         assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), line
     requirements = {Requirement(line).name: line for line in setup_py["INSTALL_REQUIRES"]}
-    assert requirements["fairseq-fixed"] in (ROOT / "scripts" / "setup.sh").read_text()
+    fairseq = Requirement(requirements["fairseq-fixed"])
+    assert f"fairseq={fairseq.name}{fairseq.specifier}\n" in (ROOT / "scripts" / "setup.sh").read_text()
+    assert f"{fairseq.name}{fairseq.specifier}" == extras.FAIRSEQ
+    assert extras.FAIRSEQ.replace("-", "_").replace("==", "-") == keep_fairseq.NAME
+    allowed = {version: fairseq.marker.evaluate({"python_version": version}) for version in ("3.11", "3.12", "3.13")}
+    assert allowed == {"3.11": True, "3.12": True, "3.13": False}
     ruff = next(Requirement(line) for line in setup_py["EXTRAS_REQUIRE"]["test"] if line.startswith("ruff"))
     hook = re.search(r"ruff-pre-commit\n\s+rev: v([\d.]+)", (ROOT / ".pre-commit-config.yaml").read_text())
     assert ruff.specifier.contains(hook[1])
@@ -171,7 +184,7 @@ def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
     version_check = "case $2 in *version_info*) exit 1;; esac"  # everything else, such as its pip, works
     write_program(tmp_path / "bin" / "python", f"[ $1 = --version ] && echo Python 3.9.1; {version_check}")
     answer = run("scripts/setup.sh", str(tmp_path))
-    assert answer.returncode != 0 and "has Python 3.9.1, but 3.11 or 3.12 is needed" in answer.stderr
+    assert answer.returncode != 0 and "has Python 3.9.1, but 3.11 to 3.14 is needed" in answer.stderr
 
 
 @pytest.mark.parametrize("misfit", ["", "torch 2.13.0 has no kernels for GPUs of compute capability 7.0"])
@@ -181,6 +194,86 @@ def test_a_kept_torch_that_cannot_use_the_gpus_is_named_at_the_end(tmp_path, mis
     answer = run("scripts/setup.sh", str(tmp_path))
     assert "Keeping torch 2.13.0." in answer.stdout and "Ready: " in answer.stdout, answer.stderr
     assert answer.stderr.strip() == (f"WARNING: {misfit}" if misfit else "")
+
+
+# --- fairseq from a file
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """One of the name that set-up asks for, which is no fairseq."""
+    path, about = tmp_path / "kept" / f"{keep_fairseq.NAME}-py3-none-any.whl", f"{keep_fairseq.NAME}.dist-info"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("kept_fairseq.py", "")
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: fairseq-fixed\nVersion: 0.12.3.1\n")
+        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{about}/RECORD", "")
+    return path
+
+
+def take(given: object, folder: Path) -> str:
+    return run(sys.executable, "scripts/keep_fairseq.py", "take", str(given), str(folder)).stderr
+
+
+def test_a_kept_wheel_is_taken_by_its_hash(wheel, tmp_path):
+    folder, right = tmp_path / "fairseq", hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert f"It is {right}" in take(wheel, folder), "nobody says what it has to be"
+    assert take(f"{wheel}#sha256={right.upper()}", folder) == ""
+    assert take(folder / wheel.name, folder), "from where it is"
+    keep_fairseq.note(folder)
+    shutil.copy(folder / f"{wheel.name}.sha256", wheel.parent)
+    assert [take(wheel, folder), [path.name for path in folder.iterdir()]] == ["", [wheel.name]]
+    with wheel.open("ab") as file:
+        file.write(b"more")
+    assert f"but {wheel}.sha256 has {right}: it is another file" in take(wheel, folder)
+    assert f"but FAIRSEQ_WHEEL has {'0' * 64}" in take(f"{wheel}#sha256={'0' * 64}", folder)
+    assert "64 hexadecimal digits" in take(f"{wheel}#md5=12", folder)
+    assert "no such file" in take(tmp_path / "gone.whl", folder)
+    (other := tmp_path / "fairseq-0.12.2.tar.gz").touch()
+    assert "must be a wheel or the source archive of fairseq-fixed" in take(other, folder)
+    (source := tmp_path / f"{keep_fairseq.NAME}.tar.gz").touch()
+    assert "but the index has c607577a54ab" in take(source, folder)
+
+
+def test_set_up_installs_the_kept_wheel_and_asks_no_index(wheel, tmp_path):
+    venv, calls = tmp_path / "venv", tmp_path / "calls"
+    real = f'exec "{sys.executable}" "$@" --quiet --target "{tmp_path / "installed"}"'
+    write_program(
+        venv / "bin" / "python",
+        f'echo "$*" >> "{calls}"; case "$*" in *torch.py\\ installed) echo 2.13.0;;'
+        f' scripts/keep_fairseq.py*) exec "{sys.executable}" "$@";; *--no-index*) {real};; esac',
+    )
+    make = (
+        "make",
+        "setup",
+        f"VENV={venv}",
+        f"FAIRSEQ_WHEEL={wheel}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}",
+    )
+    for _ in range(2):  # though nothing has changed
+        calls.unlink(missing_ok=True)
+        done = run(*make)
+        assert done.returncode == 0 and "Installing fairseq" in done.stdout, done.stderr
+    assert (tmp_path / "installed" / "kept_fairseq.py").is_file()
+    assert "pip wheel" not in calls.read_text() and "import fairseq, sacremoses" in calls.read_text()
+    refused = run(*make[:-1], f"FAIRSEQ_WHEEL={wheel}#sha256={'0' * 64}")
+    assert refused.returncode != 0 and "it is another file" in refused.stderr
+
+
+@pytest.mark.parametrize("has_fairseq", [True, False])
+def test_set_up_keeps_the_wheel_that_it_builds_or_says_that_there_is_none(wheel, tmp_path, has_fairseq):
+    venv = tmp_path / "venv"
+    builds = f'*pip\\ wheel*) mkdir -p "{venv}/fairseq" && cp "{wheel}" "{venv}/fairseq";;'
+    write_program(
+        venv / "bin" / "python",
+        f"""case "$*" in *torch.py\\ installed) echo 2.13.0;; --version) echo Python 3.1x;; {builds}
+        *yes*) echo {"yes" * has_fairseq};; *version\\(*) exit 1;;  # what it is asked: is there to be one, is there one
+        scripts/keep_fairseq.py*) exec "{sys.executable}" "$@";; esac""",
+    )
+    done = run("scripts/setup.sh", str(venv))
+    says = "fairseq's wheel is in" if has_fairseq else "Python 3.1x has no fairseq: what trains by fairseq-train needs"
+    assert done.returncode == 0 and says in done.stdout, done.stderr
+    assert len([*venv.glob("fairseq/*.whl.sha256")]) == has_fairseq
 
 
 # --- the Makefile

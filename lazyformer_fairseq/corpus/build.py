@@ -85,7 +85,7 @@ def build_corpus(
         stages.start_fork_server()
     plan = {
         "settings": settings.as_json(digest),
-        "versions": versions(PACKAGES, optional=filter(None, [settings.spacy_model])),
+        "versions": versions([*PACKAGES, *filter(None, [settings.spacy_model])]),
         "inputs": describe_inputs(files),
     }
     if manifest := finished_manifest(folder, plan):

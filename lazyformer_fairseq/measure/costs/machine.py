@@ -49,7 +49,7 @@ def trade_name(device: str) -> str:
 
 def describe_versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect figures, including the optional ones that are installed."""
-    return versions(("torch", "fairseq-fixed", "numpy"), optional=("triton", "transformers"))
+    return versions(("torch", "fairseq-fixed", "numpy", "triton", "transformers"))
 
 
 def record(settings: Any, command: Sequence[str]) -> dict[str, Any]:

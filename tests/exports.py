@@ -13,7 +13,7 @@ import torch
 from helpers import dictionary_of
 from torch import Tensor
 
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.hub import tasks_of_heads
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import choose_head
@@ -34,7 +34,7 @@ def tiny_model(
     """With random weights everywhere, biases and norms too; `head` is a kind, a name of pre-training, "" for none."""
     torch.manual_seed(1)
     row = ARCHITECTURES[arch].options()
-    cfg = LazyFormerConfig(**{**row, "max_positions": POSITIONS, "attention_backend": "eager", **options})
+    cfg = MaskedLMConfig(**{**row, "max_positions": POSITIONS, "attention_backend": "eager", **options})
     model = LazyFormerModel(cfg, dictionary_of(WORDS))
     if head == "pooler":
         model.register_pooler()

@@ -30,7 +30,7 @@ from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSetti
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -177,7 +177,7 @@ def count_parameters(arch: str, vocab_size: int = 0) -> int:
     """Parameters of a named model, counted without making them; of the paper's vocabulary if no other is given."""
     with torch.device("meta"):
         if arch in ARCHITECTURES:
-            options = LazyFormerConfig(**ARCHITECTURES[arch].options())
+            options = MaskedLMConfig(**ARCHITECTURES[arch].options())
             model = LazyFormerModel(options, dictionary_of(vocab_size or 32_768))
         else:
             options = CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options())

@@ -15,7 +15,7 @@ from omegaconf import MISSING as REQUIRED
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import ContinuedMaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.optim.muon import MuonConfig
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdamConfig, NvLambConfig
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import PolynomialWarmupConfig, WarmupConfig, WSDConfig
@@ -51,7 +51,7 @@ def test_the_table_of_architectures_is_the_one_in_the_code():
 
 
 CONFIGS = {
-    "Encoders": LazyFormerConfig,
+    "Encoders": MaskedLMConfig,
     "Language models": CausalLMConfig,
     "Every task": ReliabilityConfig,
     "`--task full_sentences_masked_lm`": FullSentencesMaskedLMConfig,
@@ -67,7 +67,7 @@ CONFIGS = {
     "`--lr-scheduler wsd`": WSDConfig,
 }
 SET_BY_ARCH = {
-    LazyFormerConfig: ARCHITECTURES["bert_base"].options(),
+    MaskedLMConfig: ARCHITECTURES["bert_base"].options(),
     CausalLMConfig: CAUSAL_ARCHITECTURES["transformer_xl_base"].options(),
 }
 

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lazyformer_fairseq.data.glue import find_task
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 PRETRAINING = sorted(name for name in ARCHITECTURES if not name.endswith("_tiny"))
@@ -179,7 +179,7 @@ def test_yaml_and_arch_give_the_same_weights(checkpoint, data_folder, tmp_path, 
     by_arch = fairseq_train(data_folder, options, tmp_path)
     by_yaml = torch.load(checkpoint)
     assert_equal_state(by_arch["model"], by_yaml["model"])
-    model_options = set(LazyFormerConfig.__dataclass_fields__) - {"_name", "sublayer_pattern"}
+    model_options = set(MaskedLMConfig.__dataclass_fields__) - {"_name", "sublayer_pattern"}
     for key in model_options:
         assert by_arch["cfg"]["model"][key] == by_yaml["cfg"]["model"][key], key
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.curves.report import read_history
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.options import SCREEN
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMTask
@@ -287,7 +287,7 @@ def test_a_second_phase_of_longer_pairs_takes_the_head_over(documents, tmp_path,
 def test_the_loss_is_the_mean_of_words_and_of_pairs():
     torch.manual_seed(1)
     sizes = {"encoder_embed_dim": 12, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
-    model = LazyFormerModel(LazyFormerConfig(sublayer_pattern="sf", token_types=2, **sizes), dictionary_of(24)).eval()
+    model = LazyFormerModel(MaskedLMConfig(sublayer_pattern="sf", token_types=2, **sizes), dictionary_of(24)).eval()
     tokens = torch.randint(4, 24, (3, 6))
     target = torch.full_like(tokens, PAD)
     target[0, 1], target[0, 3], target[1, 4], target[2, 5] = 7, 11, 8, 9

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
@@ -24,7 +24,7 @@ def trained(pattern: str, seed: int = 1, dictionary: Optional[Dictionary] = None
     """Weights far from those of an initialisation, so that every part of them shows in the output."""
     sizes = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS}
     cfg = OmegaConf.merge(
-        OmegaConf.structured(LazyFormerConfig),
+        OmegaConf.structured(MaskedLMConfig),
         {"sublayer_pattern": pattern, "max_positions": POSITIONS, "relative_position_buckets": 8, **sizes, **options},
     )
     torch.manual_seed(seed)

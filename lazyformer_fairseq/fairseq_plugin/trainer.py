@@ -28,11 +28,12 @@ from lazyformer_fairseq.fairseq_plugin.optim.muon import mark_matrices
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import NotSavedError, choose_for_all, listed_name
-from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of, is_task_of_ours, listed_updates
+from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_ours, listed_updates
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
 from lazyformer_fairseq.modules.choices import CHOICES
+from lazyformer_fairseq.modules.networks.options import backend_of
 
 logger = logging.getLogger(__name__)
 

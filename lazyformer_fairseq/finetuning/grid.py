@@ -23,11 +23,11 @@ from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import SavedHead, dictionary_hash, heads_in_checkpoint
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
-from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import GRID_FILE, RESULT, RunKey, ScoredTask, development_splits
+from lazyformer_fairseq.modules.networks.options import with_new_names
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
 
@@ -93,7 +93,7 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenize
         given = state["cfg"]["model"]
         given["sublayer_pattern"]  # no other kind of model has one
         # An option newer than the checkpoint takes its default, as in fairseq.
-        known = [field for field in fields(LazyFormerConfig) if field.name != "_name"]
+        known = [field for field in fields(MaskedLMConfig) if field.name != "_name"]
         options = {field.name: given.get(field.name, field.default) for field in known}
         symbols = (weights := state["model"])["dictionary_sha256"]
     except (KeyError, TypeError, AttributeError) as error:

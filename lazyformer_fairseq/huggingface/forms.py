@@ -20,11 +20,12 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
     lm_head_never_trained,
     pooler_in_checkpoint,
 )
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel, norms_and_biases
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
+from lazyformer_fairseq.modules.networks.options import norms_and_biases
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import RMS
 

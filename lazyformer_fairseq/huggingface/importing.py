@@ -20,7 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin.models import export, hub
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, dictionary_hash
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface import families
@@ -92,7 +92,7 @@ def is_ours(path: Path) -> bool:
 
 def _read_hub(
     folder: Path, tokenizer_folder: Path, token_types: str, head_name: Optional[str]
-) -> tuple[LazyFormerConfig, dict[str, Tensor], TextTokenizer, list[str]]:
+) -> tuple[MaskedLMConfig, dict[str, Tensor], TextTokenizer, list[str]]:
     """Options, weights, tokenizer (which is written to its folder), and notes."""
     if not folder.is_dir():
         raise UserError(
@@ -116,7 +116,7 @@ def _read_hub(
         "max_positions": described.positions - described.first_position,
         "token_types": conversion.token_types,
     }
-    cfg = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), options)
+    cfg = OmegaConf.merge(OmegaConf.structured(MaskedLMConfig), options)
     try:
         with torch.device("meta"):  # sizes first, without memory
             model = LazyFormerModel(cfg, dictionary)

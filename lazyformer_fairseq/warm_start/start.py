@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
@@ -99,7 +99,7 @@ class Trained:
         weights: by the names of :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.LazyFormerModel`.
     """
 
-    cfg: LazyFormerConfig
+    cfg: MaskedLMConfig
     weights: Weights
     dictionary: Dictionary
 
@@ -142,7 +142,7 @@ def start_from(
         UserError: a pattern that cannot be built, a new sublayer that can neither take weights nor start without
             changing what the model computes, fewer positions or narrower feed-forwards.
     """
-    before = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), old.cfg)
+    before = OmegaConf.merge(OmegaConf.structured(MaskedLMConfig), old.cfg)
     cfg = OmegaConf.merge(before, dict(changes))
     new_plan = plan(cfg.sublayer_pattern, ENCODER)
     given = from_sublayers is not None
@@ -225,7 +225,7 @@ def _last_map(module: type) -> Optional[str]:
     return next((name for base, name in last.items() if issubclass(module, base)), None)
 
 
-def _around(old: Trained, cfg: LazyFormerConfig) -> dict[str, Tensor]:
+def _around(old: Trained, cfg: MaskedLMConfig) -> dict[str, Tensor]:
     """The weights outside of the sublayers: embeddings, biases, norms, heads. Positions are repeated up to the new."""
     weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
     if PER_POSITION not in weights:

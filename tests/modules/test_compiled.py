@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.compiled import compiled
 
@@ -36,7 +36,7 @@ def quick_compiler(monkeypatch):
 def make(compile: bool, attention_backend: str = "auto") -> tuple[LazyFormerModel, MaskedLMAccuracyCriterion]:
     torch.manual_seed(1)
     sizes = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": 2, "max_positions": 40}
-    cfg = LazyFormerConfig("M2", dropout=0.0, compile=compile, attention_backend=attention_backend, **sizes)
+    cfg = MaskedLMConfig("M2", dropout=0.0, compile=compile, attention_backend=attention_backend, **sizes)
     model = LazyFormerModel(cfg, dictionary_of(24))
     torch.nn.init.normal_(model.encoder.sentence_encoder.relative_position_bias.table)
     return model, MaskedLMAccuracyCriterion(SimpleNamespace(target_dictionary=dictionary_of(24)))

@@ -10,7 +10,7 @@ from tiny_networks import make_decoder, make_encoder, random_tokens
 from torch import nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.layer_norm import RMSNorm, describe_layer_norm, layer_norm, layer_norm_class
 
@@ -53,7 +53,7 @@ def test_apexs_is_torchs_where_it_is_compiled(monkeypatch, epsilon):
 
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_a_models_epsilon_reaches_all_its_layer_norms(prenorm):
-    cfg = LazyFormerConfig(
+    cfg = MaskedLMConfig(
         sublayer_pattern="sflk-", encoder_embed_dim=8, encoder_attention_heads=2, encoder_ffn_embed_dim=8,
         layer_norm_eps=0.25, encoder_normalize_before=prenorm,
     )  # fmt: skip

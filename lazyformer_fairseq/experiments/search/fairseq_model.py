@@ -20,8 +20,8 @@ from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.settings import TASKS, SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Choices, SinglePath, Supernet, supernet_pattern
-from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import check_memory_fits
+from lazyformer_fairseq.modules.networks.options import backend_of
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.options import mask_shares
 

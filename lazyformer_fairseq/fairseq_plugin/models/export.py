@@ -19,18 +19,18 @@ from safetensors.torch import save_model
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import SAFETENSORS, loading_checked
-from lazyformer_fairseq.fairseq_plugin.reliability.options import OLD_NAMES, with_new_names
+from lazyformer_fairseq.modules.networks.options import OLD_NAMES, with_new_names
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 FORMAT, FORMAT_VERSION = "lazyformer model", 1
 ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
-OPTIONS = tuple(each.name for each in fields(LazyFormerConfig) if each.name[0] != "_" and each.name not in OLD_NAMES)
+OPTIONS = tuple(each.name for each in fields(MaskedLMConfig) if each.name[0] != "_" and each.name not in OLD_NAMES)
 
 
 def loading_checkpoints(load_checkpoint_to_cpu, path, *args, **kwargs):
@@ -93,9 +93,9 @@ def read_config(path: Path) -> dict[str, Any]:
     options = with_new_names(options)
     if unknown := sorted(options.keys() - set(OPTIONS)):
         raise UserError(f"{path}: unknown option {', '.join(unknown)}; this version knows {', '.join(OPTIONS)}")
-    options = {name: getattr(LazyFormerConfig, name) for name in OPTIONS} | options
+    options = {name: getattr(MaskedLMConfig, name) for name in OPTIONS} | options
     for name, value in options.items():
-        kind = type(getattr(LazyFormerConfig, name))
+        kind = type(getattr(MaskedLMConfig, name))
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise UserError(f"{path}: option {name} is {value!r}, must be {kind.__name__}")
     return options

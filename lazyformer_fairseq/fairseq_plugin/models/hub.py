@@ -28,10 +28,10 @@ from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
-from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN, SpanHead
+from lazyformer_fairseq.modules.networks.options import with_new_names
 from lazyformer_fairseq.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
 
 
 def as_hub(
-    model_class: type, cfg: LazyFormerConfig, weights: Mapping[str, Tensor], tokenizer: TextTokenizer, path: Path
+    model_class: type, cfg: MaskedLMConfig, weights: Mapping[str, Tensor], tokenizer: TextTokenizer, path: Path
 ) -> "LazyFormerHub":
     """A model of these options and weights, ready for text.
 
@@ -147,10 +147,10 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
             name = (state["cfg"].get(part) or {}).get("_name")
             if name is not None and name not in registry:
                 raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it if it is yours")
-        if unknown := sorted(set(options) - set(LazyFormerConfig.__dataclass_fields__)):
+        if unknown := sorted(set(options) - set(MaskedLMConfig.__dataclass_fields__)):
             known = "not a checkpoint of this package's models, or of a later version"
             raise UserError(f"{path}: {known}: no setting {', '.join(unknown)}")
-        cfg = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), with_new_names(options))
+        cfg = OmegaConf.merge(OmegaConf.structured(MaskedLMConfig), with_new_names(options))
     except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
@@ -168,7 +168,7 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
     return model
 
 
-def assemble(model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
+def assemble(model_class: type, cfg: MaskedLMConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
     """A model with fresh weights, and the classification heads that these weights have."""
     model = model_class(cfg, dictionary)
     for name, head in checkpoint_match.heads_in_checkpoint(weights).items():

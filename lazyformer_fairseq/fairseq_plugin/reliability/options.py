@@ -12,7 +12,6 @@ import re
 import sys
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
@@ -49,26 +48,6 @@ LOGS_NEED = {"tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS), "wan
 def option(default: Any, help: str) -> Any:
     """A field of a config: what fairseq makes an option of the command line."""
     return field(default=default, metadata={"help": help})
-
-
-# Options of models that had another name in 0.1.0. On command lines, in YAML and in checkpoints the old ones still
-# serve; what is written has the new ones.
-OLD_NAMES = {"lazy_backend": "attention_backend"}
-
-
-def with_new_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's options without those of :data:`OLD_NAMES`, which give their values where the new ones are "auto"."""
-    renamed = {name: value for name, value in options.items() if name not in OLD_NAMES}
-    for old, new in OLD_NAMES.items():
-        if (value := options.get(old)) and str(renamed.get(new, "")) in ("", "auto"):
-            renamed[new] = value
-    return renamed
-
-
-def backend_of(model: Any) -> str:
-    """The ``--attention-backend`` of a model's settings; empty for a model that has no such option."""
-    names = ("attention_backend", *OLD_NAMES)
-    return str(with_new_names({name: getattr(model, name, None) or "" for name in names})["attention_backend"])
 
 
 @dataclass

@@ -15,7 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
 from lazyformer_fairseq.fairseq_plugin.models import huggingface_bert
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import HuggingFaceBertConfig, has_transformers
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.measure import PIECES, WORDS
@@ -92,7 +92,7 @@ class OurModel(BenchModel):
     """One of our archs, or any pattern."""
 
     def __init__(self, options: dict[str, Any], max_positions: int):
-        cfg = LazyFormerConfig(**{"dropout": DROPOUT, **options, "max_positions": max_positions})
+        cfg = MaskedLMConfig(**{"dropout": DROPOUT, **options, "max_positions": max_positions})
         model = LazyFormerModel(cfg, a_dictionary())
         network = model.encoder.sentence_encoder
         super().__init__(model, cfg.sublayer_pattern, network.sizes, network)

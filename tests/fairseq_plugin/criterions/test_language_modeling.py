@@ -20,7 +20,7 @@ from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import (
     MaskedLMAccuracyCriterion,
     network_of,
 )
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import OPTIONS
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
@@ -31,7 +31,7 @@ PAD, WORDS = 1, 24
 
 def make_model(pattern: str, seed: int = 1, **options) -> LazyFormerModel:
     torch.manual_seed(seed)
-    cfg = LazyFormerConfig(**{**SIZES, "sublayer_pattern": pattern, **options})
+    cfg = MaskedLMConfig(**{**SIZES, "sublayer_pattern": pattern, **options})
     model = LazyFormerModel(cfg, dictionary_of(WORDS))
     for weight in model.parameters():  # so that what attends to what matters
         torch.nn.init.normal_(weight, std=0.4)
@@ -44,7 +44,7 @@ def make_task(words: int = WORDS) -> SimpleNamespace:
         source_dictionary=dictionary,
         target_dictionary=dictionary,
         build_model=lambda cfg: LazyFormerModel.build_model(
-            OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), {k: v for k, v in cfg.items() if k != "_name"}),
+            OmegaConf.merge(OmegaConf.structured(MaskedLMConfig), {k: v for k, v in cfg.items() if k != "_name"}),
             SimpleNamespace(source_dictionary=dictionary),
         ),
     )

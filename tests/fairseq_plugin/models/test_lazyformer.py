@@ -10,7 +10,7 @@ from helpers import dictionary_of
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION, has_pooler
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
@@ -85,7 +85,7 @@ def test_bad_sizes_are_the_users_mistakes_and_are_named():
 
 def model(pattern: str, positions: int, copies: bool = False) -> LazyFormerModel:
     sizes = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
-    cfg = LazyFormerConfig(
+    cfg = MaskedLMConfig(
         sublayer_pattern=pattern, max_positions=positions, copy_positions=copies, relative_position_buckets=0, **sizes
     )
     return LazyFormerModel(cfg, Dictionary())

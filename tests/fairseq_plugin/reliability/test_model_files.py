@@ -25,8 +25,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.export import export
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
-from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.finetuning.grid import load_start_models
+from lazyformer_fairseq.modules.networks.options import backend_of
 
 FIXTURES = ROOT / "tests" / "fixtures"
 OF_0_1_0, OF_2026_11 = FIXTURES / "checkpoint_of_0.1.0", FIXTURES / "checkpoints_of_2026_11"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment, peak_memory
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_optimizer_bytes, count_update_memory
@@ -64,7 +64,7 @@ def _encoder(
 ) -> Case:
     sizes = {"encoder_embed_dim": embed_dim, "encoder_ffn_embed_dim": 4 * embed_dim, "encoder_attention_heads": 4}
     given = {"attention_dropout": 0.0, "max_positions": time, **sizes, **options}
-    cfg = LazyFormerConfig(sublayer_pattern=pattern, attention_backend=back_end, **given)
+    cfg = MaskedLMConfig(sublayer_pattern=pattern, attention_backend=back_end, **given)
     model = LazyFormerModel(cfg, dictionary_of(vocab_size)).to(device, DTYPES[precision]).train()
     rest = {"device": device, "predicted": round(0.15 * batch * time)}
     return _case(model, model.encoder.sentence_encoder, batch, time, precision, back_end, **rest)

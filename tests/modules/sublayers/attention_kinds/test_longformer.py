@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.data.text.interface import SpecialIds
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.measure.costs.flops import count_parameters
@@ -176,7 +176,7 @@ def model_of_letters(pattern: str) -> LazyFormerModel:
     for letter in "abcdefgh":
         dictionary.add_symbol(letter)
     row = ARCHITECTURES["longformer_tiny"].options()
-    return LazyFormerModel(LazyFormerConfig(**{**row, "sublayer_pattern": pattern, "max_positions": 12}), dictionary)
+    return LazyFormerModel(MaskedLMConfig(**{**row, "sublayer_pattern": pattern, "max_positions": 12}), dictionary)
 
 
 def test_a_model_hands_positions_down():

@@ -1,0 +1,85 @@
+"""The causal language model: the decoder of a pattern, and an adaptive softmax that is tied to its embedding."""
+
+from functools import partial
+from typing import Any, ClassVar, Optional
+
+from torch import Tensor, nn
+
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
+from lazyformer_fairseq.modules.networks.options import DROPOUTS, CausalLMOptions, backend_of, norms_and_biases
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
+from lazyformer_fairseq.patterns.kinds import parse_cutoffs
+
+
+class CausalLM(nn.Module):
+    """A causal decoder of any pattern and an adaptive softmax that is tied to its embedding.
+
+    Args:
+        options: of the model.
+        vocab_size: V.
+        padding_idx: id of the padding symbol, whose loss is 0.
+
+    Attributes:
+        decoder: the CausalDecoder; its `mem_len`, `clamp_len` and `same_length` may be set for evaluation.
+        softmax: the AdaptiveSoftmax.
+
+    Raises:
+        ValueError: as :class:`CausalDecoder` does.
+    """
+
+    per_word: ClassVar[str] = "softmax.bias"  # the weight with a row for each word
+
+    def __init__(self, options: CausalLMOptions, vocab_size: int, padding_idx: int = 1):
+        super().__init__()
+        self.cfg = options
+        self.padding_idx = padding_idx
+        self.decoder = CausalDecoder(
+            pattern=options.sublayer_pattern,
+            vocab_size=vocab_size,
+            embed_dim=options.decoder_embed_dim,
+            ffn_embed_dim=options.decoder_ffn_embed_dim,
+            num_heads=options.decoder_attention_heads,
+            cutoffs=parse_cutoffs(options.adaptive_softmax_cutoff),
+            div_val=options.adaptive_softmax_factor,
+            activation=ACTIVATIONS[str(options.activation_fn)],
+            normalize_before=options.decoder_normalize_before,
+            attention_backend=backend_of(options),
+            **{name: getattr(options, name) for name in (*DROPOUTS, "mem_len", "clamp_len", "same_length")},
+            **norms_and_biases(options),
+        )
+        self.softmax = AdaptiveSoftmax(self.decoder.embedding)
+        self.apply(partial(init_transformer_xl_weights, std=options.init_std))
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        memory: Optional[StreamMemory] = None,
+        target: Optional[Tensor] = None,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        **unused,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Reads one segment of B streams.
+
+        Args:
+            src_tokens: ids (B, T).
+            memory: of these B streams; advances to the end of this segment. None to start and end here.
+            target: ids (B, T), the tokens that follow.
+            features_only: return the decoder's output.
+            return_all_hiddens: also return what every sublayer returned.
+
+        Returns:
+            With `target` the negative log-likelihood of each token in nats, (B, T) in float32, 0 where the target is
+            padding; without, log-probabilities (B, T, V); or features (B, T, C). And
+            ``{"inner_states": list of (B, T, C)}``.
+        """
+        features, inner_states = self.decoder(src_tokens, memory, return_all=return_all_hiddens)
+        extra = {"inner_states": inner_states}
+        if features_only:
+            return features, extra
+        if target is None:
+            return self.softmax.log_probabilities(features, self.decoder.embedding), extra
+        nll = self.softmax.negative_log_likelihood(features.flatten(0, 1), target.flatten(), self.decoder.embedding)
+        return nll.view_as(target).masked_fill(target == self.padding_idx, 0), extra

@@ -1,0 +1,171 @@
+"""The masked language model: the encoder of a pattern, its masked-LM head, and heads for classes and spans."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor, nn
+
+from lazyformer_fairseq.modules.networks import heads
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.options import DROPOUTS, MaskedLMOptions, backend_of, norms_and_biases
+from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
+
+logger = logging.getLogger(__name__)
+
+
+class MaskedLM(nn.Module):
+    """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classes and spans.
+
+    Its weights have the names that checkpoints have: ``encoder.sentence_encoder``, ``encoder.lm_head``,
+    ``classification_heads``.
+
+    Args:
+        options: of the model.
+        vocab_size: V.
+        padding_idx: id of the padding symbol.
+
+    Raises:
+        ValueError: as :class:`Encoder` does.
+    """
+
+    per_word: ClassVar[str] = "encoder.sentence_encoder.embed_tokens.weight"  # the weight with a row for each word
+    takes_positions = True  # for a loss: `masked_tokens` may be places among the B * T
+    takes_documents = True  # for whoever makes batches
+
+    def __init__(self, options: MaskedLMOptions, vocab_size: int, padding_idx: int = 1):
+        super().__init__()
+        self.cfg = options
+        self.encoder = _EncoderWithHead(options, vocab_size, padding_idx)
+        self.classification_heads = nn.ModuleDict()
+        self.apply(init_bert_weights)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        features_only: bool = False,
+        masked_tokens: Optional[Tensor] = None,
+        classification_head_name: Optional[str] = None,
+        return_all_hiddens: bool = False,
+        has_padding: Optional[bool] = None,
+        global_positions: Optional[Tensor] = None,
+        token_types: Optional[Tensor] = None,
+        documents: Optional[Sequence[Sequence[int]]] = None,
+        positions_begin_anew: bool = False,
+        **unused,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Encodes, and applies the requested head.
+
+        Args:
+            src_tokens: ids (B, T).
+            src_lengths: unused; fairseq's tasks pass it.
+            features_only: return the encoder's output.
+            masked_tokens: logits at these positions alone: places among the B * T, int64 (M,), or a boolean (B, T).
+            classification_head_name: return this head's logits; with `masked_tokens` beside those.
+            return_all_hiddens: also return what every sublayer returned.
+            has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
+                None, padding may stand anywhere, and the model must wait for the GPU to find out.
+            global_positions: (B, T), True at tokens that see and are seen by all, such as those of a question; for
+                patterns with ``global=given``, which need it.
+            token_types: (B, T), which of two texts a token is of, for models with ``--token-types``; None for type 0.
+            documents, positions_begin_anew: of each sequence the lengths of documents that do not see each other, as
+                :meth:`~lazyformer_fairseq.modules.networks.encoder.Encoder.forward` takes them. No padding is computed.
+
+        Returns:
+            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
+            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where it is
+            asked for beside masked tokens.
+        """
+        is_headless = features_only or classification_head_name is not None
+        output, extra = self.encoder(
+            src_tokens, is_headless, masked_tokens, return_all_hiddens, has_padding,
+            (global_positions, token_types, documents, positions_begin_anew),
+        )  # fmt: skip
+        if classification_head_name is None:
+            return output, extra
+        head, features = self.classification_heads[classification_head_name], output
+        if has_padding is None and not heads.reads_all_tokens(head):  # then <s> is wherever text begins
+            first = src_tokens.ne(self.encoder.sentence_encoder.padding_idx).int().argmax(-1)
+            features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
+        if masked_tokens is None:
+            return head(features), extra
+        return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": head(features)}
+
+    @property
+    def compiles(self) -> bool:
+        """Whether training goes through torch.compile."""
+        return self.encoder.sentence_encoder.compiles
+
+    def max_positions(self) -> int:
+        """The longest sequence, in tokens."""
+        return self.encoder.sentence_encoder.max_positions
+
+    def register_classification_head(self, name: str, num_classes: int, kind: str = "dense") -> None:
+        """Adds the head `name` with fresh weights, or replaces one of another size or kind.
+
+        Args:
+            kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.HEADS`.
+        """
+        previous = dict(self.classification_heads.items()).get(name)
+        if previous is not None:
+            if type(previous) is heads.HEADS[kind] and heads.outputs_of(previous) == num_classes:
+                return
+            logger.warning(
+                "classification head %s: %d outputs (%s) replace its %d, weights start anew",
+                name, num_classes, kind, heads.outputs_of(previous),
+            )  # fmt: skip
+        head = heads.HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
+        self.classification_heads[name] = head.apply(init_bert_weights)
+
+    def register_pooler(self) -> None:
+        """Adds a pooler with fresh weights, as the head that is called so."""
+        self.classification_heads[heads.POOLER] = heads.Pooler(self.cfg.encoder_embed_dim).apply(init_bert_weights)
+
+    def register_next_sentence_head(self) -> None:
+        """Adds BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
+        self.register_classification_head(heads.NEXT_SENTENCE, 2)
+
+
+class _EncoderWithHead(nn.Module):
+    """The encoder and its masked-LM head."""
+
+    SIZES = ("max_positions", "relative_position_buckets", "relative_position_max_distance", "token_types",
+             "layer_norm_eps", "no_token_positional_embeddings", "embedding_norm")  # fmt: skip
+
+    def __init__(self, options: MaskedLMOptions, vocab_size: int, padding_idx: int):
+        super().__init__()
+        self.sentence_encoder = Encoder(
+            pattern=options.sublayer_pattern,
+            vocab_size=vocab_size,
+            embed_dim=options.encoder_embed_dim,
+            ffn_embed_dim=options.encoder_ffn_embed_dim,
+            num_heads=options.encoder_attention_heads,
+            padding_idx=padding_idx,
+            activation=ACTIVATIONS[str(options.activation_fn)],
+            normalize_before=options.encoder_normalize_before,
+            attention_backend=backend_of(options),
+            **{name: getattr(options, name) for name in (*DROPOUTS, *self.SIZES)},
+            **norms_and_biases(options),
+        )
+        self.sentence_encoder.compiles = options.compile
+        self.lm_head = heads.MaskedLMHead(
+            options.encoder_embed_dim,
+            self.sentence_encoder.embed_tokens,
+            ACTIVATIONS[str(options.head_activation_fn)],
+            self.sentence_encoder.norm,
+            not options.no_linear_bias,
+            options.plain_lm_head,
+            options.untied_lm_head,
+        )
+
+    def forward(
+        self, src_tokens, features_only, masked_tokens, return_all_hiddens, has_padding, given
+    ) -> tuple[Tensor, dict[str, Any]]:
+        padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
+        is_padded_on_right = None if has_padding is None else True
+        mask = padding_mask if (bool(padding_mask.any()) if has_padding is None else has_padding) else None
+        features, inner_states = self.sentence_encoder(src_tokens, mask, return_all_hiddens, is_padded_on_right, *given)
+        output = features if features_only else self.lm_head(features, masked_tokens)
+        return output, {"inner_states": inner_states}

@@ -1,0 +1,146 @@
+"""Options of the models, each written once: name, default, help, choices. fairseq's dataclasses are made of these.
+
+Defaults are those of ``lazyformer_m2x6_s`` and, of the causal language model, ``transformer_xl_base``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, Union
+
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
+from lazyformer_fairseq.modules.layer_norm import EPS
+from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
+from lazyformer_fairseq.options import check, option
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.kinds import LAYER, NORMS, describe_letters
+
+BACKENDS_HELP = (
+    "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused do not; auto "
+    "takes the fastest that was measured"
+)
+PRIMERS = "of feed-forward sublayers; relu_squared is Primer's"
+_ENCODER = ARCHITECTURES["lazyformer_m2x6_s"]
+_DECODER = CAUSAL_ARCHITECTURES["transformer_xl_base"]
+# Options that had another name in 0.1.0. On command lines, in YAML and in checkpoints the old ones still serve; what is
+# written has the new ones.
+OLD_NAMES = {"lazy_backend": "attention_backend"}
+
+
+@dataclass
+class MaskedLMOptions:
+    """Of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`."""
+
+    sublayer_pattern: str = option(
+        _ENCODER.sublayer_pattern,
+        f"the encoder, one letter a sublayer: {describe_letters()}; '(sff)x5 (f)x9' repeats, M2x6 is (sflf)x6",
+    )
+    encoder_embed_dim: int = option(_ENCODER.encoder_embed_dim, "embedding dimension")
+    encoder_ffn_embed_dim: int = option(_ENCODER.encoder_ffn_embed_dim, "width of the feed-forward sublayers")
+    encoder_attention_heads: int = option(_ENCODER.encoder_attention_heads, "number of attention heads")
+    encoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm), not after it (BERT)")
+    activation_fn: str = option("gelu", PRIMERS, choices=tuple(ACTIVATIONS))
+    head_activation_fn: str = option("gelu", "activation of the masked-LM head", choices=tuple(ACTIVATIONS))
+    layer_norm_eps: float = option(EPS, "what each norm adds to the variance; BERT's is 1e-12")
+    norm: str = option(LAYER, "of all norms: LayerNorm, or RMSNorm, without mean and bias", choices=tuple(NORMS))
+    no_norm_bias: bool = option(False, "LayerNorms without bias")
+    no_linear_bias: bool = option(False, "sublayers, and the head's dense map, without biases")
+    embedding_norm: bool = option(False, "pre-norm: normalise embeddings, not the first sublayer's input")
+    plain_lm_head: bool = option(False, "masked-LM head: the output map alone")
+    untied_lm_head: bool = option(False, "masked-LM head: an output map of its own, not the word embedding")
+    dropout: float = option(0.1, "dropout on embeddings and sublayer outputs")
+    attention_dropout: float = option(_ENCODER.attention_dropout, "dropout on attention distributions")
+    activation_dropout: float = option(0.0, "dropout after the feed-forward activation")
+    pooler_dropout: float = option(0.0, "dropout in the classification head")
+    max_positions: int = option(512, "longest sequence, <s> and </s> included")
+    no_token_positional_embeddings: bool = option(False, "no learned positions, as for s[rope=10000]")
+    copy_positions: bool = option(False, "repeat a checkpoint's positions up to --max-positions, where it has fewer")
+    token_types: int = option(0, "rows of a table that says which of two texts a token is of; BERT has 2")
+    relative_position_buckets: int = option(_ENCODER.relative_position_buckets, "of T5's relative bias; 0: none")
+    relative_position_max_distance: int = option(128, "from this distance on all relative positions share a bucket")
+    attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
+    compile: bool = option(False, "in training, run sublayers and masked-LM loss through torch.compile")
+
+
+@dataclass
+class CausalLMOptions:
+    """Of :class:`~lazyformer_fairseq.modules.networks.causal_lm.CausalLM`."""
+
+    sublayer_pattern: str = option(
+        _DECODER.sublayer_pattern,
+        f"the decoder, one letter a sublayer: {describe_letters()}; '(sfff)x6 (f)x8' repeats, M2x6 is (sflf)x6",
+    )
+    decoder_embed_dim: int = option(_DECODER.decoder_embed_dim, "embedding dimension")
+    decoder_ffn_embed_dim: int = option(_DECODER.decoder_ffn_embed_dim, "width of the feed-forward sublayers")
+    decoder_attention_heads: int = option(_DECODER.decoder_attention_heads, "number of attention heads")
+    decoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm) instead of after it")
+    activation_fn: str = option("relu", PRIMERS, choices=tuple(ACTIVATIONS))
+    norm: str = option(LAYER, "of all norms: LayerNorm, or RMSNorm, without mean and bias", choices=tuple(NORMS))
+    no_norm_bias: bool = option(False, "LayerNorms without bias")
+    no_linear_bias: bool = option(False, "sublayers without biases; attention has none anyway")
+    dropout: float = option(_DECODER.dropout, "dropout on embeddings, encoded distances, sublayer outputs and features")
+    attention_dropout: float = option(_DECODER.attention_dropout, "dropout on attention distributions")
+    activation_dropout: float = option(_DECODER.activation_dropout, "dropout after the feed-forward activation")
+    adaptive_softmax_cutoff: str = option(_DECODER.adaptive_softmax_cutoff, "ids that start a band of words; '': one")
+    adaptive_softmax_factor: int = option(_DECODER.adaptive_softmax_factor, "by which each band's vectors are narrower")
+    mem_len: int = option(_DECODER.mem_len, "tokens of the previous segments to attend to; 0 for no memory")
+    clamp_len: int = option(0, "distances beyond this one are taken for it; 0 or -1 for no such limit")
+    same_length: bool = option(False, "every query sees --mem-len tokens before it; else all of memory and segment")
+    init_std: float = option(0.02, "standard deviation of the weights at first")
+    attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
+
+
+Options = Union[MaskedLMOptions, CausalLMOptions]
+SomeOptions = TypeVar("SomeOptions", MaskedLMOptions, CausalLMOptions)
+
+
+def with_new_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options without those of :data:`OLD_NAMES`, which give their values where the new ones are "auto"."""
+    renamed = {name: value for name, value in options.items() if name not in OLD_NAMES}
+    for old, new in OLD_NAMES.items():
+        if (value := options.get(old)) and str(renamed.get(new, "")) in ("", AUTO):
+            renamed[new] = value
+    return renamed
+
+
+def backend_of(model: Any) -> str:
+    """The ``--attention-backend`` of a model's settings; empty for a model that has no such option."""
+    names = ("attention_backend", *OLD_NAMES)
+    return str(with_new_names({name: getattr(model, name, None) or "" for name in names})["attention_backend"])
+
+
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+
+
+def norms_and_biases(options: Any) -> dict[str, Any]:
+    """Those options, as a network takes them."""
+    return {"norm": str(options.norm), "norm_bias": not options.no_norm_bias, "linear_bias": not options.no_linear_bias}
+
+
+def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
+    """Options of a model by name, as a checkpoint or a file has them, old names included.
+
+    Raises a UserError for an unknown name, a value of another type, or none of the choices.
+    """
+    given = with_new_names(given)
+    known = {each.name: each.default for each in fields(kind)}
+    if unknown := sorted(map(str, given.keys() - known.keys())):
+        raise UserError(f"no setting {', '.join(unknown)}{nearest(unknown[0], known)}")
+    for name, value in given.items():
+        right = type(known[name])
+        if right is float and type(value) is int:
+            given[name] = float(value)
+        elif type(value) is not right:
+            raise UserError(f"option {name} is {value!r}, must be {right.__name__}")
+    options = kind(**given)
+    check(options)
+    return options
+
+
+def options_of_arch(arch: str, **given: Any) -> Options:
+    """Those of a named architecture, as ``--arch`` sets them; `given` replaces some. Raises a UserError as above."""
+    tables = {MaskedLMOptions: ARCHITECTURES, CausalLMOptions: CAUSAL_ARCHITECTURES}
+    kind = next((kind for kind, rows in tables.items() if arch in rows), None)
+    if kind is None:
+        raise UserError(f"no architecture {arch!r}{nearest(arch, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES])}")
+    return read_options(kind, {**tables[kind][arch].options(), **given})

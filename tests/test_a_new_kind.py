@@ -1,17 +1,17 @@
 """A kind of sublayer that tests alone have is parsed, built, counted, computed and used in commands as any other."""
 
 import csv
-import inspect
 import json
+import os
 import re
 import shlex
 import shutil
-import textwrap
+import subprocess
+from fnmatch import fnmatch
 
-import local_mean
 import pytest
 import torch
-from helpers import ROOT, assert_equal_state, assert_refused
+from helpers import PAGES, ROOT, assert_equal_state, assert_refused
 from hydra import compose, initialize_config_dir
 from in_process import invoke
 from local_mean import LOCAL_MEAN, LocalMean, registered, registered_local_mean  # noqa: F401 (a fixture)
@@ -29,6 +29,8 @@ from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns import kinds as table
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, find_kind, kinds
+
+PAGE = PAGES["docs/add_a_kind.md"]
 
 
 def test_it_is_parsed_with_its_settings_from_yaml_too_and_help_names_it(tmp_path):
@@ -195,15 +197,96 @@ def test_it_is_compared(lm_data, tmp_path):
     assert int(rows["mean"]["flops"]) > 0
 
 
-def test_the_page_about_a_new_kind_has_this_code_and_what_becomes_of_it():
-    page = (ROOT / "docs" / "add_a_kind.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    row = re.search(r"^LOCAL_MEAN = (Kind\(\n.*?^\))", inspect.getsource(local_mean), re.M | re.S)[1]
-    assert any(inspect.getsource(LocalMean) in block for block in blocks)
-    row = row.replace("modules={ENCODER: LocalMean, CAUSAL: LocalMean}", 'modules=_modules("local_mean:LocalMean")')
-    assert hasattr(table, "_modules")
-    assert any(textwrap.indent(row, "    ") in block for block in blocks)
-    command, shown = re.search(
-        r"^```bash\nlazyformer (.*)\n```\n\n```\n(.*?)^```", page, re.MULTILINE | re.DOTALL
-    ).groups()
-    assert invoke(*shlex.split(command)).rstrip() == shown.rstrip()
+def test_the_page_about_a_new_kind_has_this_code():
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    files = [(ROOT / "tests" / "my_kinds" / name).read_text() for name in ("local_mean.py", "__init__.py")]
+    assert [code.split('"""', 2)[2].strip() for code in files] == [block.strip() for block in blocks]
+
+
+# --- as a package of somebody
+
+
+@pytest.fixture
+def outside(tmp_path, warm_python, monkeypatch):
+    """``outside("variable", "lazyformer pattern ...")``: in a process that is told of the package in that way."""
+    folder = tmp_path / "packages"
+    shutil.copytree(ROOT / "tests" / "my_kinds", folder / "my_kinds")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(warm_python), os.environ["PATH"]]))
+
+    def run(how: str, command: str, package: str = "my_kinds", **files: str) -> subprocess.CompletedProcess:
+        for name, code in files.items():
+            (folder / f"{name}.py").write_text(code)
+        names = {"PYTHONPATH": str(folder), **({"LAZYFORMER_KINDS": package} if how == "variable" else {})}
+        if how == "entry point":  # as pip leaves it
+            about = folder / "my_kinds-1.0.dist-info"
+            about.mkdir()
+            (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kinds\nVersion: 1.0\n")
+            (about / "entry_points.txt").write_text(f"[lazyformer_fairseq.kinds]\nmine = {package}\n")
+        environment = {**os.environ, **names}
+        return subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.parametrize("how", ["variable", "entry point"])
+def test_a_package_is_found(how, outside):
+    command, shown = re.search(r"^```bash\n(.*)\n```\n\n```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL).groups()
+    assert "LAZYFORMER_KINDS=my_kinds " in command
+    search = "lazyformer search run --help && lazyformer search . out --task masked-lm --arch bert_tiny --candidates q"
+    known = outside(how, f"{command.split(' ', 1)[1]} && {search}")
+    assert known.stdout.startswith(shown.rstrip()), known.stderr
+    assert "m (local mean)" in " ".join(known.stdout.split()), "help"
+    assert "local mean" in known.stderr, "candidates"
+
+
+ROW = """
+from lazyformer_fairseq.patterns.kinds import *
+register(Kind({!r}, "mine", "", "", dict.fromkeys((ENCODER, CAUSAL), "mine:Gone")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "package", "code", "says"),
+    [
+        (
+            "variable",
+            "gone",
+            "",
+            "LAZYFORMER_KINDS=gone: ModuleNotFoundError: No module named 'gone'; install it, or *",
+        ),
+        ("entry point", "gone", "", "entry point mine = gone of my-kinds: ModuleNotFoundError: *"),
+        ("variable", "my_kinds, mine", "1 / 0", "LAZYFORMER_KINDS=mine: ZeroDivisionError: division by zero"),
+        ("variable", "mine", "", "LAZYFORMER_KINDS=mine: mine registers no kind; *"),
+        (
+            "entry point",
+            "mine",
+            ROW.format("s"),
+            "*mine of my-kinds: ValueError: s (mine): there is s (self-attention) *",
+        ),
+        ("variable", "mine", ROW.format("q"), "mine (q): its class mine:Gone: AttributeError: *"),
+    ],
+)
+def test_what_is_wrong_with_a_package_is_a_line_and_help_is_there(how, package, code, says, outside):
+    done = outside(how, "lazyformer --help >/dev/null && lazyformer pattern show q", package, mine=code)
+    assert done.returncode == 1 and fnmatch(done.stderr, f"error: {says}\n"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_child_processes_checkpoints_and_exports_know_it(outside, data_folder, tmp_path):
+    sizes = "--encoder-embed-dim 8 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --max-positions 40"
+    trained = outside(
+        "variable",
+        f"lazyformer pretrain bert_base {data_folder} --sublayer-pattern 'm[width=5] f s' --max-update 2 "
+        f"--tokens-per-sample 32 --sequences-per-update 4 --num-workers 0 --save-dir trained {sizes} &&"
+        "lazyformer export trained plain && lazyformer export trained theirs --to huggingface",
+    )
+    assert trained.returncode == 0, trained.stderr
+    load = (
+        "from transformers import AutoModel; print(type(AutoModel.from_pretrained('theirs', trust_remote_code=True)))"
+    )
+    ours = "from lazyformer_fairseq import LazyFormerModel; LazyFormerModel.from_pretrained('plain')"
+    without = outside("not at all", f'python -c "{load}" && python -c "{ours}"')
+    assert "LazyFormerModel" in without.stdout, without.stderr
+    assert "unknown letter 'm'" in without.stderr and "or install its package" in without.stderr
+    assert outside("entry point", f'python -c "{ours}"').returncode == 0

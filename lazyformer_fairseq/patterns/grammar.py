@@ -231,7 +231,7 @@ class _Parser:
         letter = self.pattern[position]
         kind = find_kind(letter)
         if kind is None or kind.letter != letter:
-            self.fail(position, f"unknown letter {letter!r}: use {describe_letters()}")
+            self.fail(position, f"unknown letter {letter!r}: use {describe_letters()}, or install its package")
         end = position + 1
         if self.pattern[end : end + 1] != "[":
             return PlannedSublayer(kind), end

@@ -2,12 +2,18 @@
 
 A kind is a row here and a file in ``modules/sublayers``. Parser, networks, formulas, price lists, searches, reports and
 help texts read the row; the file holds the module and, next to the code they count, the formulas.
+Packages of others add theirs: the modules that their entry points of the group :data:`ENTRY_POINTS` name, or that the
+variable :data:`VARIABLE` does, call :func:`register`, and are imported when the table is first asked.
 ``docs/add_a_kind.md`` walks through a new one.
 """
 
+import importlib
+import os
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from itertools import pairwise
 from typing import Any, ClassVar, Optional, Union
 
@@ -25,6 +31,8 @@ KEYS_AND_VALUES = "keys and values"
 DEPTHWISE, LIGHTWEIGHT = "depthwise", "lightweight"
 # Norms, of all sublayers of a network.
 LAYER, RMS = NORMS = "layer", "rms"
+
+ENTRY_POINTS, VARIABLE = "lazyformer_fairseq.kinds", "LAZYFORMER_KINDS"
 
 _RESERVED = "Mx()[],="
 
@@ -79,9 +87,14 @@ class Kind:
         return tuple(what for what in self.hands_on if what != KEYS_AND_VALUES)
 
     def module(self, direction: str) -> Any:
-        """The class for a direction; imports it, and torch with it."""
+        """The class for a direction; imports it, and torch. Raises a UserError where somebody's package lacks it."""
         module = self.modules[direction]
-        return pkgutil.resolve_name(module) if isinstance(module, str) else module
+        try:
+            return pkgutil.resolve_name(module) if isinstance(module, str) else module
+        except (ImportError, AttributeError, ValueError) as error:
+            if module.startswith(_SUBLAYERS):
+                raise
+            raise UserError(f"{self.name} ({self.letter}): its class {module}: {_one_line(error)}") from error
 
 
 _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
@@ -104,15 +117,55 @@ def register(kind: Kind) -> Kind:
     """
     if len(kind.letter) != 1 or kind.letter in _RESERVED or kind.letter.isspace() or kind.letter.isdigit():
         raise ValueError(f"a kind's letter cannot be {kind.letter!r}")
-    if kind.letter in _TABLE or any(kind.name == other.name for other in _TABLE.values()):
-        raise ValueError(f"there is a kind {kind.letter!r} or {kind.name!r} already")
+    for other in _TABLE.values():
+        if kind.letter == other.letter or kind.name == other.name:
+            raise ValueError(f"{kind.letter} ({kind.name}): there is {other.letter} ({other.name}) already")
     _TABLE[kind.letter] = kind
     return kind
 
 
+_mistakes: Optional[list[UserError]] = None  # in packages of others; None: they have not been imported yet
+
+
 def kinds() -> tuple[Kind, ...]:
-    """All rows, in the table's order; tables and pictures use the same order."""
+    """All rows, in the table's order, those of others last; tables and pictures use the same order.
+
+    Raises:
+        UserError: a package of others cannot be imported, or its row is refused; names the entry point or variable.
+    """
+    for mistake in _import_others():
+        raise mistake
     return tuple(_TABLE.values())
+
+
+def _import_others() -> list[UserError]:
+    global _mistakes
+    if _mistakes is None:
+        _mistakes = []  # what is imported here may ask
+        modules = filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(",")))
+        places = {f"{VARIABLE}={module}": module for module in modules}
+        for point in metadata.entry_points(group=ENTRY_POINTS):
+            places[f"entry point {point.name} = {point.value} of {point.dist.name}"] = point.module
+        _mistakes += filter(None, (_import_kinds(place, module) for place, module in places.items()))
+    return _mistakes
+
+
+def _import_kinds(place: str, module: str) -> Optional[UserError]:
+    rows = len(_TABLE)
+    is_new = module not in sys.modules
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        remedy = "; install it, or put the folder that holds it on PYTHONPATH" if is_missing else ""
+        return UserError(f"{place}: {_one_line(error)}{remedy}")
+    if is_new and len(_TABLE) == rows:
+        return UserError(f"{place}: {module} registers no kind; docs/add_a_kind.md has an example")
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def find_kind(text: str) -> Optional[Kind]:
@@ -122,7 +175,8 @@ def find_kind(text: str) -> Optional[Kind]:
 
 def describe_letters() -> str:
     """All letters with their names, for help and messages: ``s (self-attention), l (lazy attention) or ...``."""
-    *most, last = [f"{kind.letter} ({kind.name})" for kind in kinds()]
+    _import_others()  # help is there whatever is wrong with them
+    *most, last = [f"{kind.letter} ({kind.name})" for kind in _TABLE.values()]
     return f"{', '.join(most)} or {last}"
 
 

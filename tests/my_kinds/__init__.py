@@ -1,0 +1,16 @@
+"""The package of ``docs/add_a_kind.md``: its row."""
+
+from lazyformer_fairseq.patterns.attention_kinds import Setting
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, register
+
+LOCAL_MEAN = register(
+    Kind(
+        letter="m",
+        name="local mean",
+        help="the mean of the neighbours' values",
+        source="docs/add_a_kind.md",
+        modules=dict.fromkeys((ENCODER, CAUSAL), "my_kinds.local_mean:LocalMean"),
+        settings=(Setting("width", default=3, help="neighbours, the position itself included", unit="tokens", low=1),),
+        colour="#009E73",
+    )
+)

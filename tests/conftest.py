@@ -1,6 +1,7 @@
 """Fixtures that several test files share."""
 
 import gc
+import importlib.util
 
 gc.disable()  # until all tests are collected: there is nothing to collect in what is imported
 
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Optional
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -37,14 +39,13 @@ from helpers import (
     ROOT,
     build_toy_corpus,
     false_nvidia_smi,
+    lack_of_fairseq,
     train_here,
     train_words,
     write_program,
     write_toy_glue,
     write_toy_wikitext,
 )
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lazyformer_fairseq.devices import cpuinfo
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
@@ -56,6 +57,9 @@ def make_hydra_quick() -> None:
 
     Settings that a command line gives are parsed once each; the store of all configs is not copied each time.
     """
+    from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     parse = OverridesParser.parse_rule
 
     @functools.cache
@@ -70,8 +74,9 @@ def make_hydra_quick() -> None:
     CachingConfigRepository.__init__ = copy_sources
 
 
-start_run()  # once: what a test replaces for itself is to stand outside of the hooks
-make_hydra_quick()
+if importlib.util.find_spec("fairseq"):
+    start_run()  # once: what a test replaces for itself is to stand outside of the hooks
+    make_hydra_quick()
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # as in processes of their own
 hypothesis.settings.register_profile("no deadline", deadline=None)  # a machine may be busy
 hypothesis.settings.load_profile("no deadline")
@@ -97,6 +102,24 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries in C complain at the end of the process of objects that nobody has freed
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Where there is no fairseq, files and tests that need it are skipped; here alone, whatever they are."""
+    report = yield
+    return skipped_without_fairseq(report, report.call.excinfo)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    return skipped_without_fairseq((yield), call.excinfo)
+
+
+def skipped_without_fairseq(report: pytest.TestReport, error: Optional[pytest.ExceptionInfo]) -> pytest.TestReport:
+    if report.outcome == "failed" and error and (reason := lack_of_fairseq(error.value)):
+        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, f"Skipped: no fairseq; {reason}")
+    return report
 
 
 @pytest.fixture

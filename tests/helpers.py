@@ -7,6 +7,7 @@ import random
 import shlex
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,10 +18,6 @@ from unittest import mock
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
-from fairseq.trainer import Trainer
-from fairseq_cli.train import cli_main
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -30,13 +27,13 @@ from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSetti
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import WITH_FAIRSEQ, find_user_error
+from lazyformer_fairseq.modules.networks.named import build
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 
 ROOT = Path(__file__).resolve().parent.parent
+ROOMS_WITH_FAIRSEQ = {"fairseq_plugin", "finetuning", "pretraining"}  # all else works without
 PRETRAINING = "full_sentences_masked_lm --tokens-per-sample 32"
 ASK_NVIDIA_SMI = nvidia_smi._ask.__wrapped__  # without the answers that it keeps
 
@@ -176,18 +173,15 @@ def _lines(task: TaskDescription, split: Split, sentences: list[str]) -> list[st
 def count_parameters(arch: str, vocab_size: int = 0) -> int:
     """Parameters of a named model, counted without making them; of the paper's vocabulary if no other is given."""
     with torch.device("meta"):
-        if arch in ARCHITECTURES:
-            options = MaskedLMConfig(**ARCHITECTURES[arch].options())
-            model = LazyFormerModel(options, dictionary_of(vocab_size or 32_768))
-        else:
-            options = CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options())
-            model = CausalLanguageModel(options, dictionary_of(vocab_size or 267_735))
+        model = build(arch, vocab_size or (32_768 if arch in ARCHITECTURES else 267_735))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @functools.cache
-def dictionary_of(size: int) -> Dictionary:
+def dictionary_of(size: int) -> Any:
     """One of so many symbols."""
+    from fairseq.data import Dictionary
+
     dictionary = Dictionary()
     while len(dictionary) < size:
         dictionary.add_symbol(f"word{len(dictionary)}")
@@ -230,18 +224,23 @@ def train_in_two_processes(
     return subprocess.run([*launcher, *program, *words, *world], capture_output=True, text=True, env=environment)
 
 
-def train_here(*words: object, command: Callable[[], None] = cli_main) -> None:
+def train_here(*words: object, command: Optional[Callable[[], None]] = None) -> None:
     """fairseq-train (or fairseq-hydra-train) in this process, as the command would run it."""
+    from fairseq import checkpoint_utils
+    from fairseq_cli.train import cli_main
+
     if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fairseq keeps the best loss of the process
         del checkpoint_utils.save_checkpoint.best
     quiet = mock.patch("fairseq_cli.train.logger.info")  # the model and the config, printed whole
     with mock.patch("sys.argv", ["fairseq-train", *map(str, words)]), quiet:
-        command()
+        (command or cli_main)()
 
 
 @contextmanager
 def stopped_at(update: int) -> Iterator[None]:
     """Ctrl-C, as soon as a training in this process has made so many updates."""
+    from fairseq.trainer import Trainer
+
     train_step = Trainer.train_step
 
     def step(trainer, *arguments, **options):
@@ -266,6 +265,25 @@ def message_of(run: Callable[..., object], *arguments, **options) -> str:
     error = find_user_error(caught.value)
     assert isinstance(error, UserError), repr(caught.value)
     return str(error)
+
+
+def lack_of_fairseq(error: Optional[BaseException]) -> Optional[str]:
+    """Why a test cannot run where there is no fairseq; None where the package lacks it that should do without."""
+    while error is not None and importlib.util.find_spec("fairseq") is None:
+        if "needs fairseq, which this Python" in str(error):
+            return "what it runs says that it needs fairseq"
+        if isinstance(error, ModuleNotFoundError) and error.name in WITH_FAIRSEQ:
+            *_, place = (
+                Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__) if "<" not in frame.filename
+            )
+            inside = (
+                place.relative_to(ROOT / "lazyformer_fairseq").parts
+                if place.is_relative_to(ROOT / "lazyformer_fairseq")
+                else ()
+            )
+            return None if inside and inside[0] not in ROOMS_WITH_FAIRSEQ else f"{place.name} imports {error.name}"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 PAGES = {

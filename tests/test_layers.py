@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from helpers import ROOMS_WITH_FAIRSEQ
+
 import lazyformer_fairseq
 
 # A folder imports from rows below its own, and from itself; neighbours in a row do not know each other.
@@ -26,10 +28,9 @@ LAYERS = (
     ("errors", "progress"),
 )
 
-# What imports fairseq, or hydra, anywhere in it: rooms that are there for those who train with fairseq, and the modules
-# of other rooms that still do. Take the lines of those that no longer do away.
+# Modules outside of ROOMS_WITH_FAIRSEQ that import fairseq, or hydra, anywhere in them. Take the lines of those that no
+# longer do away.
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra"}
-ROOMS_WITH_FAIRSEQ = {"fairseq_plugin", "finetuning", "pretraining"}
 STILL_WITH_FAIRSEQ = {
     "data/datasets/labelled_texts.py",
     "data/datasets/masked_blocks.py",

@@ -3,7 +3,6 @@
 from pathlib import Path
 from types import ModuleType
 
-import fairseq
 import torch
 from helpers import load_script
 from torch import Tensor, nn
@@ -43,4 +42,6 @@ def random_tokens(batch: int, time: int) -> Tensor:
 
 def fairseqs_example(place: str) -> ModuleType:
     """A file that is installed with fairseq; importing its package would register a model."""
+    import fairseq
+
     return load_script(Path(fairseq.__file__).parent / "examples" / place)

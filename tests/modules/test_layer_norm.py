@@ -5,14 +5,13 @@ from functools import partial
 import apex_stand_in
 import pytest
 import torch
-from helpers import dictionary_of
 from tiny_networks import make_decoder, make_encoder, random_tokens
 from torch import nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.layer_norm import RMSNorm, describe_layer_norm, layer_norm, layer_norm_class
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 
 
 def test_apex_is_used_on_a_gpu_where_it_can_be_imported_and_was_built_with_its_kernels(monkeypatch):
@@ -53,15 +52,15 @@ def test_apexs_is_torchs_where_it_is_compiled(monkeypatch, epsilon):
 
 @pytest.mark.parametrize("prenorm", [False, True])
 def test_a_models_epsilon_reaches_all_its_layer_norms(prenorm):
-    cfg = MaskedLMConfig(
+    options = MaskedLMOptions(
         sublayer_pattern="sflk-", encoder_embed_dim=8, encoder_attention_heads=2, encoder_ffn_embed_dim=8,
         layer_norm_eps=0.25, encoder_normalize_before=prenorm,
     )  # fmt: skip
-    model = LazyFormerModel(cfg, dictionary_of(9))
+    model = MaskedLM(options, 9)
     found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert found == [0.25] * 6  # of s, f, l, k, embeddings or output, head
     with pytest.raises(UserError, match="epsilon of 0: must be above 0 and below 1, such as 1e-05"):
-        LazyFormerModel(replace(cfg, layer_norm_eps=0), dictionary_of(9))
+        MaskedLM(replace(options, layer_norm_eps=0), 9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -3,9 +3,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from helpers import ROOT, count_parameters
 from omegaconf import OmegaConf
 
@@ -111,6 +108,8 @@ def test_the_sparse_transformer_differs_from_the_papers_by_what_we_say():
 @pytest.mark.parametrize(("rows", "model"), [(ARCHITECTURES, "lazyformer"), (CAUSAL_ARCHITECTURES, "lazyformer_lm")])
 def test_every_arch_is_registered_with_its_row(rows, model):
     """Without the seconds that it takes to parse a command line, as the tests below do."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+
     for name, row in rows.items():
         chosen = Namespace()
         ARCH_CONFIG_REGISTRY[name](chosen)
@@ -139,6 +138,9 @@ def test_every_arch_is_registered_with_its_row(rows, model):
 )
 def test_options_override_a_preset(arch, command, given):
     """All others are the row's."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
     parser = options.get_training_parser()
     fixed = "data --task full_sentences_masked_lm --criterion masked_lm_accuracy --arch"
     words = shlex.split(f"{fixed} {arch} {command}")

@@ -4,9 +4,9 @@ from unittest import mock
 import pytest
 import torch
 from every_kind import ON_A_CPU
-from fairseq.models.roberta.model import RobertaEncoder
 from helpers import dictionary_of
 from tiny_networks import loud
+from torch import nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
@@ -37,7 +37,9 @@ def with_padding(tokens: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def roberta_with(normalize_before: bool, without_positions: bool = False) -> RobertaEncoder:
+def roberta_with(normalize_before: bool, without_positions: bool = False) -> nn.Module:
+    from fairseq.models.roberta.model import RobertaEncoder
+
     args = Namespace(
         encoder_layers=3, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=32,
         encoder_normalize_before=normalize_before, layernorm_embedding=not normalize_before,
@@ -46,7 +48,7 @@ def roberta_with(normalize_before: bool, without_positions: bool = False) -> Rob
     return loud(RobertaEncoder(args, dictionary_of(VOCABULARY)), 0.3).float()
 
 
-def copy_roberta(roberta: RobertaEncoder, encoder: Encoder, head: MaskedLMHead) -> None:
+def copy_roberta(roberta: nn.Module, encoder: Encoder, head: MaskedLMHead) -> None:
     theirs = roberta.sentence_encoder
     encoder.embed_tokens.load_state_dict(theirs.embed_tokens.state_dict())
     if encoder.embed_positions is not None:

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_networks import make_decoder, random_tokens
@@ -55,6 +54,8 @@ def test_it_is_the_papers_equation(width, time, form, is_causal):
 
 @pytest.mark.parametrize("padding_l", [2, 4], ids=["centred", "causal"])
 def test_lightweight_is_fairseqs(padding_l):
+    from fairseq.modules.lightweight_convolution import LightweightConv1dTBC
+
     theirs = LightweightConv1dTBC(WIDTH, 5, padding_l=padding_l, num_heads=HEADS, weight_softmax=True).double()
     ours, x = built(5, "lightweight"), torch.randn(2, 9, WIDTH, dtype=torch.float64)
     theirs.weight.data.copy_(ours.weight.data[:, None])

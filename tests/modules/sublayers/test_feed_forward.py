@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from helpers import dictionary_of
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS, GATES, FeedForward
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import find_kind
@@ -28,7 +27,7 @@ def test_sublayers_and_head_have_each_their_own(name):
     torch.testing.assert_close(ACTIVATIONS[name](X), FORMULAS[name])
     sizes = {"encoder_embed_dim": 8, "encoder_attention_heads": 2, "encoder_ffn_embed_dim": 8}
     for option, of_sublayers, of_head in (("activation_fn", name, "gelu"), ("head_activation_fn", "gelu", name)):
-        model = LazyFormerModel(MaskedLMConfig("ff", **{option: name}, **sizes), dictionary_of(9))
+        model = MaskedLM(MaskedLMOptions("ff", **{option: name}, **sizes), 9)
         found = {each.activation for each in model.modules() if isinstance(each, FeedForward)}
         assert found == {ACTIVATIONS[of_sublayers]} and model.encoder.lm_head.activation is ACTIVATIONS[of_head]
 
@@ -55,8 +54,8 @@ def test_without_biases_it_is_modernberts_mlp():
     )
     torch.manual_seed(1)
     sizes = {"encoder_embed_dim": 8, "encoder_ffn_embed_dim": 12, "encoder_attention_heads": 2}
-    cfg = MaskedLMConfig(sublayer_pattern="f[gate=gelu]", no_linear_bias=True, **sizes)
-    ours = LazyFormerModel(cfg, dictionary_of(9)).encoder.sentence_encoder.sublayers[0].inner
+    options = MaskedLMOptions(sublayer_pattern="f[gate=gelu]", no_linear_bias=True, **sizes)
+    ours = MaskedLM(options, 9).encoder.sentence_encoder.sublayers[0].inner
     ours.load_state_dict({"fc1.weight": theirs.Wi.weight, "fc2.weight": theirs.Wo.weight})
     x = torch.randn(2, 5, 8)
     torch.testing.assert_close(ours(x, {}, None)[0], theirs(x))

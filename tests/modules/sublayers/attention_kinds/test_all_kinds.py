@@ -39,7 +39,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters, sublayer_flops
 from lazyformer_fairseq.measure.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention import counted
@@ -357,6 +356,8 @@ def assert_resumes_to_the_bit(data, folder, fairseq_train, options: str, *task: 
 
 @pytest.mark.slow
 def test_an_encoder_of_all_kinds_trains_resumes_and_is_exported(data_folder, tmp_path, fairseq_train):
+    from lazyformer_fairseq import LazyFormerModel
+
     projected = "s[linformer=3,share=layers] f"  # one projection for both
     pattern = f"{all_in_one(ENCODER)} s[synthesizer=fixed] f {projected} {projected}"
     options = (

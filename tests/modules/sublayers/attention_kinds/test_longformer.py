@@ -6,19 +6,16 @@ from unittest import mock
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from tiny_networks import HEADS, WIDTH, make_decoder, make_encoder, random_tokens, vectors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.data.text.interface import SpecialIds
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.measure.costs.flops import count_parameters
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.named import build
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes
 
@@ -171,7 +168,12 @@ def test_positions_that_nobody_asks_for_or_that_nobody_gives():
             network(vectors(2, 9), global_positions_BT=given)
 
 
-def model_of_letters(pattern: str) -> LazyFormerModel:
+def model_of_letters(pattern: str) -> nn.Module:
+    from fairseq.data import Dictionary
+
+    from lazyformer_fairseq import LazyFormerModel
+    from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
+
     dictionary = Dictionary()
     for letter in "abcdefgh":
         dictionary.add_symbol(letter)
@@ -180,7 +182,8 @@ def model_of_letters(pattern: str) -> LazyFormerModel:
 
 
 def test_a_model_hands_positions_down():
-    model = model_of_letters("(s[window=1,global=given]lf)x2").double().eval()
+    sizes = {"sublayer_pattern": "(s[window=1,global=given]lf)x2", "max_positions": 12}
+    model = build("longformer_tiny", 12, **sizes).double().eval()
     tokens = torch.randint(4, 12, (2, 9), generator=torch.Generator().manual_seed(3))
     none, last = (torch.zeros(2, 9, dtype=torch.bool) for _ in range(2))
     last[:, 8] = True
@@ -196,6 +199,8 @@ def test_a_model_hands_positions_down():
 
 
 def test_texts_come_with_positions():
+    from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
+
     model = model_of_letters("s[window=1,global=given]f")
     dictionary = model.encoder.dictionary
     model.register_classification_head("choice", 3)

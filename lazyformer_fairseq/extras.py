@@ -34,8 +34,12 @@ def refuse_without_extra(extra: str, what: str) -> None:
 
 def needs_fairseq(what: str, without: str = "") -> None:
     """Raises a UserError where there is no fairseq, which `what`, the user's words, needs; `without` does without."""
-    if find_spec("fairseq") is None:
+    if not has_fairseq():
         raise UserError(f"{lack_of_fairseq(what)}{without and f'; without it: {without}'}")
+
+
+def has_fairseq() -> bool:
+    return find_spec("fairseq") is not None
 
 
 def lack_of_fairseq(what: str) -> str:

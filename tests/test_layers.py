@@ -31,6 +31,7 @@ LAYERS = (
 # Modules outside of ROOMS_WITH_FAIRSEQ that import fairseq, or hydra, anywhere in them. Take the lines of those that no
 # longer do away.
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra"}
+WHERE_IT_IS_THERE = {"measure/bench/models.py"}  # they leave something of fairseq's out elsewhere
 STILL_WITH_FAIRSEQ = {
     "data/datasets/labelled_texts.py",
     "data/datasets/masked_blocks.py",
@@ -41,7 +42,6 @@ STILL_WITH_FAIRSEQ = {
     "experiments/search/fairseq_model.py",
     "language_modeling/evaluate.py",
     "language_modeling/prepare.py",
-    "measure/bench/models.py",
     "measure/stepwise.py",
     "warm_start/losses.py",
     "warm_start/start.py",
@@ -135,4 +135,4 @@ def test_fairseq_stays_in_its_rooms():
     package = Path(lazyformer_fairseq.__file__).parent
     with_fairseq = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if imports_fairseq(path)}
     outside = {path for path in with_fairseq if path.partition("/")[0] not in ROOMS_WITH_FAIRSEQ}
-    assert len(with_fairseq - outside) > 10 and outside == STILL_WITH_FAIRSEQ
+    assert len(with_fairseq - outside) > 10 and outside == STILL_WITH_FAIRSEQ | WHERE_IT_IS_THERE

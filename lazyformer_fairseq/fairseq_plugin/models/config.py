@@ -24,7 +24,8 @@ def as_fairseq_reads(options: type, name: str) -> type:
         said = each.metadata["option"]
         kind = ChoiceEnum(list(said.choices)) if said.choices else each.type
         found.append((each.name, kind, option(each.default, said.help)))
-    found += [(old, str, option("", SUPPRESS)) for old in OLD_NAMES]
+    known = {each.name for each in fields(options)}
+    found += [(old, str, option("", SUPPRESS)) for old, new in OLD_NAMES.items() if new in known]
     return make_dataclass(name, found, bases=(FairseqDataclass,), namespace={"__module__": __name__})
 
 

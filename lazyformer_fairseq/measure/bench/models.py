@@ -1,7 +1,6 @@
 """The models of a benchmark behind one interface: ours, fairseq's RoBERTa, Hugging Face's BERT; weights are fresh."""
 
 import argparse
-import functools
 import itertools
 import sys
 from collections.abc import Callable
@@ -10,20 +9,19 @@ from types import SimpleNamespace
 from typing import Any, Optional
 
 import torch
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
-from lazyformer_fairseq.fairseq_plugin.models import huggingface_bert
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import HuggingFaceBertConfig, has_transformers
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
+from lazyformer_fairseq.extras import has_fairseq
 from lazyformer_fairseq.measure import PIECES, WORDS
 from lazyformer_fairseq.measure.bench.settings import REMEMBERED, BenchSettings
 from lazyformer_fairseq.measure.costs.flops import count_encoder_flops, count_flops, layers_of_block, makers_of_blocks
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS
+from lazyformer_fairseq.modules.networks import huggingface_bert, named
+from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions, has_transformers
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, Sizes
 
@@ -36,6 +34,7 @@ REGISTERED = "bert_base as registered"
 TRANSFORMER_XL = "our transformer_xl_base"
 BASELINES = (FAIRSEQ, HUGGING_FACE, OURS, REGISTERED, TRANSFORMER_XL)  # the last of causal models
 BIASED = (OURS, REGISTERED)  # compared with models of as many buckets
+WITHOUT_FAIRSEQ = f"left out: {FAIRSEQ}, because fairseq cannot be imported"
 WITHOUT_TRANSFORMERS = (
     f"left out: {HUGGING_FACE}, because transformers cannot be imported; pip install 'lazyformer_fairseq[bench]'"
 )
@@ -92,10 +91,9 @@ class OurModel(BenchModel):
     """One of our archs, or any pattern."""
 
     def __init__(self, options: dict[str, Any], max_positions: int):
-        cfg = MaskedLMConfig(**{"dropout": DROPOUT, **options, "max_positions": max_positions})
-        model = LazyFormerModel(cfg, a_dictionary())
+        model = MaskedLM(MaskedLMOptions(**{"dropout": DROPOUT, **options, "max_positions": max_positions}), PIECES)
         network = model.encoder.sentence_encoder
-        super().__init__(model, cfg.sublayer_pattern, network.sizes, network)
+        super().__init__(model, model.cfg.sublayer_pattern, network.sizes, network)
 
     def compile(self) -> None:
         """As ``--compile`` does: in training alone."""
@@ -106,10 +104,16 @@ class FairseqRoberta(BenchModel):
     """fairseq's own ``roberta_base`` as it ships: dropout and attention dropout 0.1. It has no relative bias."""
 
     def __init__(self, sizes: EncoderSizes, layers: int):
+        from fairseq.data import Dictionary
+        from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+        dictionary = Dictionary(extra_special_symbols=["<mask>"])
+        for number in range(PIECES - len(dictionary)):
+            dictionary.add_symbol(str(number))
         options = argparse.Namespace(**_widths(sizes, layers))
         ARCH_CONFIG_REGISTRY["roberta_base"](options)
         model_class = ARCH_MODEL_REGISTRY["roberta_base"]
-        model = model_class.build_model(options, SimpleNamespace(source_dictionary=a_dictionary()))
+        model = model_class.build_model(options, SimpleNamespace(source_dictionary=dictionary))
         super().__init__(model, f"(sf)x{layers}", sizes)
 
     def features(self, tokens_BT: Tensor) -> Tensor:
@@ -126,8 +130,8 @@ class HuggingFaceBert(BenchModel):
     """
 
     def __init__(self, sizes: EncoderSizes, layers: int):
-        options = HuggingFaceBertConfig(dropout=DROPOUT, **_widths(sizes, layers))
-        model = huggingface_bert.HuggingFaceBert(options, a_dictionary(sizes.vocab_size))
+        options = HuggingFaceBertOptions(dropout=DROPOUT, **_widths(sizes, layers))
+        model = huggingface_bert.HuggingFaceBert(options, sizes.vocab_size)
         super().__init__(model, f"(sf)x{layers}", sizes)
 
     def compile(self) -> None:
@@ -142,9 +146,8 @@ class CausalModel(BenchModel):
     memory = REMEMBERED
 
     def __init__(self, arch: str, words: int):
-        cfg = CausalLMConfig(**{**CAUSAL_ARCHITECTURES[arch].options(), "mem_len": REMEMBERED})
-        model = CausalLanguageModel.build_model(cfg, SimpleNamespace(source_dictionary=a_dictionary(words)))
-        super().__init__(model.eval(), cfg.sublayer_pattern, model.decoder.sizes, model.decoder)
+        model = named.build(arch, words, mem_len=REMEMBERED)
+        super().__init__(model.eval(), model.cfg.sublayer_pattern, model.decoder.sizes, model.decoder)
 
 
 def _widths(sizes: EncoderSizes, layers: int) -> dict[str, int]:
@@ -225,7 +228,11 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
     layers = len(list(makers_of_blocks(row.sublayer_pattern)))
     widths = (row.encoder_embed_dim, row.encoder_ffn_embed_dim, row.encoder_attention_heads)
     sizes = EncoderSizes(PIECES, *widths, longest, relative_position_buckets=0)
-    models = [OnBackEnd(FAIRSEQ, FairseqRoberta(sizes, layers), "its own", 0, FAIRSEQ)]
+    models = []
+    if has_fairseq():
+        models.append(OnBackEnd(FAIRSEQ, FairseqRoberta(sizes, layers), "its own", 0, FAIRSEQ))
+    else:
+        print(WITHOUT_FAIRSEQ, file=sys.stderr)
     if has_transformers():
         models.append(OnBackEnd(HUGGING_FACE, HuggingFaceBert(sizes, layers), "its own", 0, HUGGING_FACE))
     else:
@@ -259,15 +266,6 @@ def build_causal_models(settings: BenchSettings, precision: str) -> list[OnBackE
 def _torch_attention(device: torch.device, has_dropout: bool) -> str:
     """How torch's scaled_dot_product_attention runs: fused, except on a CPU with dropout."""
     return "unfused" if has_dropout and device.type == "cpu" else "recompute"
-
-
-@functools.cache
-def a_dictionary(size: int = PIECES) -> Dictionary:
-    """A vocabulary of `size` symbols: fairseq's special ones and numbers."""
-    dictionary = Dictionary(extra_special_symbols=["<mask>"])
-    for number in range(size - len(dictionary)):
-        dictionary.add_symbol(str(number))
-    return dictionary
 
 
 def random_tokens(batch: int, time: int, device: torch.device | str) -> Tensor:

@@ -12,12 +12,9 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
-from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import (
-    HuggingFaceBert,
-    HuggingFaceBertConfig,
-    has_transformers,
-)
+from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import HuggingFaceBert, HuggingFaceBertConfig
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.modules.networks.huggingface_bert import has_transformers
 
 needs_transformers = pytest.mark.skipif(not has_transformers(), reason="transformers is not installed")
 BASELINES = ["roberta_base", pytest.param("huggingface_bert", marks=needs_transformers)]

@@ -16,7 +16,6 @@ from in_process import invoke, refusal
 from matplotlib import image
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
 from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench import run as bench_run
 from lazyformer_fairseq.measure.bench.models import FAIRSEQ, HUGGING_FACE, OURS, TRANSFORMER_XL, OurModel
@@ -24,6 +23,7 @@ from lazyformer_fairseq.measure.bench.run import Update
 from lazyformer_fairseq.measure.bench.settings import BenchSettings
 from lazyformer_fairseq.measure.costs import latency
 from lazyformer_fairseq.modules.attention import BACK_ENDS
+from lazyformer_fairseq.modules.networks.huggingface_bert import has_transformers
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.report.page import markdown
 

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
 from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench.run import encoder_training, inference
 from lazyformer_fairseq.measure.costs import flops as costs
@@ -19,6 +18,7 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.modules.networks.huggingface_bert import has_transformers
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer

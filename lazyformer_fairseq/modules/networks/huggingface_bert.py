@@ -1,0 +1,122 @@
+"""Hugging Face's BERT, as others ship it, behind the interface of our masked language model: to compare with."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from lazyformer_fairseq.options import option
+
+
+@dataclass
+class HuggingFaceBertOptions:
+    """Of :class:`HuggingFaceBert`."""
+
+    encoder_layers: int = option(12, "layers, each of self-attention and feed-forward")
+    encoder_embed_dim: int = option(768, "embedding dimension")
+    encoder_ffn_embed_dim: int = option(3072, "width of the feed-forward sublayers")
+    encoder_attention_heads: int = option(12, "number of attention heads")
+    dropout: float = option(0.1, "dropout on embeddings and sublayer outputs")
+    attention_dropout: float = option(
+        0.0, "dropout on attention distributions; BERT's is 0.1, for which torch's attention is not fused on a CPU"
+    )
+    max_positions: int = option(512, "longest sequence, <s> and </s> included")
+
+
+class HuggingFaceBert(nn.Module):
+    """transformers' BertForMaskedLM on torch's fused attention, initialised by its own code.
+
+    Its masked-LM head gets the masked positions alone, as that of our models; by itself it computes all logits. Its
+    table of token types, a row of which every token gets, stays as it is. Post-norm, absolute positions, no pooler.
+
+    Args:
+        options: sizes and dropout.
+        vocab_size: V.
+        padding_idx: id of the padding symbol.
+    """
+
+    takes_positions = True
+
+    def __init__(self, options: Any, vocab_size: int, padding_idx: int = 1):
+        super().__init__()
+        with without_broken_torchaudio():
+            from transformers import BertConfig, BertForMaskedLM
+        self.padding_idx = padding_idx
+        self.bert = BertForMaskedLM(
+            BertConfig(
+                vocab_size=vocab_size,
+                hidden_size=options.encoder_embed_dim,
+                num_hidden_layers=options.encoder_layers,
+                num_attention_heads=options.encoder_attention_heads,
+                intermediate_size=options.encoder_ffn_embed_dim,
+                max_position_embeddings=options.max_positions,
+                hidden_dropout_prob=options.dropout,
+                attention_probs_dropout_prob=options.attention_dropout,
+                pad_token_id=padding_idx,
+                attn_implementation="sdpa",
+            )
+        )
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        features_only: bool = False,
+        masked_tokens: Optional[Tensor] = None,
+        has_padding: Optional[bool] = None,
+        **unused,
+    ) -> tuple[Tensor, dict]:
+        """As `MaskedLM.forward`.
+
+        Args:
+            src_tokens: ids (B, T).
+            src_lengths: unused.
+            features_only: return the encoder's output.
+            masked_tokens: places among the B * T, int64 (M,): logits at these alone.
+            has_padding: whether any sequence is padded; None to look.
+
+        Returns:
+            Logits (B, T, V) or (M, V), or features (B, T, C); and an empty dict.
+        """
+        seen_BT = src_tokens.ne(self.padding_idx)
+        if has_padding is None:
+            has_padding = not bool(seen_BT.all())
+        # Without a mask torch need not look for one, and its fastest kernels serve.
+        features = self.bert.bert(src_tokens, attention_mask=seen_BT if has_padding else None).last_hidden_state
+        if features_only:
+            return features, {}
+        if masked_tokens is not None:
+            features = features.flatten(0, 1).index_select(0, masked_tokens)
+        return self.bert.cls(features), {}
+
+
+def has_transformers() -> bool:
+    """Whether Hugging Face's package can be imported."""
+    try:
+        with without_broken_torchaudio():
+            from transformers import BertForMaskedLM  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@contextmanager
+def without_broken_torchaudio() -> Iterator[None]:
+    """Hides a broken torchaudio: transformers imports it wherever it is installed, though BERT does not need it.
+
+    The torchaudio that fairseq requires is a CUDA build, which does not load beside a CPU build of torch.
+    """
+    try:
+        import torchaudio  # noqa: F401
+    except ImportError:
+        pass
+    except OSError:
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # tells importlib that there is none
+    try:
+        yield
+    finally:
+        if "torchaudio" in sys.modules and sys.modules["torchaudio"] is None:
+            del sys.modules["torchaudio"]

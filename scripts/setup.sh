@@ -110,8 +110,8 @@ install_fairseq() {
     "$python" scripts/keep_fairseq.py note "$fairseq_folder" || return
   fi
   if [ -n "${FAIRSEQ_WHEEL:-}" ] || ! has_fairseq; then
-    pip_install --no-deps --no-index --no-build-isolation --force-reinstall --find-links "$fairseq_folder" "$fairseq" ||
-      return
+    pip_install --isolated --no-deps --no-index --no-build-isolation --force-reinstall \
+      --find-links "$fairseq_folder" "$fairseq" || return
   fi
   pip_install --no-build-isolation --constraint "$constraints" "$fairseq"
 }
@@ -164,6 +164,6 @@ misfit=$("$python" -m lazyformer_fairseq.devices.torch_builds 2>>"$log") || true
 if [ -z "$with_fairseq" ] && ! has_fairseq; then
   echo "$("$python" --version) has no fairseq: what trains by fairseq-train needs 3.11 or 3.12. All else works."
 elif [ -z "${FAIRSEQ_WHEEL:-}" ] && [ -e "$fairseq_folder" ]; then
-  echo "fairseq's wheel is in $fairseq_folder. Keep a copy: make setup FAIRSEQ_WHEEL=COPY needs no index that has it."
+  echo "fairseq's wheel and its SHA-256 are in $fairseq_folder. Keep copies: make setup FAIRSEQ_WHEEL=COPY needs no index."
 fi
 echo "Ready: $venv ($("$python" --version), torch $("$python" scripts/choose_torch.py installed))."

@@ -271,7 +271,11 @@ def test_set_up_keeps_the_wheel_that_it_builds_or_says_that_there_is_none(wheel,
         scripts/keep_fairseq.py*) exec "{sys.executable}" "$@";; esac""",
     )
     done = run("scripts/setup.sh", str(venv))
-    says = "fairseq's wheel is in" if has_fairseq else "Python 3.1x has no fairseq: what trains by fairseq-train needs"
+    says = (
+        "fairseq's wheel and its SHA-256 are in"
+        if has_fairseq
+        else "Python 3.1x has no fairseq: what trains by fairseq-train needs"
+    )
     assert done.returncode == 0 and says in done.stdout, done.stderr
     assert len([*venv.glob("fairseq/*.whl.sha256")]) == has_fairseq
 

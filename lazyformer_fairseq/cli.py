@@ -93,7 +93,7 @@ def export(
     if target == "safetensors":
         if form or head:
             raise UserError(f"--{'as' if form else 'head'} is for --to huggingface")
-        from lazyformer_fairseq.fairseq_plugin.models.export import export as write
+        from lazyformer_fairseq.trained.export import export as write
 
         write(checkpoints, out, checkpoint_file)
         click.echo(f"written: {out}")

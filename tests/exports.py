@@ -14,7 +14,6 @@ from helpers import dictionary_of
 from torch import Tensor
 
 from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.hub import tasks_of_heads
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import choose_head
 from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
@@ -23,6 +22,7 @@ from lazyformer_fairseq.huggingface.merge import merged_code
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import kinds
+from lazyformer_fairseq.trained.hub import tasks_of_heads
 
 WORDS, POSITIONS = 40, 16
 _numbers = count()

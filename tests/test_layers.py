@@ -22,6 +22,7 @@ LAYERS = (
     ("measure",),
     ("lazyformer_fairseq",),  # its __init__.py
     ("fairseq_plugin",),
+    ("trained",),
     ("data", "modules"),
     ("arguments", "child_process", "devices", "extras", "options", "patterns", "report"),
     ("old_names", "storage"),
@@ -44,7 +45,6 @@ STILL_WITH_FAIRSEQ = {
     "language_modeling/prepare.py",
     "measure/stepwise.py",
     "warm_start/losses.py",
-    "warm_start/start.py",
 }
 
 Imports = Mapping[str, set[str]]

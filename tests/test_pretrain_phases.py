@@ -20,11 +20,12 @@ from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.child_process import Ended
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.export import export, read_weights
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.measure.planning.job import job_of_yaml
 from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
 from lazyformer_fairseq.pretraining.recipes import RECIPES
+from lazyformer_fairseq.trained.checkpoints import read_weights
+from lazyformer_fairseq.trained.export import export
 
 SIZES = (
     "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --sublayer-pattern sffl "

@@ -7,14 +7,12 @@ from typing import Optional
 import torch
 from fairseq.data import Dictionary
 from helpers import dictionary_of
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.export import write_model
-from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
+from lazyformer_fairseq.trained.export import write_model
+from lazyformer_fairseq.trained.hub import LazyFormerHub, masked_lm
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart
 
 WORDS, WIDTH, HEADS, POSITIONS = 43, 16, 4, 12
@@ -23,13 +21,12 @@ WORDS, WIDTH, HEADS, POSITIONS = 43, 16, 4, 12
 def trained(pattern: str, seed: int = 1, dictionary: Optional[Dictionary] = None, **options) -> Trained:
     """Weights far from those of an initialisation, so that every part of them shows in the output."""
     sizes = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS}
-    cfg = OmegaConf.merge(
-        OmegaConf.structured(MaskedLMConfig),
-        {"sublayer_pattern": pattern, "max_positions": POSITIONS, "relative_position_buckets": 8, **sizes, **options},
+    cfg = MaskedLMOptions(
+        **{"sublayer_pattern": pattern, "max_positions": POSITIONS, "relative_position_buckets": 8, **sizes, **options}
     )
     torch.manual_seed(seed)
     dictionary = dictionary or dictionary_of(WORDS)
-    model = LazyFormerModel(cfg, dictionary)
+    model = masked_lm(cfg, dictionary)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     return Trained(cfg, model.state_dict(), dictionary)

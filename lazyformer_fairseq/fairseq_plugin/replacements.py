@@ -99,7 +99,7 @@ REPLACEMENTS = (
                 "the processes that fairseq starts for its GPUs hear no signals, and their exit code is lost"),
     # Reading files that somebody else wrote. Every checkpoint comes through here: to resume, to fine-tune, to use.
     Replacement(
-        LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", "models.export:loading_checkpoints",
+        LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", "reliability.checkpoints:loading_checked",
         "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle"),
     Replacement(
         LOADING, "fairseq.file_utils:load_archive_file", "reliability.checkpoints:refusing_archives",

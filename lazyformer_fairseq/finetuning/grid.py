@@ -22,14 +22,13 @@ from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import SavedHead, dictionary_hash, heads_in_checkpoint
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import GRID_FILE, RESULT, RunKey, ScoredTask, development_splits
-from lazyformer_fairseq.modules.networks.options import with_new_names
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, with_new_names
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
+from lazyformer_fairseq.trained.match import SavedHead, dictionary_hash, heads_in_checkpoint
 
 DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")
@@ -93,8 +92,8 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenize
         given = state["cfg"]["model"]
         given["sublayer_pattern"]  # no other kind of model has one
         # An option newer than the checkpoint takes its default, as in fairseq.
-        known = [field for field in fields(MaskedLMConfig) if field.name != "_name"]
-        options = {field.name: given.get(field.name, field.default) for field in known}
+        given = with_new_names(given)
+        options = {field.name: given.get(field.name, field.default) for field in fields(MaskedLMOptions)}
         symbols = (weights := state["model"])["dictionary_sha256"]
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
@@ -116,7 +115,7 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenize
         sha256_of(path),
         history[-1].get("num_updates"),
         sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
-        tuple(as_words({"arch": "lazyformer", **with_new_names(options), "dropout": DROPOUT})),
+        tuple(as_words({"arch": "lazyformer", **options, "dropout": DROPOUT})),
         int(options["max_positions"]),
     )
 

@@ -16,12 +16,12 @@ import torch
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import Rows, TaskDescription, check_width, read_rows
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel, hub
 from lazyformer_fairseq.finetuning.settings import PredictSettings
 from lazyformer_fairseq.finetuning.tasks.own import columns_of
 from lazyformer_fairseq.finetuning.texts import METRICS
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
+from lazyformer_fairseq.trained import checkpoints, hub
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".txt")
 ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
@@ -56,7 +56,9 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         raise UserError(f"{output}: exists already; remove it, or give another --output")
     if output.suffix.lower() not in ENDINGS:
         raise UserError(f"--output {output}: name a file that ends in {', '.join(ENDINGS[:-1])}")
-    loaded = hub.load_state(LazyFormerModel, None, checkpoint_at(model), wanted.tokenizer)
+    checkpoint = checkpoint_at(model)
+    tokenizer = hub.tokenizer_beside(checkpoint, wanted.tokenizer)
+    loaded = hub.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
     head = loaded.choose_head(wanted.head)
     task, marks = loaded.tasks[head], Marks(loaded.tasks[head], texts)
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -16,10 +16,6 @@ from torch import Tensor
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.fairseq_plugin.models import hub
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import heads_in_checkpoint
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.huggingface.forms import (
     BERT,
     CUSTOM,
@@ -36,6 +32,8 @@ from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.patterns.kinds import RMS
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.trained import checkpoints, hub
+from lazyformer_fairseq.trained.match import heads_in_checkpoint
 
 AUTO = "auto"
 NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # of those that transformers has
@@ -55,7 +53,7 @@ def export_to_huggingface(
     Before it takes its name, the model is read back from it and compared with the checkpoint's.
 
     Args:
-        folder: of checkpoints; see :func:`lazyformer_fairseq.fairseq_plugin.models.hub.load`.
+        folder: of checkpoints; see :func:`lazyformer_fairseq.trained.hub.load`.
         out: must not exist yet, or be empty.
         form: "bert" or "modernbert" for one of transformers, "custom" for a model with code of its own, "auto" for the
             first that is possible.
@@ -70,13 +68,13 @@ def export_to_huggingface(
     """
     refuse_filled_folder(out)
     path = checkpoint_at(Path(folder), checkpoint_file)
-    state = load_safely(path)
+    state = checkpoints.load(path)
     if hub.is_causal(state):
         raise UserError(
             f"{path}: is a causal language model; transformers gets encoders alone. It has no model that remembers the "
             "segments before as Transformer-XL does (its own was removed), so use it by lazyformer_fairseq"
         )
-    loaded = hub.load_state(LazyFormerModel, state, path)
+    loaded = hub.load_state(state, path, hub.tokenizer_beside(path))
     chosen = choose_head(state["model"], head, path, loaded.tasks)
     source = Source(loaded.model, loaded.tokenizer, chosen, training_of(state))
     form = choose_form(source, form)

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import LM_HEAD
-from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
 from lazyformer_fairseq.modules.sublayers.feed_forward import GATES
+from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.trained.match import LM_HEAD
 
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes
@@ -409,7 +409,8 @@ class Weights:
         self._safe: dict[str, Any] = {}
         self._pickled: dict[str, Tensor] = {}
         for path, wanted in _files(folder):
-            found = self._open_safe(path) if path.name.endswith(checkpoints.SAFETENSORS) else self._open_pickled(path)
+            is_safe = path.name.endswith(checkpoint_file.SAFETENSORS)
+            found = self._open_safe(path) if is_safe else self._open_pickled(path)
             if missing := sorted(wanted - found):
                 raise UserError(f"{path}: lacks {missing[0]}, which the index says it holds; download the folder again")
 
@@ -442,9 +443,9 @@ class Weights:
             raise UserError(f"{path}: truncated, damaged or no safetensors file ({error})") from None
 
     def _open_pickled(self, path: Path) -> set[str]:
-        checkpoints.forbid_unsafe_loads(os.environ)
-        with checkpoints.named_errors(path):
-            checkpoints.check(path)
+        checkpoint_file.forbid_unsafe_loads(os.environ)
+        with checkpoint_file.named_errors(path):
+            checkpoint_file.check(path)
             with open(path, "rb") as file:
                 is_archive = file.read(2) == b"PK"  # else older than torch 1.6, and cannot be mapped
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)

@@ -15,19 +15,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
-    PREFIX,
-    lm_head_never_trained,
-    pooler_in_checkpoint,
-)
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import norms_and_biases
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import RMS
+from lazyformer_fairseq.trained.match import (
+    PREFIX,
+    lm_head_never_trained,
+    pooler_in_checkpoint,
+)
 
 BERT, MODERN, CUSTOM = "bert", families.MODERN, "custom"
 MODERN_LAYER = re.compile(r"s\[(?:window=(\d+),)?rope=(\d+)\]f\[gate=(\w+)\]")
@@ -48,13 +48,13 @@ class Source:
     """A checkpoint to export.
 
     Attributes:
-        model: the fairseq model, in evaluation mode.
+        model: in evaluation mode.
         head: the one that goes along.
         training: what the checkpoint knows of its training, in words, for the card.
         weights: of the model, by name, each once.
     """
 
-    model: LazyFormerModel
+    model: MaskedLM
     tokenizer: Any
     head: Optional[Head] = None
     training: Mapping[str, str] = field(default_factory=dict)

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
@@ -18,15 +17,14 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.fairseq_plugin.models import export, hub
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, dictionary_hash
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.export import write_model
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.trained import checkpoints, hub
+from lazyformer_fairseq.trained.export import write_model
+from lazyformer_fairseq.trained.match import PREFIX, dictionary_hash
 from lazyformer_fairseq.warm_start.options import WarmOptions
 from lazyformer_fairseq.warm_start.start import Trained, write_record
 
@@ -63,7 +61,7 @@ def import_to(
     with TemporaryDirectory(prefix="lazyformer") as scratch:
         notes: list[str] = []
         if is_ours(path):
-            loaded = LazyFormerModel.from_pretrained(checkpoint_at(path))
+            loaded = hub.load(checkpoint_at(path))
             cfg, weights, tokenizer = loaded.model.cfg, loaded.model.state_dict(), loaded.tokenizer
         else:
             refuse_without_extra("huggingface", "lazyformer import")
@@ -72,7 +70,7 @@ def import_to(
         if warm is not None:
             start = warm.start(Trained(cfg, weights, tokenizer.dictionary), tokenizer, path.absolute().name)
             cfg, weights = start.new.cfg, start.new.weights
-        loaded = hub.as_hub(LazyFormerModel, cfg, weights, tokenizer, path)
+        loaded = hub.as_hub(cfg, weights, tokenizer, path)
         with atomic_folder(out) as unfinished:
             write_model(loaded, unfinished)
             if start is not None:
@@ -83,16 +81,16 @@ def import_to(
 def is_ours(path: Path) -> bool:
     """Whether it is a checkpoint of this package, or a folder of such, by the looks of it."""
     if path.is_file():
-        return path.suffix == ".pt" or path.name == export.WEIGHTS_FILE
+        return path.suffix == ".pt" or path.name == checkpoints.WEIGHTS_FILE
     config = path / families.CONFIG_FILE
     if config.is_file():
-        return families.read_json_object(config).get("format") == export.FORMAT
+        return families.read_json_object(config).get("format") == checkpoints.FORMAT
     return any((path / name).is_file() for name in CHECKPOINTS)
 
 
 def _read_hub(
     folder: Path, tokenizer_folder: Path, token_types: str, head_name: Optional[str]
-) -> tuple[MaskedLMConfig, dict[str, Tensor], TextTokenizer, list[str]]:
+) -> tuple[MaskedLMOptions, dict[str, Tensor], TextTokenizer, list[str]]:
     """Options, weights, tokenizer (which is written to its folder), and notes."""
     if not folder.is_dir():
         raise UserError(
@@ -116,10 +114,10 @@ def _read_hub(
         "max_positions": described.positions - described.first_position,
         "token_types": conversion.token_types,
     }
-    cfg = OmegaConf.merge(OmegaConf.structured(MaskedLMConfig), options)
     try:
+        cfg = read_options(MaskedLMOptions, options)
         with torch.device("meta"):  # sizes first, without memory
-            model = LazyFormerModel(cfg, dictionary)
+            model = hub.masked_lm(cfg, dictionary)
             if conversion.classes:
                 model.register_classification_head(conversion.head_name, conversion.classes)
             if conversion.has_spans:

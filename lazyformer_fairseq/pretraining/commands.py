@@ -184,6 +184,6 @@ def _refuse_missing(data: str, run: Launch) -> None:
 def _options_of_model(warm: Path) -> list[str]:
     """The options of fairseq-train that build the model of a folder. Raises a UserError where it has none."""
     refuse_missing(warm / WEIGHTS)
-    from lazyformer_fairseq.fairseq_plugin.models.export import CONFIG_FILE, read_config
+    from lazyformer_fairseq.trained.checkpoints import CONFIG_FILE, read_config
 
-    return as_words({"arch": "lazyformer", **read_config(warm / CONFIG_FILE)})
+    return as_words({"arch": "lazyformer", **vars(read_config(warm / CONFIG_FILE))})

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash, lm_head_never_trained
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
     FullSentencesMaskedLMConfig,
     FullSentencesMaskedLMTask,
@@ -26,6 +25,7 @@ from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.progress import Progress
+from lazyformer_fairseq.trained.match import dictionary_hash, lm_head_never_trained
 from lazyformer_fairseq.warm_start.start import NONE, Alignment, Trained, WarmStart, start_from
 
 SPLIT = "valid"

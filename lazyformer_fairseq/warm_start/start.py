@@ -4,19 +4,16 @@ The record is ``warm_start.json`` and the page beside it, in the folder of the n
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from fairseq.data import Dictionary
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
 from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
@@ -25,6 +22,8 @@ from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.trained.hub import masked_lm
+from lazyformer_fairseq.trained.match import PER_POSITION
 from lazyformer_fairseq.warm_start.weights import INNER, Old, Taken, Weights, carry_norms, take
 
 RECORD_FILE, PAGE_FILE = "warm_start.json", "warm_start.md"
@@ -96,20 +95,20 @@ class Trained:
     """A trained encoder.
 
     Attributes:
-        weights: by the names of :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.LazyFormerModel`.
+        weights: by the names of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
     """
 
-    cfg: MaskedLMConfig
+    cfg: MaskedLMOptions
     weights: Weights
-    dictionary: Dictionary
+    dictionary: Any
 
     @property
     def plan(self) -> tuple[PlannedSublayer, ...]:
         return plan(self.cfg.sublayer_pattern, ENCODER)
 
-    def build(self) -> LazyFormerModel:
+    def build(self) -> MaskedLM:
         """In evaluation mode, on the GPU if there is one, without heads for classification."""
-        model = LazyFormerModel(self.cfg, self.dictionary)
+        model = masked_lm(self.cfg, self.dictionary)
         model.load_state_dict({name: self.weights[name] for name in model.state_dict()})
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -142,15 +141,14 @@ def start_from(
         UserError: a pattern that cannot be built, a new sublayer that can neither take weights nor start without
             changing what the model computes, fewer positions or narrower feed-forwards.
     """
-    before = OmegaConf.merge(OmegaConf.structured(MaskedLMConfig), old.cfg)
-    cfg = OmegaConf.merge(before, dict(changes))
-    new_plan = plan(cfg.sublayer_pattern, ENCODER)
+    before, cfg = asdict(old.cfg), replace(old.cfg, **changes)
+    after, new_plan = asdict(cfg), plan(cfg.sublayer_pattern, ENCODER)
     given = from_sublayers is not None
     alignment = given_alignment(from_sublayers, old.plan, new_plan) if given else align(old.plan, new_plan)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = LazyFormerModel(cfg, old.dictionary)
+            model = masked_lm(cfg, old.dictionary)
         except ValueError as error:
             raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
     taken = [_take(index, origin, old, model, new_plan[index]) for index, origin in enumerate(alignment)]
@@ -177,7 +175,7 @@ def start_from(
         "source": "",
         "old_pattern": "".join(planned.text for planned in old.plan),
         "new_pattern": "".join(planned.text for planned in new_plan),
-        "changed_options": {name: [before[name], cfg[name]] for name in RESIZED if before[name] != cfg[name]},
+        "changed_options": {name: [before[name], after[name]] for name in RESIZED if before[name] != after[name]},
         "sublayers": sublayers,
         "left_out": left_out(old.plan, alignment),
         "losses": None,
@@ -185,7 +183,7 @@ def start_from(
     return WarmStart(Trained(cfg, weights, old.dictionary), record)
 
 
-def _take(index: int, origin: Optional[int], old: Trained, model: LazyFormerModel, planned: PlannedSublayer) -> Taken:
+def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, planned: PlannedSublayer) -> Taken:
     """The weights of a new sublayer. One without an old one adds nothing to the residual connection until it learns:
     its last linear map is zero.
     """
@@ -225,7 +223,7 @@ def _last_map(module: type) -> Optional[str]:
     return next((name for base, name in last.items() if issubclass(module, base)), None)
 
 
-def _around(old: Trained, cfg: MaskedLMConfig) -> dict[str, Tensor]:
+def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
     """The weights outside of the sublayers: embeddings, biases, norms, heads. Positions are repeated up to the new."""
     weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
     if PER_POSITION not in weights:
@@ -237,7 +235,7 @@ def _around(old: Trained, cfg: MaskedLMConfig) -> dict[str, Tensor]:
     return weights
 
 
-def _keep_ties(weights: dict[str, Tensor], model: LazyFormerModel) -> None:
+def _keep_ties(weights: dict[str, Tensor], model: MaskedLM) -> None:
     """Gives weights that are one in the model, as projections that layers share, one value: the first one."""
     first: dict[int, Tensor] = {}
     for name, weight in model.state_dict().items():

@@ -21,11 +21,11 @@ from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION, PER_WORD
-from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.importing import import_to
+from lazyformer_fairseq.trained.hub import LazyFormerHub
+from lazyformer_fairseq.trained.match import PER_POSITION, PER_WORD
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 EXACT = {"rtol": 0, "atol": 1e-5}

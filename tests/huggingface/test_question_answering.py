@@ -13,12 +13,12 @@ from trained_encoders import write_encoder
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
-from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM
 from lazyformer_fairseq.huggingface.importing import import_to
+from lazyformer_fairseq.trained.hub import LazyFormerHub
 
 CHECKPOINT = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
 LONGEST = 500  # tokens of an input

@@ -24,12 +24,12 @@ from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, w
 from lazyformer_fairseq.experiments.folder import experiment, kept
 from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, train_in_turn
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.trained.hub import LazyFormerHub
 
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
 # Shares of the clock at which a stage must be over. Text and vocabulary come first and take what they take; the last

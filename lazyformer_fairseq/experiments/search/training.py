@@ -24,11 +24,11 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Space, Subnet
 from lazyformer_fairseq.experiments.search.supernet import SinglePath
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import Lamb
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import DamagedCheckpointError, check, named_errors, save
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text
+from lazyformer_fairseq.storage.checkpoint_file import DamagedCheckpointError, check, named_errors, save
 
 STATE, HISTORY = "state.pt", "history.jsonl"
 LOG_INTERVAL, SAVE_INTERVAL = 100, 500  # updates

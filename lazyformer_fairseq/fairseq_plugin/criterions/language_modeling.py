@@ -25,8 +25,6 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models import hub
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
@@ -36,6 +34,7 @@ from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, as_position
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+from lazyformer_fairseq.trained import hub
 
 
 @register_criterion("causal_lm", dataclass=FairseqDataclass)
@@ -318,5 +317,5 @@ def load_original(path: str, task: FairseqTask) -> nn.Module:
         UserError: as `load_safely`, or it is no encoder of ours, or has another dictionary.
     """
     file = checkpoint_at(Path(path))
-    model = hub.build(LazyFormerModel, load_safely(file), task.source_dictionary, file)
+    model = hub.build(load_safely(file), task.source_dictionary, file)
     return model.eval().requires_grad_(False)

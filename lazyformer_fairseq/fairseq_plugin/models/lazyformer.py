@@ -3,17 +3,56 @@
 Transformer-XL, PAR, Sandwich and lazy PAR are the causal language model, all others the encoder.
 """
 
-from typing import Optional
+import logging
+from argparse import Namespace
+from typing import Any, ClassVar, Optional
 
-from fairseq.models import register_model
+from fairseq.models import BaseFairseqModel, register_model
+from omegaconf import OmegaConf
 from torch import Tensor
 
-from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match, config, hub
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import CheckedModel
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models import config
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
+from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.trained import hub, match
+
+logger = logging.getLogger(__name__)
+
+
+class CheckedModel(BaseFairseqModel):
+    """The base of models that are built from (cfg, dictionary) and keep the dictionary's hash with their weights.
+
+    Attributes:
+        per_word: name of a weight with a row for each word.
+    """
+
+    per_word: ClassVar[str]
+
+    @classmethod
+    def build_model(cls, cfg, task) -> "CheckedModel":
+        """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
+        if isinstance(cfg, Namespace):  # as fairseq.options.get_args makes it: it leaves out what has its default
+            cfg = getattr(cls, "__dataclass").from_namespace(cfg)
+        try:
+            model = cls(cfg, task.source_dictionary)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        how = getattr(cfg, "compile", False), str(cfg.norm), not cfg.no_norm_bias
+        logger.info("LayerNorm: %s", describe_layer_norm(*how))
+        return model
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's; weights of another shape or dictionary give a UserError that names them."""
+        self.upgrade_state_dict(state_dict)
+        match.copy_projections(state_dict, self)
+        match.check_same_weights(state_dict, self.state_dict(), self.per_word)
+        return BaseFairseqModel.load_state_dict(self, state_dict, strict, model_cfg, args)
 
 
 @register_model("lazyformer", dataclass=MaskedLMConfig)
@@ -23,19 +62,23 @@ class LazyFormerModel(MaskedLM, CheckedModel):
     def __init__(self, cfg: MaskedLMConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())
         self.encoder.dictionary = dictionary  # as fairseq's encoders have it
-        self.register_buffer("dictionary_sha256", checkpoint_match.dictionary_hash(dictionary))
+        self.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
 
     @classmethod
     def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
-        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`models.hub.load`."""
-        return hub.load(cls, folder, checkpoint_file)
+        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`trained.hub.load`."""
+
+        def make(options: MaskedLMOptions, dictionary: Any) -> LazyFormerModel:
+            return cls(OmegaConf.structured(MaskedLMConfig(**vars(options))), dictionary)
+
+        return hub.load(folder, checkpoint_file, make, load_safely)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""
         super().upgrade_state_dict_named(state_dict, name)
-        checkpoint_match.match_classification_heads(state_dict, self.classification_heads)
+        match.match_classification_heads(state_dict, self.classification_heads)
         positions = self.cfg.max_positions, self.cfg.copy_positions
-        checkpoint_match.match_positions(state_dict, self.state_dict(), checkpoint_match.PER_POSITION, *positions)
+        match.match_positions(state_dict, self.state_dict(), match.PER_POSITION, *positions)
 
 
 config.register_presets("lazyformer", ARCHITECTURES)
@@ -47,7 +90,7 @@ class CausalLanguageModel(CausalLM, CheckedModel):
 
     def __init__(self, cfg: CausalLMConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())
-        self.register_buffer("dictionary_sha256", checkpoint_match.dictionary_hash(dictionary))
+        self.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
 
 
 config.register_presets("lazyformer_lm", CAUSAL_ARCHITECTURES)

@@ -23,8 +23,9 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in, look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
+from lazyformer_fairseq.storage.checkpoint_file import look_into
 from lazyformer_fairseq.storage.json_files import write_json
 
 logger = logging.getLogger(__name__)

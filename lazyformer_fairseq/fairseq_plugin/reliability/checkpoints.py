@@ -1,161 +1,52 @@
-"""Checkpoints: whole or not there at all, checked, read without running what they hold; the one that a run starts from.
-
-torch.save writes a zip archive. A zip archive may end in a comment, which torch does not read; ours is a
-SHA-256 of all that torch.save wrote. One rename gives file and checksum their name, so no kill can part them. Files
-without a checksum still load: stock fairseq's are zip archives too, where every record has a CRC-32; files from before
-torch 1.6 have nothing to check.
+"""Checkpoints of fairseq's runs, in the format of ``storage/checkpoint_file.py``; the one that a run starts from.
 
 fairseq would run code from somebody else's file, or follow names in it out of a folder. It starts from scratch where
 ``checkpoint_last.pt`` is missing, and stops where it is damaged. Here the newest intact one is taken then, the same on
 all ranks; and what is removed is never the last intact one.
 """
 
-import argparse
 import ast
 import copy
-import hashlib
 import logging
 import os
-import pickle
 import re
 import shutil
-import struct
 import warnings
-import zipfile
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
+from omegaconf import OmegaConf
 from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.replacements import protect_loads
 from lazyformer_fairseq.storage.atomic import atomic_file, remove_leftovers, unfinished_name
+from lazyformer_fairseq.storage.checkpoint_file import (
+    PIECE,
+    SAFETENSORS,
+    DamagedCheckpointError,
+    check,
+    first_line,
+    forbid_unsafe_loads,
+    look_into,
+    named_errors,
+    save,
+    without_code,
+)
+from lazyformer_fairseq.trained.checkpoints import read_exported
 
 logger = logging.getLogger(__name__)
 
 
-PIECE = 2**22  # bytes read at a time
-
-_LABEL = b"lazyformer_fairseq sha256 "
-_NO_COMMENT = struct.pack("<H", 0)  # the end of an archive: the length of its comment
-_COMMENT_FOLLOWS = struct.pack("<H", len(_LABEL) + 64)
-_ENDING = re.compile(re.escape(_COMMENT_FOLLOWS + _LABEL) + rb"([0-9a-f]{64})")
-_ENDING_SIZE = len(_COMMENT_FOLLOWS + _LABEL) + 64
-_ARCHIVE, _ARCHIVE_END = b"PK", b"PK\x05\x06"
-_PICKLE = b"\x80"  # how files from before torch 1.6 begin
-
-
-class DamagedCheckpointError(UserError):
-    """A file that is not, or no longer, what was once saved; another one may do."""
-
-
 class NotSavedError(UserError):
     """A checkpoint could not be written. What was there before is unchanged."""
-
-
-def save(state: Any, path: Union[str, Path]) -> None:
-    """``torch.save``, whole or not at all, with a checksum.
-
-    Raises:
-        OSError: the file could not be written; one that was there before is as it was.
-    """
-    with atomic_file(path) as file:
-        hashed = _HashedFile(file)
-        try:
-            torch.save(state, hashed)
-        except RuntimeError:  # torch's, when it cannot continue after a failed write
-            if hashed.error is not None:
-                raise hashed.error from None
-            raise
-        file.seek(-len(_NO_COMMENT), os.SEEK_END)
-        file.write(_COMMENT_FOLLOWS + _LABEL + hashed.sha256.hexdigest().encode())
-
-
-class _HashedFile:
-    """The file interface that torch.save needs; hashes what it writes and remembers why a write failed."""
-
-    error = None
-
-    def __init__(self, file: BinaryIO):
-        self.file, self.sha256, self.flush = file, hashlib.sha256(), file.flush
-
-    def write(self, data) -> int:
-        self.sha256.update(data)
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-
-def check(path: Union[str, Path]) -> None:
-    """Reads the whole file to see whether it is as it was written.
-
-    Raises:
-        DamagedCheckpointError: it is not, or it would take more memory than its size says.
-        OSError: it cannot be read.
-    """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        start = file.read(len(_ARCHIVE))
-        file.seek(max(0, size - _ENDING_SIZE))
-        ending = file.read()
-        if checksum := _ENDING.fullmatch(ending):
-            intact = _sha256(file, size - _ENDING_SIZE) == checksum[1].decode()
-            damage = "its checksum does not fit its content"
-        elif ending[-22:-18] == _ARCHIVE_END and ending.endswith(_NO_COMMENT):
-            _refuse_unpacking(path, file, size)
-            intact, damage = _records_are_intact(file), "a record's CRC-32 does not fit its content"
-        else:
-            intact = start.startswith(_PICKLE)
-            damage = "its end is missing" if start == _ARCHIVE else "torch.save wrote no such file" if size else "empty"
-        if not intact:
-            raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})")
-        if checksum:
-            _refuse_unpacking(path, file, size)
-
-
-def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None:
-    """As torch, and the check of records, would unpack them: even from a few zeros or from one place again and again.
-
-    Nothing is unpacked for this; where the archive's list is damaged, the check of records says so.
-    """
-    try:
-        unpacked = sum(record.file_size for record in zipfile.ZipFile(file).infolist())
-    except Exception as error:  # zipfile may raise anything for a damaged list
-        if isinstance(error, OSError):
-            raise
-        return
-    if unpacked > size:
-        why = "its records are packed and larger than the file; torch.save packs none"
-        raise DamagedCheckpointError(f"{path}: refused, {why}")
-
-
-def _sha256(file: BinaryIO, size: int) -> str:
-    """The hash of the file as torch.save wrote it: its first `size` bytes, without the comment."""
-    file.seek(0)
-    digest = hashlib.sha256()
-    while size and (piece := file.read(min(size, PIECE))):
-        digest.update(piece)
-        size -= len(piece)
-    digest.update(_NO_COMMENT)
-    return digest.hexdigest()
-
-
-def _records_are_intact(file: BinaryIO) -> bool:
-    try:
-        return zipfile.ZipFile(file).testzip() is None
-    except Exception as error:  # as above
-        if isinstance(error, OSError):
-            raise
-        return False
 
 
 # What follows stands in for functions of fairseq's; replacements.py says which, and why.
@@ -212,9 +103,7 @@ def _why(path: str, needed: int, error: OSError) -> str:
     return f"{path}: not saved: {said}; it needs about {needed:,} bytes, {room}. What was saved before is as it was"
 
 
-SAFETENSORS = ".safetensors"
 MOST_LAYERS = 10_000  # that a setting lists by a product
-UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = None) -> dict[str, Any]:
@@ -233,83 +122,16 @@ def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = No
 def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
     """fairseq's loader, which runs no code of the file, whatever the environment says, and verifies it before.
 
-    Its errors name the file and what to do.
+    Its errors name the file and what to do. It also reads safetensors in place of a checkpoint.
     """
+    if str(path).endswith(SAFETENSORS):
+        state = read_exported(Path(path))
+        return {**state, "cfg": OmegaConf.create(state["cfg"])}
     forbid_unsafe_loads(os.environ)
     with without_code(), named_errors(path):
         if not PathManager.path_requires_pathmanager(str(path)):
             check(path)
         return load_checkpoint_to_cpu(path, *args, **kwargs)
-
-
-class Contents(NamedTuple):
-    """A checkpoint's own account: updates made before it was saved, and whether a run can resume from it."""
-
-    updates: int
-    has_optimizer: bool
-
-
-def look_into(path: Union[str, Path]) -> Contents:
-    """Checks a whole file; its tensors stay on disk. Trusts safetensors, which have no checksum.
-
-    Raises:
-        DamagedCheckpointError: it is truncated, damaged, or no checkpoint.
-        UserError: it is missing, cannot be read, or is refused for what it holds.
-    """
-    with named_errors(path):
-        if str(path).endswith(SAFETENSORS):
-            return Contents(updates=0, has_optimizer=False)
-        check(path)
-        with open(path, "rb") as file:
-            is_archive = file.read(2) == b"PK"  # else older than torch 1.6, and cannot be mapped
-        with without_code():
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-        history = state.get("optimizer_history") or [{}]
-        return Contents(int(history[-1].get("num_updates", 0)), state.get("last_optimizer_state") is not None)
-
-
-@contextmanager
-def named_errors(path: Union[str, Path]) -> Iterator[None]:
-    """Turns what torch and fairseq raise for an unreadable file into an error that names the file."""
-    try:
-        yield
-    except UserError:
-        raise
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such checkpoint") from error
-    except (PermissionError, IsADirectoryError) as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except pickle.UnpicklingError as error:
-        if "GLOBAL" not in str(error) and "Unsupported" not in str(error):
-            damage = _first_line(error)
-            raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})") from error
-        # torch's own message recommends to allow what it found, or to switch the protection off.
-        found = _first_line(error.__context__ or error).split(" Please use")[0].rstrip(".")
-        raise UserError(
-            f"{path}: refused, nothing of it was run. It holds Python objects beyond weights and settings, which could "
-            f"run code when loaded ({found}). Do not use it if you do not trust where it comes from; save weights and "
-            "plain settings alone if it is yours"
-        ) from error
-    except Exception as error:  # damage makes an unpickler raise anything; its KeyError holds just a number
-        speaks = isinstance(error, (OSError, RuntimeError, EOFError))
-        said = _first_line(error) if speaks else f"reading it fails with {type(error).__name__}"
-        raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({said})") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def without_code() -> AbstractContextManager[None]:
-    """Lets torch's safe unpickler read what fairseq puts into checkpoints (tensors, containers, options), no more."""
-    return torch.serialization.safe_globals([argparse.Namespace])
-
-
-def forbid_unsafe_loads(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
-    """Removes from it, for children too, what makes ``torch.load`` run code from a file."""
-    if environment.pop(UNSAFE_LOADS, None):
-        logger.warning("%s is set, and taken back: a checkpoint could run code by it, and none needs it", UNSAFE_LOADS)
-    return environment
 
 
 def read_setting(text: str) -> Any:
@@ -326,7 +148,7 @@ def read_setting(text: str) -> Any:
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise UserError(
             f"setting {text[:200]!r}: refused, nothing of it was run: only numbers, strings and lists are values "
-            f"({_first_line(error)})"
+            f"({first_line(error)})"
         ) from None
 
 

@@ -267,7 +267,7 @@ def _output_of(run: Path) -> Path:
 
 def predict_task(task: TaskDescription, run: Path, data: Path, wanted: PredictSettings) -> dict[str, list[str]]:
     """The words predicted for each test split, in the order of its rows."""
-    from lazyformer_fairseq.fairseq_plugin.models.hub import logits_of  # loads fairseq, which reports need not
+    from lazyformer_fairseq.trained.hub import logits_of  # loads fairseq, which reports need not
 
     model, glue_task = load_finetuned(task, run, data, wanted.tokenizer)
     words = {}

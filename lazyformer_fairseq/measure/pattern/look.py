@@ -247,9 +247,9 @@ def read_spans(checkpoint: Path) -> list[Spans]:
     Raises:
         UserError: it is no checkpoint, or its model has no spans.
     """
-    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
+    from lazyformer_fairseq.storage import checkpoint_file
 
-    state = load_safely(checkpoint)
+    state = checkpoint_file.load(checkpoint)
     pattern = ((state.get("cfg") or {}).get("model") or {}).get("sublayer_pattern")
     if pattern is None:
         raise UserError(f"{checkpoint}: is of no model of this package")

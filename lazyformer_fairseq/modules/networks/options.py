@@ -117,6 +117,13 @@ def norms_and_biases(options: Any) -> dict[str, Any]:
     return {"norm": str(options.norm), "norm_bias": not options.no_norm_bias, "linear_bias": not options.no_linear_bias}
 
 
+def plain_options(kind: type[SomeOptions], config: Any) -> SomeOptions:
+    """The options that a model was built from, as a dataclass of ours: fairseq's config, or this already."""
+    types = {each.name: each.type for each in fields(kind)}
+    found = {name: str(getattr(config, name)) if of is str else getattr(config, name) for name, of in types.items()}
+    return kind(**{**found, "attention_backend": backend_of(config)})
+
+
 def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
     """Options of a model by name, as a checkpoint or a file has them, old names included.
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -21,8 +22,8 @@ from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import (
     network_of,
 )
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.export import OPTIONS
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, plain_options
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 SIZES = dict(encoder_embed_dim=12, encoder_ffn_embed_dim=8, encoder_attention_heads=2, max_positions=8, dropout=0.0)
@@ -158,9 +159,8 @@ def test_spans_cost_a_loss_of_their_own():
 def save(model: LazyFormerModel, folder) -> str:
     """The model as `lazyformer export` writes one, but for the tokenizer."""
     folder.mkdir(exist_ok=True)
-    options = OmegaConf.to_container(OmegaConf.structured(model.cfg), enum_to_str=True)
     config = {"format": "lazyformer model", "format_version": 1, "architecture": "lazyformer"}
-    config["model"] = {name: options[name] for name in OPTIONS}
+    config["model"] = asdict(plain_options(MaskedLMOptions, model.cfg))
     (folder / "config.json").write_text(json.dumps(config))
     metadata = {"architecture": "lazyformer", "sublayer_pattern": model.cfg.sublayer_pattern}
     save_model(model, str(folder / "model.safetensors"), metadata)

@@ -19,9 +19,10 @@ from fairseq_cli.train import cli_main
 from fairseq_plugin.reliability.damage import TINY, options
 from helpers import train_words, updates_of
 
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import choose, look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import choose
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.storage.atomic import UNFINISHED
+from lazyformer_fairseq.storage.checkpoint_file import look_into
 
 PHASES = ["before the first update", "training", "writing a file", "renaming", "between two names", "writing a copy"]
 PHASES += ["after the last rename"]

@@ -36,11 +36,12 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.training import STATE, load_state
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import UNSAFE_LOADS, read_setting
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.fairseq_plugin.replacements import EVALUATING_MODULES
 from lazyformer_fairseq.finetuning.grid import load_start_models
 from lazyformer_fairseq.finetuning.tasks.glue import load_finetuned
 from lazyformer_fairseq.language_modeling.evaluate import load_model
+from lazyformer_fairseq.storage.checkpoint_file import UNSAFE_LOADS
 from lazyformer_fairseq.storage.indexed_format import check_items, read_index
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol", "ignore:invalid escape sequence")

@@ -16,12 +16,12 @@ from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedOwnTask, PreparedTask
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub, tasks_of_heads
 from lazyformer_fairseq.finetuning import predict_texts
 from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.launch import choose_benchmark, grid_and_executor
 from lazyformer_fairseq.finetuning.one_run import fine_tune
 from lazyformer_fairseq.finetuning.settings import GridSettings
+from lazyformer_fairseq.trained.hub import LazyFormerHub, tasks_of_heads
 
 OF_2026_11 = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11"
 MOODS = ("calm", "glad", "sad")

@@ -4,12 +4,11 @@ What it found becomes a page, tables for programs, and pictures.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
@@ -29,10 +28,6 @@ from lazyformer_fairseq.experiments.search.compress.choices import ByPlace, Choi
 from lazyformer_fairseq.experiments.search.run import search_in
 from lazyformer_fairseq.experiments.search.settings import CompressSettings
 from lazyformer_fairseq.experiments.search.space import compact
-from lazyformer_fairseq.fairseq_plugin.models import hub
-from lazyformer_fairseq.fairseq_plugin.models.export import CONFIG_FILE, write_model
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.report.figures import COLOURS, picture
@@ -40,6 +35,8 @@ from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.page import Block, write_page
 from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.trained import checkpoints, hub
+from lazyformer_fairseq.trained.export import write_model
 from lazyformer_fairseq.warm_start.losses import PASSED_OVER, Scorer, read_text
 from lazyformer_fairseq.warm_start.start import Trained, write_record
 
@@ -69,8 +66,7 @@ class Original:
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
         """The encoder in another pattern, with fresh weights, and its stack."""
-        cfg = OmegaConf.merge(self.trained.cfg, {"sublayer_pattern": pattern})
-        model = LazyFormerModel(cfg, self.dictionary).to(self.device)
+        model = hub.masked_lm(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
         return model, model.encoder.sentence_encoder
 
 
@@ -82,9 +78,9 @@ def load_original(path: Path) -> Original:
     """
     checkpoint = checkpoint_at(path)
     try:
-        state = load_safely(checkpoint)
+        state = checkpoints.load(checkpoint)
     except UserError as error:
-        if (checkpoint.parent / CONFIG_FILE).is_file():
+        if (checkpoint.parent / checkpoints.CONFIG_FILE).is_file():
             raise UserError(
                 f"{error}\nA BERT of the Hub becomes a checkpoint of this package first: lazyformer import"
             ) from None
@@ -95,7 +91,7 @@ def load_original(path: Path) -> Original:
             "weights can start another pattern (docs/huggingface.md)"
         )
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
-    model = hub.build(LazyFormerModel, state, tokenizer.dictionary, checkpoint)
+    model = hub.build(state, tokenizer.dictionary, checkpoint)
     return Original(Trained(model.cfg, model.state_dict(), tokenizer.dictionary), tokenizer, model.cfg.max_positions)
 
 
@@ -217,7 +213,7 @@ def _write_start(scorer: Scorer, choices: Choices, row: Mapping[str, Any], origi
     by_place = tuple(row["found"]["by_place"])
     start = scorer.start({"sublayer_pattern": choices.pattern(by_place)}, choices.origins(by_place))
     start.record["source"] = path.absolute().name
-    loaded = hub.as_hub(LazyFormerModel, start.new.cfg, start.new.weights, original.tokenizer, folder)
+    loaded = hub.as_hub(start.new.cfg, start.new.weights, original.tokenizer, folder)
     with atomic_folder(folder) as unfinished:
         write_model(loaded, unfinished)
         write_record(unfinished, start.record)

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import DamagedCheckpointError, check, look_into, save
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
+from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.atomic import UNFINISHED, remove_leftovers
+from lazyformer_fairseq.storage.checkpoint_file import DamagedCheckpointError, check, look_into, save
 
 STATE = {
     "model": {"weight": torch.arange(500.0), "half": torch.ones(3, dtype=torch.bfloat16)},
@@ -122,7 +123,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused_before_anything_is_
     if "checksum" in how:
         content = path.read_bytes()
         checksum = hashlib.sha256(content).hexdigest().encode()
-        path.write_bytes(content[:-2] + checkpoints._COMMENT_FOLLOWS + checkpoints._LABEL + checksum)
+        path.write_bytes(content[:-2] + checkpoint_file._COMMENT_FOLLOWS + checkpoint_file._LABEL + checksum)
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("a record is opened"))
     for read in (look_into, checkpoint_utils.load_checkpoint_to_cpu):
         with pytest.raises(UserError, match="bomb.pt: refused, its records are packed and larger than the file"):

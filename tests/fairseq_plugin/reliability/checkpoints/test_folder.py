@@ -27,9 +27,10 @@ from helpers import (
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
 from lazyformer_fairseq.fairseq_plugin.reliability import options as reliability_options
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in, choose, look_into, save, suffix_of
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in, choose, suffix_of
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
 from lazyformer_fairseq.storage.atomic import UNFINISHED
+from lazyformer_fairseq.storage.checkpoint_file import look_into, save
 
 SAVING = f"{TINY} --encoder-embed-dim 16 --save-interval-updates 3"
 SMALL = f"{TINY} --encoder-embed-dim 16 --dropout 0"

@@ -18,6 +18,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weigh
 from lazyformer_fairseq.modules.networks.named import build
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes
+from lazyformer_fairseq.trained.hub import LazyFormerHub
 
 
 class HuggingFace(nn.Module):
@@ -199,8 +200,6 @@ def test_a_model_hands_positions_down():
 
 
 def test_texts_come_with_positions():
-    from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
-
     model = model_of_letters("s[window=1,global=given]f")
     dictionary = model.encoder.dictionary
     model.register_classification_head("choice", 3)

@@ -3,16 +3,13 @@
 import hashlib
 import itertools
 import logging
-from argparse import Namespace
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
-from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 
@@ -69,36 +66,6 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             raise UserError(f"the checkpoint's {name} holds NaN or Inf; take an older checkpoint")
     if lacking := [name for name in loaded if name not in own]:
         raise UserError(f"the checkpoint has a weight {lacking[0]} that this model lacks; {advice}")
-
-
-class CheckedModel(BaseFairseqModel):
-    """The base of models that are built from (cfg, dictionary) and keep the dictionary's hash with their weights.
-
-    Attributes:
-        per_word: name of a weight with a row for each word.
-    """
-
-    per_word: ClassVar[str]
-
-    @classmethod
-    def build_model(cls, cfg, task) -> "CheckedModel":
-        """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
-        if isinstance(cfg, Namespace):  # as fairseq.options.get_args makes it: it leaves out what has its default
-            cfg = getattr(cls, "__dataclass").from_namespace(cfg)
-        try:
-            model = cls(cfg, task.source_dictionary)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        how = getattr(cfg, "compile", False), str(cfg.norm), not cfg.no_norm_bias
-        logger.info("LayerNorm: %s", describe_layer_norm(*how))
-        return model
-
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; weights of another shape or dictionary give a UserError that names them."""
-        self.upgrade_state_dict(state_dict)
-        copy_projections(state_dict, self)
-        check_same_weights(state_dict, self.state_dict(), self.per_word)
-        return BaseFairseqModel.load_state_dict(self, state_dict, strict, model_cfg, args)
 
 
 def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:

@@ -1,20 +1,17 @@
-"""``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, ready for raw text; answers of heads."""
+"""``lazyformer_fairseq.load(folder)``: a checkpoint and its tokenizer, ready for raw text; answers of heads."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, data_utils
-from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
-from fairseq.tasks import TASK_REGISTRY
-from fairseq.utils import apply_to_sample
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map_only
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.datasets import question_windows
@@ -27,12 +24,12 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN, SpanHead
-from lazyformer_fairseq.modules.networks.options import with_new_names
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.progress import Progress
+from lazyformer_fairseq.trained import checkpoints, match
 
 logger = logging.getLogger(__name__)
 
@@ -53,19 +50,45 @@ class Prediction(NamedTuple):
     probabilities: Mapping[str, float]
 
 
-def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[str] = None) -> "LazyFormerHub":
+Make = Callable[[MaskedLMOptions, Any], MaskedLM]
+
+
+def masked_lm(options: MaskedLMOptions, dictionary: Any) -> MaskedLM:
+    """The model of a dictionary, whose hash its weights keep."""
+    model = MaskedLM(options, len(dictionary), dictionary.pad())
+    model.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
+    return model
+
+
+def load(
+    folder: Union[str, Path],
+    checkpoint_file: Optional[str] = None,
+    make: Make = masked_lm,
+    read: Callable[[Path], dict[str, Any]] = checkpoints.load,
+) -> "LazyFormerHub":
     """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
 
     Args:
-        model_class: LazyFormerModel, the caller.
         folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
             one of the checkpoints in it.
         checkpoint_file: name in `folder`; by default the best, else the last.
+        make: of options and a dictionary makes a model with fresh weights.
+        read: reads a checkpoint.
 
     Raises:
         UserError: where a file is missing, damaged, unsafe or does not belong to the others.
     """
-    return load_state(model_class, None, checkpoint_at(Path(folder), checkpoint_file))
+    checkpoint = checkpoint_at(Path(folder), checkpoint_file)
+    tokenizer = tokenizer_beside(checkpoint)  # first: that it is missing is the likelier mistake
+    return load_state(read(checkpoint), checkpoint, tokenizer, make)
+
+
+def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTokenizer:
+    """That of a folder, by default of the one beside a checkpoint. Raises a UserError where there is none."""
+    folder = folder or checkpoint.parent / "tokenizer"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
+    return load_tokenizer(folder)
 
 
 def is_causal(state: dict) -> bool:
@@ -73,19 +96,9 @@ def is_causal(state: dict) -> bool:
     return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
 
 
-def load_state(
-    model_class: type, state: Optional[dict], checkpoint: Path, tokenizer_folder: Optional[Path] = None
-) -> "LazyFormerHub":
-    """As :func:`load`, from what a checkpoint holds, if that is read already; with the tokenizer beside it if none is
-    given.
-    """
-    # First: that it is missing is the likelier mistake.
-    folder = tokenizer_folder or checkpoint.parent / "tokenizer"
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
-    tokenizer = load_tokenizer(folder)
-    state = load_safely(checkpoint) if state is None else state
-    model = build(model_class, state, tokenizer.dictionary, checkpoint)
+def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = masked_lm) -> "LazyFormerHub":
+    """As :func:`load`, from what a checkpoint holds, and a tokenizer."""
+    model = build(state, tokenizer.dictionary, checkpoint, make)
     logger.info("loaded %s", checkpoint)
     tasks = tasks_of_heads(state, checkpoint)
     for name, task in tasks.items():
@@ -104,7 +117,7 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
     """
     found, saved = {}, state.get("task_state")
     saved = saved.get("heads") if isinstance(saved, dict) else None
-    for name, head in checkpoint_match.heads_in_checkpoint(state["model"]).items():
+    for name, head in match.heads_in_checkpoint(state["model"]).items():
         rows = [task for task in (*TASKS.values(), *DIAGNOSTICS.values()) if task.head_name == name]
         if isinstance(saved, dict) and name in saved:
             rows = [TaskDescription.from_json(saved[name], path)]
@@ -116,7 +129,7 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
 
 
 def as_hub(
-    model_class: type, cfg: MaskedLMConfig, weights: Mapping[str, Tensor], tokenizer: TextTokenizer, path: Path
+    cfg: MaskedLMOptions, weights: Mapping[str, Tensor], tokenizer: TextTokenizer, path: Path
 ) -> "LazyFormerHub":
     """A model of these options and weights, ready for text.
 
@@ -126,12 +139,11 @@ def as_hub(
     Raises:
         UserError: as :func:`build` does.
     """
-    options = OmegaConf.to_container(OmegaConf.structured(cfg), enum_to_str=True)
-    state = {"cfg": {"model": options}, "model": dict(weights)}
-    return LazyFormerHub(build(model_class, state, tokenizer.dictionary, path), tokenizer)
+    state = {"cfg": {"model": asdict(cfg)}, "model": dict(weights)}
+    return LazyFormerHub(build(state, tokenizer.dictionary, path), tokenizer)
 
 
-def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
+def build(state: dict, dictionary: Any, path: Path, make: Make = masked_lm) -> MaskedLM:
     """The model that a checkpoint's settings describe, with its weights.
 
     Args:
@@ -141,39 +153,48 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
     Raises:
         UserError: the two do not belong together, or to `dictionary`.
     """
+    not_ours = f"{path}: not a checkpoint of this package's models"
     try:
         options, weights = state["cfg"]["model"], state["model"]
-        for part, registry in (("model", ARCH_MODEL_REGISTRY), ("task", TASK_REGISTRY)):
-            name = (state["cfg"].get(part) or {}).get("_name")
-            if name is not None and name not in registry:
-                raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it if it is yours")
-        if unknown := sorted(set(options) - set(MaskedLMConfig.__dataclass_fields__)):
-            known = "not a checkpoint of this package's models, or of a later version"
-            raise UserError(f"{path}: {known}: no setting {', '.join(unknown)}")
-        cfg = OmegaConf.merge(OmegaConf.structured(MaskedLMConfig), with_new_names(options))
-    except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
+        _refuse_unknown_names(state["cfg"], path)
+        options = {name: value for name, value in options.items() if name != "_name"}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{not_ours} ({error!r})") from error
+    try:
+        cfg = read_options(MaskedLMOptions, options)
+    except UserError as error:
+        raise UserError(f"{not_ours}, or of a later version: {error}") from error
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
-        raise UserError(f"{path}: not a checkpoint of this package's models: its weights are no tensors")
+        raise UserError(f"{not_ours}: its weights are no tensors")
     try:
         # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
         with torch.device("meta"):
-            sizes = assemble(model_class, cfg, dictionary, weights).state_dict()
-        own = {**sizes, "dictionary_sha256": checkpoint_match.dictionary_hash(dictionary)}
-        checkpoint_match.check_same_weights(weights, own, checkpoint_match.PER_WORD)
-        model = assemble(model_class, cfg, dictionary, weights)
+            sizes = assemble(make, cfg, dictionary, weights).state_dict()
+        own = {**sizes, "dictionary_sha256": match.dictionary_hash(dictionary)}
+        match.check_same_weights(weights, own, match.PER_WORD)
+        model = assemble(make, cfg, dictionary, weights)
         model.load_state_dict(weights)
-    except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
+    except (ValueError, KeyError, IndexError, RuntimeError) as error:
         raise UserError(f"{path}: {error}") from error
     return model
 
 
-def assemble(model_class: type, cfg: MaskedLMConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
+def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
+    """Raises a UserError for a model or task that is not ours, nor one that fairseq knows where it is loaded."""
+    models = {"lazyformer", "lazyformer_lm", *ARCHITECTURES, *CAUSAL_ARCHITECTURES}
+    for part, registry, ours in (("model", "ARCH_MODEL_REGISTRY", models), ("task", "TASK_REGISTRY", None)):
+        known = getattr(sys.modules.get(f"fairseq.{part}s"), registry, ours)
+        name = (cfg.get(part) or {}).get("_name")
+        if name is not None and known is not None and name not in known:
+            raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it if it is yours")
+
+
+def assemble(make: Make, cfg: MaskedLMOptions, dictionary: Any, weights: dict[str, Tensor]) -> MaskedLM:
     """A model with fresh weights, and the classification heads that these weights have."""
-    model = model_class(cfg, dictionary)
-    for name, head in checkpoint_match.heads_in_checkpoint(weights).items():
+    model = make(cfg, dictionary)
+    for name, head in match.heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.kind)
-    if checkpoint_match.has_pooler(weights):
+    if match.has_pooler(weights):
         model.register_pooler()
     return model
 
@@ -211,7 +232,7 @@ class LazyFormerHub(nn.Module):
             raise UserError(f"{wrong[0]!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
         rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
-        return data_utils.collate_tokens(rows, self.tokenizer.special.pad).to(self.device)
+        return pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.special.pad).to(self.device)
 
     @torch.no_grad()
     def extract_features(
@@ -331,7 +352,7 @@ class LazyFormerHub(nn.Module):
             UserError: where there are several texts, or the text has no ``<mask>`` or several, or the masked-LM head
                 never trained.
         """
-        if checkpoint_match.lm_head_never_trained(self.model.state_dict()):
+        if match.lm_head_never_trained(self.model.state_dict()):
             raise UserError(
                 "fill_mask: the masked-LM head of this model never trained, as of a model that was imported without "
                 "one, so that its words would be noise: pre-train it first, by fairseq-train --finetune-from-model"
@@ -400,7 +421,7 @@ class LazyFormerHub(nn.Module):
 
 
 def find_answers(
-    model: BaseFairseqModel,
+    model: nn.Module,
     head: str,
     dataset: QuestionWindowsDataset,
     n_best: int = USUAL_ANSWERS,
@@ -423,7 +444,7 @@ def find_answers(
 
 @torch.no_grad()
 def logits_of(
-    model: BaseFairseqModel, head: str, dataset: LabelledTextsDataset, max_tokens: int, name: Optional[str], unit: str
+    model: nn.Module, head: str, dataset: LabelledTextsDataset, max_tokens: int, name: Optional[str], unit: str
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of batches of like lengths, the numbers of the examples (B,) and a head's logits, float32.
 
@@ -437,6 +458,6 @@ def logits_of(
     with Progress(total=len(dataset), **shown) as progress:
         for batch in batches:
             sample = dataset.collater([dataset[index] for index in batch])
-            inputs = apply_to_sample(lambda tensor: tensor.to(device), sample["net_input"])
+            inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample["net_input"])
             yield sample["id"].numpy(), model(**inputs, classification_head_name=head)[0].float().cpu().numpy()
             progress.update(len(batch))

@@ -1,0 +1,48 @@
+"""A model as safetensors: a format that holds tensors and text alone, so that whoever loads it runs nothing.
+
+    OUT/model.safetensors   the weights; its metadata names the architecture, and which weights are tied
+    OUT/config.json         the model's options
+    OUT/tokenizer/          its tokenizer
+
+``lazyformer export`` writes it, ``LazyFormerModel.from_pretrained(OUT)`` loads it, and
+``--finetune-from-model OUT/model.safetensors`` starts from it.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Optional, Union
+
+from safetensors.torch import save_model
+
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, plain_options
+from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.trained.checkpoints import ARCHITECTURE, CONFIG_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
+from lazyformer_fairseq.trained.hub import LazyFormerHub, load
+
+
+def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Optional[str] = None) -> None:
+    """Writes a checkpoint's model and tokenizer to the folder `out`, whole or not at all.
+
+    Args:
+        folder: of checkpoints; see :func:`lazyformer_fairseq.trained.hub.load`.
+        out: must not exist yet, or be empty.
+
+    Raises:
+        UserError: what :func:`~lazyformer_fairseq.trained.hub.load` raises, or `out` exists.
+    """
+    loaded = load(folder, checkpoint_file)
+    with atomic_folder(Path(out)) as unfinished:
+        write_model(loaded, unfinished)
+
+
+def write_model(loaded: LazyFormerHub, folder: Path) -> None:
+    """Writes a model and its tokenizer into a folder that is there already, file by file."""
+    options = asdict(plain_options(MaskedLMOptions, loaded.model.cfg))
+    config = {"format": FORMAT, "format_version": FORMAT_VERSION, "architecture": ARCHITECTURE}
+    config["model"] = options
+    config["heads"] = {name: task.as_json() for name, task in loaded.tasks.items()}
+    metadata = {"format": "pt", "architecture": ARCHITECTURE, "sublayer_pattern": options["sublayer_pattern"]}
+    save_model(loaded.model, str(folder / WEIGHTS_FILE), metadata)
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    loaded.tokenizer.save(folder / "tokenizer")

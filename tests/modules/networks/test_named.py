@@ -4,9 +4,7 @@ import pytest
 import torch
 from helpers import dictionary_of
 
-from lazyformer_fairseq import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.modules.networks.named import build
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -16,6 +14,9 @@ WORDS = 24
 
 @pytest.mark.parametrize("arch", [name for name in (*ARCHITECTURES, *CAUSAL_ARCHITECTURES) if name.endswith("_tiny")])
 def test_a_network_is_the_model_that_fairseq_builds(arch):
+    from lazyformer_fairseq import CausalLanguageModel, LazyFormerModel
+    from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
+
     is_encoder = arch in ARCHITECTURES
     config, model_class = (MaskedLMConfig, LazyFormerModel) if is_encoder else (CausalLMConfig, CausalLanguageModel)
     row = (ARCHITECTURES | CAUSAL_ARCHITECTURES)[arch].options()

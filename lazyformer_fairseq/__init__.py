@@ -1,14 +1,17 @@
-"""LazyFormer and PAR encoders for fairseq: what ``fairseq-train --user-dir lazyformer_fairseq`` loads.
+"""LazyFormer and PAR encoders: what ``fairseq-train --user-dir lazyformer_fairseq`` loads, and use without fairseq.
+
+``load(folder)`` is a trained model with its tokenizer, ``build("bert_base", vocab_size=32768)`` one with fresh weights.
 
 Importing the package is light. It registers its models, tasks, criterions, optimizer and schedule where fairseq is
-loaded already, as it is under ``--user-dir``, and else as soon as fairseq is; :func:`register` and the public names
-load it.
+loaded already, as it is under ``--user-dir``, and else as soon as fairseq is; :func:`register` loads it, as do the
+public names of fairseq's models.
 """
 
 import importlib
 from pathlib import Path
 from typing import Any
 
+from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.fairseq_plugin import registration
 from lazyformer_fairseq.fairseq_plugin.registration import register
 
@@ -17,16 +20,24 @@ __version__ = "0.1.0"
 # For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
 USER_DIR = Path(__file__).absolute().parent
 
-_PUBLIC = ("CausalLanguageModel", "LazyFormerModel")
+# Public names, and the modules that have them, which are loaded when they are asked for.
+_PUBLIC = {
+    "CausalLanguageModel": "fairseq_plugin.models",
+    "LazyFormerModel": "fairseq_plugin.models",
+    "build": "modules.networks.named",
+    "load": "trained.hub",
+}
 __all__ = ["USER_DIR", "register", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, which loads fairseq. Raises AttributeError for any other."""
+    """A public name; those of fairseq's models load fairseq. AttributeError for others, UserError without fairseq."""
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    register()
-    return getattr(importlib.import_module(f"{__name__}.fairseq_plugin.models"), name)
+    if _PUBLIC[name].startswith("fairseq_plugin."):
+        needs_fairseq(name, without=f"{__name__}.load and {__name__}.build")
+        register()
+    return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
 
 
 registration.register_when_fairseq_is_loaded()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.trained.export import write_model
-from lazyformer_fairseq.trained.hub import LazyFormerHub, masked_lm
+from lazyformer_fairseq.trained.hub import LazyFormerHub, model_of
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart
 
 WORDS, WIDTH, HEADS, POSITIONS = 43, 16, 4, 12
@@ -26,7 +26,7 @@ def trained(pattern: str, seed: int = 1, dictionary: Optional[Dictionary] = None
     )
     torch.manual_seed(seed)
     dictionary = dictionary or dictionary_of(WORDS)
-    model = masked_lm(cfg, dictionary)
+    model = model_of(cfg, dictionary)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     return Trained(cfg, model.state_dict(), dictionary)

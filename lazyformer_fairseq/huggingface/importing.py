@@ -117,7 +117,7 @@ def _read_hub(
     try:
         cfg = read_options(MaskedLMOptions, options)
         with torch.device("meta"):  # sizes first, without memory
-            model = hub.masked_lm(cfg, dictionary)
+            model = hub.model_of(cfg, dictionary)
             if conversion.classes:
                 model.register_classification_head(conversion.head_name, conversion.classes)
             if conversion.has_spans:

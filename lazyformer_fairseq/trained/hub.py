@@ -24,9 +24,11 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN, SpanHead
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
-from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
+from lazyformer_fairseq.modules.networks.named import network
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.trained import checkpoints, match
@@ -50,12 +52,12 @@ class Prediction(NamedTuple):
     probabilities: Mapping[str, float]
 
 
-Make = Callable[[MaskedLMOptions, Any], MaskedLM]
+Make = Callable[[Any, Any], Any]
 
 
-def masked_lm(options: MaskedLMOptions, dictionary: Any) -> MaskedLM:
+def model_of(options: Options, dictionary: Any) -> Union[MaskedLM, CausalLM]:
     """The model of a dictionary, whose hash its weights keep."""
-    model = MaskedLM(options, len(dictionary), dictionary.pad())
+    model = network(options, len(dictionary), dictionary.pad())
     model.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
     return model
 
@@ -63,7 +65,7 @@ def masked_lm(options: MaskedLMOptions, dictionary: Any) -> MaskedLM:
 def load(
     folder: Union[str, Path],
     checkpoint_file: Optional[str] = None,
-    make: Make = masked_lm,
+    make: Make = model_of,
     read: Callable[[Path], dict[str, Any]] = checkpoints.load,
 ) -> "LazyFormerHub":
     """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
@@ -96,8 +98,10 @@ def is_causal(state: dict) -> bool:
     return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
 
 
-def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = masked_lm) -> "LazyFormerHub":
+def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = model_of) -> "LazyFormerHub":
     """As :func:`load`, from what a checkpoint holds, and a tokenizer."""
+    if is_causal(state):
+        raise UserError(f"{checkpoint}: is a causal language model, which `lazyformer lm evaluate` reads")
     model = build(state, tokenizer.dictionary, checkpoint, make)
     logger.info("loaded %s", checkpoint)
     tasks = tasks_of_heads(state, checkpoint)
@@ -143,8 +147,8 @@ def as_hub(
     return LazyFormerHub(build(state, tokenizer.dictionary, path), tokenizer)
 
 
-def build(state: dict, dictionary: Any, path: Path, make: Make = masked_lm) -> MaskedLM:
-    """The model that a checkpoint's settings describe, with its weights.
+def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> Any:
+    """The model that a checkpoint's settings describe, a masked or a causal LM, with its weights.
 
     Args:
         state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
@@ -161,7 +165,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = masked_lm) -> M
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{not_ours} ({error!r})") from error
     try:
-        cfg = read_options(MaskedLMOptions, options)
+        cfg = read_options(CausalLMOptions if is_causal(state) else MaskedLMOptions, options)
     except UserError as error:
         raise UserError(f"{not_ours}, or of a later version: {error}") from error
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
@@ -169,9 +173,9 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = masked_lm) -> M
     try:
         # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
         with torch.device("meta"):
-            sizes = assemble(make, cfg, dictionary, weights).state_dict()
-        own = {**sizes, "dictionary_sha256": match.dictionary_hash(dictionary)}
-        match.check_same_weights(weights, own, match.PER_WORD)
+            sizes = assemble(make, cfg, dictionary, weights)
+        own = {**sizes.state_dict(), "dictionary_sha256": match.dictionary_hash(dictionary)}
+        match.check_same_weights(weights, own, sizes.per_word)
         model = assemble(make, cfg, dictionary, weights)
         model.load_state_dict(weights)
     except (ValueError, KeyError, IndexError, RuntimeError) as error:
@@ -189,7 +193,7 @@ def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
             raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it if it is yours")
 
 
-def assemble(make: Make, cfg: MaskedLMOptions, dictionary: Any, weights: dict[str, Tensor]) -> MaskedLM:
+def assemble(make: Make, cfg: Options, dictionary: Any, weights: dict[str, Tensor]) -> Any:
     """A model with fresh weights, and the classification heads that these weights have."""
     model = make(cfg, dictionary)
     for name, head in match.heads_in_checkpoint(weights).items():

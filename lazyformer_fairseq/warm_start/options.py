@@ -57,12 +57,13 @@ class WarmOptions:
             UserError: as :func:`~lazyformer_fairseq.warm_start.start.start_from` and
                 :func:`~lazyformer_fairseq.warm_start.losses.read_text` do.
         """
-        from lazyformer_fairseq.warm_start.losses import Scorer, measure_losses, read_text
         from lazyformer_fairseq.warm_start.start import start_from
 
         origins = self.from_sublayers and [word.strip() for word in self.from_sublayers.split(",")]
         start = start_from(old, self.changes, origins)  # first, as it may refuse
         if self.text is not None:
+            from lazyformer_fairseq.warm_start.losses import Scorer, measure_losses, read_text
+
             text = read_text(self.text, tokenizer, old.cfg.max_positions)
             start.record["losses"] = measure_losses(Scorer(old, text), start)
         start.record["source"] = source

@@ -22,7 +22,7 @@ from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.trained.hub import masked_lm
+from lazyformer_fairseq.trained.hub import model_of
 from lazyformer_fairseq.trained.match import PER_POSITION
 from lazyformer_fairseq.warm_start.weights import INNER, Old, Taken, Weights, carry_norms, take
 
@@ -108,7 +108,7 @@ class Trained:
 
     def build(self) -> MaskedLM:
         """In evaluation mode, on the GPU if there is one, without heads for classification."""
-        model = masked_lm(self.cfg, self.dictionary)
+        model = model_of(self.cfg, self.dictionary)
         model.load_state_dict({name: self.weights[name] for name in model.state_dict()})
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -148,7 +148,7 @@ def start_from(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = masked_lm(cfg, old.dictionary)
+            model = model_of(cfg, old.dictionary)
         except ValueError as error:
             raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
     taken = [_take(index, origin, old, model, new_plan[index]) for index, origin in enumerate(alignment)]

@@ -317,5 +317,7 @@ def load_original(path: str, task: FairseqTask) -> nn.Module:
         UserError: as `load_safely`, or it is no encoder of ours, or has another dictionary.
     """
     file = checkpoint_at(Path(path))
-    model = hub.build(load_safely(file), task.source_dictionary, file)
+    if hub.is_causal(state := load_safely(file)):
+        raise UserError(f"{file}: is a causal language model; give a masked one")
+    model = hub.build(state, task.source_dictionary, file)
     return model.eval().requires_grad_(False)

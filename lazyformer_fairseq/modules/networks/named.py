@@ -4,7 +4,7 @@ from typing import Any, Union
 
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
-from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
+from lazyformer_fairseq.modules.networks.options import Options, options_of_arch
 
 
 def build(arch: str, vocab_size: int, padding_idx: int = 1, **options: Any) -> Union[MaskedLM, CausalLM]:
@@ -19,6 +19,9 @@ def build(arch: str, vocab_size: int, padding_idx: int = 1, **options: Any) -> U
     Raises:
         UserError: no such name or option, a value that none can have, or sizes that do not fit together.
     """
-    found = options_of_arch(arch, **options)
-    network = MaskedLM if isinstance(found, MaskedLMOptions) else CausalLM
-    return network(found, vocab_size, padding_idx)
+    return network(options_of_arch(arch, **options), vocab_size, padding_idx)
+
+
+def network(options: Options, vocab_size: int, padding_idx: int = 1) -> Union[MaskedLM, CausalLM]:
+    """The model of these options, or of fairseq's config of them, with fresh weights."""
+    return (MaskedLM if hasattr(options, "encoder_embed_dim") else CausalLM)(options, vocab_size, padding_idx)

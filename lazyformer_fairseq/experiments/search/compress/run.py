@@ -66,7 +66,7 @@ class Original:
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
         """The encoder in another pattern, with fresh weights, and its stack."""
-        model = hub.masked_lm(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
+        model = hub.model_of(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
         return model, model.encoder.sentence_encoder
 
 

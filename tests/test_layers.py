@@ -41,7 +41,6 @@ STILL_WITH_FAIRSEQ = {
     "data/text/interface.py",
     "experiments/compare/masked_lm.py",
     "experiments/search/fairseq_model.py",
-    "language_modeling/evaluate.py",
     "language_modeling/prepare.py",
     "measure/stepwise.py",
     "warm_start/losses.py",

@@ -132,11 +132,11 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     from lazyformer_fairseq.storage.json_files import write_json
 
     unit, tokens = read_manifest(data)["unit"], open_tokens(data / settings.split)
-    model, task = evaluation.load_model(checkpoint, data, settings.device)
-    used = {"tgt_len": task.cfg.tgt_len}
+    model, dictionary, tgt_len = evaluation.load_model(checkpoint, data, settings.device)
+    used = {"tgt_len": tgt_len}
     used |= {name: getattr(model.cfg, name) for name in ("mem_len", "clamp_len", "same_length")}
     used |= of_file | {name: value for name in used if (value := getattr(settings, name)) is not None}
-    result = evaluation.evaluate(model, tokens, task.dictionary.eos(), **used, batch_size=settings.batch_size)
+    result = evaluation.evaluate(model, tokens, dictionary.eos(), **used, batch_size=settings.batch_size)
     if settings.json is not None:
         about = {"checkpoint": str(checkpoint), "data": str(data), "split": settings.split, "unit": unit}
         write_json(settings.json, {**about, **used, "batch_size": settings.batch_size, **result.as_json()})

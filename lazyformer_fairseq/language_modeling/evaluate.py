@@ -17,23 +17,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
-from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
+from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.progress import Progress
+from lazyformer_fairseq.trained import checkpoints, hub
 
 
 @dataclass(frozen=True)
@@ -74,28 +73,36 @@ def in_words(result: Evaluation, unit: str, split: str) -> str:
     return f"{split}: {numbers[0]} ({numbers[1]}) over {result.tokens:,} {unit}s; {speed}"
 
 
-def load_model(
-    checkpoint: Path, data: Path, device: Optional[str] = "cpu", precision: str = "fp32"
-) -> tuple[CausalLanguageModel, StreamLanguageModelingTask]:
-    """The language model of a checkpoint, and its task on `data`, whose dictionary must be the checkpoint's.
+class Loaded(NamedTuple):
+    """A language model, the dictionary of its data, and the tokens of a segment in training."""
+
+    model: CausalLM
+    dictionary: Dictionary
+    tgt_len: int
+
+
+def load_model(checkpoint: Path, data: Path, device: Optional[str] = "cpu", precision: str = "fp32") -> Loaded:
+    """The language model of a checkpoint, for `data`, whose dictionary must be the checkpoint's.
 
     Raises:
         UserError: no checkpoint, damaged, of another kind of model or of another dictionary; no such device.
     """
     device = device_named(device)
-    state = load_safely(checkpoint, {"data": str(data)})
-    trained_on = ((state.get("cfg") or {}).get("task") or {}).get("_name")
+    state = checkpoints.load(checkpoint)
+    task = state["cfg"].get("task") or {}
+    trained_on = task.get("_name")
     if trained_on != "stream_language_modeling":
         told = f"it was trained on the task {trained_on}" if trained_on else "it names no task"
         raise UserError(
             f"{checkpoint}: is no language model of this package; {told}. Give a checkpoint of "
             "scripts/train_language_model.sh, or of fairseq-train --task stream_language_modeling"
         )
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
-    return models[0].to(device, PRECISIONS[precision]).eval(), task
+    dictionary = load_dictionary(data / "dict.txt")
+    model = hub.build(state, dictionary, checkpoint)
+    return Loaded(model.to(device, PRECISIONS[precision]).eval(), dictionary, task["tgt_len"])
 
 
-def evaluate(model: CausalLanguageModel, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
+def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
     """Predicts every token of a text, by :func:`token_losses`, whose other arguments are `lengths`; takes the time."""
     start = time.perf_counter()
     losses = token_losses(model, tokens, eos, **lengths)
@@ -103,7 +110,7 @@ def evaluate(model: CausalLanguageModel, tokens: np.ndarray, eos: int, **lengths
 
 
 def token_losses(
-    model: CausalLanguageModel,
+    model: CausalLM,
     tokens: np.ndarray,
     eos: int,
     tgt_len: int,
@@ -191,7 +198,7 @@ class Parts:
         return [stream for stream, length in enumerate(self.lengths) if step < self.lead + length]
 
 
-def attending_sublayers(model: CausalLanguageModel) -> int:
+def attending_sublayers(model: CausalLM) -> int:
     """How many look back."""
     return sum(sublayer.attends for sublayer in model.decoder.sublayers)
 
@@ -204,7 +211,7 @@ def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _evaluating(model: CausalLanguageModel, **lengths: int) -> Iterator[None]:
+def _evaluating(model: CausalLM, **lengths: int) -> Iterator[None]:
     """Without dropout and gradients, with other lengths than in training; undoes all of it afterwards."""
     was_training, before = model.training, {name: getattr(model.decoder, name) for name in lengths}
     model.eval()

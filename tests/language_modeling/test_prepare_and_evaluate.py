@@ -301,9 +301,10 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     encoder = FIXTURES / "checkpoint_of_0.1.0" / "checkpoint_last.pt"
     refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, data)
     state = torch.load(CHECKPOINT, weights_only=False)
-    for content in ({**state, "cfg": None}, {**state, "cfg": {}}, {**state, "cfg": {"model": {}}}):
-        torch.save(content, tmp_path / "no_task.pt")
-        refused("is no language model of this package; it names no task", tmp_path / "no_task.pt", data)
+    no_model, no_task = "no_task.pt: not a checkpoint", "is no language model of this package; it names no task"
+    for cfg, message in ((None, no_model), ({}, no_task), ({"model": {}}, no_task)):
+        torch.save({**state, "cfg": cfg}, tmp_path / "no_task.pt")
+        refused(message, tmp_path / "no_task.pt", data)
     exported = FIXTURES / "checkpoints_of_2026_11" / "exported" / "model.safetensors"
     refused("is no language model of this package", exported, data)
     refused("--json .*: its folder is not there", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")

@@ -91,9 +91,10 @@ class LanguageModel(ComparedTask):
         sizes, costs, things = self.settings.sizes, {}, {}
         device, tgt_len, mem_len = self.settings.device, sizes["tgt_len"], sizes["mem_len"]
         for name, job in jobs.items():
-            model, task = load_model(job.folder / CHECKPOINT, Path(self.settings.data), device, self.settings.precision)
+            checkpoint, data = job.folder / CHECKPOINT, Path(self.settings.data)
+            model, symbols, _ = load_model(checkpoint, data, device, self.settings.precision)
             costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
-            tokens, symbols = open_tokens(Path(self.settings.data) / "test"), task.dictionary
+            tokens = open_tokens(data / "test")
             streams = TokenStreams(tokens, 1, tgt_len, symbols.eos(), symbols.pad(), keeps_rest=True)
             middle = streams[len(streams) // 2]
             segment = middle["net_input"]["src_tokens"].to(device), middle["target"].to(device)

@@ -34,14 +34,8 @@ LAYERS = (
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra"}
 WHERE_IT_IS_THERE = {"measure/bench/models.py"}  # they leave something of fairseq's out elsewhere
 STILL_WITH_FAIRSEQ = {
-    "data/datasets/labelled_texts.py",
-    "data/datasets/masked_blocks.py",
-    "data/datasets/token_streams.py",
-    "data/text/dictionary_file.py",
-    "data/text/interface.py",
     "experiments/compare/masked_lm.py",
     "experiments/search/fairseq_model.py",
-    "language_modeling/prepare.py",
     "measure/stepwise.py",
     "warm_start/losses.py",
 }

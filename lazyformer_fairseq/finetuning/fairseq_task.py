@@ -21,6 +21,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import (
     EncoderTask,
@@ -99,7 +100,7 @@ class FineTuningTask(EncoderTask):
         Raises:
             UserError: no such split or file, or rows in it that are wrong.
         """
-        self.datasets[split] = self.read(split)
+        self.datasets[split] = as_fairseq(self.read(split))
         if split == "train" and not self.cfg.no_save:
             keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))
 

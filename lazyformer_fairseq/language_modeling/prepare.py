@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import numpy as np
-from fairseq.data import Dictionary
 
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.tables import Table
@@ -185,9 +185,9 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     with atomic_folder(out) as folder, bar:
         counts, dictionary = text.count("train", bar.update), Dictionary()
         for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-            if symbol not in dictionary.indices:  # as </s> and <unk> are, fairseq's own
+            if symbol not in dictionary.indices:  # as </s> and <unk> are
                 dictionary.add_symbol(symbol, n=count)
-        dictionary.save(str(folder / "dict.txt"))
+        dictionary.save(folder / "dict.txt")
         manifest = {
             **{"corpus": corpus, "unit": text.unit, "source": str(Path(source).absolute()), "vocabulary": len(counts)},
             "splits": {split: _write_split(text, split, dictionary, folder / split, bar) for split in SPLITS},

@@ -5,8 +5,9 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, data_utils
+from torch.utils.data import Dataset
 
+from lazyformer_fairseq.data.batches import batch_by_size, pad_right
 from lazyformer_fairseq.errors import UserError
 
 # A training batch holds texts whose lengths differ by about this share: with no jitter, long texts would meet in
@@ -15,7 +16,7 @@ from lazyformer_fairseq.errors import UserError
 LENGTH_JITTER = 0.1
 
 
-class SizedDataset(FairseqDataset):
+class SizedDataset(Dataset):
     """A dataset that knows the size of each example before it reads it.
 
     Attributes:
@@ -64,7 +65,7 @@ class SizedDataset(FairseqDataset):
         fairseq drops up to seven at the end where they do not fill a multiple of it (8 by default). That would waste
         training text, and a metric over the whole split must not miss them.
         """
-        return super().batch_by_size(indices, max_tokens, max_sentences)
+        return batch_by_size(indices, self.num_tokens_vec(indices), max_tokens, max_sentences)
 
 
 def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np.ndarray:
@@ -80,7 +81,7 @@ def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np
     return np.argsort(lengths, kind="stable")
 
 
-def collate_sources(samples: list[dict[str, Any]], pad: int, width: Optional[int] = None) -> dict[str, Any]:
+def collate_sources(samples: list[dict[str, Any]], pad: int, width: int = 0) -> dict[str, Any]:
     """A batch of all but targets: `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right.
 
     Args:
@@ -88,7 +89,7 @@ def collate_sources(samples: list[dict[str, Any]], pad: int, width: Optional[int
         pad: id of ``<pad>``.
         width: T; by default that of the longest.
     """
-    tokens = data_utils.collate_tokens([sample["source"] for sample in samples], pad, pad_to_length=width)
+    tokens = pad_right([sample["source"] for sample in samples], pad, width)
     lengths = torch.tensor([len(sample["source"]) for sample in samples])
     net_input = {"src_tokens": tokens, "src_lengths": lengths}
     net_input["has_padding"] = bool((lengths != tokens.size(1)).any())

@@ -22,8 +22,8 @@ from typing import Any, Optional, Union
 
 import numpy as np
 import torch
-from fairseq.data import data_utils
 
+from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset, by_jittered_length, collate_sources
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_file, remove_leftovers
@@ -354,7 +354,7 @@ class MaskedBlocksDataset(SizedDataset):
         longest = max(len(sample["source"]) for sample in samples)
         time = min(longest + -longest % WIDTH_MULTIPLE, self.tokens_per_sample)
         pad = self.masking.pad_index
-        target = data_utils.collate_tokens([sample["target"] for sample in samples], pad, pad_to_length=time)
+        target = pad_right([sample["target"] for sample in samples], pad, time)
         scheduled = [sample["mask_shares"] for sample in samples if "mask_shares" in sample]
         return {
             **collate_sources(samples, pad, time),

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.indexed_format import read_index
@@ -69,7 +69,7 @@ def random_lengths(generator: np.random.Generator, length: int, tgt_len: int) ->
     return np.clip(generator.normal(means, 5).astype(np.int64), 5, tgt_len + 15)
 
 
-class TokenStreams(FairseqDataset):
+class TokenStreams(Dataset):
     """Cuts tokens into as many streams as a batch has rows; item i is the batch of all streams' segment i.
 
     Row r holds a contiguous part of the text, row r + 1 the part after it. Every target's source is the token before

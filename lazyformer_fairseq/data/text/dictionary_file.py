@@ -13,9 +13,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Union
-
-from fairseq.data import Dictionary
+from typing import Any, TextIO, Union
 
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK
 from lazyformer_fairseq.errors import UserError
@@ -23,11 +21,79 @@ from lazyformer_fairseq.storage.json_files import read_text
 
 SPECIAL_LINE = "#lazyformer:special "
 ROLES = ("bos", "pad", "eos", "unk", "mask")
+OVERWRITE = "#fairseq:overwrite"  # at a line's end: the symbol is there already, and gets a new id
 ROLES_OF_FAIRSEQ = dict(zip(ROLES, (*FIRST_SYMBOLS, MASK), strict=True))
 
 
+class Dictionary:
+    """Symbols, and how often each was counted; ids are their places. Attributes and methods are named as fairseq's.
+
+    Attributes:
+        symbols, count: of each id.
+        indices: the id of each symbol.
+        nspecial: as many symbols at the start are the special ones, which dict.txt leaves out.
+    """
+
+    bos_index, pad_index, eos_index, unk_index = range(4)
+
+    def __init__(self, special: Sequence[str] = FIRST_SYMBOLS, add_special_symbols: bool = True):
+        self.bos_word, self.pad_word, self.eos_word, self.unk_word = special
+        self.symbols: list[str] = []
+        self.count: list[int] = []
+        self.indices: dict[str, int] = {}
+        for symbol in special if add_special_symbols else ():
+            self.add_symbol(symbol)
+        self.nspecial = len(self.symbols)
+
+    def __eq__(self, other: object) -> bool:
+        return self.indices == getattr(other, "indices", None)
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def __contains__(self, symbol: str) -> bool:
+        return symbol in self.indices
+
+    def __getitem__(self, index: int) -> str:
+        return self.symbols[index] if index < len(self.symbols) else self.unk_word
+
+    def index(self, symbol: str) -> int:
+        """Its id, that of ``<unk>`` for one that is not there."""
+        return self.indices.get(symbol, self.unk_index)
+
+    def bos(self) -> int:
+        return self.bos_index
+
+    def pad(self) -> int:
+        return self.pad_index
+
+    def eos(self) -> int:
+        return self.eos_index
+
+    def unk(self) -> int:
+        return self.unk_index
+
+    def add_symbol(self, symbol: str, n: int = 1, overwrite: bool = False) -> int:
+        """Its id. One that is there is counted on; overwritten, it leaves its id and gets a new one."""
+        if symbol in self.indices and not overwrite:
+            self.count[self.indices[symbol]] += n
+        else:
+            self.indices[symbol] = len(self.symbols)
+            self.symbols.append(symbol)
+            self.count.append(n)
+        return self.indices[symbol]
+
+    def save(self, file: Union[str, Path, TextIO]) -> None:
+        """Writes dict.txt, a line for each symbol with its count."""
+        text = dictionary_bytes(self)
+        if isinstance(file, (str, Path)):
+            Path(file).write_bytes(text)
+        else:
+            file.write(text.decode())
+
+
 class PlacedDictionary(Dictionary):
-    """fairseq's dictionary, but for the special symbols: they stand wherever another model has them.
+    """A dictionary whose special symbols stand wherever another model has them.
 
     Args:
         symbols: all of them, special ones included; ids are their places.
@@ -44,7 +110,7 @@ class PlacedDictionary(Dictionary):
             raise UserError(f"special symbol {lacking[0]!r} is not in the dictionary")
         if len(set(symbols)) < len(symbols):
             raise UserError("a symbol is there twice")
-        super().__init__(**{role: special[role] for role in ROLES[:4]}, add_special_symbols=False)
+        super().__init__([special[role] for role in ROLES[:4]], add_special_symbols=False)
         for symbol in symbols:
             self.add_symbol(symbol)
         self.special = dict(special)
@@ -52,18 +118,14 @@ class PlacedDictionary(Dictionary):
             setattr(self, f"{role}_index", self.indices[special[role]])
         self.nspecial = 0  # `save` leaves none out
 
-    def _get_meta(self) -> tuple[list[str], list[str]]:
-        """What fairseq's `save` writes before the symbols."""
-        return [SPECIAL_LINE.rstrip()], [json.dumps(self.special)]
-
 
 def mask_index_of(dictionary: Dictionary) -> int:
-    """The id of ``<mask>``, or of what another model calls it; a dictionary of fairseq's without one gets it."""
+    """The id of ``<mask>``, or of what another model calls it; a dictionary without one gets it."""
     return dictionary.add_symbol(getattr(dictionary, "special", ROLES_OF_FAIRSEQ)["mask"])
 
 
 def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) -> Dictionary:
-    """fairseq's own dictionary where the special symbols stand as in it, else a :class:`PlacedDictionary`."""
+    """A dictionary in fairseq's form where the special symbols stand as in it, else a :class:`PlacedDictionary`."""
     if tuple(symbols[:4]) != FIRST_SYMBOLS or dict(special) != ROLES_OF_FAIRSEQ:
         return PlacedDictionary(symbols, special)
     dictionary = Dictionary()
@@ -74,9 +136,9 @@ def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) ->
 
 def dictionary_bytes(dictionary: Dictionary) -> bytes:
     """``dict.txt``."""
-    text = io.StringIO()
-    dictionary.save(text)
-    return text.getvalue().encode()
+    head = f"{SPECIAL_LINE}{json.dumps(dictionary.special)}\n" if isinstance(dictionary, PlacedDictionary) else ""
+    rows = zip(dictionary.symbols[dictionary.nspecial :], dictionary.count[dictionary.nspecial :], strict=True)
+    return (head + "".join(f"{symbol} {count}\n" for symbol, count in rows)).encode()
 
 
 def load_dictionary(path: Union[str, Path]) -> Dictionary:
@@ -103,11 +165,17 @@ def load_dictionary(path: Union[str, Path]) -> Dictionary:
 
 def _parse_lines(path: Path, lines: Sequence[str], dictionary: Dictionary, first: int) -> Dictionary:
     for number, line in enumerate(lines[first - 1 :], start=first):
+        symbol, space, count = line.rstrip().rpartition(" ")
+        if is_anew := count == OVERWRITE:
+            symbol, space, count = symbol.rpartition(" ")
         try:
-            dictionary.add_from_file(io.StringIO(line))
-        except (ValueError, RuntimeError) as error:
-            reason = str(error).partition(". Duplicate words")[0]
-            raise UserError(f"{path}, line {number}: not a dictionary of lines 'symbol count': {reason}") from None
+            found = int(count) if space else None
+        except ValueError:
+            found = None
+        if found is None or (symbol in dictionary and not is_anew):
+            reason = "a line has another form" if found is None else f"Duplicate word found: {symbol!r}"
+            raise UserError(f"{path}, line {number}: not a dictionary of lines 'symbol count': {reason}")
+        dictionary.add_symbol(symbol, found, overwrite=is_anew)
     return dictionary
 
 

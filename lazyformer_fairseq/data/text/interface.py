@@ -12,16 +12,14 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional, Union
+from typing import Any, ClassVar, NamedTuple, Optional, Union
 
 import numpy as np
 
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary, dictionary_of_symbols
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
 
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.json"
@@ -87,10 +85,8 @@ class TextTokenizer(ABC):
         return self.symbols[self.special.mask]
 
     @cached_property
-    def dictionary(self) -> "Dictionary":
-        """The symbols as fairseq's Dictionary. Whoever needs ids alone does not wait seconds for fairseq."""
-        from lazyformer_fairseq.data.text.dictionary_file import dictionary_of_symbols
-
+    def dictionary(self) -> Dictionary:
+        """The symbols as dict.txt has them."""
         special = {role: self.symbols[index] for role, index in self.special._asdict().items()}
         return dictionary_of_symbols(self.symbols, special)
 

@@ -20,6 +20,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.data.text import interface, library_recipe
+from lazyformer_fairseq.data.text.dictionary_file import dictionary_bytes
 from lazyformer_fairseq.data.text.interface import (
     DICTIONARY_FILE,
     SETTINGS_FILE,
@@ -97,8 +98,6 @@ class LibraryTokenizer(interface.TextTokenizer):
         Raises:
             UserError: a file is missing, damaged, of another format version, or does not match the others.
         """
-        from lazyformer_fairseq.data.text.dictionary_file import dictionary_bytes
-
         refuse_without_extra("huggingface", "a tokenizer that came with another model")
         folder = Path(folder)
         description = check_description(folder / SETTINGS_FILE)
@@ -123,8 +122,6 @@ class LibraryTokenizer(interface.TextTokenizer):
         Raises:
             UserError: as of the class; a folder that exists.
         """
-        from lazyformer_fairseq.data.text.dictionary_file import dictionary_bytes
-
         tokenizer = cls(Path(folder), recipe, description)
         contents = {
             PIECES_FILE: (json.dumps(recipe, indent=1) + "\n").encode(),

@@ -14,6 +14,7 @@ from fairseq.tasks import FairseqTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.data import BatchSize, ExactEpochBatchIterator
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class EncoderTask(FairseqTask):
 
     def __init__(self, cfg: FairseqDataclass, dictionary: Dictionary):
         super().__init__(cfg)
-        self.dictionary = dictionary
+        self.dictionary = as_fairseq(dictionary)
 
     @property
     def source_dictionary(self) -> Dictionary:

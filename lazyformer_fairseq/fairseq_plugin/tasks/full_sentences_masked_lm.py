@@ -24,6 +24,7 @@ from lazyformer_fairseq.data.text.dictionary_file import mask_index_of
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.data import check_data, prefixes
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
@@ -172,7 +173,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         dataset = make(items, items.sizes, cfg.tokens_per_sample, **ends, **how)
         if split == "train":
             dataset.set_epoch(epoch)
-        self.datasets[split] = dataset
+        self.datasets[split] = as_fairseq(dataset)
         what, efficiency = "pairs" if cfg.next_sentence else "blocks", dataset.packing_efficiency(cfg.tokens_per_sample)
         logger.info(
             f"{path}: {len(items)} items packed into {len(dataset)} {what} of at most {cfg.tokens_per_sample} tokens, "

@@ -1,0 +1,124 @@
+"""The batches of an epoch: what is in each, and in which order they come; the same as fairseq-train's, by index."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional, Protocol
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from lazyformer_fairseq.errors import UserError
+
+
+def batch_by_size(
+    indices: np.ndarray, sizes: np.ndarray, max_tokens: Optional[int] = None, max_sentences: Optional[int] = None
+) -> list[np.ndarray]:
+    """Cuts an order of samples into batches, each as large as may be; padding counts as tokens.
+
+    Args:
+        indices: of the samples in their order, int64 (N,).
+        sizes: tokens of each of them, (N,).
+        max_tokens: of a batch, its samples times the longest of them.
+        max_sentences: samples of a batch.
+
+    Raises:
+        UserError: a sample has more tokens than a batch may.
+    """
+    most = max_sentences or len(indices)
+    if not max_tokens:
+        return np.split(indices, range(most, len(indices), most)) if len(indices) else []
+    if len(indices) and sizes.max() > max_tokens:
+        raise UserError(f"a sample has {sizes.max()} tokens, and a batch {max_tokens} at most (--max-tokens)")
+    starts, longest = [0], 0
+    for place, size in enumerate(sizes.tolist()):
+        longest, count = max(longest, size), place + 1 - starts[-1]
+        if count > most or count * longest > max_tokens:
+            starts.append(place)
+            longest = size
+    return np.split(indices, starts[1:]) if len(indices) else []
+
+
+def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.Tensor:
+    """Rows (T,) of different lengths as one tensor (B, T), T that of the longest or `width` if that is more."""
+    batch = pad_sequence(list(rows), batch_first=True, padding_value=pad)
+    return torch.nn.functional.pad(batch, (0, max(0, width - batch.size(1))), value=pad)
+
+
+class Batched(Protocol):
+    """What :class:`EpochBatches` asks of a dataset; all of :mod:`lazyformer_fairseq.data.datasets` answer."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+    def ordered_indices(self) -> np.ndarray: ...
+    def batch_by_size(self, indices: np.ndarray, max_tokens: Optional[int], max_sentences: Optional[int]) -> list: ...
+    def collater(self, samples: list) -> dict[str, Any]: ...
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class EpochBatches:
+    """A dataset's batches, epoch after epoch, as fairseq-train reads them with the same seed in one process.
+
+    A pass over it yields the rest of an epoch, batches as the dataset's collater makes them; the next pass is the next
+    epoch. It stands where a DataLoader would, and keeps its place: :meth:`state_dict` counts what was yielded.
+
+    Args:
+        dataset: one of this package.
+        batch_size: most samples of a batch; fairseq's ``--batch-size``.
+        max_tokens: most tokens of a batch, padding counted; ``--max-tokens``.
+        seed: ``--seed``; it and the epoch decide the order of the batches.
+        shuffle: whether batches come in random order; in validation they do not.
+        workers: processes that read ahead; ``--num-workers``.
+
+    Attributes:
+        epoch: that of the next pass, from 1.
+        done: batches of it that were yielded.
+    """
+
+    def __init__(
+        self,
+        dataset: Batched,
+        batch_size: Optional[int] = None,
+        max_tokens: Optional[int] = None,
+        seed: int = 1,
+        shuffle: bool = True,
+        workers: int = 0,
+    ):
+        if not (batch_size or max_tokens):
+            raise UserError("how large is a batch? Give batch_size, or max_tokens, or both")
+        self.dataset, self.size = dataset, (max_tokens, batch_size)
+        self.seed, self.shuffle, self.workers = seed, shuffle, workers
+        self.epoch, self.done = 1, 0
+        self._batches: tuple[int, list[np.ndarray]] = (0, [])  # of which epoch
+
+    @property
+    def indices(self) -> list[np.ndarray]:
+        """Of the samples of each batch of the epoch, int64 (B,), in the order in which they are yielded."""
+        if self._batches[0] != self.epoch:
+            self.dataset.set_epoch(self.epoch)
+            batches = self.dataset.batch_by_size(self.dataset.ordered_indices(), *self.size)
+            if self.shuffle:  # as np.random.shuffle after np.random.seed, which fairseq calls
+                np.random.RandomState(self.seed + self.epoch).shuffle(batches)
+            self._batches = self.epoch, batches
+        return self._batches[1]
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch."""
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        how = {"num_workers": self.workers, "pin_memory": torch.cuda.is_available()}
+        rest = [batch.tolist() for batch in self.indices[self.done :]]
+        for batch in DataLoader(self.dataset, batch_sampler=rest, collate_fn=self.dataset.collater, **how):
+            self.done += 1
+            yield batch
+        self.epoch, self.done = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is, in fairseq's words: the epoch, and how many of its batches were yielded."""
+        is_over = self.done and self.done == len(self)
+        epoch, done = (self.epoch + 1, 0) if is_over else (self.epoch, self.done)
+        return {"epoch": epoch, "iterations_in_epoch": done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on after the last batch that was yielded; also takes the state that a fairseq checkpoint has."""
+        self.epoch, self.done = state["epoch"], state["iterations_in_epoch"]

@@ -79,7 +79,7 @@ def export(
     """Write a pre-trained or fine-tuned encoder as safetensors, which run no code when they are loaded.
 
     CHECKPOINT is a file, a folder of checkpoints, or one that `lazyformer finetune` wrote, whose best run counts.
-    OUT gets model.safetensors, config.json and the tokenizer. LazyFormerModel.from_pretrained reads it, and
+    OUT gets model.safetensors, config.json and the tokenizer. lazyformer_fairseq.load reads it, and
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
 
     With --to huggingface, AutoModel, AutoTokenizer and pipeline of transformers read it. One that is neither BERT nor
@@ -87,7 +87,7 @@ def export(
     """
     refuse_filled_folder(out)
     if (checkpoints / "runs").is_dir():
-        from lazyformer_fairseq.finetuning.launch import best_run
+        from lazyformer_fairseq.finetuning.benchmark import best_run
 
         checkpoints = best_run(checkpoints)
     if target == "safetensors":

@@ -102,7 +102,7 @@ def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, t
     [
         ("pretrain bert_base data", "lazyformer pretrain needs fairseq, which this Python 3.* lacks; *; without it: *"),
         ("finetune model.pt --data data --output out", "lazyformer finetune needs fairseq, *; without it: *"),
-        ("predict model.pt texts.tsv", "lazyformer predict needs fairseq, *; without it: *"),
+        ("predict . --output out", "lazyformer predict for a whole benchmark needs fairseq, *; without it: *"),
         ("reproduce par demo out --tiny", "lazyformer reproduce needs fairseq, *; without it: *"),
         ("-c 'import fairseq_cli.train'", "this needs fairseq, *"),
     ],

@@ -52,7 +52,7 @@ class TaskDescription:
     Attributes:
         name: as the papers print it.
         splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`, `test1`) -> file.
-        metrics: names in :data:`lazyformer_fairseq.finetuning.texts.METRICS`; the first selects the checkpoint.
+        metrics: names in :data:`lazyformer_fairseq.finetuning.metrics.METRICS`; the first selects the checkpoint.
         labels: the words of the label column; a word's place is its class. Empty where scores are predicted.
         score_range: lowest and highest score where scores are predicted.
         epochs: of fine-tuning.

@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.results import GRID_FILE, Results, ScoredTask
+from lazyformer_fairseq.finetuning.results import BEST, GRID_FILE, Results, ScoredTask, read_results
 from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -322,3 +322,25 @@ def benchmark_of_grid(folder: Path) -> Benchmark:
         raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
     grid = read_json(path)
     return benchmark_of_task(next(iter(grid.get("tasks") or [""])), path, grid.get("description"))
+
+
+def best_run(folder: Path) -> Path:
+    """The folder of the best run in that of a grid of one model and task; `folder` itself where it is no grid's."""
+    if not (folder / "runs").is_dir():
+        return folder
+    runs = [path for _, of_task in best_runs(folder) for path in of_task.values()]
+    if len(runs) > 1:
+        listed = "\n".join(map(str, runs))
+        raise UserError(f"{folder}: has several models or tasks; give the folder of one run in place of it:\n{listed}")
+    return runs[0]
+
+
+def best_runs(grid: Path) -> Iterator[tuple[str, dict[str, Path]]]:
+    """Each model's best run of each task, by the development score; of equals one whose checkpoint was kept."""
+    results = read_results(grid, benchmark_of_grid(grid))
+    if not results.runs:
+        raise UserError(f"{grid / 'runs'}: no run has ended well")
+    for model in results.grid.models:
+        best = {task: [run.folder for run in results.of(model, task).best] for task in results.grid.tasks}
+        kept = {task: [folder for folder in found if (folder / BEST).is_file()] for task, found in best.items()}
+        yield model, {task: (kept[task] or found)[0] for task, found in best.items() if found}

@@ -87,7 +87,6 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     has a folder of its own. Or it is a run's; several of GLUE are of different tasks. A checkpoint answers SQuAD's
     questions too.
     """
-    needs_fairseq("lazyformer predict", "LazyFormerModel.from_pretrained(...).predict, see docs/finetuning.md")
     refuse_missing(*sources, settings.data, settings.tokenizer)
     if len(sources) == 2 and sources[1].suffix == ".json":
         sources, settings = sources[:1], replace(settings, data=sources[1])
@@ -95,9 +94,10 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     if not has_texts and output is None:
         raise click.UsageError(f"give --output; or a MODEL, and a file of texts that ends in {', '.join(TEXTS)}")
     if not has_texts:
+        needs_fairseq("lazyformer predict for a whole benchmark", "lazyformer predict MODEL TEXTS")
         refuse_filled_folder(output)
     from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
-    from lazyformer_fairseq.finetuning.launch import best_run, predict
+    from lazyformer_fairseq.finetuning.benchmark import best_run
 
     if settings.tokenizer:
         settings = replace(settings, tokenizer=find_tokenizer_folder(settings.tokenizer))
@@ -108,6 +108,8 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
             lines = predict_texts(best_run(sources[0]), sources[1], output, settings)
         click.echo("\n".join(lines))
         return
+    from lazyformer_fairseq.finetuning.launch import predict
+
     for line in predict(sources, output, settings):
         click.echo(line)
 

@@ -5,7 +5,7 @@ And predictions of fine-tuned models: of a grid's best runs, of given runs, or o
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, Optional
@@ -17,10 +17,16 @@ from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.devices.nvidia_smi import precision_here
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.finetuning.benchmark import Benchmark, benchmark_of_grid, benchmark_of_task, find_benchmark
+from lazyformer_fairseq.finetuning.benchmark import (
+    Benchmark,
+    benchmark_of_grid,
+    benchmark_of_task,
+    best_runs,
+    find_benchmark,
+)
 from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
-from lazyformer_fairseq.finetuning.results import BEST, RESULT, read_results, read_run
+from lazyformer_fairseq.finetuning.results import RESULT, read_run
 from lazyformer_fairseq.finetuning.settings import MODULES, OF_OWN_TASKS, SPECIAL_OPTIONS, GridSettings, PredictSettings
 from lazyformer_fairseq.finetuning.tasks.own import OwnTask, find_own_task, task_of_yaml
 from lazyformer_fairseq.storage.atomic import atomic_folder
@@ -173,7 +179,7 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
     if len(sources) == 1 and (sources[0] / "runs").is_dir():
         benchmark, lines = benchmark_of_grid(sources[0]), []
         with atomic_folder(target) as unfinished:
-            for model, runs in _best_runs(sources[0]):
+            for model, runs in best_runs(sources[0]):
                 (unfinished / model).mkdir(parents=True)
                 lines += [f"{target / model}: {line}" for line in benchmark.predict(runs, unfinished / model, wanted)]
         return lines
@@ -189,25 +195,3 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
         of_task[name] = source if path.is_file() else checkpoint_at(source)
     with atomic_folder(target) as unfinished:
         return [f"{target}: {line}" for line in benchmark.predict(of_task, unfinished, wanted)]
-
-
-def best_run(folder: Path) -> Path:
-    """The folder of the best run in that of a grid of one model and task; `folder` itself where it is no grid's."""
-    if not (folder / "runs").is_dir():
-        return folder
-    runs = [path for _, of_task in _best_runs(folder) for path in of_task.values()]
-    if len(runs) > 1:
-        listed = "\n".join(map(str, runs))
-        raise UserError(f"{folder}: has several models or tasks; give the folder of one run in place of it:\n{listed}")
-    return runs[0]
-
-
-def _best_runs(grid: Path) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Each model's best run of each task, by the development score; of equals one whose checkpoint was kept."""
-    results = read_results(grid, benchmark_of_grid(grid))
-    if not results.runs:
-        raise UserError(f"{grid / 'runs'}: no run has ended well")
-    for model in results.grid.models:
-        best = {task: [run.folder for run in results.of(model, task).best] for task in results.grid.tasks}
-        kept = {task: [folder for folder in found if (folder / BEST).is_file()] for task, found in best.items()}
-        yield model, {task: (kept[task] or found)[0] for task, found in best.items() if found}

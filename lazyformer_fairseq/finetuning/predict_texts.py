@@ -16,9 +16,9 @@ import torch
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import Rows, TaskDescription, check_width, read_rows
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.metrics import METRICS
 from lazyformer_fairseq.finetuning.settings import PredictSettings
 from lazyformer_fairseq.finetuning.tasks.own import columns_of
-from lazyformer_fairseq.finetuning.texts import METRICS
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 from lazyformer_fairseq.trained import checkpoints, hub

@@ -7,8 +7,6 @@ The texts come from official files of GLUE, or from a folder that ``lazyformer f
 import logging
 import multiprocessing
 import os
-import warnings
-from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +21,6 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from omegaconf import MISSING
-from scipy import stats
-from sklearn import metrics as of_sklearn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,40 +34,11 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.finetuning import fairseq_task
+from lazyformer_fairseq.finetuning.metrics import METRICS
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 from lazyformer_fairseq.progress import Progress
 
 logger = logging.getLogger(__name__)
-
-Metric = Callable[[np.ndarray, np.ndarray], float]
-
-
-def _correlation(function: Callable) -> Metric:
-    def value(predictions: np.ndarray, targets: np.ndarray) -> float:
-        if any(len(values) < 2 or (values == values[0]).all() for values in (predictions, targets)):
-            return 0.0
-        with warnings.catch_warnings():
-            # Scores that differ in their last digits only, as at the start of training.
-            warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-            answer = function(targets.astype(np.float64), predictions.astype(np.float64))
-            return float(getattr(answer, "statistic", answer))  # scipy also has a p-value
-
-    return value
-
-
-METRICS: Mapping[str, Metric] = {
-    "accuracy": lambda predictions, targets: float(of_sklearn.accuracy_score(targets, predictions)),
-    # Of class 1; 0.0 where that is neither predicted nor there.
-    "f1": lambda predictions, targets: float(of_sklearn.f1_score(targets, predictions, zero_division=0.0)),
-    # The mean over all classes, whichever is rare.
-    "macro_f1": lambda predictions, targets: float(
-        of_sklearn.f1_score(targets, predictions, average="macro", zero_division=0.0)
-    ),
-    "matthews": _correlation(of_sklearn.matthews_corrcoef),
-    "pearson": _correlation(stats.pearsonr),
-    "spearman": _correlation(stats.spearmanr),
-}
-
 
 WORTH_A_PROCESS = 2000  # examples
 MARKED_AT_ONCE = 32  # texts; the last digits of scores depend on it

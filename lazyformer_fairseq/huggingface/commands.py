@@ -37,7 +37,7 @@ def import_model(bert: Path, out: Path, token_types: str, head_name: Optional[st
     --sublayer-pattern the model computes what it computed; with it, its weights start one of another pattern.
 
     OUT gets model.safetensors, config.json and the tokenizer; of a model that changed, warm_start.json and
-    warm_start.md too, which say what became what. LazyFormerModel.from_pretrained reads it, and fairseq-train
+    warm_start.md too, which say what became what. lazyformer_fairseq.load reads it, and fairseq-train
     --finetune-from-model OUT/model.safetensors starts from it.
     """
     refuse_filled_folder(out)

@@ -4,7 +4,7 @@
     OUT/config.json         the model's options
     OUT/tokenizer/          its tokenizer
 
-``lazyformer export`` writes it, ``LazyFormerModel.from_pretrained(OUT)`` loads it, and
+``lazyformer export`` writes it, ``lazyformer_fairseq.load(OUT)`` loads it, and
 ``--finetune-from-model OUT/model.safetensors`` starts from it.
 """
 

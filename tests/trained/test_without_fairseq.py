@@ -2,18 +2,105 @@
 
 import json
 import os
+import subprocess
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import ROOT
+from in_process import invoke
+from tiny_berts import save_tiny
+from trained_encoders import write_encoder
 
+import lazyformer_fairseq
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.trained import checkpoints, hub
 
 OF_2026_11 = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11"
+USE = """
+def use(hub):
+    found = [hub.extract_features("the cat sat", "a dog").tolist(), hub.fill_mask("the <mask> sat", topk=3)]
+    for name, head in hub.model.classification_heads.items():
+        if name == "next_sentence":
+            found.append(hub.follows("the cat", "sat"))
+        elif hasattr(head, "span_proj"):
+            found.append(hub.answer("who sat?", "the cat sat on the mat", n_best=2))
+        else:
+            found.append(hub.predict(["the cat sat", "a dog"]))
+    return found
+"""
+USE_EACH = f"""{USE}
+import json, sys, lazyformer_fairseq
+print(json.dumps([use(lazyformer_fairseq.load(folder)) for folder in sys.argv[1:]]))
+assert "fairseq" not in sys.modules
+lazyformer_fairseq.LazyFormerModel
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, data_folder) -> list[Path]:
+    """Checkpoints of a run, of a fine-tuned one, and models with each sort of head."""
+    folder = tmp_path_factory.mktemp("models")
+    kinds = {"spans": ("squad", 2, "span"), "pairs": ("next_sentence", 2), "scores": ("mine", 1)}
+    written = [
+        write_encoder(folder / name, data_folder, "sflf", *head, token_types=2 * (name == "pairs"))
+        for name, head in kinds.items()
+    ]
+    return [OF_2026_11 / "encoder", OF_2026_11 / "fine_tuned", *written]
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """By name; of safetensors the header apart, as the library writes its metadata in any order."""
+    found: dict[str, object] = {}
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        content = found[str(path.relative_to(folder))] = path.read_bytes()
+        if path.suffix == ".safetensors":
+            end = 8 + int.from_bytes(content[:8], "little")
+            found[str(path.relative_to(folder))] = json.loads(content[8:end]), content[end:]
+    return found
+
+
+def test_texts_get_the_same_answers_and_fairseqs_model_is_refused_in_a_line(models, without_fairseq):
+    scope: dict = {}
+    exec(USE, scope)
+    expected = [scope["use"](lazyformer_fairseq.LazyFormerModel.from_pretrained(folder)) for folder in models]
+    done = subprocess.run([without_fairseq / "python", "-c", USE_EACH, *models], capture_output=True, text=True)
+    assert json.loads(done.stdout) == json.loads(json.dumps(expected))
+    said = done.stderr.splitlines()[-1]
+    assert "LazyFormerModel needs fairseq, which this Python" in said and "without it: lazyformer_fairseq.load" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "export {models}/encoder {out}",
+        "export {models}/fine_tuned {out} --to huggingface",
+        "export {models}/encoder {out} --to huggingface --as custom",
+        "import {models}/fine_tuned {out}",
+        "import {models}/encoder {out} --sublayer-pattern sflfs",
+        "import {bert} {out}",
+        "predict {models}/fine_tuned texts.csv --output {out}/answers.csv",
+    ],
+)
+def test_commands_write_the_same_files(command, without_fairseq, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("texts.csv").write_text("text,label\nthe cat sat,1\nAnna walks,0\n")
+    if "{bert}" in command:
+        Path("bert").mkdir()
+        save_tiny(Path("bert"))
+    written = []
+    for name in ("with", "without"):
+        out = tmp_path / name / "model"  # whose name is on the card
+        words = command.format(models=OF_2026_11, bert="bert", out=out).split()
+        if name == "with":
+            invoke(*words)
+        else:
+            subprocess.run([without_fairseq / "lazyformer", *words], check=True, capture_output=True)
+        written.append(contents(out))
+    assert written[0] == written[1] != {}
 
 
 def test_a_causal_language_model_is_built_from_its_checkpoint():

@@ -247,10 +247,10 @@ def read_spans(checkpoint: Path) -> list[Spans]:
     Raises:
         UserError: it is no checkpoint, or its model has no spans.
     """
-    from lazyformer_fairseq.storage import checkpoint_file
+    from lazyformer_fairseq.trained import checkpoints
 
-    state = checkpoint_file.load(checkpoint)
-    pattern = ((state.get("cfg") or {}).get("model") or {}).get("sublayer_pattern")
+    state = checkpoints.load(checkpoint)
+    pattern = (state["cfg"].get("model") or {}).get("sublayer_pattern")
     if pattern is None:
         raise UserError(f"{checkpoint}: is of no model of this package")
     weights: dict[str, Tensor] = {name: weight for name, weight in state["model"].items() if name.endswith(SHARES)}

@@ -26,6 +26,7 @@ _PUBLIC = {
     "LazyFormerModel": "fairseq_plugin.models",
     "build": "modules.networks.named",
     "load": "trained.hub",
+    "open_masked_text": "data.masked_text",
 }
 __all__ = ["USER_DIR", "register", *_PUBLIC]
 

@@ -37,7 +37,6 @@ STILL_WITH_FAIRSEQ = {
     "experiments/compare/masked_lm.py",
     "experiments/search/fairseq_model.py",
     "measure/stepwise.py",
-    "warm_start/losses.py",
 }
 
 Imports = Mapping[str, set[str]]

@@ -66,7 +66,8 @@ class EpochBatches:
         batch_size: most samples of a batch; fairseq's ``--batch-size``.
         max_tokens: most tokens of a batch, padding counted; ``--max-tokens``.
         seed: ``--seed``; it and the epoch decide the order of the batches.
-        shuffle: whether batches come in random order; in validation they do not.
+        shuffle: whether batches come in random order, another in each epoch. In validation they do not, and each pass
+            is the first epoch.
         workers: processes that read ahead; ``--num-workers``.
 
     Attributes:
@@ -111,12 +112,16 @@ class EpochBatches:
         for batch in DataLoader(self.dataset, batch_sampler=rest, collate_fn=self.dataset.collater, **how):
             self.done += 1
             yield batch
-        self.epoch, self.done = self.epoch + 1, 0
+        self.epoch, self.done = self._after(), 0
+
+    def _after(self) -> int:
+        """The next epoch."""
+        return self.epoch + 1 if self.shuffle else self.epoch
 
     def state_dict(self) -> dict[str, int]:
         """Where it is, in fairseq's words: the epoch, and how many of its batches were yielded."""
         is_over = self.done and self.done == len(self)
-        epoch, done = (self.epoch + 1, 0) if is_over else (self.epoch, self.done)
+        epoch, done = (self._after(), 0) if is_over else (self.epoch, self.done)
         return {"epoch": epoch, "iterations_in_epoch": done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

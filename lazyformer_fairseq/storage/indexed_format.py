@@ -25,6 +25,7 @@ from lazyformer_fairseq.storage.atomic import atomic_file
 MAGIC = b"MMIDIDX\x00\x00"
 _KINDS = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.double, np.uint16, np.uint32, np.uint64)
 TYPES = dict(enumerate(_KINDS, 1))
+OLDER = (b"TNTIDX\x00\x00", b"HUFFIDX\x00")  # how the indexes of fairseq's other formats begin
 HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
 BYTES_OF_ITEM = 4 + 8
 WRITE_AGAIN = "copy or binarise both files again"
@@ -83,6 +84,15 @@ def read_index(prefix: Prefix) -> Index:
     sizes = np.memmap(path, np.int32, "r", HEADER.size, (items,))
     pointers = np.memmap(path, np.int64, "r", HEADER.size + sizes.nbytes, (items,))
     return Index(path, dtype, sizes, pointers)
+
+
+def is_older_format(prefix: Prefix) -> bool:
+    """Whether a dataset is in another of fairseq's formats, which it alone reads: text, ``cached``, ``huffman``."""
+    index = Path(f"{prefix}.idx")
+    if Path(prefix).is_file() or not index.is_file():
+        return Path(prefix).is_file() or Path(f"{prefix}.fasta").is_file()
+    with index.open("rb") as stream:
+        return stream.read(len(MAGIC))[:8] in OLDER
 
 
 class MappedItems(Sequence):

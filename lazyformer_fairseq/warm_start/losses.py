@@ -8,18 +8,14 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from fairseq import utils
-from fairseq.data import Dictionary
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
-from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
+from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
+from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, open_masked_text
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
-    FullSentencesMaskedLMConfig,
-    FullSentencesMaskedLMTask,
-)
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
@@ -63,7 +59,7 @@ def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
     model, nats, words = trained.build(), [], []
     device = model.dictionary_sha256.device
     for batch in batches:
-        batch = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
+        batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
         tokens_BT, masked = batch["net_input"]["src_tokens"], batch["masked_positions"]
         positions = global_positions(model.encoder.sentence_encoder, tokens_BT)
         more = {"has_padding": batch["net_input"]["has_padding"], "global_positions": positions}
@@ -233,10 +229,7 @@ def read_text(
     Raises:
         UserError: it cannot be read, has another dictionary than the model, or fewer than two blocks.
     """
-    cfg = FullSentencesMaskedLMConfig(
-        data=str(source), tokens_per_sample=longest, seed=1, save_dir="", no_save=True, verify="quick"
-    )
-    dataset = _of_folder(source, cfg, tokenizer.dictionary) if source.is_dir() else _of_file(source, cfg, tokenizer)
+    dataset = (_of_folder if source.is_dir() else _of_file)(source, longest, tokenizer)
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
         raise UserError(f"{source}: one block of {longest} tokens, too few to measure losses")
@@ -246,20 +239,19 @@ def read_text(
     return [dataset.collater(samples[start : start + at_once]) for start in range(0, len(samples), at_once)]
 
 
-def _of_folder(source: Path, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary) -> FullSentencesDataset:
-    task = FullSentencesMaskedLMTask.setup_task(cfg)
-    if not torch.equal(dictionary_hash(task.dictionary), dictionary_hash(dictionary)):
+def _of_folder(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBlocksDataset:
+    text = open_masked_text(str(source), tokens_per_sample=longest)
+    if not torch.equal(dictionary_hash(text.dictionary), dictionary_hash(tokenizer.dictionary)):
         raise UserError(
             f"{source}: has another dictionary than the model; prepare the text with the model's tokenizer, or give "
             "raw text"
         )
-    task.load_dataset(SPLIT)
-    return task.dataset(SPLIT)
+    return text.split(SPLIT).now
 
 
-def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: TextTokenizer) -> FullSentencesDataset:
+def _of_file(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBlocksDataset:
     """A line is a sentence; where there is an empty line, another document begins."""
-    dictionary = tokenizer.dictionary
+    eos = tokenizer.special.eos
     try:
         with source.open("rb") as file:
             text = file.read(MOST_BYTES).decode("utf-8", errors="ignore")
@@ -268,8 +260,6 @@ def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: TextToke
     lines = [tokenizer.encode(line) for line in text.splitlines()]
     if not any(lines):
         raise UserError(f"{source}: holds no text")
-    items = [torch.tensor([*ids, dictionary.eos()]) for number, ids in enumerate(lines) if ids or any(lines[:number])]
-    task = FullSentencesMaskedLMTask(cfg, dictionary)
-    sizes, ends = np.array([len(item) for item in items]), {"bos": dictionary.bos(), "eos": dictionary.eos()}
-    more = {**ends, "masking": task.masking, "shuffle": False, "name": str(source)}
-    return FullSentencesDataset(items, sizes, cfg.tokens_per_sample, **more)
+    items = [torch.tensor([*ids, eos]) for number, ids in enumerate(lines) if ids or any(lines[:number])]
+    how = MaskedText(str(source), MaskedTextOptions(tokens_per_sample=longest), tokenizer.dictionary)
+    return how.blocks(items, np.array([len(item) for item in items]), str(source))

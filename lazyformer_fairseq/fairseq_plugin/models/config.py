@@ -2,7 +2,7 @@
 
 from argparse import SUPPRESS
 from collections.abc import Mapping
-from dataclasses import fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,8 @@ def as_fairseq_reads(options: type, name: str) -> type:
     for each in fields(options):
         said = each.metadata["option"]
         kind = ChoiceEnum(list(said.choices)) if said.choices else each.type
-        found.append((each.name, kind, option(each.default, said.help)))
+        alias = {"argparse_alias": said.flags[-1]} if said.flags else {}
+        found.append((each.name, kind, field(default=each.default, metadata={"help": said.help, **alias})))
     known = {each.name for each in fields(options)}
     found += [(old, str, option("", SUPPRESS)) for old, new in OLD_NAMES.items() if new in known]
     return make_dataclass(name, found, bases=(FairseqDataclass,), namespace={"__module__": __name__})

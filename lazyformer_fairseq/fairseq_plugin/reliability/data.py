@@ -1,4 +1,4 @@
-"""A run's data: whether its folders are whole (:func:`check_data`), and its place in an epoch.
+"""A run's place in an epoch of its data.
 
 A run resumes with exactly the samples it has not seen. fairseq deals the shuffled batches of an epoch to its processes
 in turn and saves how many rounds are done. That is the place in the order as long as the number of processes and the
@@ -11,149 +11,13 @@ as they would have been.
 import itertools
 import logging
 import math
-import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Optional
 
 import numpy as np
-import torch.distributed
-from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import infer_dataset_impl
 from fairseq.data.iterators import EpochBatchIterator, GroupedIterator, ShardedIterator
 
-from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.indexed_format import check_items
-from lazyformer_fairseq.storage.json_files import read_json
-
 logger = logging.getLogger(__name__)
-
-
-Verify = Literal["quick", "full", "none"]
-SHARD = re.compile(r"shard(0|[1-9]\d*)")
-NOT_CHECKED = ("raw", "cached", "huffman", "fasta")  # fairseq's older formats
-
-
-def check_data(
-    folders: Sequence[str],
-    split: str,
-    dictionary: Dictionary,
-    verify: Verify = "quick",
-    tokenizer: Optional[Path] = None,
-    combine: bool = False,
-) -> None:
-    """Checks a split in every folder it will be read from: all shards now, not when their epoch comes.
-
-    Args:
-        folders: of binarised data, as a task reads them in turn; a split other than ``train`` is in the first one.
-        split: ``train``, ``valid``, ...
-        dictionary: what the ids mean.
-        verify: "quick" takes seconds whatever the size; "full" reads every id, with a bar, shared between the processes
-            of a run; "none" checks nothing.
-        tokenizer: its folder, where there is one; must have the same dictionary.
-        combine: whether SPLIT1, SPLIT2 ... are read with SPLIT, as fairseq does for ``train``.
-
-    Raises:
-        UserError: names the file and what to do.
-    """
-    if verify == "none":
-        return
-    check_shards(folders)
-    check_dictionaries(folders, dictionary, tokenizer)
-    folders = folders if split == "train" else folders[:1]
-    part, parts = 0, 1
-    if torch.distributed.is_initialized():
-        part, parts = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    tokens: list[int] = []
-    for folder in folders:
-        for prefix in prefixes(Path(folder) / split, combine):
-            with suppress(OSError):  # which the check names
-                if infer_dataset_impl(str(prefix)) in NOT_CHECKED:
-                    logger.warning("%s: is in an older format of fairseq's, which is not checked", prefix)
-                    return
-            tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), verify, part, parts))
-    check_totals(folders, split, sum(tokens))
-    logger.info("%s: %d files of %s checked (--verify %s)", split, len(tokens), ", ".join(folders), verify)
-
-
-def check_shards(folders: Sequence[str]) -> None:
-    """Raises a UserError where a corpus is not whole: a number is missing, or there are fewer shards than written."""
-    for parent in dict.fromkeys(Path(folder).parent for folder in folders if SHARD.fullmatch(Path(folder).name)):
-        there = {int(path.name[5:]): path for path in parent.glob("shard*") if SHARD.fullmatch(path.name)}
-        wanted = _shards_of_manifest(parent) or 1 + max(there)
-        missing = next(number for number in itertools.count() if number not in there)
-        if missing < wanted:
-            raise UserError(
-                f"{parent / f'shard{missing}'}: this shard is missing; {len(there)} of {wanted} are there. "
-                "Copy the corpus again, or name the shards that are to be read: shard0:shard2"
-            )
-        if left_out := sorted(number for number, path in there.items() if path not in map(Path, folders)):
-            logger.warning("%s: shards %s are not read", parent, ", ".join(map(str, left_out)))
-
-
-def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer: Optional[Path] = None) -> None:
-    """Raises a UserError where a folder or the tokenizer has another dict.txt than the first folder."""
-    first, *others = (Path(folder) / "dict.txt" for folder in (*folders, *filter(None, [tokenizer])))
-    own = _symbols(first)
-    for path in others:
-        if path.is_file() and path.read_bytes() != first.read_bytes() and _symbols(path) != own:
-            raise UserError(
-                f"{path}: another dictionary than {first}; ids mean nothing under it. Take data, dict.txt and "
-                "tokenizer from the same corpus"
-            )
-    assert dictionary.symbols[: len(own) - 4] == own[:-4], "the task's dictionary is the first folder's"
-
-
-def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
-    """Raises a UserError where the shards of a corpus together do not hold the tokens that its manifest counted.
-
-    Args:
-        tokens: ids without the ``</s>`` at the end of each item.
-    """
-    parent = Path(folders[0]).parent
-    manifest = _manifest(parent)
-    parents = {Path(folder).parent for folder in folders}
-    is_whole = split != "train" or len({Path(folder).name for folder in folders}) == _shards_of_manifest(parent)
-    if manifest is None or parents != {parent} or not SHARD.fullmatch(Path(folders[0]).name) or not is_whole:
-        return
-    counts = manifest.get(split)
-    if isinstance(counts, dict) and isinstance(wanted := counts.get("tokens"), int) and wanted != tokens:
-        raise UserError(
-            f"{parent}: its {split} files hold {tokens:,} tokens, {parent / 'manifest.json'} speaks of {wanted:,}: a "
-            "file is of another corpus, or of another shard. Copy the corpus again"
-        )
-
-
-def prefixes(prefix: Path, combine: bool) -> list[Path]:
-    """SPLIT and, where `combine` is on, SPLIT1, SPLIT2 and so on as far as they go."""
-    found = [prefix]
-    while combine and (next_one := prefix.with_name(f"{prefix.name}{len(found)}")).with_suffix(".idx").is_file():
-        found.append(next_one)
-    return found
-
-
-def _symbols(path: Path) -> list[str]:
-    """All of them, and last those that begin, pad and end a text or stand for what is unknown."""
-    dictionary = load_dictionary(path)
-    special = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
-    return [*dictionary.symbols, *map(dictionary.symbols.__getitem__, special)]
-
-
-def _shards_of_manifest(corpus: Path) -> Optional[int]:
-    shards = (_manifest(corpus) or {}).get("shards")
-    return shards if isinstance(shards, int) and shards > 0 else None
-
-
-def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
-    """The manifest of a corpus; None where it has none.
-
-    Raises:
-        UserError: its manifest is damaged.
-    """
-    path = corpus / "manifest.json"
-    return read_json(path, "copy the corpus again") if path.is_file() else None
 
 
 Batches = Sequence[Sequence[int]]

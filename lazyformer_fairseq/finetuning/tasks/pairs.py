@@ -13,11 +13,11 @@ from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.sentence_pairs import Documents
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples
+from lazyformer_fairseq.data.shards import data_folders, tokenizer_of
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders, tokenizer_of
 from lazyformer_fairseq.finetuning import made
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder

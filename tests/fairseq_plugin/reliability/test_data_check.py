@@ -13,9 +13,9 @@ import pytest
 from fairseq_plugin.reliability.damage import TINY
 from helpers import build_toy_corpus, message_of, updates_of
 
+from lazyformer_fairseq.data.shards import check_data
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.data import check_data
 from lazyformer_fairseq.storage import indexed_format
 from lazyformer_fairseq.storage.indexed_format import HEADER, MAGIC, check_items, write_index
 

@@ -29,6 +29,7 @@ from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
+from lazyformer_fairseq.data.shards import check_shards, check_totals
 from lazyformer_fairseq.data.squad import SPLITS, read_squad
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
@@ -36,7 +37,6 @@ from lazyformer_fairseq.data.text.tokenizer import MODEL_FILE, SETTINGS_FILE, lo
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
-from lazyformer_fairseq.fairseq_plugin.reliability.data import check_shards, check_totals
 from lazyformer_fairseq.finetuning.results import read_results
 from lazyformer_fairseq.finetuning.squad_data import PreparedSquad, prepare_squad
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE

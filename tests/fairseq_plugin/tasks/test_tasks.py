@@ -24,8 +24,8 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
+from lazyformer_fairseq.data.shards import data_folders, tokenizer_of
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders, tokenizer_of
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import (
     CarriedMemory,
     StreamLanguageModelingTask,

@@ -1,0 +1,242 @@
+"""Binarised text as a masked LM reads it: :func:`open_masked_text`, and what fairseq-train's task does with it.
+
+text = open_masked_text("data", tokens_per_sample=128)  # what `lazyformer corpus my_texts data` wrote
+for batch in EpochBatches(text.split("train"), batch_size=32, seed=text.seed):
+    ...  # batch["net_input"]["src_tokens"], (B, T); batch["target"], text.special.pad where nothing is masked
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from lazyformer_fairseq.data.datasets import masked_blocks
+from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
+from lazyformer_fairseq.data.shards import check_data, data_folders, tokenizer_of
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary, mask_index_of
+from lazyformer_fairseq.data.text.interface import SpecialIds, TextTokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import mask_shares, option
+from lazyformer_fairseq.storage.indexed_format import MappedItems
+
+
+@dataclass
+class MaskedTextOptions:
+    """How text becomes masked blocks."""
+
+    tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
+    mask_prob: Any = option(0.15, "share of tokens to predict; 0.3:0.15: of the first and of the last update")
+    whole_word_masks: bool = option(
+        False, "predict all pieces of a word, or none of them", "--whole-word-masks", "--mask-whole-words"
+    )
+    leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
+    random_token_prob: float = option(0.1, "share of these that become another word")
+    next_sentence: bool = option(False, "read pairs of texts, and learn which follow which, as BERT; --token-types 2")
+    within_documents: bool = option(False, "tokens see their own document alone")
+    document_positions: bool = option(False, "positions begin anew in each document")
+    verify: str = option(
+        "quick",
+        "check all epochs' data at the start: quick at samples, full at every id",
+        choices=("quick", "full", "none"),
+    )
+
+
+def open_masked_text(data: str, seed: int = 1, max_update: int = 0, **options: Any) -> "MaskedText":
+    """What ``lazyformer corpus`` wrote, as fairseq-train's task ``full_sentences_masked_lm`` reads it.
+
+    Args:
+        data: a corpus, which means its shards in order, one an epoch; or folders of binarised data as ``a:b:c``.
+        seed: all that is random depends on it, the epoch and a block's number alone.
+        max_update: updates of the run, where `mask_prob` changes over it.
+        options: fields of :class:`MaskedTextOptions`.
+
+    Raises:
+        UserError: no such folder, no dictionary in it, or options that do not fit together.
+    """
+    if unknown := sorted(set(options) - set(MaskedTextOptions.__dataclass_fields__)):
+        raise UserError(f"{unknown[0]}: no option of masked text; there are {', '.join(vars(MaskedTextOptions()))}")
+    dictionary = load_dictionary(Path(data_folders(str(data))[0]) / "dict.txt")
+    return MaskedText(str(data), MaskedTextOptions(**options), dictionary, seed, max_update)
+
+
+class MaskedText:
+    """Folders of text, and how it is masked.
+
+    Args:
+        data, seed, max_update: as of :func:`open_masked_text`.
+        options: those of :class:`MaskedTextOptions`, which fairseq's config has too.
+        dictionary: of the folders; it gets a ``<mask>`` where it has none.
+        whole_inputs: an item is a block.
+
+    Attributes:
+        special: ids of the special symbols.
+        masking: what is masked, and how.
+
+    Raises:
+        UserError: options that do not fit together, shares of masks that need the run's length, words that need a
+            tokenizer.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        options: MaskedTextOptions,
+        dictionary: Dictionary,
+        seed: int = 1,
+        max_update: int = 0,
+        whole_inputs: bool = False,
+    ):
+        self.data, self.options, self.dictionary, self.seed = data, options, dictionary, seed
+        self.max_update, self.whole_inputs = max_update, whole_inputs
+        if options.within_documents and options.next_sentence:
+            raise UserError("--within-documents: the two texts of --next-sentence must see each other; leave one out")
+        if options.document_positions and not options.within_documents:
+            raise UserError("--document-positions: is of --within-documents; give both, or neither")
+        ends = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
+        self.special = SpecialIds(*ends, mask_index_of(dictionary))
+        first, last = mask_shares(options.mask_prob)
+        if first != last and not max_update:
+            raise UserError(
+                f"--mask-prob {options.mask_prob}: is the share over a run; say how long it is by --max-update"
+            )
+        self.masking = masked_blocks.Masking(
+            vocab_size=len(dictionary),
+            mask_index=self.special.mask,
+            pad_index=self.special.pad,
+            special=tuple(self.special),
+            probability=first,
+            keep=options.leave_unmasked_prob,
+            random=options.random_token_prob,
+            last=None if first == last else last,
+            begins_word=self._begins_word() if options.whole_word_masks else None,
+        )
+
+    @cached_property
+    def folders(self) -> list[str]:
+        """Of the epochs, which take them in turn."""
+        return data_folders(self.data)
+
+    @cached_property
+    def tokenizer(self) -> Optional[TextTokenizer]:
+        """The one beside the data; None where there is none."""
+        folder = tokenizer_of(self.folders[0])
+        return load_tokenizer(folder) if folder.is_dir() else None
+
+    def split(self, name: str) -> "EpochShard":
+        """A split as samples, checked first (``verify``).
+
+        Raises:
+            UserError: a file of any epoch is missing, damaged or of other data.
+        """
+        self.check(name)
+        return EpochShard(partial(self.dataset, name), len(self.folders) if name == "train" else 0)
+
+    def check(self, split: str, combine: bool = False) -> None:
+        """Raises a UserError where a split is not whole in every folder."""
+        folder = tokenizer_of(self.folders[0])
+        known = folder if folder.is_dir() else None
+        check_data(self.folders, split, self.dictionary, str(self.options.verify), known, combine)
+
+    def path(self, split: str, epoch: int = 1) -> str:
+        """Of the files that an epoch reads, without their endings."""
+        return str(Path(self.folders[(epoch - 1) % len(self.folders)]) / split)
+
+    def dataset(
+        self, split: str, epoch: int = 1, items: Any = None, types: bool = False
+    ) -> masked_blocks.MaskedBlocksDataset:
+        """The samples of an epoch.
+
+        Args:
+            items: what the files hold, where they are in a format that fairseq alone reads.
+            types: whether batches of pairs say which text a token is of.
+
+        Raises:
+            UserError: the files are missing, damaged or hold no sentence.
+        """
+        path, is_training, masking = self.path(split, epoch), split == "train", self.masking
+        items = MappedItems(path) if items is None else items
+        if masking.last is not None and not is_training:
+            masking = replace(masking, probability=masking.last, last=None)
+        dataset = self.blocks(items, items.sizes, path, masking, is_training, types)
+        if is_training:
+            dataset.set_epoch(epoch)
+        return dataset
+
+    def blocks(
+        self,
+        items: Any,
+        sizes: np.ndarray,
+        name: str,
+        masking: Optional[masked_blocks.Masking] = None,
+        shuffle: bool = False,
+        types: bool = False,
+    ) -> masked_blocks.MaskedBlocksDataset:
+        """Sentences, as any sequence of arrays or tensors that end in ``</s>``, as masked blocks."""
+        options, make = self.options, masked_blocks.FullSentencesDataset
+        own = {name: getattr(options, name) for name in ("within_documents", "document_positions")}
+        if self.whole_inputs:
+            make, own = masked_blocks.MaskedInputsDataset, {}
+        elif options.next_sentence:
+            separators = (self.tokenizer or TextTokenizer).separators
+            make, own = SentencePairsDataset, {"separators": separators, "has_token_types": types}
+        ends = {"bos": self.special.bos, "eos": self.special.eos}
+        how = {"masking": masking or self.masking, "seed": self.seed, "name": name, "shuffle": shuffle}
+        return make(items, sizes, options.tokens_per_sample, **ends, **how, **own)
+
+    def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
+        """A training batch with the masks that the run's update `update`, from 0, is to have: linear over the run."""
+        masking, done = self.masking, min(1, update / max(1, self.max_update - 1))
+        share = masking.probability + done * (masking.last - masking.probability)
+        return masked_blocks.at_share(batch, share, masking.pad_index)
+
+    def _begins_word(self) -> np.ndarray:
+        """Which ids do, bool (V,)."""
+        folder = tokenizer_of(self.folders[0])
+        if self.tokenizer is None:
+            raise UserError(
+                f"--whole-word-masks: no tokenizer beside the data ({folder}), which says where words begin; "
+                "lazyformer corpus writes one"
+            )
+        if not self.tokenizer.begins_word.any():
+            raise UserError(f"--whole-word-masks: no symbol of {folder} begins a word; leave it out")
+        return self.tokenizer.begins_word
+
+
+class EpochShard(Dataset):
+    """The samples of a split: in each epoch those of its shard. All else is as of the epoch's dataset, :attr:`now`.
+
+    For :class:`~lazyformer_fairseq.data.batches.EpochBatches`, torch's DataLoader or transformers' Trainer with
+    :attr:`collater`. Tell it the epoch with `set_epoch` before workers start, as these two do or you do; what is not
+    trained on stays the same.
+
+    Args:
+        open_epoch: of an epoch makes its dataset.
+        shards: of the epochs; 0 for a split that is the same in all.
+    """
+
+    def __init__(self, open_epoch: Callable[[int], masked_blocks.MaskedBlocksDataset], shards: int):
+        self._open_epoch, self._shards, self.now, self._epoch = open_epoch, shards, open_epoch(1), 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch: its shard, order and masks."""
+        if self._shards:
+            if (epoch - self._epoch) % self._shards:
+                self.now = self._open_epoch(epoch)
+            self.now.set_epoch(epoch)
+            self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.now)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.now[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "now":  # not made yet, as in a copy
+            raise AttributeError(name)
+        return getattr(self.now, name)

@@ -1,0 +1,94 @@
+"""A corpus opened in one call: samples, masks and shards of epochs are those of fairseq's task; with any loader."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_equal_state, build_toy_corpus
+from torch.utils.data import DataLoader
+
+from lazyformer_fairseq import open_masked_text
+from lazyformer_fairseq.data.batches import EpochBatches
+from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
+from lazyformer_fairseq.errors import UserError
+
+OPTIONS = {
+    "plain": {"tokens_per_sample": 24},
+    "words": {"tokens_per_sample": 24, "whole_word_masks": True, "mask_prob": "0.3:0.15", "leave_unmasked_prob": 0.2},
+    "documents": {"tokens_per_sample": 40, "within_documents": True, "document_positions": True},
+    "pairs": {"tokens_per_sample": 40, "next_sentence": True, "random_token_prob": 0.3},
+}
+
+
+@pytest.fixture(scope="module")
+def three_shards(tmp_path_factory) -> Path:
+    build_toy_corpus(folder := tmp_path_factory.mktemp("text") / "corpus", vocab_size=160, shards=3)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("what", "size"), [*((what, {"max_sentences": 5}) for what in OPTIONS), ("plain", {"max_tokens": 120})]
+)
+def test_epochs_are_those_of_the_task_to_the_last_mask(what, size, three_shards):
+    from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
+        FullSentencesMaskedLMConfig,
+        FullSentencesMaskedLMTask,
+    )
+
+    options, run = OPTIONS[what], {"seed": 3, "max_update": 20}
+    text = open_masked_text(three_shards, **run, **options)
+    splits = {name: pickle.loads(pickle.dumps(text.split(name))) for name in ("train", "valid")}
+    batches = {
+        name: EpochBatches(split, size.get("max_sentences"), size.get("max_tokens"), 3, shuffle=name == "train")
+        for name, split in splits.items()
+    }
+    config = FullSentencesMaskedLMConfig(data=str(three_shards), **run, no_save=True, **options)
+    task = FullSentencesMaskedLMTask.setup_task(config)
+    for epoch in (1, 2, 3, 4):  # the last one reads the first shard again
+        task.load_dataset("train", epoch)
+        task.load_dataset("valid")
+        for name, place in (("train", epoch), ("valid", 1)):
+            made = task.get_batch_iterator(task.dataset(name), **size, seed=3, epoch=place, disable_iterator_cache=True)
+            theirs = made.next_epoch_itr(shuffle=name == "train")
+            for number, (one, other) in enumerate(zip(batches[name], theirs, strict=True)):
+                assert_equal_state(one, other)
+                if name == "train" and text.masking.last:
+                    assert_equal_state(text.at_update(one, number), task.at_update(other, number))
+
+
+def test_a_plain_loader_reads_it_and_validation_stays_the_same(three_shards):
+    text = open_masked_text(three_shards, tokens_per_sample=32)
+    train, valid = text.split("train"), text.split("valid")
+    assert isinstance(train.now, FullSentencesDataset)
+    before = valid[0]
+    seen = []
+    for epoch in (1, 2):
+        for each in (train, valid):
+            each.set_epoch(epoch)
+        loader = DataLoader(train, batch_size=4, shuffle=True, collate_fn=train.collater, num_workers=1)
+        seen.append(sum(batch["ntokens"] for batch in loader))
+        assert seen[-1] == train.sizes.sum() == text.dataset("train", epoch).sizes.sum()
+    assert seen[0] != seen[1]  # another shard
+    assert torch.equal(valid[0]["source"], before["source"])
+    ids = train.block(0)
+    assert (ids[0], ids[-1]) == (text.special.bos, text.special.eos)
+    assert text.tokenizer.dictionary == text.dictionary
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"mask_probability": 0.2},
+            "mask_probability: no option of masked text; there are tokens_per_sample, mask_prob",
+        ),
+        ({"mask_prob": "0.3:0.15"}, "--mask-prob 0.3:0.15: is the share over a run"),
+        ({"document_positions": True}, "--document-positions: is of --within-documents"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, words, three_shards):
+    with pytest.raises(UserError, match=words):
+        open_masked_text(three_shards, **options)
+    with pytest.raises(UserError, match="is no folder"):
+        open_masked_text(three_shards / "none")

@@ -1,6 +1,8 @@
 """LazyFormer and PAR encoders: what ``fairseq-train --user-dir lazyformer_fairseq`` loads, and use without fairseq.
 
-``load(folder)`` is a trained model with its tokenizer, ``build("bert_base", vocab_size=32768)`` one with fresh weights.
+``load(folder)`` is a trained model with its tokenizer, ``build("bert_base", vocab_size=32768)`` one with fresh weights;
+``LazyFormerForMaskedLM(LazyFormerConfig(...))`` and its like are models of transformers. `LazyFormerModel` is
+fairseq's, whose ``from_pretrained`` is ``load``; transformers' bare encoder is ``huggingface.LazyFormerModel``.
 
 Importing the package is light. It registers its models, tasks, criterions, optimizer and schedule where fairseq is
 loaded already, as it is under ``--user-dir``, and else as soon as fairseq is; :func:`register` loads it, as do the
@@ -11,7 +13,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from lazyformer_fairseq.extras import needs_fairseq
+from lazyformer_fairseq.extras import needs_fairseq, needs_transformers
 from lazyformer_fairseq.fairseq_plugin import registration
 from lazyformer_fairseq.fairseq_plugin.registration import register
 
@@ -27,17 +29,31 @@ _PUBLIC = {
     "build": "modules.networks.named",
     "load": "trained.hub",
     "open_masked_text": "data.masked_text",
+    **dict.fromkeys(
+        (
+            "LazyFormerCausalConfig",
+            "LazyFormerConfig",
+            "LazyFormerForCausalLM",
+            "LazyFormerForMaskedLM",
+            "LazyFormerForQuestionAnswering",
+            "LazyFormerForSequenceClassification",
+            "LazyFormerForTokenClassification",
+        ),
+        "huggingface",
+    ),
 }
 __all__ = ["USER_DIR", "register", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """A public name; those of fairseq's models load fairseq. AttributeError for others, UserError without fairseq."""
+    """A public name, which loads what it needs; a UserError where that is not installed. AttributeError for others."""
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _PUBLIC[name].startswith("fairseq_plugin."):
         needs_fairseq(name, without=f"{__name__}.load and {__name__}.build")
         register()
+    if _PUBLIC[name] == "huggingface":
+        needs_transformers(f"{__name__}.{name}")
     return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
 
 

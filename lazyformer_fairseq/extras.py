@@ -26,10 +26,20 @@ def missing_packages(extra: str) -> list[str]:
 def refuse_without_extra(extra: str, what: str) -> None:
     """Raises a UserError where `what`, the user's words, needs an extra that is not whole."""
     if missing := missing_packages(extra):
-        raise UserError(
-            f"{what} needs {', '.join(missing)}, not installed here: pip install '{PACKAGE}[{extra}]', "
-            f"or in a checkout pip install '.[{extra}]'"
-        )
+        raise UserError(_lack_of(missing, extra, what))
+
+
+def needs_transformers(what: str) -> None:
+    """Raises a UserError where there is no transformers, which `what`, the user's words, needs."""
+    if find_spec("transformers") is None:
+        raise UserError(_lack_of(["transformers"], "huggingface", what))
+
+
+def _lack_of(missing: list[str], extra: str, what: str) -> str:
+    return (
+        f"{what} needs {', '.join(missing)}, not installed here: pip install '{PACKAGE}[{extra}]', or in a checkout "
+        f"pip install '.[{extra}]'"
+    )
 
 
 def needs_fairseq(what: str, without: str = "") -> None:

@@ -6,10 +6,25 @@ its folder: the same classes come from here. It waits until transformers is load
 
 import importlib.util
 import sys
+from typing import Any
 
+from lazyformer_fairseq.extras import needs_transformers
 from lazyformer_fairseq.fairseq_plugin.registration import ImportWatcher
 
 LIBRARY, AUTO_CLASSES = "transformers", "transformers.models.auto.configuration_auto"
+# Where models are that are no head of an export.
+PARTS = {
+    "LazyFormerModel": "models.encoder",
+    **dict.fromkeys(("LazyFormerCausalConfig", "LazyFormerForCausalLM", "LazyFormerMemory"), "models.causal"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A model of transformers, or its config, by name. UserError without transformers, AttributeError for others."""
+    if not name.startswith("LazyFormer"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    needs_transformers(f"{__name__}.{name}")
+    return getattr(importlib.import_module(f"{__name__}.{PARTS.get(name, 'exported.heads')}"), name)
 
 
 def register_when_transformers_is_loaded() -> None:
@@ -26,15 +41,21 @@ def register() -> None:
 
     from lazyformer_fairseq.huggingface.exported import heads, modelling
     from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
+    from lazyformer_fairseq.huggingface.models import causal, encoder
 
+    heads.LazyFormerWithHead.encoder_class = encoder.LazyFormerModel
     modelling.LazyFormerPreTrainedModel.source_code = staticmethod(lambda config: merged_code(config.plan))
     config_class = modelling.LazyFormerConfig
     config_class.plan_of = staticmethod(lambda pattern: plan_as_json(pattern) if pattern else [])
+    config_class.from_arch = staticmethod(encoder.config_of_arch)
     transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     for auto, name in modelling.AUTO_CLASSES.items():
         if auto != "AutoConfig":
-            model_class = getattr(heads, name)
+            model_class = getattr(encoder if auto == "AutoModel" else heads, name)
             getattr(transformers, auto).register(config_class, model_class, exist_ok=True)
+    transformers.AutoConfig.register("lazyformer_lm", causal.LazyFormerCausalConfig, exist_ok=True)
+    for auto_class in (transformers.AutoModel, transformers.AutoModelForCausalLM):
+        auto_class.register(causal.LazyFormerCausalConfig, causal.LazyFormerForCausalLM, exist_ok=True)
 
 
 def _register_if_there() -> None:

@@ -18,9 +18,11 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
+from lazyformer_fairseq.huggingface.models.encoder import LazyFormerModel
+from lazyformer_fairseq.huggingface.settings import settings_of
+from lazyformer_fairseq.modules.attention.choice import AUTO
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
-from lazyformer_fairseq.modules.networks.options import norms_and_biases
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import RMS
 from lazyformer_fairseq.trained.match import (
@@ -122,7 +124,7 @@ class Use(NamedTuple):
 
     @property
     def model_class(self) -> type:
-        return getattr(heads, f"LazyFormer{self.ending or 'Model'}")
+        return getattr(heads, f"LazyFormer{self.ending}") if self.ending else LazyFormerModel
 
 
 USES = {
@@ -139,23 +141,8 @@ USES = {
 def write_custom(source: Source, folder: Path) -> Any:
     """Config, weights and code; returns the class of the package that reads them."""
     cfg = source.cfg
-    config = modelling.LazyFormerConfig(
-        sublayer_pattern=cfg.sublayer_pattern,
-        plan=plan_as_json(cfg.sublayer_pattern),
-        head_act=families.WRITTEN_ACTIVATIONS[str(cfg.head_activation_fn)],
-        activation_dropout=cfg.activation_dropout,
-        normalize_before=cfg.encoder_normalize_before,
-        embedding_norm=cfg.embedding_norm,
-        plain_lm_head=cfg.plain_lm_head,
-        tie_word_embeddings=not cfg.untied_lm_head,
-        **norms_and_biases(cfg),
-        type_vocab_size=cfg.token_types,
-        position_embeddings=not cfg.no_token_positional_embeddings,
-        pooler=pooler_in_checkpoint(source.weights) is not None,
-        relative_position_buckets=cfg.relative_position_buckets,
-        relative_position_max_distance=cfg.relative_position_max_distance,
-        **_settings(source),
-    )
+    settings = {**settings_of(cfg), **_settings(source), "attention_backend": AUTO}
+    config = modelling.LazyFormerConfig(**settings, pooler=pooler_in_checkpoint(source.weights) is not None)
     if source.head is not None and source.head.kind != SPAN:
         config.classifier = source.head.kind
     config.auto_map = modelling.auto_map()

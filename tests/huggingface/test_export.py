@@ -112,8 +112,9 @@ def test_all_auto_classes_know_ours():
     huggingface.register_when_transformers_is_loaded()  # it is
     for auto, name in modelling.AUTO_CLASSES.items():
         if auto != "AutoConfig":
-            model = getattr(transformers, auto).from_config(modelling.LazyFormerConfig(vocab_size=9, hidden_size=12))
-            assert type(model) is getattr(heads, name)
+            config = modelling.LazyFormerConfig(sublayer_pattern="sf", vocab_size=9, hidden_size=12)
+            model = getattr(transformers, auto).from_config(config)
+            assert type(model) is getattr(huggingface, name)
     assert isinstance(transformers.AutoConfig.for_model("lazyformer"), modelling.LazyFormerConfig)
 
 

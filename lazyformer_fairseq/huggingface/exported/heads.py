@@ -21,15 +21,17 @@ from lazyformer_fairseq.huggingface.exported.modelling import (
     LazyFormerConfig,
     LazyFormerPreTrainedModel,
     build_sublayers,
+    eager,
     norm_options,
     other_heads,
     run_sublayers,
 )
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
-from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias, TextFirst
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias, TextFirst, is_padded_right
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, Pooler
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.interface import Context
 
 
 class LazyFormerModel(LazyFormerPreTrainedModel):
@@ -40,8 +42,24 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads()
 
-    def __init__(self, config: LazyFormerConfig):
+    def __init__(self, config: LazyFormerConfig, is_part: bool = False):
         super().__init__(config)
+        self.is_part = is_part
+        self.build(config)
+        self.pooler = Pooler(config.hidden_size) if config.pooler else None
+        self.gradient_checkpointing = False
+        self.same_weights = same_weights(self)
+        if self.same_weights:
+            self._tied_weights_keys = self.same_weights if TIES_BY_TABLE else list(self.same_weights)
+        self.post_init()
+
+    def init_weights(self) -> None:
+        """As PreTrainedModel's; of a part, the whole does it: so the same seed gives the weights that fairseq's has."""
+        if not self.is_part:
+            super().init_weights()
+
+    def build(self, config: LazyFormerConfig) -> None:
+        """Embeddings, sublayers, norms."""
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.embed_positions = (
             nn.Embedding(config.max_position_embeddings, config.hidden_size) if config.position_embeddings else None
@@ -60,12 +78,6 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         norm, is_pre = partial(layer_norm, config.hidden_size, *norm_options(config)), config.normalize_before
         self.embedding_layer_norm = norm() if config.embedding_norm or not is_pre else None
         self.final_layer_norm = norm() if is_pre else None
-        self.pooler = Pooler(config.hidden_size) if config.pooler else None
-        self.gradient_checkpointing = False
-        self.same_weights = same_weights(self)
-        if self.same_weights:
-            self._tied_weights_keys = self.same_weights if TIES_BY_TABLE else list(self.same_weights)
-        self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embed_tokens
@@ -115,21 +127,18 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         sizes = (inputs_embeds if input_ids is None else input_ids).shape[:2]
         refuse_other_masks(sizes, attention_mask=attention_mask, global_attention_mask=global_attention_mask)
         padding_mask = self.find_padding(input_ids, attention_mask)
-        text = None if padding_mask is None else TextFirst.of(padding_mask)
+        is_right = padding_mask is None or not (torch.compiler.is_compiling() or not is_padded_right(padding_mask))
+        text = None if is_right else TextFirst.of(padding_mask)
         given = (input_ids, inputs_embeds, token_type_ids, marked)
         if text is not None:
             given = tuple(None if each is None else text.move(each) for each in given)
         *inputs, global_positions = given
         x = self._embed(*inputs)
-        scores = Scores() if self.relative_position_bias is None else self.relative_position_bias(x.size(1))
-        scores = scores if padding_mask is None else scores.with_padding(padding_mask)
-        if global_positions is not None:
-            scores = scores.with_given(global_positions)
-        attention = "eager" if output_attentions else config._attn_implementation
+        shared = self.context(x, 0, padding_mask, global_positions)
+        if output_attentions or config._attn_implementation == "eager":
+            shared = shared._replace(back_end=eager)
         checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
-        x, states, probabilities = run_sublayers(
-            self.sublayers, x, scores, attention, bool(output_attentions), checkpoint
-        )
+        x, states, probabilities = run_sublayers(self.sublayers, x, shared, bool(output_attentions), checkpoint)
         x = x if self.final_layer_norm is None else self.final_layer_norm(x)
         pooled = None if self.pooler is None else self.pooler(x)
         states = (*states[:-1], x) if output_hidden_states else (x,)
@@ -144,6 +153,25 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             attentions=tuple(probabilities) if output_attentions else None,
         )
         return output if wants_dict(config, return_dict) else output.to_tuple()
+
+    def context(
+        self,
+        x_BTC: Tensor,
+        memory_length: int = 0,
+        padding_mask_BT: Optional[Tensor] = None,
+        global_positions_BT: Optional[Tensor] = None,
+    ) -> Context:
+        """What all sublayers share in a pass: what shapes scores, and which back end computes."""
+        bias = self.relative_position_bias
+        scores = Scores() if bias is None else bias(x_BTC.size(1))
+        scores = scores if padding_mask_BT is None else scores.with_padding(padding_mask_BT)
+        if global_positions_BT is not None:
+            scores = scores.with_given(global_positions_BT)
+        return Context(scores, lambda consumers, settings: "recompute")
+
+    def penalty(self) -> Union[Tensor, float]:
+        """What sublayers add to a loss in training; nothing, without lazyformer_fairseq."""
+        return 0.0
 
     def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
         """(B, T), True at padding; None where it is known that there is none."""
@@ -246,6 +274,14 @@ def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:
 TIED = {"lm_head.decoder.weight": "lazyformer.embed_tokens.weight"}
 
 
+IGNORED = -100  # a label where nothing is predicted
+
+
+class _OutputMap(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Nothing: its numbers come later, and are the word embedding's in most models."""
+
+
 class MaskedLMHead(nn.Module):
     """Dense, activation, LayerNorm, then a decoder tied to the token embedding, with bias; or the decoder alone."""
 
@@ -255,7 +291,11 @@ class MaskedLMHead(nn.Module):
         self.dense = None if is_plain else nn.Linear(width, width, config.linear_bias)
         self.activation = ACT2FN[config.head_act]
         self.layer_norm = None if is_plain else layer_norm(width, *norm_options(config))
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder = _OutputMap(config.hidden_size, config.vocab_size)
+        if not config.tie_word_embeddings and not self.decoder.weight.is_meta:
+            nn.init.normal_(self.decoder.weight, std=config.initializer_range)
+            nn.init.zeros_(self.decoder.bias)
+            self.decoder._is_hf_initialized = True  # it comes before all others, as in fairseq
 
     def forward(self, features: Tensor) -> Tensor:
         if self.dense is not None:
@@ -267,14 +307,16 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
     """The encoder, and weights that it shares among sublayers declared for the whole.
 
     Attributes:
+        encoder_class: of the encoder; lazyformer_fairseq, where it is installed, puts its own here.
         output_class: what `forward` returns, of a loss, logits, hidden states and attention probabilities.
     """
 
+    encoder_class: ClassVar[type[LazyFormerModel]] = LazyFormerModel
     output_class: ClassVar[Any] = TokenClassifierOutput
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
-        self.lazyformer = LazyFormerModel(config)
+        self.lazyformer = self.encoder_class(config, is_part=True)
         if self.lazyformer.same_weights and not TIES_BY_TABLE:
             shared = [f"lazyformer.{name}" for name in self.lazyformer.same_weights]
             self._tied_weights_keys = [*(self._tied_weights_keys or ()), *shared]
@@ -290,15 +332,38 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         output_attentions: Optional[bool] = None,
         output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
+        num_items_in_batch: Union[Tensor, int, None] = None,
+        **documents: Any,
     ) -> Any:
-        """As :meth:`LazyFormerModel.forward`; `labels` are (B, T), -100 where nothing is predicted, or of a text (B,):
-        classes or, of one output, scores."""
+        """As :meth:`LazyFormerModel.forward`.
+
+        Args:
+            labels: (B, T), -100 where nothing is predicted, or of a text (B,): classes or, of one output, scores.
+            num_items_in_batch: predicted tokens of the whole update, by which a masked-LM loss is then divided.
+            documents: as lazyformer_fairseq's encoder takes them.
+        """
         given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
-        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
-        logits = self.score(encoded.last_hidden_state, input_ids, attention_mask)
-        loss = None if labels is None else self.loss(logits, labels.to(logits.device))
+        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True, **documents)
+        x, labels = encoded.last_hidden_state, None if labels is None else labels.to(encoded.last_hidden_state.device)
+        loss, logits = self.answer(x, input_ids, attention_mask, labels, num_items_in_batch)
         output = self.output_class(loss, logits, encoded.hidden_states, encoded.attentions)
         return output if wants_dict(self.config, return_dict) else output.to_tuple()
+
+    def answer(
+        self,
+        x_BTC: Tensor,
+        input_ids: Optional[Tensor],
+        attention_mask: Optional[Tensor],
+        labels: Optional[Tensor],
+        items: Union[Tensor, int, None],
+    ) -> tuple[Optional[Tensor], Tensor]:
+        """Loss, where there are labels, and logits."""
+        logits = self.score(x_BTC, input_ids, attention_mask)
+        return None if labels is None else self.with_penalty(self.loss(logits, labels)), logits
+
+    def with_penalty(self, loss: Tensor, share: float = 1.0) -> Tensor:
+        """In training with what sublayers add, of which this batch has a share."""
+        return loss + share * self.lazyformer.penalty() if self.training else loss
 
     def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
         """Logits: of each token, if a class does not say otherwise."""
@@ -310,8 +375,14 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
 
 
 class LazyFormerForMaskedLM(LazyFormerWithHead):
-    """Logits of the masked-LM head, at all positions."""
+    """Logits of the masked-LM head.
 
+    With `labels` in training they are computed where a token is predicted alone: `logits` is (M, V), in the order of
+    ``labels[labels != -100]``. Without labels, and in evaluation, it is (B, T, V), which Trainer hands to
+    ``compute_metrics``. ``config.sparse_prediction`` makes it (M, V) always (True) or never (False), as ModernBERT's.
+    """
+
+    accepts_loss_kwargs = True  # Trainer tells how many tokens an update predicts: batches weigh by theirs
     output_class = MaskedLMOutput
     _tied_weights_keys: ClassVar[Any] = TIED if TIES_BY_TABLE else list(TIED)
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("lm_head")
@@ -327,9 +398,27 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head.decoder = new_embeddings
 
-    def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
-        """(B, T, V)."""
-        return self.lm_head(x_BTC)
+    def answer(
+        self,
+        x_BTC: Tensor,
+        input_ids: Optional[Tensor],
+        attention_mask: Optional[Tensor],
+        labels: Optional[Tensor],
+        items: Union[Tensor, int, None],
+    ) -> tuple[Optional[Tensor], Tensor]:
+        """(B, T, V), or (M, V)."""
+        if labels is None:
+            return None, self.lm_head(x_BTC)
+        sparse = self.config.sparse_prediction
+        places = labels.flatten().ne(IGNORED).nonzero().squeeze(1)
+        if self.training if sparse is None else sparse:
+            logits = predicted = self.lm_head(x_BTC.flatten(0, 1).index_select(0, places))
+        else:
+            logits = self.lm_head(x_BTC)
+            predicted = logits.flatten(0, 1).index_select(0, places)
+        items = len(places) if items is None else items
+        nats = F.cross_entropy(predicted.float(), labels.flatten().index_select(0, places), reduction="sum")
+        return self.with_penalty(nats / items, len(places) / items), logits
 
 
 class LazyFormerForSequenceClassification(LazyFormerWithHead):
@@ -406,14 +495,15 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
         output_attentions: Optional[bool] = None,
         output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
+        **documents: Any,
     ) -> Union[tuple[Any, ...], QuestionAnsweringModelOutput]:
         """As :meth:`LazyFormerModel.forward`; positions (B,) beyond the input, as of cut answers, are left out."""
         given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
-        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
+        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True, **documents)
         start, end = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = (place_loss(start, start_positions) + place_loss(end, end_positions)) / 2
+            loss = self.with_penalty((place_loss(start, start_positions) + place_loss(end, end_positions)) / 2)
         output = QuestionAnsweringModelOutput(loss, start, end, encoded.hidden_states, encoded.attentions)
         return output if wants_dict(self.config, return_dict) else output.to_tuple()
 

@@ -19,7 +19,6 @@ from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 from lazyformer_fairseq.huggingface.exported.plain import PlannedSublayer
-from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import NormOptions
 from lazyformer_fairseq.modules.networks.encoder import leave_out_first_norm
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
@@ -60,6 +59,8 @@ DEFAULTS = {
     "classifier": "dense",
     "classifier_dropout": 0.0,
     "initializer_range": 0.02,
+    "attention_backend": "auto",
+    "sparse_prediction": None,
     "weights_sha256": None,
     "bos_token_id": 0,
     "pad_token_id": 1,
@@ -89,6 +90,10 @@ class LazyFormerConfig(PretrainedConfig):
         relative_position_max_distance: from this one on, all distances share a bucket.
         classifier: the classification head, "dense" (RoBERTa's) or "linear" (one map).
         classifier_dropout: in it.
+        attention_backend: the one of lazyformer_fairseq's that computes, where that is installed;
+            ``attn_implementation`` "eager" comes before it.
+        sparse_prediction: whether masked-LM logits are those of predicted tokens alone, where there are labels; None
+            for in training alone.
         weights_sha256: by part of the model and by precision, a hash of the weights.
         hidden_size, ..., layer_norm_eps: as BertConfig's. `type_vocab_size` is 0 where there are no token types.
     """
@@ -158,23 +163,26 @@ def norm_options(config: LazyFormerConfig) -> NormOptions:
     return NormOptions(config.layer_norm_eps, config.norm, config.norm_bias)
 
 
+def eager(consumers: int, settings: Any) -> str:
+    """The back end that writes distributions out."""
+    return "eager"
+
+
 def run_sublayers(
     sublayers: nn.ModuleList,
     x_BTC: Tensor,
-    scores: Scores,
-    attention: str = "eager",
+    shared: Context,
     output_attentions: bool = False,
     checkpoint: Any = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The last output, the input and all outputs, and attention probabilities where they are asked for.
 
     Args:
-        attention: "eager"; what else it is, torch's fused attention computes.
+        shared: of this pass.
         checkpoint: called with (function, x, below) in place of the function, as to save memory in training.
     """
     seen: list[Any] = []  # distributions
-    back_end = "eager" if attention == "eager" else "recompute"
-    shared = Context(scores, lambda consumers, settings: back_end, observe=seen.append if output_attentions else None)
+    shared = shared._replace(observe=seen.append if output_attentions else None)
     all_states, probabilities = [x_BTC], []
     below: dict[str, Any] = {}
     for sublayer in sublayers:

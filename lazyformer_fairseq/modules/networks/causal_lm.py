@@ -13,6 +13,24 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.kinds import parse_cutoffs
 
 
+def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, Any]:
+    """Those of the :class:`CausalDecoder` that a model's options describe."""
+    return {
+        "pattern": options.sublayer_pattern,
+        "vocab_size": vocab_size,
+        "embed_dim": options.decoder_embed_dim,
+        "ffn_embed_dim": options.decoder_ffn_embed_dim,
+        "num_heads": options.decoder_attention_heads,
+        "cutoffs": parse_cutoffs(options.adaptive_softmax_cutoff),
+        "div_val": options.adaptive_softmax_factor,
+        "activation": ACTIVATIONS[str(options.activation_fn)],
+        "normalize_before": options.decoder_normalize_before,
+        "attention_backend": backend_of(options),
+        **{name: getattr(options, name) for name in (*DROPOUTS, "mem_len", "clamp_len", "same_length")},
+        **norms_and_biases(options),
+    }
+
+
 class CausalLM(nn.Module):
     """A causal decoder of any pattern and an adaptive softmax that is tied to its embedding.
 
@@ -35,20 +53,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.cfg = options
         self.padding_idx = padding_idx
-        self.decoder = CausalDecoder(
-            pattern=options.sublayer_pattern,
-            vocab_size=vocab_size,
-            embed_dim=options.decoder_embed_dim,
-            ffn_embed_dim=options.decoder_ffn_embed_dim,
-            num_heads=options.decoder_attention_heads,
-            cutoffs=parse_cutoffs(options.adaptive_softmax_cutoff),
-            div_val=options.adaptive_softmax_factor,
-            activation=ACTIVATIONS[str(options.activation_fn)],
-            normalize_before=options.decoder_normalize_before,
-            attention_backend=backend_of(options),
-            **{name: getattr(options, name) for name in (*DROPOUTS, "mem_len", "clamp_len", "same_length")},
-            **norms_and_biases(options),
-        )
+        self.decoder = CausalDecoder(**decoder_arguments(options, vocab_size))
         self.softmax = AdaptiveSoftmax(self.decoder.embedding)
         self.apply(partial(init_transformer_xl_weights, std=options.init_std))
 

@@ -267,6 +267,7 @@ class Encoder(Stack):
         """What the first sublayer reads (B, T, C).
 
         Args:
+            tokens_BT: ids, or embeddings of words (B, T, C).
             positions_T: of the tokens; by default their places.
 
         Raises:
@@ -276,7 +277,8 @@ class Encoder(Stack):
         time = tokens_BT.size(1) if positions_T is None else int(positions_T.max()) + 1
         if time > self.max_positions:
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
-        x, rows = self.embed_tokens(tokens_BT), self.embed_positions
+        x = tokens_BT if tokens_BT.is_floating_point() else self.embed_tokens(tokens_BT)
+        rows = self.embed_positions
         if rows is not None:
             places = None if positions_T is None else torch.from_numpy(positions_T).to(tokens_BT.device)
             x = x + (rows.weight[:time] if places is None else rows(places))

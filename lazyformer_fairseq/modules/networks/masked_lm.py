@@ -128,27 +128,33 @@ class MaskedLM(nn.Module):
         self.register_classification_head(heads.NEXT_SENTENCE, 2)
 
 
+_SAME_NAMES = ("max_positions", "relative_position_buckets", "relative_position_max_distance", "token_types",
+               "layer_norm_eps", "no_token_positional_embeddings", "embedding_norm", *DROPOUTS)  # fmt: skip
+
+
+def encoder_arguments(options: MaskedLMOptions, vocab_size: int, padding_idx: int) -> dict[str, Any]:
+    """Those of the :class:`Encoder` that a model's options describe."""
+    return {
+        "pattern": options.sublayer_pattern,
+        "vocab_size": vocab_size,
+        "embed_dim": options.encoder_embed_dim,
+        "ffn_embed_dim": options.encoder_ffn_embed_dim,
+        "num_heads": options.encoder_attention_heads,
+        "padding_idx": padding_idx,
+        "activation": ACTIVATIONS[str(options.activation_fn)],
+        "normalize_before": options.encoder_normalize_before,
+        "attention_backend": backend_of(options),
+        **{name: getattr(options, name) for name in _SAME_NAMES},
+        **norms_and_biases(options),
+    }
+
+
 class _EncoderWithHead(nn.Module):
     """The encoder and its masked-LM head."""
 
-    SIZES = ("max_positions", "relative_position_buckets", "relative_position_max_distance", "token_types",
-             "layer_norm_eps", "no_token_positional_embeddings", "embedding_norm")  # fmt: skip
-
     def __init__(self, options: MaskedLMOptions, vocab_size: int, padding_idx: int):
         super().__init__()
-        self.sentence_encoder = Encoder(
-            pattern=options.sublayer_pattern,
-            vocab_size=vocab_size,
-            embed_dim=options.encoder_embed_dim,
-            ffn_embed_dim=options.encoder_ffn_embed_dim,
-            num_heads=options.encoder_attention_heads,
-            padding_idx=padding_idx,
-            activation=ACTIVATIONS[str(options.activation_fn)],
-            normalize_before=options.encoder_normalize_before,
-            attention_backend=backend_of(options),
-            **{name: getattr(options, name) for name in (*DROPOUTS, *self.SIZES)},
-            **norms_and_biases(options),
-        )
+        self.sentence_encoder = Encoder(**encoder_arguments(options, vocab_size, padding_idx))
         self.sentence_encoder.compiles = options.compile
         self.lm_head = heads.MaskedLMHead(
             options.encoder_embed_dim,

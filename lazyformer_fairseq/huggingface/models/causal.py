@@ -1,0 +1,241 @@
+"""The causal language model as a model of transformers, with ``generate``.
+
+What the decoder remembers (Transformer-XL, section 3.2) is the cache of ``generate``: the inputs of its attending
+sublayers, whole by default, so that each step computes what a pass over the whole text would.
+"""
+
+from dataclasses import fields
+from typing import Any, ClassVar, Optional, Union
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.exported.heads import IGNORED
+from lazyformer_fairseq.huggingface.exported.modelling import run_sublayers
+from lazyformer_fairseq.huggingface.settings import options_of, settings_of
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
+from lazyformer_fairseq.modules.networks.causal_lm import decoder_arguments
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.modules.sublayers.interface import Context
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import CAUSAL
+
+# What transformers calls a cache: versions differ.
+CACHE = next(
+    name for name in ("past_key_values", "cache") if name in {each.name for each in fields(CausalLMOutputWithPast)}
+)
+
+
+class LazyFormerCausalConfig(PretrainedConfig):
+    """Sizes and pattern of a causal language model; names are those of BertConfig where it has them.
+
+    Left out, they are ``transformer_xl_base``'s, but for the vocabulary of 32,768 in one band.
+
+    Args of ``__init__``, beside those of PretrainedConfig:
+        adaptive_softmax_cutoff: ids that start a band of words, as "20000,60000"; "" for one band.
+        adaptive_softmax_factor: by which each band's vectors are narrower.
+        mem_len: tokens of the segments before that were there in training; ``generate`` remembers all.
+        clamp_len: distances beyond count as this one; 0 for no such limit.
+        same_length: whether each query sees `mem_len` tokens before it, and no more.
+        sublayer_pattern, norm, norm_bias, linear_bias, normalize_before, activation_dropout, attention_backend: as
+            LazyFormerConfig's.
+    """
+
+    model_type = "lazyformer_lm"
+
+    def __init__(self, **given: Any):
+        own = {
+            "vocab_size": 32768,
+            "adaptive_softmax_cutoff": "",
+            "adaptive_softmax_factor": 1,
+            "tie_word_embeddings": False,
+        }
+        ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+        found = {**settings_of(CausalLMOptions()), **own, **ids, **given}
+        super().__init__(**{**found, "num_hidden_layers": len(plan(found["sublayer_pattern"], CAUSAL))})
+
+
+class LazyFormerMemory(StreamMemory):
+    """What a text remembers; a cache to transformers.
+
+    Args:
+        longest: most tokens to remember, as `mem_len` in training; None for all.
+
+    Attributes:
+        seen: tokens read so far.
+    """
+
+    is_compileable, is_linear, layers = False, (False,), ()
+
+    def __init__(self, longest: Optional[int] = None):
+        super().__init__()
+        self.longest, self.seen = longest, 0
+
+    def remember(self, inputs: list[Tensor], mem_len: int) -> None:
+        """Adds a segment; `mem_len`, the decoder's, does not count."""
+        whole = self.length + sum(x.size(1) for x in inputs[:1])
+        super().remember(inputs, whole if self.longest is None else self.longest)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Tokens read so far."""
+        return self.seen
+
+    def get_max_cache_shape(self, layer: int = 0) -> int:
+        """No limit."""
+        return -1
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Takes the memory of each new beam from the one that it goes on from."""
+        self.states = [state.index_select(0, beam_idx.to(state.device)) for state in self.states]
+
+
+class _Decoder(CausalDecoder):
+    """The decoder, which may compute sublayers anew in the backward pass."""
+
+    gradient_checkpointing = False
+
+    def run(
+        self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        if not (self.gradient_checkpointing and self.training) or isinstance(memory, LazyFormerMemory):
+            return super().run(x_BTC, shared, return_all, memory)
+        x, states, _ = run_sublayers(self.sublayers, x_BTC, shared, False, self._checkpoint)
+        return x, states if return_all else [], []
+
+    def _checkpoint(self, function: Any, *arguments: Any) -> Any:
+        return self._gradient_checkpointing_func(function, *arguments, use_reentrant=False)
+
+
+class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
+    """A causal decoder of any pattern, and an adaptive softmax that is tied to its embedding.
+
+    Its weights have the names that checkpoints have. Logits are log-probabilities.
+    """
+
+    config_class = LazyFormerCausalConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True
+    _is_stateful = True  # what was remembered cannot be taken back
+    _supports_sdpa = True
+    _no_split_modules = ("_Decoder",)
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = ["dictionary_sha256"]
+
+    def __init__(self, config: LazyFormerCausalConfig):
+        super().__init__(config)
+        self.decoder = _Decoder(**decoder_arguments(options_of(config, CausalLMOptions), config.vocab_size))
+        self.softmax = AdaptiveSoftmax(self.decoder.embedding)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        init_transformer_xl_weights(module, self.config.initializer_range)
+
+    def get_input_embeddings(self) -> AdaptiveEmbedding:
+        return self.decoder.embedding
+
+    def get_output_embeddings(self) -> None:
+        """None: the softmax is the embedding's tables."""
+
+    def resize_token_embeddings(self, new_num_tokens: Optional[int] = None, *args: Any, **kwargs: Any) -> Any:
+        """Refuses another size, as ids are words by frequency, in bands."""
+        if new_num_tokens not in (None, self.config.vocab_size):
+            raise UserError(f"{new_num_tokens} tokens: an adaptive softmax keeps its {self.config.vocab_size} words")
+        return self.decoder.embedding
+
+    @property
+    def why_no_memory(self) -> str:
+        """Why some sublayer can attend to no memory, so that `generate` reads the whole text in each step; "" if all
+        can."""
+        rows = ((choice, planned) for planned in self.decoder.plan for choice in variant_classes(planned.values))
+        return next(filter(None, (choice.why_no_memory(planned.values) for choice, planned in rows)), "")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,
+        past_key_values: Optional[StreamMemory] = None,
+        labels: Optional[Tensor] = None,
+        use_cache: Optional[bool] = None,
+        logits_to_keep: int = 0,
+        output_hidden_states: Optional[bool] = None,
+        return_dict: Optional[bool] = None,
+        num_items_in_batch: Union[Tensor, int, None] = None,
+        cache: Optional[StreamMemory] = None,
+    ) -> Any:
+        """Reads texts, or what follows those that a memory remembers.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, T), 0 at padding, which must be on the right, and is not for a memory.
+            past_key_values, cache: a :class:`LazyFormerMemory`, which then holds these tokens too, or a StreamMemory,
+                which keeps the last `mem_len` as in training. Versions of transformers call it the one or the other.
+            labels: (B, T), the same ids, -100 where nothing is predicted: each is predicted at the place before. In
+                training `logits` is then None: scores of rare words are computed where they are needed alone.
+            use_cache: make a memory where none is given, and return it.
+            logits_to_keep: logits of so many last places; 0 for all.
+            output_hidden_states: also return the embeddings and what each sublayer returned, the last one normalised.
+            num_items_in_batch: predicted tokens of the whole update, by which the loss is divided.
+
+        Raises:
+            ValueError: padding anywhere else.
+        """
+        memory = cache if past_key_values is None else past_key_values
+        if memory is None and use_cache:
+            memory = LazyFormerMemory()
+        _refuse_padding(attention_mask, memory)
+        config = self.config
+        wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        features, states = self.decoder(input_ids, memory, bool(wants_states))
+        if isinstance(memory, LazyFormerMemory):
+            memory.seen += input_ids.size(1)
+        loss = None if labels is None else self._loss(features, labels.to(features.device), num_items_in_batch)
+        logits = None
+        if loss is None or not self.training:
+            logits = self.softmax.log_probabilities(features[:, -logits_to_keep:], self.decoder.embedding)
+        kept = {
+            CACHE: memory if use_cache else None,
+            "hidden_states": (*states[:-1], features) if wants_states else None,
+        }
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **kept)
+        returns_dict = config.return_dict if return_dict is None else return_dict
+        return output if returns_dict else output.to_tuple()
+
+    def _loss(self, features_BTC: Tensor, labels_BT: Tensor, items: Union[Tensor, int, None]) -> Tensor:
+        targets = labels_BT[:, 1:].flatten()
+        places = targets.ne(IGNORED).nonzero().squeeze(1)
+        predicting = features_BTC[:, :-1].flatten(0, 1).index_select(0, places)
+        nats = self.softmax.negative_log_likelihood(predicting, targets[places], self.decoder.embedding).sum()
+        items = len(places) if items is None else items
+        spans = self.decoder.options.common.get(SPANS, ()) if self.training else ()
+        return nats / items + sum(span.penalty() for span in spans) * (len(places) / items)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Optional[Tensor] = None, **given: Any
+    ) -> dict[str, Any]:
+        """What follows the memory; only the last place's logits."""
+        memory = given.get(CACHE)
+        seen = 0 if memory is None else memory.get_seq_length()
+        inputs = {"input_ids": input_ids[:, seen:], CACHE: memory, "use_cache": False, "logits_to_keep": 1}
+        return inputs if seen else {**inputs, "attention_mask": attention_mask}
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *unused: Any) -> None:
+        wanted = generation_config.use_cache is not False and not self.why_no_memory
+        if wanted and model_kwargs.get(CACHE) is None:
+            model_kwargs[CACHE] = LazyFormerMemory()
+
+
+def _refuse_padding(mask: Optional[Tensor], memory: Optional[StreamMemory]) -> None:
+    if mask is None or torch.compiler.is_compiling() or bool(mask.all()):
+        return
+    if memory is not None or bool((mask[:, 1:] > mask[:, :-1]).any()):
+        raise UserError(
+            "attention_mask: texts of a batch that a causal model goes on from must be equally long, and none begins "
+            "with padding; generate from one at a time, or from those of one length together"
+        )

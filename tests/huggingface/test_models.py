@@ -1,0 +1,274 @@
+"""Models of transformers with the package's networks inside."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from exports import code_in, export_custom, some_ids, tiny_model
+from helpers import ROOT
+from torch.testing import assert_close
+
+import lazyformer_fairseq
+from lazyformer_fairseq import (
+    LazyFormerCausalConfig,
+    LazyFormerConfig,
+    LazyFormerForCausalLM,
+    LazyFormerForMaskedLM,
+    LazyFormerForSequenceClassification,
+    build,
+    huggingface,
+)
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.models.encoder import LazyFormerModel
+from lazyformer_fairseq.modules.attention import attend
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers import attention
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 40}
+NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout"), 0.0)
+OURS = (
+    ("lm_head.decoder.", "encoder.lm_head."),
+    ("lm_head.", "encoder.lm_head."),
+    ("lazyformer.", "encoder.sentence_encoder."),
+)
+LABELS = torch.where(torch.rand(3, 11, generator=torch.Generator().manual_seed(3)) < 0.3, some_ids(), -100)
+
+
+def tiny(pattern: str = "(sflf)x2", **settings) -> LazyFormerForMaskedLM:
+    torch.manual_seed(1)
+    return LazyFormerForMaskedLM(LazyFormerConfig(sublayer_pattern=pattern, **{**SIZES, **NO_DROPOUT, **settings}))
+
+
+def test_it_is_the_packages_encoder_and_a_message_names_what_does_not_exist():
+    model = LazyFormerForMaskedLM(
+        LazyFormerConfig(sublayer_pattern="(sflf)x6", hidden_size=256, num_attention_heads=4, intermediate_size=1024)
+    )
+    assert isinstance(model.lazyformer, (Encoder, transformers.PreTrainedModel))
+    assert type(model.lazyformer) is huggingface.LazyFormerModel is LazyFormerModel
+    assert lazyformer_fairseq.LazyFormerModel is not LazyFormerModel, "fairseq's, as ever"
+    with pytest.raises(UserError, match="did you mean modernbert_base"):
+        LazyFormerConfig.from_arch("modernbert_bsae", vocab_size=9)
+    with pytest.raises(AttributeError):
+        _ = huggingface.Lazy
+
+
+@pytest.mark.parametrize("arch", [arch for arch in [*ARCHITECTURES, *CAUSAL_ARCHITECTURES] if arch.endswith("_tiny")])
+@torch.no_grad()
+def test_the_same_seed_gives_the_weights_and_numbers_of_our_model(arch):
+    torch.manual_seed(3)
+    is_causal = arch in CAUSAL_ARCHITECTURES
+    ours = build(arch, 40, **({"adaptive_softmax_cutoff": "20,30"} if is_causal else {})).eval()
+    torch.manual_seed(3)
+    config = LazyFormerConfig.from_arch(arch, 40, **({"adaptive_softmax_cutoff": "20,30"} if is_causal else {}))
+    model = (LazyFormerForCausalLM if is_causal else LazyFormerForMaskedLM)(config).eval()
+    named = {}
+    for name, weight in model.state_dict().items():
+        theirs, mine = next((each for each in OURS if name.startswith(each[0]) and not is_causal), ("", ""))
+        named[mine + name.removeprefix(theirs)] = weight
+    wanted = ours.state_dict()
+    assert named.keys() == wanted.keys()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in named.items())
+    marked = torch.zeros_like(some_ids()).index_fill(1, torch.tensor([0]), 1)
+    asks = any(place["settings"].get("global") == "given" for place in getattr(config, "plan", ()))
+    given = {"global_attention_mask": marked} if asks else {}
+    found = model(some_ids(right=0 if is_causal else 3), **given).logits
+    given = {"global_positions": marked.bool()} if asks else {}
+    assert torch.equal(found, ours(some_ids(right=0 if is_causal else 3), **given)[0])
+
+
+def test_logits_of_predicted_tokens_alone_are_computed_in_training():
+    model, ids, labels = tiny(), some_ids(right=3), LABELS
+    whole = model.eval()(ids, labels=labels)
+    assert whole.logits.shape == (3, 11, 40), "for compute_metrics"
+    assert_close(whole.loss, torch.nn.functional.cross_entropy(whole.logits.flatten(0, 1), labels.flatten()))
+    alone = model.train()(ids, labels=labels)
+    assert_close(alone.logits, whole.logits[labels != -100])
+    assert_close(alone.loss, whole.loss)
+    assert_close(model(ids, labels=labels, num_items_in_batch=100).loss, whole.loss * alone.logits.size(0) / 100)
+    assert model(ids).logits.shape == (3, 11, 40)
+    model.config.sparse_prediction = False
+    assert model(ids, labels=labels).logits.shape == (3, 11, 40)
+
+
+def test_the_back_end_is_chosen_by_name_and_attentions_are_eager(monkeypatch):
+    called = []
+
+    def noted(*given):
+        called.append(given[-1])
+        return attend(*given)
+
+    monkeypatch.setattr(attention, "attend", noted)
+    model = tiny(attention_backend="materialize")
+    model(some_ids())
+    model(some_ids(), output_attentions=True)
+    model.set_attn_implementation("eager")
+    model(some_ids())
+    assert called == ["materialize"] * 2 + ["eager"] * 4
+    with pytest.raises(UserError, match="is one of auto, eager"):
+        tiny(attention_backend="fastest")
+
+
+def test_gradient_checkpointing_leaves_gradients_and_spans_cost():
+    pattern = "s[span=8,span_loss=0.5] f l f"
+    config = LazyFormerCausalConfig(**SIZES, **NO_DROPOUT, sublayer_pattern=pattern)
+    for model in (tiny(pattern), LazyFormerForCausalLM(config)):
+        model.train()(some_ids(), labels=LABELS).loss.backward()
+        wanted = {name: weight.grad for name, weight in model.named_parameters()}
+        model.zero_grad(set_to_none=True)
+        model.gradient_checkpointing_enable()
+        loss = model(some_ids(), labels=LABELS).loss
+        loss.backward()
+        assert wanted.keys() == {name for name, _ in model.named_parameters()}
+        for name, weight in model.named_parameters():
+            assert_close(weight.grad, wanted[name])
+        span = next(module for module in model.modules() if hasattr(module, "penalty_weight"))
+        span.shares.data += 0.5
+        assert model(some_ids(), labels=LABELS).loss - model.eval()(some_ids(), labels=LABELS).loss > 1
+
+
+@torch.no_grad()
+def test_documents_do_not_see_each_other_and_embeddings_may_be_given():
+    model, ids = tiny().eval(), some_ids()
+    apart = model(ids, documents=[[4, 7]] * 3, positions_begin_anew=True, output_hidden_states=True)
+    assert_close(apart.logits[:, :4], model(ids[:, :4]).logits)
+    assert_close(apart.logits[:, 4:], model(ids[:, 4:]).logits)
+    assert len(apart.hidden_states) == 9
+    words = model.lazyformer.embed_tokens(ids)
+    assert_close(model(inputs_embeds=words).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="documents: without output_attentions"):
+        model(ids, documents=[[4, 7]] * 3, output_attentions=True)
+
+
+@torch.no_grad()
+def test_what_it_saves_loads_by_its_code_and_an_export_loads_into_it(tmp_path):
+    model = tiny().eval()
+    model.save_pretrained(tmp_path / "saved")
+    for loaded in (code_in(tmp_path / "saved").LazyFormerForMaskedLM, transformers.AutoModelForMaskedLM):
+        found = loaded.from_pretrained(tmp_path / "saved")(some_ids(left=2)).logits
+        assert_close(found, model(some_ids(left=2)).logits)
+    ours = tiny_model()
+    exported = LazyFormerForMaskedLM.from_pretrained(export_custom(ours, tmp_path / "exported"))
+    exported.lazyformer.attention_backend = "eager"  # as ours
+    assert torch.equal(exported(some_ids()).logits, ours(some_ids())[0])
+    classifier = LazyFormerForSequenceClassification.from_pretrained(tmp_path / "saved", num_labels=3)
+    assert classifier(some_ids()).logits.shape == (3, 3)
+
+
+@pytest.mark.skipif(not hasattr(transformers.utils.hub, "hf_api"), reason="transformers 4 asks the Hub otherwise")
+def test_push_to_hub_sends_code_weights_and_config(monkeypatch):
+    sent: list[str] = []
+    hub = transformers.utils.hub
+    repository = SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="me/lazy"))
+    monkeypatch.setattr(hub, "hf_api", lambda: repository)
+    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *_, **__: SimpleNamespace(save=lambda _: None))
+    monkeypatch.setattr(
+        hub.PushToHubMixin, "_upload_modified_files", lambda _, folder, *__, **___: sent.extend(os.listdir(folder))
+    )
+    tiny().push_to_hub("me/lazy")
+    assert {"config.json", "model.safetensors", "modeling_lazyformer.py"} <= set(sent)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_torch_compile_takes_it():
+    model = tiny().eval()
+    compiled = torch.compile(model, dynamic=True)
+    for ids in (some_ids(), some_ids(left=2)):
+        assert_close(compiled(ids).logits, model(ids).logits)
+
+
+IMPORT = "from lazyformer_fairseq import LazyFormerConfig, LazyFormerForMaskedLM, LazyFormerForCausalLM"
+HIDE = (
+    "from importlib import util; f = util.find_spec; util.find_spec = lambda n: None if n == 'transformers' else f(n)"
+)
+
+
+def test_the_import_needs_no_fairseq_and_names_the_extra_that_is_lacking():
+    def run(*code: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-c", "; ".join(code)], capture_output=True, text=True, cwd=ROOT)
+
+    shown = run(IMPORT, "import sys", "print('fairseq' in sys.modules)")
+    assert shown.stdout == "False\n", shown.stderr
+    message = "LazyFormerConfig needs transformers, not installed here: pip install 'lazyformer_fairseq[huggingface]'"
+    assert message in run(HIDE, IMPORT).stderr.splitlines()[-1]
+
+
+# Causal models
+
+
+def causal(pattern: str = "(sf)x2", **settings) -> LazyFormerForCausalLM:
+    torch.manual_seed(2)
+    sizes = {**SIZES, **NO_DROPOUT, "initializer_range": 0.4, "eos_token_id": None, "pad_token_id": None}
+    config = LazyFormerCausalConfig(sublayer_pattern=pattern, **{**sizes, **settings})
+    return LazyFormerForCausalLM(config).eval()
+
+
+PATTERNS = {
+    "plain": ("(sf)x2", {}),
+    "lazy": ("s f l f k f", {}),
+    "convolution": ("c f s f", {"normalize_before": True}),
+    "window": ("s[window=3] f l f", {}),
+    "span": ("s[span=8] f", {}),
+    "same length": ("(sf)x2", {"same_length": True, "mem_len": 4}),
+    "without attention": ("f", {}),
+    "no memory": ("s[strided=4] f", {"mem_len": 0}),
+    "bands": ("(sf)x2", {"adaptive_softmax_cutoff": "10,25", "adaptive_softmax_factor": 2}),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@torch.no_grad()
+def test_each_step_computes_what_a_pass_over_all_does(name):
+    pattern, settings = PATTERNS[name]
+    model, ids = causal(pattern, **settings), some_ids(time=5)
+    found = model.generate(ids, max_new_tokens=9, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    whole = model(found.sequences).logits
+    assert found.sequences.shape == (3, 14)
+    assert_close(torch.stack(found.logits, 1), whole[:, 4:-1])
+    assert torch.equal(found.sequences[:, 5:], whole[:, 4:-1].argmax(-1))
+    for how in ({"num_beams": 3}, {"do_sample": True}, {"num_beams": 2, "do_sample": True}):
+        with_and_without = []
+        for cache in (True, False):
+            torch.manual_seed(4)
+            with_and_without.append(model.generate(ids, max_new_tokens=7, use_cache=cache, **how))
+        assert torch.equal(*with_and_without)
+
+
+@torch.no_grad()
+def test_memory_goes_on_as_in_training_and_padding_is_refused():
+    model, ids = causal(mem_len=4), some_ids()
+    memory = StreamMemory()
+    model(ids[:, :6], past_key_values=memory)
+    assert memory.length == 4
+    limited = huggingface.LazyFormerMemory(longest=4)
+    model(ids[:, :6], past_key_values=limited)
+    assert_close(model(ids[:, 6:], past_key_values=limited).logits, model(ids[:, 6:], past_key_values=memory).logits)
+    whole = model(ids[:, :6], use_cache=True)
+    kept = whole["past_key_values" if "past_key_values" in whole else "cache"]
+    assert_close(model(ids[:, 6:], past_key_values=kept).logits, model(ids).logits[:, 6:])
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    with pytest.raises(UserError, match="must be equally long"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=2)
+    with pytest.raises(UserError, match="keeps its 40 words"):
+        model.resize_token_embeddings(41)
+
+
+def test_a_causal_models_loss_is_ours_and_it_loads_by_the_auto_classes(tmp_path):
+    model = causal(adaptive_softmax_cutoff="10,25", pad_token_id=1)
+    out = model.train()(some_ids(), labels=some_ids())
+    assert out.logits is None, "rare words' scores are computed where they are needed"
+    evaluated = model.eval()(some_ids(), labels=some_ids())
+    nats = torch.nn.functional.cross_entropy(evaluated.logits[:, :-1].flatten(0, 1), some_ids()[:, 1:].flatten())
+    assert_close(out.loss, nats)
+    assert_close(evaluated.loss, nats)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is LazyFormerForCausalLM
+    assert torch.equal(again(some_ids()).logits, evaluated.logits)

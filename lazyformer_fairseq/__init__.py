@@ -29,6 +29,7 @@ _PUBLIC = {
     "build": "modules.networks.named",
     "load": "trained.hub",
     "open_masked_text": "data.masked_text",
+    "save": "trained.export",
     **dict.fromkeys(
         (
             "LazyFormerCausalConfig",

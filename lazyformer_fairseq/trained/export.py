@@ -15,10 +15,14 @@ from typing import Optional, Union
 
 from safetensors.torch import save_model
 
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, plain_options
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.trained.checkpoints import ARCHITECTURE, CONFIG_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
-from lazyformer_fairseq.trained.hub import LazyFormerHub, load
+from lazyformer_fairseq.trained.hub import LazyFormerHub, as_hub, load
+from lazyformer_fairseq.trained.match import dictionary_hash
 
 
 def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Optional[str] = None) -> None:
@@ -33,6 +37,25 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
     """
     loaded = load(folder, checkpoint_file)
     with atomic_folder(Path(out)) as unfinished:
+        write_model(loaded, unfinished)
+
+
+def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) -> None:
+    """Writes a model that any loop of torch trained, as :func:`export` does, whole or not at all.
+
+    Args:
+        model: as ``lazyformer_fairseq.build`` makes it, of as many words as the tokenizer has symbols.
+        folder: must not exist yet, or be empty.
+
+    Raises:
+        UserError: the two do not belong together, the model is none of these, or the folder is filled.
+    """
+    if not isinstance(model, MaskedLM):
+        raise UserError(f"save: takes masked language models, not a {type(model).__name__}")
+    weights = {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
+    weights["dictionary_sha256"] = dictionary_hash(tokenizer.dictionary)
+    loaded = as_hub(plain_options(MaskedLMOptions, model.cfg), weights, tokenizer, Path(folder))
+    with atomic_folder(Path(folder)) as unfinished:
         write_model(loaded, unfinished)
 
 

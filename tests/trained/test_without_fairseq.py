@@ -15,6 +15,7 @@ from trained_encoders import write_encoder
 
 import lazyformer_fairseq
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.trained import checkpoints, hub
@@ -112,6 +113,22 @@ def test_a_causal_language_model_is_built_from_its_checkpoint():
     with torch.no_grad():
         nats, _ = model(ids[:, :-1], target=ids[:, 1:])
     torch.testing.assert_close(nats[0], torch.tensor(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_of_a_plain_loop_is_saved_and_read_by_both(data_folder, tmp_path):
+    tokenizer = load_tokenizer(data_folder / "tokenizer")
+    model = lazyformer_fairseq.build("lazyformer_m2x6_s_tiny", len(tokenizer.symbols), max_positions=16)
+    optimizer, ids = torch.optim.AdamW(model.parameters(), 1e-2), torch.randint(4, 40, (2, 8))
+    torch.nn.functional.cross_entropy(model(ids)[0].flatten(0, 1), ids.flatten()).backward()
+    optimizer.step()
+    lazyformer_fairseq.save(model, tokenizer, tmp_path / "model")
+    assert model.training
+    for load in (lazyformer_fairseq.load, lazyformer_fairseq.LazyFormerModel.from_pretrained):
+        assert torch.equal(load(tmp_path / "model").model(ids)[0], model.eval()(ids)[0])
+    with pytest.raises(UserError, match="not a CausalLM"):
+        lazyformer_fairseq.save(lazyformer_fairseq.build("par_transformer_tiny", 9), tokenizer, tmp_path / "other")
+    with pytest.raises(UserError, match="a dictionary of 9 symbols, this run's has"):
+        lazyformer_fairseq.save(lazyformer_fairseq.build("bert_tiny", 9), tokenizer, tmp_path / "other")
 
 
 class Runs:

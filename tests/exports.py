@@ -13,29 +13,27 @@ import torch
 from helpers import dictionary_of
 from torch import Tensor
 
-from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import choose_head
 from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
 from lazyformer_fairseq.huggingface.forms import Source, write_custom
 from lazyformer_fairseq.huggingface.merge import merged_code
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import kinds
-from lazyformer_fairseq.trained.hub import tasks_of_heads
+from lazyformer_fairseq.trained.hub import model_of, tasks_of_heads
 
 WORDS, POSITIONS = 40, 16
 _numbers = count()
 
 
-def tiny_model(
-    head: str = "", labels: int = 2, arch: str = "lazyformer_m2x6_s_tiny", **options: Any
-) -> LazyFormerModel:
+def tiny_model(head: str = "", labels: int = 2, arch: str = "lazyformer_m2x6_s_tiny", **options: Any) -> MaskedLM:
     """With random weights everywhere, biases and norms too; `head` is a kind, a name of pre-training, "" for none."""
     torch.manual_seed(1)
     row = ARCHITECTURES[arch].options()
-    cfg = MaskedLMConfig(**{**row, "max_positions": POSITIONS, "attention_backend": "eager", **options})
-    model = LazyFormerModel(cfg, dictionary_of(WORDS))
+    options = MaskedLMOptions(**{**row, "max_positions": POSITIONS, "attention_backend": "eager", **options})
+    model = model_of(options, dictionary_of(WORDS))
     if head == "pooler":
         model.register_pooler()
     elif head == "next_sentence":
@@ -48,14 +46,14 @@ def tiny_model(
     return model.eval()
 
 
-def source_of(model: LazyFormerModel) -> Source:
+def source_of(model: MaskedLM) -> Source:
     """As reading its checkpoint would give it."""
-    tokenizer = SimpleNamespace(dictionary=model.encoder.dictionary, mask_index=WORDS - 1)
+    tokenizer = SimpleNamespace(dictionary=dictionary_of(WORDS), mask_index=WORDS - 1)
     weights, path = model.state_dict(), Path("tiny.pt")
     return Source(model, tokenizer, choose_head(weights, None, path, tasks_of_heads({"model": weights}, path)))
 
 
-def export_custom(model: LazyFormerModel, folder: Path) -> Path:
+def export_custom(model: MaskedLM, folder: Path) -> Path:
     """Config, weights and code, without a tokenizer."""
     folder.mkdir(exist_ok=True)
     write_custom(source_of(model), folder)

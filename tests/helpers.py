@@ -23,6 +23,7 @@ from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import Split, TaskDescription
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.devices import nvidia_smi
@@ -178,10 +179,8 @@ def count_parameters(arch: str, vocab_size: int = 0) -> int:
 
 
 @functools.cache
-def dictionary_of(size: int) -> Any:
+def dictionary_of(size: int) -> Dictionary:
     """One of so many symbols."""
-    from fairseq.data import Dictionary
-
     dictionary = Dictionary()
     while len(dictionary) < size:
         dictionary.add_symbol(f"word{len(dictionary)}")

@@ -5,14 +5,11 @@ from subprocess import CompletedProcess
 from unittest import mock
 
 from click.testing import CliRunner
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.options import settle_update_size
 
 
 def invoke(*words: object, code: int = 0) -> str:
@@ -31,6 +28,9 @@ def refusal(*words: object) -> str:
 
 def config_of(*words: object) -> DictConfig:
     """fairseq's configuration for a command line of fairseq-train."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
     parser = options.get_training_parser()
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, words))))
 
@@ -57,8 +57,10 @@ def dry_run(*arguments: object, by=pretrain) -> tuple[list[str], list[str]]:
 
 def parsed(arguments: list[str]) -> DictConfig:
     """What fairseq-train makes of its arguments."""
+    from lazyformer_fairseq.fairseq_plugin.reliability.options import settle_update_size
+
     with mock.patch.object(nvidia_smi, "_ask", lambda *_: []):  # no GPU is there for what this process's torch trains
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+        cfg = config_of(*arguments)
     settle_update_size(cfg)
     return cfg
 

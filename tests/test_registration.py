@@ -56,6 +56,8 @@ def output_of(code: str, python: str | Path = sys.executable) -> str:
         "from lazyformer_fairseq import LazyFormerModel; assert LazyFormerModel.from_pretrained",
         # Imports fairseq itself, and is imported by what is registered: half loaded when fairseq is.
         "import lazyformer_fairseq.fairseq_plugin.tasks.encoder_task",
+        # Which loads what takes fairseq's own bert_base away, and then what registers ours.
+        "from lazyformer_fairseq.fairseq_plugin.replacements import start_run; start_run()",
     ],
 )
 def test_registered_whatever_comes_first(code, warm_python):

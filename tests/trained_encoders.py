@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Optional
 
 import torch
-from fairseq.data import Dictionary
 from helpers import dictionary_of
 from torch import Tensor, nn
 
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.trained.export import write_model

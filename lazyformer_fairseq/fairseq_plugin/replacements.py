@@ -234,8 +234,10 @@ def _ours(row: Replacement) -> Callable:
 
 
 def _put(row: Replacement) -> None:
-    owner, name, standing = _find(row.target)
     ours = _ours(row)
+    if row in _before:  # loaded, it has put itself in place
+        return
+    owner, name, standing = _find(row.target)
     _before[row] = standing
     if row.how is How.SUBCLASS:
         standing.__new__ = _making(standing, ours)

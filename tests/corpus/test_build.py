@@ -24,7 +24,6 @@ from unittest.mock import Mock
 import pytest
 from click.testing import CliRunner
 from corpus_tasks import build_in_process, write_rank
-from fairseq.data import data_utils
 from helpers import ROOT, toy_texts
 
 from lazyformer_fairseq.corpus import build
@@ -34,6 +33,7 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import WORKERS_LOCK, run_tasks, wait_for_workers
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.indexed_format import MappedItems
 from lazyformer_fairseq.storage.run_lock import run_lock
 
 SETTINGS = CorpusSettings(
@@ -96,7 +96,7 @@ def test_what_is_written(raw, built):
     assert len(dictionary) == SETTINGS.vocab_size
     tokens = {"train": 0, "valid": 0}
     for split, shard in (("train", 0), ("train", 1), ("valid", 0)):
-        items = data_utils.load_indexed_dataset(str(built / f"shard{shard}" / split), dictionary)
+        items = MappedItems(built / f"shard{shard}" / split)
         assert all(item[-1] == dictionary.eos() for item in items)
         tokens[split] += sum(int((item != dictionary.eos()).sum()) for item in items)
     manifest = manifest_of(built)

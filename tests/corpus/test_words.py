@@ -9,9 +9,6 @@ from importlib import metadata
 
 import numpy as np
 import pytest
-from fairseq import options
-from fairseq.data.indexed_dataset import MMapIndexedDataset
-from fairseq_cli import preprocess
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +22,7 @@ from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStor
 from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.indexed_format import join_parts
+from lazyformer_fairseq.storage.indexed_format import MappedItems, join_parts
 
 
 def words_of(text: str, settings: TextSettings = TextSettings(), format: str = "text") -> str:  # noqa: B008 (frozen)
@@ -219,8 +216,7 @@ def write_splits(folder, texts, tokenizer, kept=None):
 
 
 def read(prefix):
-    dataset = MMapIndexedDataset(str(prefix))
-    return [dataset[i].tolist() for i in range(len(dataset))]
+    return [ids.tolist() for ids in MappedItems(prefix)]
 
 
 def ids_in_use(sentence, tokenizer):
@@ -294,6 +290,9 @@ def test_histogram_counts_every_length(lengths):
 
 
 def test_fairseq_preprocess_writes_the_same(tokenizer, tmp_path, monkeypatch):
+    from fairseq import options
+    from fairseq_cli import preprocess
+
     write_splits(tmp_path, TEXTS, tokenizer)
     for split in ("train", "valid"):
         lines = (" ".join(tokenizer.dictionary[index] for index in item[:-1]) for item in read(tmp_path / f"0.{split}"))

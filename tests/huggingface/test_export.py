@@ -14,7 +14,7 @@ from helpers import ROOT
 from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
-from lazyformer_fairseq import LazyFormerModel, huggingface
+from lazyformer_fairseq import huggingface, load
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import forms
 from lazyformer_fairseq.huggingface.export import AUTO, choose_form, export_to_huggingface
@@ -31,7 +31,7 @@ CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11"
 def test_a_pre_trained_model(tmp_path):
     printed = invoke("export", CHECKPOINTS / "encoder", tmp_path / "out", "--to", "huggingface")
     assert "with code of its own" in printed
-    ours = LazyFormerModel.from_pretrained(CHECKPOINTS / "encoder")
+    ours = load(CHECKPOINTS / "encoder")
     model = heads.LazyFormerForMaskedLM.from_pretrained(tmp_path / "out")
     ids = ours.encode("anna sees ben near the house.", "the house of anna")
     with torch.no_grad():
@@ -45,7 +45,7 @@ def test_a_pre_trained_model(tmp_path):
 
 def test_a_fine_tuned_model_and_its_card(tmp_path):
     invoke("export", CHECKPOINTS / "fine_tuned", tmp_path / "out", "--to", "huggingface", "--head", "cola")
-    ours = LazyFormerModel.from_pretrained(CHECKPOINTS / "fine_tuned")
+    ours = load(CHECKPOINTS / "fine_tuned")
     model = heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path / "out")
     texts = ("anna sees ben", "the house near the river is old")
     ids = ours.encode(*texts)

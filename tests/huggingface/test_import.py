@@ -21,10 +21,9 @@ from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.importing import import_to
-from lazyformer_fairseq.trained.hub import LazyFormerHub
+from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 from lazyformer_fairseq.trained.match import PER_POSITION, PER_WORD
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -52,7 +51,7 @@ VARIANTS = [
 def imported(source: Path, *options: Any, **named: Any) -> LazyFormerHub:
     out = source.with_name("out")
     import_to(source, out, *options, **named)
-    return LazyFormerModel.from_pretrained(out)
+    return load(out)
 
 
 def padded_batch(pad: int, separator: int) -> tuple[Tensor, Tensor]:
@@ -90,7 +89,7 @@ def test_pairs_of_bert_are_exact_by_their_token_types_unless_they_are_folded(tmp
     theirs = save_tiny(tmp_path / "in")
     kept = imported(tmp_path / "in")
     import_to(tmp_path / "in", tmp_path / "folded", "fold")
-    folded = LazyFormerModel.from_pretrained(tmp_path / "folded")
+    folded = load(tmp_path / "folded")
     pairs = [("the cat sat", "a dog ran"), ("a cat", "on"), ("big dog", "a red house, a mat")]
     batch = BertTokenizerFast.from_pretrained(tmp_path / "in")(pairs, padding=True, return_tensors="pt")
     ids, types, is_text = batch["input_ids"], batch["token_type_ids"], batch["attention_mask"].bool()
@@ -130,6 +129,8 @@ def test_a_head_of_theirs_is_one_of_ours(tmp_path, kind, head, output):
 
 
 def test_new_dense_heads_start_from_berts_pooler(tmp_path):
+    from lazyformer_fairseq import LazyFormerModel
+
     pooler = save_tiny(tmp_path / "in", "BertForPreTraining").bert.pooler.dense
     hub = imported(tmp_path / "in")
     fresh = LazyFormerModel(hub.model.cfg, hub.tokenizer.dictionary)
@@ -172,7 +173,7 @@ def test_a_masked_lm_head_that_never_trained_is_left_out_and_the_card_says_so(ki
     assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == [exported]
     assert not any(name.startswith(("cls.predictions", "lm_head")) for name in load_file(tmp_path / "back" / SAFE))
     with pytest.raises(UserError, match="fill_mask: the masked-LM head of this model never trained"):
-        LazyFormerModel.from_pretrained(tmp_path / "out").fill_mask("The cat [MASK].")
+        load(tmp_path / "out").fill_mask("The cat [MASK].")
     if form == "bert":
         (tmp_path / "text.txt").write_text("the cat sat on the big red mat\n" * 40)
         words = (tmp_path / "out", tmp_path / "new", "--sublayer-pattern", "sflf", "--text", tmp_path / "text.txt")
@@ -261,7 +262,7 @@ def test_pairs_are_fine_tuned_with_their_token_types_and_heads_start_as_the_pool
         assert [not torch.equal(*rows) for rows in zip(state[TYPES], start[TYPES], strict=True)] == changes
         head = state[f"classification_heads.{task.lower()}.dense.weight"]
         assert torch.equal(head, pooler) == (rate == 0) and not any("pooler" in name for name in state)
-    loaded = LazyFormerModel.from_pretrained(tmp_path / "RTE")
+    loaded = load(tmp_path / "RTE")
     assert loaded.predict("rte", "the cat sat").shape == (1, 2)
 
 
@@ -279,7 +280,7 @@ def test_masked_lm_goes_on_with_its_own_tokenizer(is_fresh, bert, tmp_path, fair
     start = load_file(bert / "out" / "model.safetensors")
     assert not torch.equal(state[PER_WORD], start["encoder.lm_head.weight"])  # one weight, stored once
     assert not torch.equal(state[TYPES][0], start[TYPES][0])  # all text is of type 0
-    text = LazyFormerModel.from_pretrained(tmp_path / "run").fill_mask("Anna [MASK] Ben.", topk=1)[0].text
+    text = load(tmp_path / "run").fill_mask("Anna [MASK] Ben.", topk=1)[0].text
     assert "[MASK]" not in text
 
 
@@ -320,7 +321,7 @@ def test_a_modernbert_goes_there_and_back_bit_for_bit_and_both_speak_its_tokeniz
         ours["model"]["sublayer_pattern"]
         == f"(s[rope=160000]f[gate=gelu]{windowed}{windowed})x1 s[rope=160000]f[gate=gelu]"
     )
-    hub = LazyFormerModel.from_pretrained(tmp_path / "again")
+    hub = load(tmp_path / "again")
     for text in ("The cat [MASK]  on   the mat.", "a cafe\u0301\tdog", "x = [unused0] y"):
         ids = [AutoTokenizer.from_pretrained(folder)(text)["input_ids"] for folder in folders]
         assert ids[0] == ids[1] == hub.encode(text)[0].tolist()
@@ -360,7 +361,7 @@ def test_a_modernbert_is_fine_tuned_and_gives_its_head_away_where_that_is_a_clas
     options = f"{options_of(modern / 'out')} --criterion glue --max-positions 16"
     state = fairseq_train(data / "RTE", options, tmp_path / "RTE", task="glue")["model"]
     assert not any("bias" in name for name in state if "sublayers" in name or "norm" in name)
-    assert LazyFormerModel.from_pretrained(tmp_path / "RTE").predict("rte", "the cat sat").shape == (1, 2)
+    assert load(tmp_path / "RTE").predict("rte", "the cat sat").shape == (1, 2)
     assert "ModernBERT's heads are others" in refusal(
         "export", tmp_path / "RTE", tmp_path / "back", "--to", "huggingface", "--as", "modernbert"
     )
@@ -374,7 +375,7 @@ def test_the_command_says_what_became_of_what(bert, tmp_path):
     assert "folded into the positions" in output and "its pooler is kept as the head 'pooler'" in output
     assert "its cls.seq_relationship is the head 'next_sentence'" in output and "left out" not in output
     assert output.endswith(f"written: {tmp_path / 'out'}\n")
-    folded = LazyFormerModel.from_pretrained(tmp_path / "out").model.state_dict()
+    folded = load(tmp_path / "out").model.state_dict()
     theirs = load_file(bert / "in" / "model.safetensors")
     first = theirs["bert.embeddings.token_type_embeddings.weight"][0]
     assert torch.equal(folded[PER_POSITION], theirs["bert.embeddings.position_embeddings.weight"] + first)
@@ -382,7 +383,7 @@ def test_the_command_says_what_became_of_what(bert, tmp_path):
 
 def test_a_bert_starts_a_model_of_another_pattern_and_pairs_keep_their_types_on_the_way_back(bert, tmp_path):
     invoke("import", bert / "in", tmp_path / "warm", "--sublayer-pattern", "M2")
-    hub, before = (LazyFormerModel.from_pretrained(folder) for folder in (tmp_path / "warm", bert / "out"))
+    hub, before = (load(folder) for folder in (tmp_path / "warm", bert / "out"))
     assert hub.model.cfg.sublayer_pattern == "M2" and hub.model.cfg.token_types == 2
     ours, theirs = hub.model.state_dict(), before.model.state_dict()
     place = "encoder.sentence_encoder.sublayers.2.inner"
@@ -402,5 +403,5 @@ def test_checkpoints_of_this_package_are_read_too(bert, tmp_path):
     fixture = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
     for source, folder in ((fixture, fixture), (bert / "out" / "model.safetensors", bert / "out")):
         invoke("import", source, tmp_path / folder.name)
-        models = (LazyFormerModel.from_pretrained(each).model for each in (tmp_path / folder.name, folder))
+        models = (load(each).model for each in (tmp_path / folder.name, folder))
         assert_equal_state(*(model.state_dict() for model in models))

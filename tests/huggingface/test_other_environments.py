@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import ROOT
 
-from lazyformer_fairseq import LazyFormerModel
+from lazyformer_fairseq import load
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
 PYTHONS = [python for python in os.environ.get("LAZYFORMER_HF_PYTHONS", "").split(":") if python]
@@ -31,7 +31,7 @@ NEEDS = {"load": "transformers", "sentences": "sentence_transformers", "onnx": "
 def exported(tmp_path):
     """A fine-tuned model, pre-norm with a bias and an l, and what it computes."""
     export_to_huggingface(CHECKPOINTS / "fine_tuned", tmp_path / "exported")
-    ours = LazyFormerModel.from_pretrained(CHECKPOINTS / "fine_tuned")
+    ours = load(CHECKPOINTS / "fine_tuned")
     with torch.no_grad():
         wanted = {
             "texts": TEXTS,

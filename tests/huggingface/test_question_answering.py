@@ -13,12 +13,11 @@ from trained_encoders import write_encoder
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM
 from lazyformer_fairseq.huggingface.importing import import_to
-from lazyformer_fairseq.trained.hub import LazyFormerHub
+from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 
 CHECKPOINT = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
 LONGEST = 500  # tokens of an input
@@ -64,7 +63,7 @@ def test_an_imported_model_gives_the_answers_that_it_gave(kind, paragraphs, tmp_
     theirs = save_tiny(tmp_path / "in", f"{kind}ForQuestionAnswering", max_position_embeddings=512)
     notes = import_to(tmp_path / "in", tmp_path / "out")
     assert any("its qa_outputs is the span head 'squad'" in note for note in notes)
-    hub = LazyFormerModel.from_pretrained(tmp_path / "out")
+    hub = load(tmp_path / "out")
     ids = hub.encode("the cat sat on the mat .", "the dog ran")
     text = ids.ne(hub.tokenizer.special.pad)
     found, _ = hub.model(ids, classification_head_name="squad")
@@ -94,7 +93,7 @@ def test_a_bert_comes_back_with_its_span_head(form, paragraphs, tmp_path):
 @torch.no_grad()
 def test_a_model_of_ours_gives_its_answers_in_transformers(paragraphs, tmp_path):
     write_encoder(tmp_path / "ours", CHECKPOINT, "sflf", "squad", 2, "span", seed=2, max_positions=512)
-    hub = LazyFormerModel.from_pretrained(tmp_path / "ours")
+    hub = load(tmp_path / "ours")
     assert export_to_huggingface(tmp_path / "ours", tmp_path / "out") == CUSTOM
     exported = heads.LazyFormerForQuestionAnswering.from_pretrained(tmp_path / "out")
     answers = list(their_answers(tmp_path / "out", exported, paragraphs))

@@ -9,20 +9,21 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary, data_utils
-from helpers import ROOT, dictionary_of, write_toy_wikitext
+from helpers import ROOT, write_toy_wikitext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
 from lazyformer_fairseq.language_modeling import prepare as steps
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, in_words, token_losses
 from lazyformer_fairseq.language_modeling.prepare import not_official, overview, prepare, read_manifest
+from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def words_of(folder, split: str) -> list[str]:
 
 
 def symbols(folder, split: str) -> list[str]:
-    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    dictionary = load_dictionary(folder / "dict.txt")
     return [dictionary[token] for token in open_tokens(folder / split)]
 
 
@@ -63,8 +64,8 @@ def test_words_stand_as_they_are_and_every_line_ends(wikitext, tmp_path, monkeyp
     assert manifest["vocabulary"] == len(counts) and manifest["unit"] == "word"
     assert json.loads((tmp_path / "data" / "manifest.json").read_text()) == read_manifest(tmp_path / "data") == manifest
     # fairseq reads lines, the second of which is empty; its dictionary is sorted by frequency and has no filling.
-    dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
-    lines = data_utils.load_indexed_dataset(str(tmp_path / "data" / "train"), dictionary)
+    dictionary = load_dictionary(tmp_path / "data" / "dict.txt")
+    lines = MappedItems(tmp_path / "data" / "train")
     assert all(line[-1] == dictionary.eos() and dictionary.eos() not in line[:-1] for line in lines)
     assert lines[1].tolist() == [dictionary.eos()]
     own = dictionary.symbols[dictionary.nspecial :]
@@ -92,7 +93,7 @@ def test_wikitext_2_has_the_official_counts(real_data, tmp_path):
     counts = {split: found["tokens"] for split, found in manifest["splits"].items()}
     assert counts == {"train": 2_088_628, "valid": 217_646, "test": 245_569}
     assert manifest["vocabulary"] == 33_278 and manifest["official"] == "wikitext-2"
-    assert len(Dictionary.load(str(tmp_path / "data" / "dict.txt"))) == 33_280  # <s> and <pad>
+    assert len(load_dictionary(tmp_path / "data" / "dict.txt")) == 33_280  # <s> and <pad>
     assert open_tokens(tmp_path / "data" / "train").dtype == np.uint16
     assert "these are wikitext-2's official counts" in overview(manifest)
 
@@ -184,12 +185,12 @@ def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(wikitext, tmp_
 WORDS = 24
 
 
-def tiny_model(pattern: str) -> CausalLanguageModel:
+def tiny_model(pattern: str) -> CausalLM:
     """With weights large enough that what is far back matters to the loss."""
     torch.manual_seed(0)
     sizes = dict(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_attention_heads=2, mem_len=5, dropout=0.3)
-    cfg = CausalLMConfig(sublayer_pattern=pattern, adaptive_softmax_cutoff="", **sizes)
-    model = CausalLanguageModel(cfg, dictionary_of(WORDS + 4))
+    options = CausalLMOptions(sublayer_pattern=pattern, adaptive_softmax_cutoff="", **sizes)
+    model = CausalLM(options, WORDS + 4)
     for name, parameter in model.named_parameters():
         if "layer_norm" not in name:
             torch.nn.init.normal_(parameter, std=0.7)

@@ -6,8 +6,6 @@ from itertools import chain, product
 import numpy as np
 import pytest
 import torch
-from fairseq.data import indexed_dataset
-from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +18,8 @@ ITEMS = st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=5), max_size
 
 def write(prefix, items, dtype=np.uint16):
     """By fairseq itself."""
+    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+
     builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for item in items:
         builder.add_item(torch.tensor(item))
@@ -66,6 +66,8 @@ def test_parts_that_are_none_are_named(tmp_path, name, content, message):
 
 
 def test_the_format_is_fairseqs():
+    from fairseq.data import indexed_dataset
+
     assert indexed_dataset._code_to_dtype == indexed_format.TYPES
     for symbols in (10, 65_499, 65_500, 10**6):
         assert indexed_format.type_of_ids(symbols) == indexed_dataset.best_fitting_int_dtype(symbols)

@@ -15,7 +15,7 @@ from in_process import invoke, refusal
 from tiny_berts import save_tiny
 from trained_encoders import trained, write_encoder
 
-from lazyformer_fairseq import LazyFormerModel
+from lazyformer_fairseq import load
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -158,17 +158,17 @@ def test_a_report(model, data_folder, tmp_path):
     assert [change["change"] for change in record["losses"]["changes"]] == ["s becomes l", "s becomes l"]
     page = (out / "warm_start.md").read_text()
     assert "| 2: s becomes l |" in page and f"{record['losses']['before']:.3f} bits before" in page
-    hub = LazyFormerModel.from_pretrained(out)
+    hub = load(out)
     assert hub.model.cfg.sublayer_pattern == "M2x2" and hub.predict("cola", TEXTS[0]).shape == (1, 2)
     head = "classification_heads.cola.out_proj.weight"
-    before, after = (LazyFormerModel.from_pretrained(each).model.get_parameter(head) for each in (model, out))
+    before, after = (load(each).model.get_parameter(head) for each in (model, out))
     assert torch.equal(before, after)
 
 
 def test_without_text_a_wider_model_computes_the_same(model, tmp_path):
     record = record_of(model, tmp_path / "out", "--encoder-ffn-embed-dim", 40, "--max-positions", 50)
     folders = (model, tmp_path / "out")
-    before, after = (LazyFormerModel.from_pretrained(folder).extract_features(*TEXTS) for folder in folders)
+    before, after = (load(folder).extract_features(*TEXTS) for folder in folders)
     torch.testing.assert_close(before, after, atol=1e-5, rtol=1e-5)
     assert record["changed_options"] == {"encoder_ffn_embed_dim": [24, 40], "max_positions": [32, 50]}
     assert record["losses"] is None
@@ -211,5 +211,5 @@ def test_a_model_of_the_hub_starts_another_pattern_with_its_own_tokenizer(tmp_pa
     record = record_of(tmp_path / "in", tmp_path / "out", *words)
     assert [each["from"] for each in record["sublayers"]] == list(range(8))
     assert len(record["losses"]["changes"]) == 2
-    hub = LazyFormerModel.from_pretrained(tmp_path / "out")
+    hub = load(tmp_path / "out")
     assert len(hub.fill_mask(f"the cat {hub.tokenizer.mask_word} on the mat", topk=3)) == 3

@@ -11,13 +11,12 @@ from yaml import YAMLError
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.measure import arch_named, usual_symbols
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_single_moments, count_update_memory
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.options import backend_of
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, backend_of, with_new_names
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.options import mask_shares, refuse_out_of_bounds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -61,7 +60,7 @@ class Job:
 
     @property
     def is_causal(self) -> bool:
-        return isinstance(self.config, CausalLMConfig)
+        return isinstance(self.config, CausalLMOptions)
 
     @property
     def attention_backend(self) -> str:
@@ -146,10 +145,10 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
         UserError: there is no such arch; with the nearest names.
     """
     if row := ARCHITECTURES.get(arch_named(arch)):
-        config = MaskedLMConfig(**row.options())
+        config = MaskedLMOptions(**row.options())
         return _job(arch, config, vocab_size, row.max_positions or 512, 256, 1_000_000, MASKED)
     row = CAUSAL_ARCHITECTURES[arch]
-    return _job(arch, CausalLMConfig(**row.options()), vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
+    return _job(arch, CausalLMOptions(**row.options()), vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
 
 
 def job_of_yaml(path: Path, groups: Optional[Mapping[str, str]] = None) -> Job:
@@ -163,7 +162,7 @@ def job_of_yaml(path: Path, groups: Optional[Mapping[str, str]] = None) -> Job:
     """
     given = _read(path, groups or {})
     name = str(given.get("model", {}).get("_name", "nothing"))
-    models = {"lazyformer": MaskedLMConfig, "lazyformer_lm": CausalLMConfig}
+    models = {"lazyformer": MaskedLMOptions, "lazyformer_lm": CausalLMOptions}
     if name not in models:
         raise UserError(f"{path}: its model is {name}, must be {' or '.join(models)}")
     config = _with(models[name](), given["model"])
@@ -232,7 +231,7 @@ def _job(name: str, config: Any, vocab_size: Optional[int], *more: Any) -> Job:
 
 def _with(config: Any, options: Mapping[str, Any]) -> Any:
     found = {}
-    for name, value in options.items():
+    for name, value in with_new_names(options).items():
         if not name.startswith("_") and hasattr(config, name):
             default = getattr(config, name)
             is_number = isinstance(default, (int, float)) and not isinstance(default, bool)

@@ -12,7 +12,6 @@ from itertools import pairwise
 import pytest
 import sentencepiece
 import torch
-from fairseq.data import Dictionary
 from helpers import count_words, train_tokenizer
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -212,6 +211,8 @@ def test_what_cannot_be_trained_and_what_would_be_overwritten(tokenizer, tmp_pat
 
 
 def test_a_copy_is_the_same_tokenizer_with_a_dictionary_of_fairseqs(tokenizer, copy, tmp_path):
+    from fairseq.data import Dictionary
+
     loaded = Tokenizer.load(copy)
     assert (loaded.settings, loaded.dictionary) == (tokenizer.settings, tokenizer.dictionary)
     assert loaded.encode(SENTENCES[2]) == tokenizer.encode(SENTENCES[2])
@@ -323,6 +324,8 @@ def test_a_model_of_ones_own_that_cannot_be_used(tmp_path, options, message):
     ["the 5\nof 4\n", "a b 3\r\nc 1\r\n", "the 5\nthe 4 #fairseq:overwrite\n", "ü 1\n▁a 0\n#fairseq -1", " 7\n"],
 )
 def test_read_as_fairseq_does(content, tmp_path):
+    from fairseq.data import Dictionary
+
     path = tmp_path / "dict.txt"
     path.write_bytes(content.encode())
     ours, theirs = load_dictionary(path), Dictionary.load(str(path))

@@ -1,0 +1,101 @@
+"""What works where fairseq cannot be imported, as on Python 3.13: commands and modules, in processes without it."""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, toy_texts, write_toy_wikitext
+from tiny_berts import save_tiny
+
+# Each with what it is to print or write.
+COMMANDS = (
+    ("lazyformer pattern show 'M2x2 s[window=2]' --tokens 4 --heads 2", "lazy attention"),
+    ("lazyformer plan --arch lazyformer_m2x6_s,par_transformer_base --gpus 8x16GB", "par_transformer_base"),
+    ("lazyformer corpus texts corpus --vocab-size 160 --valid-share 0.1", "corpus/dict.txt"),
+    ("lazyformer lm prepare wikitext wikitext prepared", "prepared/manifest.json"),
+    ("lazyformer export trained exported", "exported/model.safetensors"),
+    ("lazyformer export trained theirs --to huggingface", "theirs/model.safetensors"),
+    ("lazyformer import bert imported --sublayer-pattern M2", "imported/warm_start.json"),
+)
+LOOP = """
+import torch
+from lazyformer_fairseq import build, load, open_masked_text, save
+from lazyformer_fairseq.data.batches import EpochBatches
+text = open_masked_text("data", tokens_per_sample=32)
+model = build("bert_tiny", len(text.dictionary), text.special.pad, sublayer_pattern="M2x2", max_positions=32)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+for batch in EpochBatches(text.split("train"), batch_size=8, seed=text.seed):
+    logits, _ = model(batch["net_input"]["src_tokens"], masked_tokens=batch["masked_positions"])
+    loss = torch.nn.functional.cross_entropy(logits, batch["target"].flatten()[batch["masked_positions"]])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+save(model, text.tokenizer, "looped")
+print(bool(loss < 6), len(load("looped").fill_mask("Anna <mask> Ben.", topk=2)))
+"""
+TRAINER = """
+from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
+from lazyformer_fairseq import LazyFormerConfig, LazyFormerForMaskedLM, open_masked_text
+text = open_masked_text("data", tokens_per_sample=32)
+train = text.split("train")
+sizes = dict(hidden_size=16, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32)
+ends = dict(vocab_size=len(text.dictionary), pad_token_id=text.special.pad)
+def collate(samples):
+    batch = train.collater(samples)
+    ids, labels = batch["net_input"]["src_tokens"], batch["target"]
+    return {"input_ids": ids, "attention_mask": ids.ne(text.special.pad).long(),
+            "labels": labels.masked_fill(labels.eq(text.special.pad), -100)}
+how = dict(max_steps=3, per_device_train_batch_size=4, use_cpu=True, report_to=[], remove_unused_columns=False)
+Trainer(LazyFormerForMaskedLM(LazyFormerConfig(sublayer_pattern="(sflf)x2", **sizes, **ends)),
+        TrainingArguments("trained_so", **how), train_dataset=train, data_collator=collate).train()
+print(type(AutoModelForMaskedLM.from_pretrained("trained_so/checkpoint-3")).__name__)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, data_folder, lm_data) -> Path:
+    """Where a user stands: texts, corpora, a model that fairseq trained, a BERT."""
+    before, folder = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0", tmp_path_factory.mktemp("user")
+    (folder / "texts").mkdir()
+    (folder / "texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
+    write_toy_wikitext(folder / "wikitext")
+    shutil.copytree(before / "tokenizer", folder / "trained" / "tokenizer")
+    shutil.copy(before / "checkpoint_last.pt", folder / "trained")
+    save_tiny(folder / "bert")
+    (folder / "data").symlink_to(data_folder)
+    (folder / "tokens").symlink_to(lm_data)
+    return folder
+
+
+@pytest.fixture
+def run(without_fairseq, folder, tmp_path) -> Callable[[str], str]:
+    """``run("lazyformer ...")``: what it prints; it stands in a folder of its own."""
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+
+    def run(command: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", f'PATH="{without_fairseq}:$PATH"; {command}'], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "Traceback" not in done.stderr, f"{command}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(("command", "made"), COMMANDS, ids=[" ".join(each.split()[1:3]) for each, _ in COMMANDS])
+def test_a_command_works(command, made, run, tmp_path):
+    printed = run(command)
+    assert made in printed or (tmp_path / made).exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "prints"),
+    [(LOOP, "True 2"), (TRAINER, "LazyFormerForMaskedLM")],
+    ids=["a loop", "Trainer"],
+)
+def test_code_of_ones_own_trains(code, prints, run):
+    assert prints in run(f"python -c {shlex.quote(code)}")

@@ -12,13 +12,12 @@ from fnmatch import fnmatch
 import pytest
 import torch
 from helpers import PAGES, ROOT, assert_equal_state, assert_refused
-from hydra import compose, initialize_config_dir
 from in_process import invoke
 from local_mean import LOCAL_MEAN, LocalMean, registered, registered_local_mean  # noqa: F401 (a fixture)
 from torch.utils.flop_counter import FlopCounterMode
 
+from lazyformer_fairseq import load
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.measure.costs import flops
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
@@ -33,7 +32,7 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, find_kind, kinds
 PAGE = PAGES["docs/add_a_kind.md"]
 
 
-def test_it_is_parsed_with_its_settings_from_yaml_too_and_help_names_it(tmp_path):
+def test_it_is_parsed_with_its_settings_and_help_names_it():
     assert expand("(m[width=5] f)x2 m s m[ width = 3 ]l") == "m[width=5]fm[width=5]fmsml"
     first, attention, between, _ = plan("m[width=5] s m l")
     assert first.values == {"width": 5} and attention.kind.name == "self-attention"
@@ -41,6 +40,11 @@ def test_it_is_parsed_with_its_settings_from_yaml_too_and_help_names_it(tmp_path
     assert (len(attention.consumers), between.consumers) == (1, ())
     assert find_kind("local mean") is LOCAL_MEAN and "m (local mean)" in table.describe_letters()
     assert {kind.letter for kind in kinds()} == {"s", "l", "k", "c", "f", "-", "m"}
+
+
+def test_settings_come_from_yaml_too(tmp_path):
+    from hydra import compose, initialize_config_dir
+
     (tmp_path / "mine.yaml").write_text("model:\n  sublayer_pattern: (m[width=5] f)x2 s\n")
     with initialize_config_dir(str(tmp_path), version_base="1.1"):
         assert compose("mine").model.sublayer_pattern == "(m[width=5] f)x2 s"
@@ -154,13 +158,13 @@ def test_an_encoder_trains_resumes_and_is_exported(data_folder, tmp_path, fairse
     for part in ("model", "last_optimizer_state"):
         assert_equal_state(resumed[part], whole[part], part)
 
-    model = LazyFormerModel.from_pretrained(tmp_path / "whole")
+    model = load(tmp_path / "whole")
     inner = model.model.encoder.sentence_encoder.sublayers[0].inner
     assert isinstance(inner, LocalMean) and inner.width == 5
     invoke("export", tmp_path / "whole", tmp_path / "exported")
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["model"]["sublayer_pattern"] == "m[width=5] f s m l"
-    exported = LazyFormerModel.from_pretrained(tmp_path / "exported")
+    exported = load(tmp_path / "exported")
     text = "Anna sees the house."
     torch.testing.assert_close(exported.extract_features(text), model.extract_features(text))
 

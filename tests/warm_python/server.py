@@ -128,7 +128,8 @@ def leave(code: int) -> None:
 
 if __name__ == "__main__":
     for name in HEAVY:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # hydra and sacrebleu come with fairseq
+            importlib.import_module(name)
     job, files = serve(sys.argv[1])
     become(sys.argv[2], files, job["environment"], job["folder"], job["unbuffered"])
     leave(exit_code(job["words"]))

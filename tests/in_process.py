@@ -4,7 +4,8 @@ import shlex
 from subprocess import CompletedProcess
 from unittest import mock
 
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from helpers import lack_of_fairseq
 from omegaconf import DictConfig
 
 from lazyformer_fairseq.cli import main
@@ -19,9 +20,17 @@ def invoke(*words: object, code: int = 0) -> str:
     return done.output
 
 
+def tried(*words: object) -> Result:
+    """How ``lazyformer`` ends; where it needs fairseq, and there is none, the test is over."""
+    done = CliRunner().invoke(main, list(map(str, words)))
+    if lack_of_fairseq(done.exception):
+        raise done.exception
+    return done
+
+
 def refusal(*words: object) -> str:
     """What ``lazyformer`` says of a user's mistake, click's own words or ours."""
-    done = CliRunner().invoke(main, list(map(str, words)))
+    done = tried(*words)
     assert done.exit_code == 2 or isinstance(done.exception, UserError), (done.output, done.exception)
     return done.output if done.exit_code == 2 else str(done.exception)
 
@@ -40,7 +49,7 @@ TRAINERS = ("lazyformer_fairseq.pretraining.train", "lazyformer_fairseq.pretrain
 
 def pretrain(*arguments: object) -> CompletedProcess:
     """``pretrain("bert_base", "data", ...)``: what the command says, and its exit code."""
-    done = CliRunner().invoke(main, ["pretrain", *map(str, arguments)])
+    done = tried("pretrain", *arguments)
     assert done.exception is None or isinstance(done.exception, (UserError, SystemExit)), done.exception
     error = f"error: {done.exception}\n" if isinstance(done.exception, UserError) else ""
     return CompletedProcess([], done.exit_code, done.stdout, done.stderr + error)

@@ -9,11 +9,11 @@ from helpers import count_parameters, dictionary_of
 from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
-from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
 from lazyformer_fairseq.measure.pattern.look import SEEN, Seen, build_network, look, text_picture
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
+from lazyformer_fairseq.trained.hub import model_of
 
 
 def show(*arguments: object) -> str:
@@ -125,13 +125,13 @@ def test_a_block_shorter_than_the_default_summary_is_all_summary():
 
 def save(pattern: str, path: Path) -> None:
     sizes = dict(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_attention_heads=2, adaptive_softmax_cutoff="")
-    cfg = CausalLMConfig(sublayer_pattern=pattern, **sizes)
-    model = CausalLanguageModel(cfg, dictionary_of(9))
+    options = CausalLMOptions(sublayer_pattern=pattern, **sizes)
+    model = model_of(options, dictionary_of(9))
     for number, name in enumerate(name for name, _ in model.named_parameters() if name.endswith("shares")):
         model.get_parameter(name).data.copy_(torch.tensor([0.5, 0.25 * number]))
     history = [{"num_updates": 1, "best_loss": None, "optimizer_name": "", "criterion_name": ""}]
     rest = {"args": None, "extra_state": {"train_iterator": {"epoch": 1}}, "optimizer_history": history}
-    cfg = {"model": vars(cfg), "task": {"_name": None}, "common": {}, "checkpoint": {}}
+    cfg = {"model": vars(options), "task": {"_name": None}, "common": {}, "checkpoint": {}}
     torch.save({"model": model.state_dict(), "cfg": cfg, **rest}, path)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.extras import has_fairseq
+from lazyformer_fairseq.extras import has_fairseq, needs_fairseq
 from lazyformer_fairseq.measure import PIECES, WORDS
 from lazyformer_fairseq.measure.bench.settings import REMEMBERED, BenchSettings
 from lazyformer_fairseq.measure.costs.flops import count_encoder_flops, count_flops, layers_of_block, makers_of_blocks
@@ -104,6 +104,7 @@ class FairseqRoberta(BenchModel):
     """fairseq's own ``roberta_base`` as it ships: dropout and attention dropout 0.1. It has no relative bias."""
 
     def __init__(self, sizes: EncoderSizes, layers: int):
+        needs_fairseq(FAIRSEQ)
         from fairseq.data import Dictionary
         from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 

@@ -83,7 +83,7 @@ def export(
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
 
     With --to huggingface, AutoModel, AutoTokenizer and pipeline of transformers read it. One that is neither BERT nor
-    ModernBERT brings the one file of code that it needs.
+    ModernBERT brings the one file of code that it needs; a causal language model needs this package there.
     """
     refuse_filled_folder(out)
     if (checkpoints / "runs").is_dir():
@@ -103,6 +103,7 @@ def export(
 
     chosen = export_to_huggingface(checkpoints, out, checkpoint_file, form or "auto", head)
     theirs = {"bert": "a BERT of transformers", "modernbert": "a ModernBERT of transformers"}
+    theirs["causal"] = "a LazyFormerForCausalLM of lazyformer_fairseq, with generate"
     click.echo(f"written: {out}, {theirs.get(chosen, 'with code of its own')}")
 
 

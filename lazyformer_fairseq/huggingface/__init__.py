@@ -12,16 +12,17 @@ from lazyformer_fairseq.extras import needs_transformers
 from lazyformer_fairseq.fairseq_plugin.registration import ImportWatcher
 
 LIBRARY, AUTO_CLASSES = "transformers", "transformers.models.auto.configuration_auto"
-# Where models are that are no head of an export.
+# Where public names are that are no heads of an export.
 PARTS = {
     "LazyFormerModel": "models.encoder",
+    **dict.fromkeys(("MaskedTextCollator", "ShardTrainer", "tokenizer_for_transformers"), "trainer"),
     **dict.fromkeys(("LazyFormerCausalConfig", "LazyFormerForCausalLM", "LazyFormerMemory"), "models.causal"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """A model of transformers, or its config, by name. UserError without transformers, AttributeError for others."""
-    if not name.startswith("LazyFormer"):
+    """What needs transformers, by name. UserError without it, AttributeError for others."""
+    if not name.startswith("LazyFormer") and name not in PARTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     needs_transformers(f"{__name__}.{name}")
     return getattr(importlib.import_module(f"{__name__}.{PARTS.get(name, 'exported.heads')}"), name)

@@ -26,11 +26,25 @@ from lazyformer_fairseq.warm_start.options import WarmOptions
     help="Name of the head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst2 and so on.  [default: "
     "classifier; squad for one that finds answers]",
 )
+@click.option(
+    "--tokenizer",
+    "tokenizer_folder",
+    type=click.Path(path_type=Path),
+    help="Of a LazyFormerForMaskedLM, such as transformers' Trainer saves: the tokenizer beside its data, such as "
+    "data/tokenizer.  [default: BERT/tokenizer, which an export has]",
+)
 @takes(WarmOptions, into="warm")
-def import_model(bert: Path, out: Path, token_types: str, head_name: Optional[str], warm: WarmOptions) -> None:
+def import_model(
+    bert: Path,
+    out: Path,
+    token_types: str,
+    head_name: Optional[str],
+    tokenizer_folder: Optional[Path],
+    warm: WarmOptions,
+) -> None:
     """Turn a BERT of the Hub into a checkpoint of this package, of the same or another pattern.
 
-    It may be a RoBERTa, DistilBERT or ModernBERT too.
+    It may be a RoBERTa, DistilBERT or ModernBERT too, or a LazyFormerForMaskedLM.
 
     BERT is its folder, with config.json, safetensors (or pytorch_model.bin, of which only weights are read) and its
     tokenizer's files; or a checkpoint of this package, or a folder of such. Nothing in it is run. Without
@@ -44,6 +58,6 @@ def import_model(bert: Path, out: Path, token_types: str, head_name: Optional[st
     warm.refuse_misfits()
     from lazyformer_fairseq.huggingface.importing import import_to
 
-    for note in import_to(bert, out, token_types, head_name, warm if warm.changes else None):
+    for note in import_to(bert, out, token_types, head_name, warm if warm.changes else None, tokenizer_folder):
         click.echo(note)
     click.echo(f"written: {out}")

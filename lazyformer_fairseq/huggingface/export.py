@@ -18,13 +18,16 @@ from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.huggingface.forms import (
     BERT,
+    CAUSAL,
     CUSTOM,
     MODERN,
     Head,
     Source,
+    causal_options,
     why_not_bert,
     why_not_modernbert,
     write_bert,
+    write_causal,
     write_custom,
     write_modernbert,
 )
@@ -63,17 +66,19 @@ def export_to_huggingface(
         The form that was chosen.
 
     Raises:
-        UserError: what `load` raises; a language model; no such head, or several; the model is no BERT; a kind whose
+        UserError: what `load` raises; no such head, or several; the model is no BERT; a kind whose
             code cannot be exported; `out` exists.
     """
     refuse_filled_folder(out)
     path = checkpoint_at(Path(folder), checkpoint_file)
     state = checkpoints.load(path)
     if hub.is_causal(state):
-        raise UserError(
-            f"{path}: is a causal language model; transformers gets encoders alone. It has no model that remembers the "
-            "segments before as Transformer-XL does (its own was removed), so use it by lazyformer_fairseq"
-        )
+        if form in (BERT, MODERN) or head is not None:
+            raise UserError(f"{path}: is a causal language model: leave --as and --head out")
+        with atomic_folder(Path(out)) as unfinished:
+            write_causal(state, path, unfinished)
+            (unfinished / CARD_FILE).write_text(causal_card(state, Path(out).name), encoding="utf-8")
+        return CAUSAL
     loaded = hub.load_state(state, path, hub.tokenizer_beside(path))
     chosen = choose_head(state["model"], head, path, loaded.tasks)
     source = Source(loaded.model, loaded.tokenizer, chosen, training_of(state))
@@ -82,6 +87,8 @@ def export_to_huggingface(
         write = {BERT: write_bert, MODERN: write_modernbert, CUSTOM: write_custom}[form]
         model_class = write(source, unfinished)
         write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, source.cfg.token_types > 0)
+        if form == CUSTOM:
+            source.tokenizer.save(unfinished / "tokenizer")  # for `lazyformer import`
         card = model_card(source, form, Path(out).name)
         (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
@@ -194,7 +201,7 @@ tags:
 
 # {name}
 
-An encoder that lazyformer_fairseq trained, with the sublayer pattern `{pattern}`.
+{kind} that lazyformer_fairseq trained, with the sublayer pattern `{pattern}`.
 
 | | |
 |---|---|
@@ -203,10 +210,9 @@ An encoder that lazyformer_fairseq trained, with the sublayer pattern `{pattern}
 ## Load it
 
 ```python
-from transformers import AutoTokenizer, {auto}
+{imports}
 
-tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
-model = {auto}.from_pretrained("{name}"{trust})
+{tokenizer}model = {auto}.from_pretrained("{name}"{trust})
 ```
 
 {code}
@@ -216,6 +222,11 @@ model = {auto}.from_pretrained("{name}"{trust})
 Whoever publishes this model chooses its licence, and writes it here and in the header (`license:`). The data
 it was trained on may bind them.
 """
+AUTO_TOKENIZER = 'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})\n'
+NEEDS_PACKAGE = """\
+It needs lazyformer_fairseq: there is no code in this folder, and no tokenizer. Ids are those of the data's `dict.txt`,
+whose first word has the id 4, behind `<s>`, `<pad>`, `</s>` and `<unk>`. `model.generate` remembers the whole text, in
+training it was the last {mem_len} tokens before each segment."""
 PLAIN = """\
 It is a plain {kind}: transformers loads it without code of its own. Pad on the right, and pass an
 attention mask, as the tokenizer does."""
@@ -232,15 +243,47 @@ def model_card(source: Source, form: str, name: str) -> str:
         form: of the folder.
     """
     has_code = form == CUSTOM
+    trust = ", trust_remote_code=True" if has_code else ""
+    auto = f"AutoModel{source.use.ending}"
     return CARD.format(
+        kind="An encoder",
+        imports=f"from transformers import AutoTokenizer, {auto}",
+        tokenizer=AUTO_TOKENIZER.format(name=name, trust=trust),
         pipeline=source.use.pipeline,
         tag="" if has_code else f"\n- {form}",
         name=name,
         pattern=source.cfg.sublayer_pattern,
         rows="\n".join(f"| {title} | {value} |" for title, value in _rows(source).items()),
-        auto=f"AutoModel{source.use.ending}",
-        trust=", trust_remote_code=True" if has_code else "",
+        auto=auto,
+        trust=trust,
         code=OWN_CODE if has_code else PLAIN.format(kind=NAMES[form]),
+    )
+
+
+def causal_card(state: Mapping[str, Any], name: str) -> str:
+    """The same of a causal language model."""
+    options, weights = causal_options(state), state["model"]
+    parameters = sum(weight.numel() for part, weight in weights.items() if part != "dictionary_sha256")
+    sizes = options.decoder_embed_dim, options.decoder_ffn_embed_dim, options.decoder_attention_heads
+    rows = {
+        "sublayers": f"`{options.sublayer_pattern}`, {'pre' if options.decoder_normalize_before else 'post'}-norm",
+        "parameters": f"{parameters:,}",
+        "width, feed-forward, heads": f"{sizes[0]}, {sizes[1]}, {sizes[2]}",
+        "vocabulary": f"{weights['softmax.bias'].size(0):,} symbols",
+        **training_of(state),
+    }
+    return CARD.format(
+        pipeline="text-generation",
+        tag="",
+        kind="A causal language model",
+        name=name,
+        pattern=options.sublayer_pattern,
+        rows="\n".join(f"| {title} | {value} |" for title, value in rows.items()),
+        imports="import lazyformer_fairseq.huggingface\nfrom transformers import AutoModelForCausalLM",
+        tokenizer="",
+        auto="AutoModelForCausalLM",
+        trust="",
+        code=NEEDS_PACKAGE.format(mem_len=options.mem_len),
     )
 
 

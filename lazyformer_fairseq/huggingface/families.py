@@ -194,6 +194,23 @@ ACTIVATIONS = {  # ours by theirs, of several theirs the one that we write first
 WRITTEN_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
 
+SEED = 1  # of a head that starts fresh
+
+
+def fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """A masked-LM head as BERT initialises it; the same each time."""
+    names = [
+        f"{HEAD}{name}"
+        for name in ("dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "bias")
+        if f"{HEAD}{name}" in shapes
+    ]
+    found = {name: torch.zeros(shapes[name]) for name in names}
+    if f"{HEAD}dense.weight" in found:
+        found[f"{HEAD}dense.weight"].normal_(std=0.02, generator=torch.Generator().manual_seed(SEED))
+        found[f"{HEAD}layer_norm.weight"].fill_(1)
+    return found
+
+
 @dataclass(frozen=True)
 class Described:
     """What config.json says of a model.

@@ -18,11 +18,13 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
+from lazyformer_fairseq.huggingface.models.causal import LazyFormerCausalConfig, LazyFormerForCausalLM
 from lazyformer_fairseq.huggingface.models.encoder import LazyFormerModel
 from lazyformer_fairseq.huggingface.settings import settings_of
 from lazyformer_fairseq.modules.attention.choice import AUTO
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, read_options
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import RMS
 from lazyformer_fairseq.trained.match import (
@@ -31,7 +33,7 @@ from lazyformer_fairseq.trained.match import (
     pooler_in_checkpoint,
 )
 
-BERT, MODERN, CUSTOM = "bert", families.MODERN, "custom"
+BERT, MODERN, CUSTOM, CAUSAL = "bert", families.MODERN, "custom", "causal"
 MODERN_LAYER = re.compile(r"s\[(?:window=(\d+),)?rope=(\d+)\]f\[gate=(\w+)\]")
 WEIGHTS_FILE = "model.safetensors"
 
@@ -204,6 +206,33 @@ def _hash(config: modelling.LazyFormerConfig, weights: Mapping[str, Tensor]) -> 
             raise UserError(f"the exported model and the checkpoint differ in weights {', '.join(wrong)}")
         found |= modelling.hash_weights(model.state_dict())
     return found
+
+
+# A causal model of ours
+
+
+def causal_options(state: Mapping[str, Any]) -> CausalLMOptions:
+    """Of a checkpoint's model."""
+    options = {name: value for name, value in state["cfg"]["model"].items() if name != "_name"}
+    return read_options(CausalLMOptions, options)
+
+
+def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
+    """Config and weights of a LazyFormerForCausalLM, without code.
+
+    Raises:
+        UserError: the weights are not those that the settings describe.
+    """
+    weights = {name: weight for name, weight in state["model"].items() if name != "dictionary_sha256"}
+    settings = {**settings_of(causal_options(state)), "attention_backend": AUTO}
+    try:
+        model = LazyFormerForCausalLM(LazyFormerCausalConfig(**settings, vocab_size=weights["softmax.bias"].size(0)))
+        model.load_state_dict(weights)
+    except (KeyError, RuntimeError) as error:
+        raise UserError(f"{path}: its weights are not those of its settings: {error}") from error
+    model.float().save_pretrained(folder)
+    again = LazyFormerForCausalLM.from_pretrained(folder).state_dict()
+    assert all(torch.equal(weight.float(), again[name]) for name, weight in weights.items())
 
 
 # A BERT

@@ -18,6 +18,7 @@ from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.huggingface import families
+from lazyformer_fairseq.huggingface.own_folder import is_own, read_own
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
 from lazyformer_fairseq.progress import Progress
@@ -31,7 +32,6 @@ from lazyformer_fairseq.warm_start.start import Trained, write_record
 KEEP, FOLD, AUTO = "keep", "fold", "auto"
 SPANS, FOLLOWS = "qa_outputs", "cls.seq_relationship"  # heads beside the masked-LM head and the classifier
 SPAN_HEAD = "squad"  # what task squad calls its head
-SEED = 1  # of a head that starts fresh
 _BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
 # Heads of other tasks, which have no place in ours.
 _OTHER_HEADS = re.compile(r"(cls\.seq_relationship|qa_outputs|classifier|pre_classifier|head)\.")
@@ -39,7 +39,12 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 
 
 def import_to(
-    path: Path, out: Path, token_types: str = AUTO, head_name: Optional[str] = None, warm: Optional[WarmOptions] = None
+    path: Path,
+    out: Path,
+    token_types: str = AUTO,
+    head_name: Optional[str] = None,
+    warm: Optional[WarmOptions] = None,
+    tokenizer_folder: Optional[Path] = None,
 ) -> list[str]:
     """Writes the model at `path` to the folder `out`, whole or not at all. Returns what a user should know of it.
 
@@ -47,6 +52,7 @@ def import_to(
         path: a folder as the Hub has it, a checkpoint of ours, or a folder of such. Nothing that it holds is run.
         out: must not exist yet, or be empty.
         token_types, head_name: of a model from the Hub; see :class:`Conversion`.
+        tokenizer_folder: of a model of ours that transformers saved, see :func:`~.own_folder.read_own`.
         warm: what changes of the model; then ``warm_start.json`` and ``warm_start.md`` say what became what.
 
     Raises:
@@ -65,7 +71,14 @@ def import_to(
             cfg, weights, tokenizer = loaded.model.cfg, loaded.model.state_dict(), loaded.tokenizer
         else:
             refuse_without_extra("huggingface", "lazyformer import")
-            cfg, weights, tokenizer, notes = _read_hub(path, Path(scratch) / "tokenizer", token_types, head_name)
+            if head_name is not None and (not head_name.isidentifier() or head_name in (POOLER, NEXT_SENTENCE)):
+                names = f"{POOLER} or {NEXT_SENTENCE}"
+                raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {names}")
+            if is_own(path):
+                read, given = read_own, (tokenizer_folder, head_name)
+            else:
+                read, given = _read_hub, (Path(scratch) / "tokenizer", token_types, head_name)
+            cfg, weights, tokenizer, notes = read(path, *given)
         start = None
         if warm is not None:
             start = warm.start(Trained(cfg, weights, tokenizer.dictionary), tokenizer, path.absolute().name)
@@ -96,9 +109,6 @@ def _read_hub(
         raise UserError(
             f"{folder}: is a file, and no checkpoint of this package; give the folder with {families.CONFIG_FILE}"
         )
-    kept = (POOLER, NEXT_SENTENCE)
-    if head_name is not None and (not head_name.isidentifier() or head_name in kept):
-        raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {' or '.join(kept)}")
     described = families.describe(folder)
     conversion = Conversion(described, families.Weights(folder), token_types, head_name)
     tokenizer = adopt_tokenizer(folder, tokenizer_folder, described.vocab_size)
@@ -227,7 +237,7 @@ class Conversion:
         if self.has_lm_head:
             self._check_decoder(found)
         else:
-            found |= _fresh_head(shapes)
+            found |= families.fresh_head(shapes)
         found[f"{families.HEAD}weight"] = found[families.WORDS]
         return found
 
@@ -354,16 +364,3 @@ class Conversion:
                     f"{self.weights.folder}: {self._name_of[name]} differs from "
                     f"{'the word embeddings' if ours == families.WORDS else bias}: our masked-LM head is tied to them"
                 )
-
-
-def _fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """A masked-LM head as BERT initialises it; the same each time."""
-    names = [
-        f"{families.HEAD}{name}"
-        for name in ("dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "bias")
-        if f"{families.HEAD}{name}" in shapes
-    ]
-    found = {name: torch.zeros(shapes[name]) for name in names}
-    found[f"{families.HEAD}dense.weight"].normal_(std=0.02, generator=torch.Generator().manual_seed(SEED))
-    found[f"{families.HEAD}layer_norm.weight"].fill_(1)
-    return found

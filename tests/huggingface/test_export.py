@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ from lazyformer_fairseq.huggingface.export import AUTO, choose_form, export_to_h
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM, MODERN, why_not_bert, why_not_modernbert, write_bert
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
+from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, read_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, kinds
@@ -56,6 +60,29 @@ def test_a_fine_tuned_model_and_its_card(tmp_path):
     assert "license:" not in card.split("---")[1], "left to the user"
 
 
+def test_a_causal_language_model_generates_there(tmp_path):
+    printed = invoke("export", CHECKPOINTS / "language_model", tmp_path / "out", "--to", "huggingface")
+    assert "a LazyFormerForCausalLM of lazyformer_fairseq, with generate" in printed
+    state = torch.load(CHECKPOINTS / "language_model" / "checkpoint_last.pt", weights_only=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    weights = model.state_dict()
+    assert all(torch.equal(weight, weights[name]) for name, weight in state["model"].items() if "sha256" not in name)
+    ids = torch.tensor([[5, 6, 7]])
+    network = CausalLM(read_options(CausalLMOptions, dict(options_in(state))), model.config.vocab_size).eval()
+    network.load_state_dict(weights)
+    assert torch.equal(model(ids).logits, network(ids)[0])
+    assert model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None).shape == (1, 7)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "A causal language model that" in card
+    assert "AutoTokenizer" not in card
+    assert "import lazyformer_fairseq.huggingface" in card
+    assert not list((tmp_path / "out").glob("*.py"))
+
+
+def options_in(state: dict) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in state["cfg"]["model"].items() if name != "_name")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -63,7 +90,7 @@ def test_a_fine_tuned_model_and_its_card(tmp_path):
         ("encoder --to huggingface --as bert", "this model is no BERT: its pattern is sflf sf"),
         ("encoder --to huggingface --head cola", "no classification head 'cola'"),
         ("fine_tuned --to huggingface --head coal", "did you mean cola"),
-        ("language_model --to huggingface", "causal language model"),
+        ("language_model --to huggingface --as bert", "causal language model: leave --as and --head out"),
         ("nowhere --to huggingface", "no such file or folder"),
         ("encoder --to huggingface", "exists already"),
     ],

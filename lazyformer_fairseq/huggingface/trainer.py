@@ -1,0 +1,127 @@
+"""Our text in transformers' Trainer: a collator for any, and a Trainer whose batches are fairseq-train's.
+
+text = open_masked_text("data", tokens_per_sample=128)
+train, valid = text.split("train"), text.split("valid")
+ShardTrainer(model, arguments, MaskedTextCollator(text), train, valid).train()
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoTokenizer, Trainer
+
+from lazyformer_fairseq.data.batches import EpochBatches
+from lazyformer_fairseq.data.masked_text import MaskedText
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.exported.heads import IGNORED
+from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
+
+
+def tokenizer_for_transformers(tokenizer: TextTokenizer, max_length: int) -> Any:
+    """The same tokenizer, as transformers'.
+
+    Args:
+        max_length: the longest input, in tokens, that truncation leaves.
+
+    Raises:
+        UserError: as :func:`~lazyformer_fairseq.huggingface.tokenizer.write_tokenizer`.
+    """
+    with TemporaryDirectory(prefix="lazyformer") as folder:
+        write_tokenizer(tokenizer, Path(folder), max_length)
+        return AutoTokenizer.from_pretrained(folder)
+
+
+class MaskedTextCollator:
+    """Samples of masked text -> what a masked LM of transformers takes; a Trainer's ``data_collator``.
+
+    Args:
+        text: where the samples come from.
+
+    Raises:
+        UserError: text of pairs, or whose share of masks changes: Trainer trains neither.
+    """
+
+    def __init__(self, text: MaskedText):
+        options = text.options
+        if options.next_sentence or text.masking.last is not None:
+            what = "next_sentence" if options.next_sentence else f"mask_prob {options.mask_prob}"
+            raise UserError(f"{what}: not in transformers' Trainer; take fairseq-train, or a loop of your own")
+        self.pad, self.collater = text.special.pad, text.dataset("train").collater
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """`input_ids` (B, T), `labels` (B, T) that are -100 where nothing is masked, and documents, if they are apart.
+
+        Raises:
+            UserError: Trainer has removed columns.
+        """
+        if samples and "source" not in samples[0]:
+            raise UserError("samples without source: give TrainingArguments remove_unused_columns=False")
+        return self.inputs(self.collater(samples))
+
+    def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The same of a batch that the dataset's own collater made."""
+        given, target = batch["net_input"], batch["target"]
+        documents = {name: given[name] for name in ("documents", "positions_begin_anew") if name in given}
+        labels = target.masked_fill(target == self.pad, IGNORED)
+        return {"input_ids": given["src_tokens"], "labels": labels, **documents}
+
+
+class _Samples(Dataset):
+    """A dataset whose epoch the sampler alone sets: accelerate counts from 0."""
+
+    def __init__(self, dataset: Dataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+class EpochSampler:
+    """The batches of an epoch by index, in fairseq-train's order; a DataLoader's ``batch_sampler``.
+
+    Args:
+        batches: of all epochs.
+    """
+
+    drop_last = False
+
+    def __init__(self, batches: EpochBatches):
+        self.batches, self.sampler = batches, self  # whoever wraps it looks for the epoch there
+        self.batch_size = batches.size[1]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Of the next pass, from 0."""
+        self.batches.epoch = epoch + 1
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # No generator: workers copy the dataset before they ask for a first batch, and it must know the epoch by then.
+        return iter([batch.tolist() for batch in self.batches.indices])
+
+
+class ShardTrainer(Trainer):
+    """transformers' Trainer; its batches of training are those that fairseq-train reads with the same seed.
+
+    `train_dataset` is a split of :func:`~lazyformer_fairseq.data.masked_text.open_masked_text`. The seed is
+    ``data_seed`` of the arguments, else ``seed``.
+    """
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of ``per_device_train_batch_size`` samples, which resume where they were."""
+        arguments = self.args
+        seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
+        batches = EpochBatches(self.train_dataset, self._train_batch_size, seed=seed)
+        how = {"num_workers": arguments.dataloader_num_workers, "pin_memory": arguments.dataloader_pin_memory}
+        loader = DataLoader(
+            _Samples(self.train_dataset), batch_sampler=EpochSampler(batches), collate_fn=self.data_collator, **how
+        )
+        return self.accelerator.prepare(loader)

@@ -46,7 +46,8 @@ def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.T
 
 
 class Batched(Protocol):
-    """What :class:`EpochBatches` asks of a dataset; all of :mod:`lazyformer_fairseq.data.datasets` answer."""
+    """What :class:`EpochBatches` asks of a dataset, as every
+    :class:`~lazyformer_fairseq.data.datasets.labelled_texts.SizedDataset` answers, and a split of masked text."""
 
     def set_epoch(self, epoch: int) -> None: ...
     def ordered_indices(self) -> np.ndarray: ...

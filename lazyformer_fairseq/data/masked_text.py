@@ -22,7 +22,7 @@ from lazyformer_fairseq.data.text.interface import SpecialIds, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import mask_shares, option
-from lazyformer_fairseq.storage.indexed_format import MappedItems
+from lazyformer_fairseq.storage.indexed_format import MappedItems, is_older_format
 
 
 @dataclass
@@ -159,6 +159,8 @@ class MaskedText:
             UserError: the files are missing, damaged or hold no sentence.
         """
         path, is_training, masking = self.path(split, epoch), split == "train", self.masking
+        if items is None and is_older_format(path):
+            raise UserError(f"{path}: is in an older format, which fairseq-train alone reads; binarise the text again")
         items = MappedItems(path) if items is None else items
         if masking.last is not None and not is_training:
             masking = replace(masking, probability=masking.last, last=None)

@@ -78,9 +78,12 @@ def test_without_shuffling_the_order_is_the_dataset_s_and_workers_change_nothing
 @pytest.mark.parametrize("kind", [dictionary_file.Dictionary, LabelledTextsDataset])
 def test_fairseq_takes_ours_for_its_own_and_it_can_be_pickled(kind):
     symbols = dictionary_file.Dictionary()
+    symbols.add_symbol("a")
     thing = as_fairseq(symbols if kind is dictionary_file.Dictionary else texts_of([2, 3]))
     assert isinstance(thing, kind) and isinstance(thing, (Dictionary, FairseqDataset))
     again = pickle.loads(pickle.dumps(thing))
     assert type(again) is type(thing) and len(again) == len(thing)
+    if isinstance(thing, Dictionary):  # what is fairseq's alone, and what both have
+        assert again.string(torch.tensor([4, 3, 2])) == "a <unk>" and again.index("b") == again.unk()
     assert as_fairseq(thing) is thing and type(thing).__name__ == kind.__name__
     assert not isinstance(kind.__new__(kind), (Dictionary, FairseqDataset))

@@ -96,9 +96,6 @@ ADDED_OPTIONS = {
     "fairseq-hydra-train --config-dir configs/pretraining --config-name lazyformer_m2x6_s": (
         f"{HYDRA_PRETRAIN} model.sublayer_pattern=M2x2"
     ),
-    "fairseq-hydra-train --config-dir configs/finetuning": (
-        f"{HYDRA} model.sublayer_pattern=M2x2 task.tokens_per_sample=64"
-    ),
 }
 # Commands that need a network, an official text or a whole machine, and the tests that run them.
 TESTED_ELSEWHERE = {

@@ -10,16 +10,24 @@ import pytest
 from helpers import ROOT, toy_texts, write_toy_wikitext
 from tiny_berts import save_tiny
 
+BENCH = "--baseline-arch bert_tiny --baseline-backend eager --lengths 8 --tokens 8 --rounds 2 --output bench"
+LISTOPS = "--train 9 --valid 3 --test 3 --min-length 4 --max-length 9 --max-depth 3 --max-arguments 3"
 # Each with what it is to print or write.
 COMMANDS = (
-    ("lazyformer pattern show 'M2x2 s[window=2]' --tokens 4 --heads 2", "lazy attention"),
-    ("lazyformer plan --arch lazyformer_m2x6_s,par_transformer_base --gpus 8x16GB", "par_transformer_base"),
-    ("lazyformer corpus texts corpus --vocab-size 160 --valid-share 0.1", "corpus/dict.txt"),
-    ("lazyformer lm prepare wikitext wikitext prepared", "prepared/manifest.json"),
-    ("lazyformer export trained exported", "exported/model.safetensors"),
-    ("lazyformer export trained theirs --to huggingface", "theirs/model.safetensors"),
-    ("lazyformer import bert imported --sublayer-pattern M2", "imported/warm_start.json"),
+    ("pattern show 'M2x2 s[window=2]' --tokens 4 --heads 2", "lazy attention"),
+    ("plan --arch lazyformer_m2x6_s,par_transformer_base --gpus 8x16GB", "par_transformer_base"),
+    ("corpus texts corpus --vocab-size 160 --valid-share 0.1", "corpus/dict.txt"),
+    ("lm prepare wikitext wikitext prepared", "prepared/manifest.json"),
+    ("export trained exported", "exported/model.safetensors"),
+    ("export trained theirs --to huggingface", "theirs/model.safetensors"),
+    ("import bert imported --sublayer-pattern M2", "imported/warm_start.json"),
+    ("lm evaluate language_model/checkpoint_last.pt language_model/data", "perplexity"),
 )
+SLOW_COMMANDS = (
+    (f"bench --arch bert_tiny {BENCH}", "bench/results.md"),
+    (f"diagnostics listops listops {LISTOPS}", "listops/report.md"),
+)
+
 LOOP = """
 import torch
 from lazyformer_fairseq import build, load, open_masked_text, save
@@ -58,13 +66,15 @@ print(type(AutoModelForMaskedLM.from_pretrained("trained_so/checkpoint-3")).__na
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, data_folder, lm_data) -> Path:
     """Where a user stands: texts, corpora, a model that fairseq trained, a BERT."""
-    before, folder = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0", tmp_path_factory.mktemp("user")
+    fixtures, folder = ROOT / "tests" / "fixtures", tmp_path_factory.mktemp("user")
+    before = fixtures / "checkpoint_of_0.1.0"
     (folder / "texts").mkdir()
     (folder / "texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_wikitext(folder / "wikitext")
     shutil.copytree(before / "tokenizer", folder / "trained" / "tokenizer")
     shutil.copy(before / "checkpoint_last.pt", folder / "trained")
     save_tiny(folder / "bert")
+    (folder / "language_model").symlink_to(fixtures / "checkpoints_of_2026_11" / "language_model")
     (folder / "data").symlink_to(data_folder)
     (folder / "tokens").symlink_to(lm_data)
     return folder
@@ -86,9 +96,15 @@ def run(without_fairseq, folder, tmp_path) -> Callable[[str], str]:
     return run
 
 
-@pytest.mark.parametrize(("command", "made"), COMMANDS, ids=[" ".join(each.split()[1:3]) for each, _ in COMMANDS])
+@pytest.mark.parametrize(
+    ("command", "made"),
+    [
+        pytest.param(*each, marks=[pytest.mark.slow] * (each in SLOW_COMMANDS), id=" ".join(each[0].split()[:3]))
+        for each in (*COMMANDS, *SLOW_COMMANDS)
+    ],
+)
 def test_a_command_works(command, made, run, tmp_path):
-    printed = run(command)
+    printed = run(f"lazyformer {command}")
     assert made in printed or (tmp_path / made).exists()
 
 

@@ -22,6 +22,9 @@ __version__ = "0.1.0"
 # For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
 USER_DIR = Path(__file__).absolute().parent
 
+_OF_TRANSFORMERS = ("LazyFormerCausalConfig", "LazyFormerConfig", "LazyFormerForCausalLM", "LazyFormerForMaskedLM",
+                    "LazyFormerForQuestionAnswering", "LazyFormerForSequenceClassification",
+                    "LazyFormerForTokenClassification")  # fmt: skip
 # Public names, and the modules that have them, which are loaded when they are asked for.
 _PUBLIC = {
     "CausalLanguageModel": "fairseq_plugin.models",
@@ -30,18 +33,7 @@ _PUBLIC = {
     "load": "trained.hub",
     "open_masked_text": "data.masked_text",
     "save": "trained.export",
-    **dict.fromkeys(
-        (
-            "LazyFormerCausalConfig",
-            "LazyFormerConfig",
-            "LazyFormerForCausalLM",
-            "LazyFormerForMaskedLM",
-            "LazyFormerForQuestionAnswering",
-            "LazyFormerForSequenceClassification",
-            "LazyFormerForTokenClassification",
-        ),
-        "huggingface",
-    ),
+    **dict.fromkeys(_OF_TRANSFORMERS, "huggingface"),
 }
 __all__ = ["USER_DIR", "register", *_PUBLIC]
 
@@ -53,7 +45,7 @@ def __getattr__(name: str) -> Any:
     if _PUBLIC[name].startswith("fairseq_plugin."):
         needs_fairseq(name, without=f"{__name__}.load and {__name__}.build")
         register()
-    if _PUBLIC[name] == "huggingface":
+    if name in _OF_TRANSFORMERS:
         needs_transformers(f"{__name__}.{name}")
     return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
 

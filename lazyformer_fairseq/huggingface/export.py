@@ -253,7 +253,7 @@ def model_card(source: Source, form: str, name: str) -> str:
         tag="" if has_code else f"\n- {form}",
         name=name,
         pattern=source.cfg.sublayer_pattern,
-        rows="\n".join(f"| {title} | {value} |" for title, value in _rows(source).items()),
+        rows=_table(_rows(source)),
         auto=auto,
         trust=trust,
         code=OWN_CODE if has_code else PLAIN.format(kind=NAMES[form]),
@@ -264,27 +264,24 @@ def causal_card(state: Mapping[str, Any], name: str) -> str:
     """The same of a causal language model."""
     options, weights = causal_options(state), state["model"]
     parameters = sum(weight.numel() for part, weight in weights.items() if part != "dictionary_sha256")
-    sizes = options.decoder_embed_dim, options.decoder_ffn_embed_dim, options.decoder_attention_heads
-    rows = {
-        "sublayers": f"`{options.sublayer_pattern}`, {'pre' if options.decoder_normalize_before else 'post'}-norm",
-        "parameters": f"{parameters:,}",
-        "width, feed-forward, heads": f"{sizes[0]}, {sizes[1]}, {sizes[2]}",
-        "vocabulary": f"{weights['softmax.bias'].size(0):,} symbols",
-        **training_of(state),
-    }
+    rows = {"parameters": f"{parameters:,}", "vocabulary": f"{weights['softmax.bias'].size(0):,} symbols"}
     return CARD.format(
         pipeline="text-generation",
         tag="",
         kind="A causal language model",
         name=name,
         pattern=options.sublayer_pattern,
-        rows="\n".join(f"| {title} | {value} |" for title, value in rows.items()),
+        rows=_table({**rows, **training_of(state)}),
         imports="import lazyformer_fairseq.huggingface\nfrom transformers import AutoModelForCausalLM",
         tokenizer="",
         auto="AutoModelForCausalLM",
         trust="",
         code=NEEDS_PACKAGE.format(mem_len=options.mem_len),
     )
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    return "\n".join(f"| {title} | {value} |" for title, value in rows.items())
 
 
 def _rows(source: Source) -> dict[str, str]:

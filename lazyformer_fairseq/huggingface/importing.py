@@ -74,11 +74,9 @@ def import_to(
             if head_name is not None and (not head_name.isidentifier() or head_name in (POOLER, NEXT_SENTENCE)):
                 names = f"{POOLER} or {NEXT_SENTENCE}"
                 raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {names}")
-            if is_own(path):
-                read, given = read_own, (tokenizer_folder, head_name)
-            else:
-                read, given = _read_hub, (Path(scratch) / "tokenizer", token_types, head_name)
-            cfg, weights, tokenizer, notes = read(path, *given)
+            own = read_own(path, tokenizer_folder, head_name) if is_own(path) else None
+            read = own or _read_hub(path, Path(scratch) / "tokenizer", token_types, head_name)
+            cfg, weights, tokenizer, notes = read
         start = None
         if warm is not None:
             start = warm.start(Trained(cfg, weights, tokenizer.dictionary), tokenizer, path.absolute().name)

@@ -4,7 +4,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.families import ACTIVATIONS, WRITTEN_ACTIVATIONS
+from lazyformer_fairseq.huggingface.families import ACTIVATIONS, BERT_KEYS, WRITTEN_ACTIVATIONS
 from lazyformer_fairseq.modules.networks.options import (
     CausalLMOptions,
     MaskedLMOptions,
@@ -15,19 +15,10 @@ from lazyformer_fairseq.modules.networks.options import (
 
 # Of those that are called otherwise there, theirs; in the second table they say the opposite.
 NAMES = {
-    "encoder_embed_dim": "hidden_size",
-    "decoder_embed_dim": "hidden_size",
-    "encoder_ffn_embed_dim": "intermediate_size",
-    "decoder_ffn_embed_dim": "intermediate_size",
-    "encoder_attention_heads": "num_attention_heads",
-    "decoder_attention_heads": "num_attention_heads",
-    "encoder_normalize_before": "normalize_before",
-    "decoder_normalize_before": "normalize_before",
-    "activation_fn": "hidden_act",
+    **BERT_KEYS,
+    **{f"decoder_{name}": BERT_KEYS[f"encoder_{name}"] for name in ("embed_dim", "ffn_embed_dim", "attention_heads")},
+    **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before"), "normalize_before"),
     "head_activation_fn": "head_act",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "pooler_dropout": "classifier_dropout",
     "max_positions": "max_position_embeddings",
     "token_types": "type_vocab_size",
     "init_std": "initializer_range",
@@ -44,22 +35,23 @@ OF_A_RUN = ("compile", "copy_positions")  # they have no place in a config
 def settings_of(options: Any) -> dict[str, Any]:
     """Of a model's options, as a config has them."""
     kind = MaskedLMOptions if hasattr(options, "encoder_embed_dim") else CausalLMOptions
-    found = {name: value for name, value in asdict(plain_options(kind, options)).items() if name not in OF_A_RUN}
-    return {
-        NAMES.get(name) or OPPOSITES.get(name) or name: not value if name in OPPOSITES else _activation(name, value)
-        for name, value in found.items()
-    }
+    found = asdict(plain_options(kind, options))
+    return {_name(name): _value(name, value) for name, value in found.items() if name not in OF_A_RUN}
 
 
-def _activation(name: str, value: Any) -> Any:
-    return WRITTEN_ACTIVATIONS[value] if name.endswith("activation_fn") else value
+def _name(ours: str) -> str:
+    return NAMES.get(ours) or OPPOSITES.get(ours) or ours
+
+
+def _value(name: str, value: Any) -> Any:
+    return not value if name in OPPOSITES else WRITTEN_ACTIVATIONS[value] if name.endswith("activation_fn") else value
 
 
 def options_of(config: Any, kind: type[SomeOptions]) -> SomeOptions:
     """The options that a config describes; `classifier_dropout` may be None there. Raises a UserError as they do."""
     given: dict[str, Any] = {}
     for each in fields(kind):
-        theirs = NAMES.get(each.name) or OPPOSITES.get(each.name) or each.name
+        theirs = _name(each.name)
         value = getattr(config, theirs, None)
         if value is None:
             continue

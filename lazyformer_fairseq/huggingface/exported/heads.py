@@ -154,19 +154,12 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         )
         return output if wants_dict(config, return_dict) else output.to_tuple()
 
-    def context(
-        self,
-        x_BTC: Tensor,
-        memory_length: int = 0,
-        padding_mask_BT: Optional[Tensor] = None,
-        global_positions_BT: Optional[Tensor] = None,
-    ) -> Context:
-        """What all sublayers share in a pass: what shapes scores, and which back end computes."""
+    def context(self, x_BTC: Tensor, memory: int, padding_BT: Optional[Tensor], given_BT: Optional[Tensor]) -> Context:
+        """What all sublayers share in a pass: what shapes scores, by padding and global positions, and the back end."""
         bias = self.relative_position_bias
         scores = Scores() if bias is None else bias(x_BTC.size(1))
-        scores = scores if padding_mask_BT is None else scores.with_padding(padding_mask_BT)
-        if global_positions_BT is not None:
-            scores = scores.with_given(global_positions_BT)
+        scores = scores if padding_BT is None else scores.with_padding(padding_BT)
+        scores = scores if given_BT is None else scores.with_given(given_BT)
         return Context(scores, lambda consumers, settings: "recompute")
 
     def penalty(self) -> Union[Tensor, float]:
@@ -303,6 +296,9 @@ class MaskedLMHead(nn.Module):
         return self.decoder(features)
 
 
+Given = tuple[Optional[Tensor], Optional[Tensor]]
+
+
 class LazyFormerWithHead(LazyFormerPreTrainedModel):
     """The encoder, and weights that it shares among sublayers declared for the whole.
 
@@ -345,20 +341,15 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
         encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True, **documents)
         x, labels = encoded.last_hidden_state, None if labels is None else labels.to(encoded.last_hidden_state.device)
-        loss, logits = self.answer(x, input_ids, attention_mask, labels, num_items_in_batch)
+        loss, logits = self.answer(x, (input_ids, attention_mask), labels, num_items_in_batch)
         output = self.output_class(loss, logits, encoded.hidden_states, encoded.attentions)
         return output if wants_dict(self.config, return_dict) else output.to_tuple()
 
     def answer(
-        self,
-        x_BTC: Tensor,
-        input_ids: Optional[Tensor],
-        attention_mask: Optional[Tensor],
-        labels: Optional[Tensor],
-        items: Union[Tensor, int, None],
+        self, x_BTC: Tensor, given: Given, labels: Optional[Tensor], items: Any
     ) -> tuple[Optional[Tensor], Tensor]:
-        """Loss, where there are labels, and logits."""
-        logits = self.score(x_BTC, input_ids, attention_mask)
+        """Loss, where there are labels, and logits; `given` are ids and attention mask."""
+        logits = self.score(x_BTC, *given)
         return None if labels is None else self.with_penalty(self.loss(logits, labels)), logits
 
     def with_penalty(self, loss: Tensor, share: float = 1.0) -> Tensor:
@@ -399,12 +390,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
         self.lm_head.decoder = new_embeddings
 
     def answer(
-        self,
-        x_BTC: Tensor,
-        input_ids: Optional[Tensor],
-        attention_mask: Optional[Tensor],
-        labels: Optional[Tensor],
-        items: Union[Tensor, int, None],
+        self, x_BTC: Tensor, given: Given, labels: Optional[Tensor], items: Any
     ) -> tuple[Optional[Tensor], Tensor]:
         """(B, T, V), or (M, V)."""
         if labels is None:

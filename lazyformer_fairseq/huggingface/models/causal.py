@@ -87,10 +87,6 @@ class LazyFormerMemory(StreamMemory):
         """Tokens read so far."""
         return self.seen
 
-    def get_max_cache_shape(self, layer: int = 0) -> int:
-        """No limit."""
-        return -1
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Takes the memory of each new beam from the one that it goes on from."""
         self.states = [state.index_select(0, beam_idx.to(state.device)) for state in self.states]
@@ -139,9 +135,6 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_input_embeddings(self) -> AdaptiveEmbedding:
         return self.decoder.embedding
-
-    def get_output_embeddings(self) -> None:
-        """None: the softmax is the embedding's tables."""
 
     def resize_token_embeddings(self, new_num_tokens: Optional[int] = None, *args: Any, **kwargs: Any) -> Any:
         """Refuses another size, as ids are words by frequency, in bands."""

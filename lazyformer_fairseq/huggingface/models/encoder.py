@@ -53,25 +53,6 @@ class LazyFormerModel(heads.LazyFormerModel, _Unbuilt):
 
     def forward(
         self,
-        *args: Any,
-        documents: Optional[Sequence[Sequence[int]]] = None,
-        positions_begin_anew: bool = False,
-        **given: Any,
-    ) -> Union[tuple[Any, ...], BaseModelOutputWithPooling]:
-        """As the exported encoder's.
-
-        Args:
-            documents, positions_begin_anew: of each sequence the lengths of documents that do not see each other, see
-                :meth:`~lazyformer_fairseq.modules.networks.encoder.Encoder.forward`. No padding is computed.
-        """
-        if documents is None:
-            return super().forward(*args, **given)
-        return self._forward_documents(documents, positions_begin_anew, *args, **given)
-
-    def _forward_documents(
-        self,
-        documents: Sequence[Sequence[int]],
-        positions_begin_anew: bool,
         input_ids: Optional[Tensor] = None,
         attention_mask: Optional[Tensor] = None,
         token_type_ids: Optional[Tensor] = None,
@@ -80,7 +61,18 @@ class LazyFormerModel(heads.LazyFormerModel, _Unbuilt):
         output_attentions: Optional[bool] = None,
         output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
+        documents: Optional[Sequence[Sequence[int]]] = None,
+        positions_begin_anew: bool = False,
     ) -> Union[tuple[Any, ...], BaseModelOutputWithPooling]:
+        """As the exported encoder's.
+
+        Args:
+            documents, positions_begin_anew: of each sequence the lengths of documents that do not see each other, see
+                :meth:`~lazyformer_fairseq.modules.networks.encoder.Encoder.forward`. No padding is computed.
+        """
+        if documents is None:
+            inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask
+            return super().forward(*inputs, output_attentions, output_hidden_states, return_dict)
         if output_attentions or (self.gradient_checkpointing and self.training):
             raise ValueError("documents: without output_attentions and gradient checkpointing")
         config, tokens = self.config, inputs_embeds if input_ids is None else input_ids

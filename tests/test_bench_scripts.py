@@ -48,6 +48,18 @@ def test_two_processes_with_a_data_worker_each(data_folder):
 
 
 @pytest.mark.slow
+def test_an_update_by_trainer_stands_beside_transformers_bert():
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    sizes = "--vocab-size 500 --tokens-per-sample 16 --batch-size 2 --rounds 1 --device cpu"
+    done = run("bench_trainer", *f"--arch bert_tiny --sublayer-pattern M2x2 {sizes}".split())
+    assert done.returncode == 0, done.stderr
+    header, _, theirs, ours, lazy = (row for row in cells(done.stdout) if row)
+    assert header[1:] == ["update, ms", "times update", "encoder, ms", "times encoder"]
+    assert [row[0] for row in (theirs, ours, lazy)] == ["BertForMaskedLM, sdpa", "ours, (sf)xN", "M2x2"]
+    assert (theirs[2], theirs[4]) == ("1.00", "1.00") and all(float(cell) > 0 for cell in (*ours[1:], *lazy[1:]))
+
+
+@pytest.mark.slow
 def test_a_step_of_muon_stands_beside_its_formula():
     done = run("bench_muon", *"--arch bert_tiny --precision fp32 --rounds 1 --device cpu".split())
     assert done.returncode == 0, done.stderr

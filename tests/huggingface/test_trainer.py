@@ -212,12 +212,27 @@ def test_stock_trainer_reads_our_samples_and_its_own_collator_our_tokenizer(text
     with pytest.raises(UserError, match="remove_unused_columns=False"):
         Trainer(fresh(text), arguments, collator, train_dataset=train).train()
     tokenizer = tokenizer_for_transformers(text.tokenizer, 32)
-    texts = tokenizer(["anna sees ben near the house.", "the old house"], truncation=True)
-    rows = [{"input_ids": ids} for ids in texts["input_ids"]]
+    sentences = ["anna sees ben near the house.", "the old house"]
+    rows = [{"input_ids": ids} for ids in tokenizer(sentences, truncation=True)["input_ids"]]
+    train_on(rows, tokenizer, text, tmp_path)
+
+
+def train_on(rows, tokenizer, text, folder) -> None:
     masked = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5)
-    trainer = Trainer(fresh(text), arguments_in(tmp_path, save_strategy="no"), masked, train_dataset=rows)
-    trainer.args.max_steps = 2
+    trainer = Trainer(fresh(text), arguments_in(folder, save_strategy="no"), masked, train_dataset=rows)
+    trainer.args.max_steps, trainer.args.remove_unused_columns = 2, True
     assert trainer.train().training_loss > 0
+
+
+def test_rows_of_the_package_datasets_train(text, tmp_path):
+    datasets = pytest.importorskip("datasets", reason="optional, in no extra")
+    tokenizer = tokenizer_for_transformers(text.tokenizer, 32)
+    (tmp_path / "lines.txt").write_text("anna sees ben near the house.\nthe old house\n" * 8)
+    rows = datasets.load_dataset(
+        "text", data_files=f"{tmp_path}/*.txt", split="train", cache_dir=str(tmp_path / "cache")
+    )
+    encode = lambda row: tokenizer(row["text"], truncation=True)  # noqa: E731
+    train_on(rows.map(encode, batched=True, remove_columns="text"), tokenizer, text, tmp_path / "out")
 
 
 @pytest.mark.parametrize("options", [{"next_sentence": True}, {"mask_prob": "0.3:0.15"}])

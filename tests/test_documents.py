@@ -97,12 +97,6 @@ ADDED_OPTIONS = {
         f"{HYDRA_PRETRAIN} model.sublayer_pattern=M2x2"
     ),
 }
-# Of code on pages that trains, what is replaced.
-CODE_IN_MINIATURE = {
-    "max_steps=100_000": "max_steps=2",
-    "updates = 100_000": "updates = 2",
-    "batch_size=32": "batch_size=4",
-}
 # Commands that need a network, an official text or a whole machine, and the tests that run them.
 TESTED_ELSEWHERE = {
     "make ": "test_setup.py",
@@ -148,8 +142,6 @@ def things_to_run(page: str) -> list[list[str]]:
     seen, result = set() if page == "README.md" else in_readme, []
     for language, block in blocks_of(page):
         if language == "python":
-            for long, short in CODE_IN_MINIATURE.items():
-                block = block.replace(long, short)
             result.append(["python", "-c", block])
             continue
         for command in commands_of(block):

@@ -13,13 +13,13 @@ import torch
 from tabulate import tabulate
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.optim.muon import MuonAndAdam, MuonConfig, blocks_of, count_flops, mark_matrices
 from lazyformer_fairseq.measure.costs.flops import count_parameters
 from lazyformer_fairseq.measure.costs.latency import matrix_peak, matrix_products, measure
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.measure.planning.job import job_of_arch
 from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.optim.muon import MuonAndAdam, MuonOptions, blocks_of, count_flops, mark_matrices
 
 BAR = 1.5
 
@@ -40,7 +40,7 @@ def main() -> None:
     widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
     network = Encoder(job.pattern, *widths, max_positions=sizes.max_positions).to(device)
     mark_matrices(network)
-    config = MuonConfig(muon_precision=given.precision)
+    config = MuonOptions(muon_precision=given.precision)
     config.lr = [1e-4]
     weights = list(network.parameters())
     for weight in weights:

@@ -16,8 +16,7 @@ from omegaconf import MISSING as REQUIRED
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import ContinuedMaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.optim.muon import MuonConfig
-from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdamConfig, NvLambConfig
+from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdamConfig, MuonConfig, NvLambConfig
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import PolynomialWarmupConfig, WarmupConfig, WSDConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig

@@ -22,7 +22,7 @@ LAYERS = (
     ("measure",),
     ("lazyformer_fairseq",),  # its __init__.py
     ("fairseq_plugin",),
-    ("trained",),
+    ("optim", "trained"),
     ("data", "modules"),
     ("arguments", "child_process", "devices", "extras", "options", "patterns", "report"),
     ("old_names", "storage"),

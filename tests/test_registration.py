@@ -28,7 +28,6 @@ DATA = OLD / "data"
 OURS = [
     "lazyformer",
     *(f"lazyformer_fairseq.fairseq_plugin.models.{name}" for name in ("huggingface_bert", "lazyformer")),
-    "lazyformer_fairseq.fairseq_plugin.optim.muon",
     "lazyformer_fairseq.fairseq_plugin.optim.optimizers",
     "lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm",
     "lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling",

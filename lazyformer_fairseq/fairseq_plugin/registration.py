@@ -16,7 +16,6 @@ REGISTERED = (
     "fairseq_plugin.criterions.language_modeling",
     "fairseq_plugin.models.huggingface_bert",
     "fairseq_plugin.models.lazyformer",
-    "fairseq_plugin.optim.muon",
     "fairseq_plugin.optim.optimizers",
     "fairseq_plugin.optim.schedules",
     "fairseq_plugin.tasks.full_sentences_masked_lm",

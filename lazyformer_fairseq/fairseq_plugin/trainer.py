@@ -24,7 +24,6 @@ from typing_extensions import override
 from lazyformer_fairseq.devices.nvidia_smi import precision_on
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
-from lazyformer_fairseq.fairseq_plugin.optim.muon import mark_matrices
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import NotSavedError, choose_for_all, listed_name
@@ -34,6 +33,7 @@ from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
 from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.options import backend_of
+from lazyformer_fairseq.optim.muon import mark_matrices
 
 logger = logging.getLogger(__name__)
 

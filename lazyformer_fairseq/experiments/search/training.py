@@ -23,8 +23,8 @@ from lazyformer_fairseq.experiments.search.latency import REST, Prices, expected
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Space, Subnet
 from lazyformer_fairseq.experiments.search.supernet import SinglePath
-from lazyformer_fairseq.fairseq_plugin.optim.optimizers import Lamb
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
+from lazyformer_fairseq.optim.optimizers import Lamb
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text

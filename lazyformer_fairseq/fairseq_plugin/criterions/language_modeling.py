@@ -12,7 +12,7 @@ hold the new model and nothing else, validation measures that one, and a resumed
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from fairseq import utils
@@ -27,12 +27,10 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
+from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
-from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, as_positions
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 from lazyformer_fairseq.trained import hub
 
@@ -48,11 +46,7 @@ class CausalLMCriterion(FairseqCriterion):
             The summed loss in nats, spans included, the number of predicted tokens (the gradient's denominator),
             and what to log.
         """
-        target = sample["target"]
-        nll, _ = model(**sample["net_input"], target=target)
-        loss, sample_size = nll.sum(), target.ne(self.padding_idx).sum()
-        to_log = _to_log(sample, loss, sample_size)
-        return with_spans(model, loss, sample_size, to_log), sample_size, to_log
+        return losses.causal_lm(model, sample, self.padding_idx)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
@@ -72,43 +66,14 @@ class CausalLMCriterion(FairseqCriterion):
 
 @register_criterion("masked_lm_accuracy", dataclass=FairseqDataclass)
 class MaskedLMAccuracyCriterion(CausalLMCriterion):
-    """Asks the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made.
+    """As :func:`~lazyformer_fairseq.modules.losses.masked_lm`.
 
     fairseq's own masked language models, such as ``roberta_base``, learn by it too.
-
-    Where the batch is of pairs (``--next-sentence``), the gradient is that of both losses: the mean over its pairs
-    counts as much as the mean over its masked tokens (BERT, appendix A.2). The logged loss is that of the tokens alone.
-
-    Nothing here waits for a GPU where the batch says which positions are masked, as those of
-    :class:`~lazyformer_fairseq.data.datasets.masked_blocks.FullSentencesDataset` do.
     """
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Loss of one batch; the number of predicted tokens is that of the masked ones."""
-        positions, follows = self.positions(sample), sample.get("next_sentence")
-        head = {} if follows is None else {"classification_head_name": NEXT_SENTENCE}
-        # fairseq's own models take a mask: places would be rows of the batch to them.
-        masked = positions if getattr(model, "takes_positions", False) else sample["target"].ne(self.padding_idx)
-        logits, extra = model(**sample["net_input"], masked_tokens=masked, **head)
-        loss, to_log = self.score(model, sample, positions, logits)
-        if follows is not None:
-            of_pairs, right = _score(extra["head_logits"], follows)
-            to_log |= {"next_sentence_loss": of_pairs.detach(), "next_sentence_right": right}
-            loss = loss + of_pairs * (len(positions) / len(follows))
-        return with_spans(model, loss, len(positions), to_log), len(positions), to_log
-
-    def positions(self, sample: dict) -> Tensor:
-        """Those of the masked tokens among the B * T of a batch, int64 (M,)."""
-        if (positions := sample.get("masked_positions")) is not None:
-            return positions
-        return as_positions(sample["target"].ne(self.padding_idx))  # a batch of fairseq's own tasks
-
-    def score(self, model, sample: dict, positions: Tensor, logits_MV: Tensor) -> tuple[Tensor, dict]:
-        """The summed loss in nats, without that of spans, and what to log."""
-        targets = sample["target"].flatten().index_select(0, positions)
-        score = compiled(_score) if self.training and getattr(model, "compiles", False) else _score
-        loss, ncorrect = score(logits_MV, targets)
-        return loss, {**_to_log(sample, loss, len(positions)), "ncorrect": ncorrect}
+        return losses.masked_lm(model, sample, self.padding_idx)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
@@ -123,31 +88,8 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
             metrics.log_scalar("next_sentence_accuracy", 100 * right / pairs, pairs, round=2)
 
 
-def _to_log(sample: dict, loss: Tensor, sample_size) -> dict:
-    sizes = {key: sample[key] for key in ("ntokens", "nsentences")}
-    return {"loss": loss.detach(), **sizes, "sample_size": sample_size}
-
-
-def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
-    """The summed loss with that of spans, if the model has any; logs the latter, and their mean, times tokens."""
-    networks = (module for module in model.modules() if isinstance(module, Stack))
-    spans = next((network.options.common.get(SPANS, []) for network in networks), [])
-    if not spans:
-        return loss
-    penalty = torch.stack([span.penalty() for span in spans]).sum() * sample_size
-    to_log["span_loss"] = penalty.detach()
-    to_log["span"] = torch.stack([span.spans.detach().mean() for span in spans]).mean() * sample_size
-    return loss + penalty
-
-
 def total(key: str, logging_outputs: list[dict]):
     return sum(log.get(key, 0) for log in logging_outputs)
-
-
-def _score(logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy in nats, and how often the most likely word is the target."""
-    loss = F.cross_entropy(logits_MV.float(), targets_M, reduction="sum")
-    return loss, (logits_MV.detach().argmax(dim=-1) == targets_M).sum()
 
 
 LEAST = 1e-9  # of a student's probability, where it cannot look
@@ -196,13 +138,13 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
         if not self.networks:  # puts the teacher where the model is
             weight, (teacher,) = next(model.parameters()), self.teacher
             self.networks = (network_of(model), network_of(teacher.to(device=weight.device, dtype=weight.dtype)))
-        cfg, positions = self.cfg, self.positions(sample)
+        cfg, positions = self.cfg, losses.positions_of(sample, self.padding_idx)
         wants_attention = cfg.distill_attention_weight > 0
         given = {**sample["net_input"], "masked_tokens": positions, "return_all_hiddens": wants_attention}
         logits, extra = model(**given)
         with torch.no_grad():
             teachers_logits, teachers_extra = self.teacher[0](**given)
-        masked_lm, to_log = self.score(model, sample, positions, logits)
+        masked_lm, to_log = losses.score_masked(model, sample, positions, logits)
         words = words_kl(logits, teachers_logits, cfg.distill_temperature)
         loss = cfg.distill_masked_lm_weight * masked_lm + cfg.distill_words_weight * words
         to_log["words_kl"] = words.detach()
@@ -211,7 +153,7 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
             attention = self._attention(sample["net_input"], *states) * len(positions)
             loss = loss + cfg.distill_attention_weight * attention
             to_log["attention_kl"] = attention.detach()
-        return with_spans(model, loss, len(positions), to_log), len(positions), to_log
+        return losses.with_spans(model, loss, len(positions), to_log), len(positions), to_log
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:

@@ -1,7 +1,7 @@
 """Options of the models, as fairseq reads them; ``--arch NAME`` sets those of a row of the table of architectures."""
 
 from argparse import SUPPRESS
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from functools import partial
 from typing import Any
@@ -17,17 +17,23 @@ from lazyformer_fairseq.modules.networks.options import OLD_NAMES, CausalLMOptio
 from lazyformer_fairseq.patterns.architectures import Architecture
 
 
-def as_fairseq_reads(options: type, name: str) -> type:
-    """fairseq's dataclass of a model's options: choices are an enum of its own, and old names are options too."""
-    found = []
+def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base: type = FairseqDataclass) -> type:
+    """fairseq's dataclass of options of ours: choices are an enum of its own, and old names are options too.
+
+    Args:
+        more: fields beside those, as (name, type, default).
+        base: has some of them already.
+    """
+    found, inherited = [], {each.name for each in fields(base)}
     for each in fields(options):
         said = each.metadata["option"]
         kind = ChoiceEnum(list(said.choices)) if said.choices else each.type
         alias = {"argparse_alias": said.flags[-1]} if said.flags else {}
-        found.append((each.name, kind, field(default=each.default, metadata={"help": said.help, **alias})))
+        made = field(default=each.default, metadata={"help": said.help, **alias})
+        found += [(each.name, kind, made)] if each.name not in inherited else []
     known = {each.name for each in fields(options)}
     found += [(old, str, option("", SUPPRESS)) for old, new in OLD_NAMES.items() if new in known]
-    return make_dataclass(name, found, bases=(FairseqDataclass,), namespace={"__module__": __name__})
+    return make_dataclass(name, [*found, *more], bases=(base,), namespace={"__module__": __name__})
 
 
 MaskedLMConfig = as_fairseq_reads(MaskedLMOptions, "MaskedLMConfig")

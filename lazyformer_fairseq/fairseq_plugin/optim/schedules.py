@@ -1,89 +1,38 @@
-"""Schedules ``linear_warmup``, ``polynomial_warmup`` and ``wsd``: the rate grows over a share of all updates.
+"""The schedules of :mod:`lazyformer_fairseq.optim.schedules`, by fairseq's names."""
 
-Then it falls: at once, or with ``wsd`` in the last updates alone.
-"""
-
-import logging
 import math
-from dataclasses import dataclass
-from typing import List, Optional  # noqa: UP035
+from typing import List  # noqa: UP035
 
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.options import option
+from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
+from lazyformer_fairseq.optim import schedules
 
-logger = logging.getLogger(__name__)
+OF_THE_RUN = (
+    *(("max_update", int, II("optimization.max_update")), ("max_epoch", int, II("optimization.max_epoch"))),
+    ("lr", List[float], II("optimization.lr")),  # noqa: UP006  omegaconf reads it
+)
+WarmupConfig = as_fairseq_reads(schedules.WarmupOptions, "WarmupConfig", OF_THE_RUN)
+PolynomialWarmupConfig = as_fairseq_reads(
+    schedules.PolynomialWarmupOptions, "PolynomialWarmupConfig", base=WarmupConfig
+)
+WSDConfig = as_fairseq_reads(schedules.WSDOptions, "WSDConfig", base=WarmupConfig)
 
 
-@dataclass
-class WarmupConfig(FairseqDataclass):
-    warmup_ratio: float = option(0.01, "share of all updates over which the rate grows from zero")
-    max_update: int = II("optimization.max_update")
-    max_epoch: int = II("optimization.max_epoch")
-    lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
+@register_lr_scheduler("linear_warmup", dataclass=WarmupConfig)
+class LinearWarmupSchedule(schedules.LinearWarmupSchedule, FairseqLRScheduler):
+    __doc__ = schedules.LinearWarmupSchedule.__doc__
 
 
-class WarmupSchedule(FairseqLRScheduler):
-    """The rate of each of T updates.
+@register_lr_scheduler("polynomial_warmup", dataclass=PolynomialWarmupConfig)
+class PolynomialWarmupSchedule(schedules.PolynomialWarmupSchedule, FairseqLRScheduler):
+    __doc__ = schedules.PolynomialWarmupSchedule.__doc__
 
-    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is smaller. The
-    checkpoint keeps it, so that a resumed run continues the same schedule. Shards of unequal size need
-    ``--max-update``.
 
-    Attributes:
-        NAME: the value of ``--lr-scheduler``.
-    """
-
-    NAME = ""
-
-    def __init__(self, cfg: WarmupConfig, optimizer):
-        super().__init__(cfg, optimizer)
-        if not 0 <= cfg.warmup_ratio <= 1:
-            raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must lie in [0, 1]")
-        if not cfg.max_update and not cfg.max_epoch:
-            raise UserError(f"--lr-scheduler {self.NAME} needs --max-update or --max-epoch to know where zero is")
-        self.peak = cfg.lr[0]
-        self.num_updates = 0
-        self.updates_from_epochs: Optional[int] = None
-
-    @property
-    def total_updates(self) -> Optional[int]:
-        """T, or None as long as only a number of epochs is known."""
-        if self.cfg.max_epoch and self.updates_from_epochs is None:
-            return None
-        return min(filter(None, (self.cfg.max_update, self.updates_from_epochs)))
-
-    def set_updates_per_epoch(self, updates: int) -> None:
-        """Called when the data of the first epoch is known; a resumed run has the total from its checkpoint."""
-        if self.cfg.max_epoch and self.updates_from_epochs is None:
-            self.updates_from_epochs = updates * self.cfg.max_epoch
-            logger.info("%s: %d updates in all, %d of them warm-up", self.NAME, self.total_updates, self.warmup_updates)
-            self.step_update(self.num_updates)
-
-    @property
-    def warmup_updates(self) -> int:
-        return math.ceil(self.cfg.warmup_ratio * self.total_updates)
-
-    def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
-        raise NotImplementedError
-
-    def step_update(self, num_updates: int) -> float:
-        """Sets the rate of the update that follows `num_updates` finished ones."""
-        self.num_updates = num_updates
-        if self.total_updates is not None:
-            self.optimizer.set_lr(self.rate(num_updates + 1))
-        return self.optimizer.get_lr()
-
-    def state_dict(self) -> dict:
-        return {**super().state_dict(), "updates_from_epochs": self.updates_from_epochs}
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        super().load_state_dict(state_dict)
-        self.updates_from_epochs = state_dict.get("updates_from_epochs")
+@register_lr_scheduler("wsd", dataclass=WSDConfig)
+class WSDSchedule(schedules.WSDSchedule, FairseqLRScheduler):
+    __doc__ = schedules.WSDSchedule.__doc__
 
 
 def tell_updates_per_epoch(trainer, epoch: int) -> None:
@@ -92,136 +41,3 @@ def tell_updates_per_epoch(trainer, epoch: int) -> None:
         frequencies = trainer.cfg.optimization.update_freq
         frequency = frequencies[min(epoch, len(frequencies)) - 1]
         trainer.lr_scheduler.set_updates_per_epoch(math.ceil(len(trainer.epoch_iterator) / frequency))
-
-
-@register_lr_scheduler("linear_warmup", dataclass=WarmupConfig)
-class LinearWarmupSchedule(WarmupSchedule):
-    """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W)."""
-
-    NAME = "linear_warmup"
-
-    def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
-        total, warmup = self.total_updates, self.warmup_updates
-        if update <= warmup:
-            return self.peak * update / warmup
-        if update > total:
-            return 0.0
-        return self.peak * (total - update + 1) / (total - warmup)
-
-
-@dataclass
-class PolynomialWarmupConfig(WarmupConfig):
-    power: float = option(0.5, "of the share of updates that are left, times which the rate is its peak")
-
-
-@register_lr_scheduler("polynomial_warmup", dataclass=PolynomialWarmupConfig)
-class PolynomialWarmupSchedule(WarmupSchedule):
-    """The rate of update n (from 1) of T, a share r of them warm-up: peak (n / T) / r, then peak (1 - n / T)^power.
-
-    The decay counts from update 0, so the rate drops where the warm-up ends: with r = 0.2843 and power 0.5, as in the
-    first phase of NVIDIA's BERT, to 0.846 of its peak. The rate of the last update is 0. Both are as in NVIDIA's
-    DeepLearningExamples, PyTorch/LanguageModeling/BERT/schedulers.py, PolyWarmUpScheduler; fairseq's
-    ``polynomial_decay`` counts from the warm-up's end, and does not drop.
-    """
-
-    NAME = "polynomial_warmup"
-
-    def __init__(self, cfg: PolynomialWarmupConfig, optimizer):
-        super().__init__(cfg, optimizer)
-        if not cfg.power > 0:
-            raise UserError(f"--power {cfg.power}: must be above 0")
-
-    def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
-        done = update / self.total_updates
-        if done < self.cfg.warmup_ratio:
-            return self.peak * done / self.cfg.warmup_ratio
-        return self.peak * max(0.0, 1 - done) ** self.cfg.power
-
-
-DECAYS = {"1-sqrt": lambda share: 1 - math.sqrt(share), "linear": lambda share: 1 - share}
-
-
-@dataclass
-class WSDConfig(WarmupConfig):
-    warmup_updates: int = option(0, "in place of --warmup-ratio")
-    decay: ChoiceEnum(list(DECAYS)) = option("1-sqrt", "to zero, or linear")
-    decay_share: float = option(0.1, "of all updates, the last; 0: none")
-    decay_from: Optional[str] = option(None, "checkpoint of a constant run, to start from unless --save-dir has one")
-
-
-@register_lr_scheduler("wsd", dataclass=WSDConfig)
-class WSDSchedule(WarmupSchedule):
-    """Warm-up, constant, decay (MiniCPM, Hu et al., 2024, arXiv 2404.06395, section 4).
-
-    The rate of update n (from 1) of T, W of them warm-up, the last D decay: peak n / W; the peak; then the peak times
-    1 - x or 1 - sqrt(x), x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392).
-
-    Until the decay begins, nothing depends on T: a run may start from any checkpoint of another one, and decay at its
-    own time, to the bit as if it had made all updates itself. The checkpoint keeps W. One whose own decay has begun is
-    no such start, nor is one that is past the decay's beginning here; this holds for every run that resumes.
-    """
-
-    NAME = "wsd"
-
-    def __init__(self, cfg: WSDConfig, optimizer):
-        if not cfg.max_update:
-            raise UserError("--lr-scheduler wsd needs --max-update to know when to decay")
-        if cfg.max_epoch:
-            raise UserError(f"--max-epoch {cfg.max_epoch}: --lr-scheduler wsd counts updates alone; leave it out")
-        super().__init__(cfg, optimizer)
-        if not 0 <= cfg.decay_share <= 1:
-            raise UserError(f"--decay-share {cfg.decay_share}: must lie in [0, 1]")
-        self.warmup = cfg.warmup_updates or math.ceil(cfg.warmup_ratio * cfg.max_update)
-        self.decay_start = cfg.max_update - math.ceil(cfg.decay_share * cfg.max_update)
-        self.whole = f"--max-update {cfg.max_update} with --decay-share {cfg.decay_share}"
-        self._refuse_overlap()
-
-    def _refuse_overlap(self) -> None:
-        if self.warmup > self.decay_start:
-            raise UserError(
-                f"{self.whole}: the decay would begin after update {self.decay_start}, in the {self.warmup} of warm-up"
-            )
-
-    @property
-    def warmup_updates(self) -> int:
-        return self.warmup
-
-    def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
-        if update <= self.warmup:
-            return self.peak * update / self.warmup
-        if update <= self.decay_start or not self.cfg.decay_share:
-            return self.peak
-        share = (update - 1 - self.decay_start) / (self.cfg.max_update - self.decay_start)
-        return self.peak * DECAYS[str(self.cfg.decay)](min(1.0, share))
-
-    def state_dict(self) -> dict:
-        kept = {"warmup": self.warmup, "decay": self._decay, "num_updates": self.num_updates}
-        return {**super().state_dict(), **kept}
-
-    @property
-    def _decay(self) -> list:
-        """All that its rates depend on."""
-        return [self.decay_start, self.cfg.max_update, str(self.cfg.decay)]
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Raises a UserError where the rate so far was not the one that this run would have had."""
-        super().load_state_dict(state_dict)
-        what = f"--decay-from {self.cfg.decay_from}" if self.cfg.decay_from else "the checkpoint"
-        if "decay" not in state_dict:
-            raise UserError(
-                f"{what}: was not trained with --lr-scheduler wsd, so its rate may not be constant; to take it anyway, "
-                "add --reset-lr-scheduler"
-            )
-        made, own = state_dict["num_updates"], state_dict["decay"][0]
-        start = min(own, self.decay_start)
-        if made > start and state_dict["decay"] != self._decay:
-            whose, remedy = ("its own run", "") if made > own else (self.whole, ", or a larger --max-update")
-            raise UserError(
-                f"{what}: {made} updates are made, and the decay of {whose} begins after {start}: give an earlier "
-                f"checkpoint{remedy}"
-            )
-        self.warmup = state_dict["warmup"]
-        self._refuse_overlap()

@@ -15,16 +15,16 @@ from helpers import assert_equal_state, mostly_slow, train_in_two_processes, tra
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import FP16Optimizer
-from lazyformer_fairseq.fairseq_plugin.optim.muon import MuonAndAdam, MuonConfig
-from lazyformer_fairseq.fairseq_plugin.optim.optimizers import AdamLikeOptimizer, FusedAdam, NvLamb
+from lazyformer_fairseq.fairseq_plugin.optim.optimizers import AdamLikeOptimizer, FusedAdam, MuonAndAdam, NvLamb
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
+from lazyformer_fairseq.optim.muon import MuonOptions
 
 ADAM, LAMB, MUON = FusedAdam.NAME, NvLamb.NAME, MuonAndAdam.NAME
 OF_LAMB = dict(lamb_betas="(0.9, 0.98)", lamb_eps=1e-3, max_weight_norm=0.0)
 OWN = {
     ADAM: (FusedAdam, dict(adam_betas="(0.9, 0.98)", adam_eps=1e-3)),
     LAMB: (NvLamb, dict(**OF_LAMB, no_ratio_without_decay=False, no_bias_correction=False)),
-    MUON: (MuonAndAdam, {**vars(MuonConfig()), "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-3, "adam_lr": 0.05}),
+    MUON: (MuonAndAdam, {**vars(MuonOptions()), "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-3, "adam_lr": 0.05}),
 }
 ALL = pytest.mark.parametrize("name", [ADAM, LAMB, MUON])
 FIRST = pytest.mark.parametrize("first", ["apex", "torch"])

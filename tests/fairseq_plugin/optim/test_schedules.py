@@ -13,9 +13,9 @@ from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdam, FusedA
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import (
     LinearWarmupSchedule,
     PolynomialWarmupSchedule,
-    WarmupSchedule,
     WSDSchedule,
 )
+from lazyformer_fairseq.optim.schedules import WarmupSchedule
 
 OF_WSD = {"warmup_updates": 0, "decay": "1-sqrt", "decay_share": 0.1, "decay_from": None}
 

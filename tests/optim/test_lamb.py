@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from lazyformer_fairseq.fairseq_plugin.optim import optimizers
-from lazyformer_fairseq.fairseq_plugin.optim.optimizers import Lamb
+from lazyformer_fairseq.optim import optimizers
+from lazyformer_fairseq.optim.optimizers import Lamb
 
 SHAPES = ((3, 5), (7,), (), (2, 3, 4), (1,))
 BERT = dict(lr=0.006, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=True, max_weight_norm=0.0)

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.optim import muon
-from lazyformer_fairseq.fairseq_plugin.optim.muon import (
+from lazyformer_fairseq.measure.costs.flops import count_matrix_parameters
+from lazyformer_fairseq.modules import products
+from lazyformer_fairseq.optim import muon
+from lazyformer_fairseq.optim.muon import (
     COEFFICIENTS,
     Muon,
     MuonAndAdam,
-    MuonConfig,
+    MuonOptions,
     blocks_of,
     count_flops,
     mark_matrices,
     orthogonal,
 )
-from lazyformer_fairseq.measure.costs.flops import count_matrix_parameters
-from lazyformer_fairseq.modules import products
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 # Rows, columns, and matrices above each other.
@@ -194,8 +194,8 @@ def test_linear_maps_of_sublayers_are_muon_s_and_all_else_is_adam_s(direction, p
     assert sum(weights[name].numel() for name in taken) == count_matrix_parameters(pattern, network.sizes)
 
 
-def options(**changes) -> MuonConfig:
-    config = MuonConfig(**changes)
+def options(**changes) -> MuonOptions:
+    config = MuonOptions(**changes)
     config.lr = [0.1]
     return config
 
@@ -211,7 +211,7 @@ def test_adam_s_rate_keeps_its_proportion_to_muon_s():
     before = weights[-1].detach().clone()
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    optimizer.step()
+    optimizer.optimizer.step()
     torch.testing.assert_close(weights[-1], before - 0.01, atol=1e-6, rtol=0)  # of zeros there is no decay
     assert {len(optimizer.optimizer.state[weight]) for weight in weights[:2]} == {1}
 

@@ -24,25 +24,15 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
-from fairseq.dataclass import ChoiceEnum
-from fairseq.optim import register_optimizer
 from torch import Tensor, distributed, nn
 
 from lazyformer_fairseq.devices.cpuinfo import has_bf16
 from lazyformer_fairseq.devices.nvidia_smi import precision_on
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.optim.optimizers import (
-    BUCKET,
-    MOMENTS,
-    AdamLikeOptimizer,
-    ByGroups,
-    FusedAdamConfig,
-    buckets,
-)
-from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.products import multiply
-from lazyformer_fairseq.options import refuse_out_of_bounds
+from lazyformer_fairseq.optim.optimizers import BUCKET, MOMENTS, AdamLike, AdamOptions, ByGroups, buckets
+from lazyformer_fairseq.options import option, refuse_out_of_bounds
 
 logger = logging.getLogger(__name__)
 
@@ -167,27 +157,32 @@ def _lying(x: Tensor) -> Tensor:
 
 
 @dataclass
-class MuonConfig(FusedAdamConfig):
+class MuonOptions(AdamOptions):
+    """Of :class:`MuonAndAdam`."""
+
     adam_lr: Optional[float] = option(None, "Adam's peak rate; default: --lr")
     muon_momentum: float = option(0.95, "share of momentum that stays")
     muon_no_nesterov: bool = option(False, "without Nesterov's momentum")
-    muon_scale: ChoiceEnum(list(SCALES)) = option(
-        "match_rms_adamw", "of updates: that, 0.2 max(rows, columns)^0.5, or original, max(1, rows / columns)^0.5"
+    muon_scale: str = option(
+        "match_rms_adamw",
+        "of updates: that, 0.2 max(rows, columns)^0.5, or original, max(1, rows / columns)^0.5",
+        choices=tuple(SCALES),
     )
-    muon_precision: ChoiceEnum(["auto", "fp32", "bf16"]) = option("auto", "of products; auto: bf16 where fast, or fp32")
+    muon_precision: str = option(
+        "auto", "of products; auto: bf16 where fast, or fp32", choices=("auto", "fp32", "bf16")
+    )
 
 
-@register_optimizer("muon", dataclass=MuonConfig)
-class MuonAndAdam(AdamLikeOptimizer):
+class MuonAndAdam(AdamLike):
     """See the module. ``--lr`` and its schedule are Muon's; Adam's rate keeps its proportion to it."""
 
     NAME, PREFIX = "muon", "adam"
 
-    def __init__(self, cfg: MuonConfig, params):
-        super().__init__(cfg)
+    def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        cfg = self.cfg
         bounded = ("adam_lr", "adam_eps", "weight_decay", "muon_momentum")
         refuse_out_of_bounds({name: getattr(cfg, name) for name in bounded})
-        groups = self.groups_of(list(params))
+        groups = self.groups_of(params)
         matrices = groups[0]["params"]
         precision = str(cfg.muon_precision)
         if precision == "auto":
@@ -195,7 +190,7 @@ class MuonAndAdam(AdamLikeOptimizer):
             precision = "bf16" if is_fast else "fp32"
         logger.info("optimizer: Muon for %d matrices, its products in %s; Adam for the rest", len(matrices), precision)
         dtype = torch.bfloat16 if precision == "bf16" else None
-        self._optimizer = Muon(groups, dtype, **self.optimizer_config)
+        return Muon(groups, dtype, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:

@@ -1,0 +1,441 @@
+"""Optimizers ``fused_adam`` and ``nvlamb``.
+
+``fused_adam`` is Adam with decoupled weight decay in torch's fused kernel: fairseq's own ``adam`` is fused with NVIDIA
+apex alone and otherwise loops over the weights in Python. Version 0.1.0 took apex's where it was installed. Such a
+checkpoint counts updates in ``step`` of a group of weights, torch in ``step`` of each weight; moments have the same
+names.
+
+``nvlamb`` is LAMB (You et al., 2019, arXiv 1904.00962) as NVIDIA trains with it. fairseq's own ``lamb`` needs apex,
+clips the gradients a second time, to norm 1, and knows no other options.
+
+For each tensor, with its weights w and their gradient g, in update t::
+
+    m = b1 m + (1 - b1) g                      v = b2 v + (1 - b2) g^2
+    u = (m / c1) / (sqrt(v / c2) + eps) + decay w      c = 1 - b^t, or 1 without bias correction
+    w = w - rate (min(|w|, bound) / |u|) u             the ratio is 1 where |w| or |u| is 0
+
+NVIDIA's two recipes differ in what is optional. BERT's is apex's ``FusedLAMB`` (csrc/multi_tensor_lamb.cu): bias
+correction, no bound. Transformer-XL's (DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py):
+no bias correction, bound 10; it also adds eps to \\|u\\|, which is of the size of the square root of the tensor's.
+
+Clipping the gradients by their global norm is the caller's: ``FusedLAMB`` clips to ``max_grad_norm`` itself.
+"""
+
+import ast
+import copy
+import logging
+import math
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import option, refuse_out_of_bounds
+
+logger = logging.getLogger(__name__)
+
+# Settings by which a group of weights tells its optimizer: our Lamb's, apex's FusedLAMB's, Muon's; Adam has none.
+OWN_SETTINGS = {"max_weight_norm": "lamb", "grad_averaging": "lamb", "by_muon": "muon"}
+MOMENTS = ("exp_avg", "exp_avg_sq")
+SHARED_SETTINGS = ("lr", "betas", "eps", "weight_decay")
+
+
+class AdamLike:
+    """Biases and LayerNorms may be a group of their own, without decay; moments are in single precision.
+
+    Args:
+        cfg: the optimizer's options, and beside them `lr`, one or several.
+        params: weights.
+
+    Attributes:
+        NAME: the value of ``--optimizer``.
+        PREFIX: of its own options.
+        optimizer: torch's.
+    """
+
+    NAME = PREFIX = ""
+
+    def __init__(self, cfg: Any, params: Iterable[Tensor]):
+        self.cfg = cfg
+        self._optimizer = self.made(list(params))
+
+    def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        """torch's optimizer of these weights."""
+        raise NotImplementedError
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._optimizer
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return self.optimizer.param_groups
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = lr
+
+    def get_lr(self) -> float:
+        return self.param_groups[0]["lr"]
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """Options of the torch optimizer."""
+        betas, eps = (getattr(self.cfg, f"{self.PREFIX}_{name}") for name in ("betas", "eps"))
+        return {
+            "lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Collection) else self.cfg.lr,
+            "betas": betas_of(betas, f"--{self.PREFIX}-betas"),
+            "eps": eps,
+            "weight_decay": self.cfg.weight_decay,
+        }
+
+    def groups_of(self, params: list[torch.Tensor]) -> list[dict]:
+        """One group, or with ``--no-decay-bias-and-norm`` two: matrices, and vectors.
+
+        The only vectors of this package's modules are biases and LayerNorms.
+        """
+        if not self.cfg.no_decay_bias_and_norm:
+            return [{"params": params}]
+        if len(params) == 1 and params[0].dim() == 1:
+            raise UserError(
+                "--no-decay-bias-and-norm: --fp16 joins all weights to one vector, in which biases cannot be told "
+                "apart; add --fp16-no-flatten-grads"
+            )
+        return [
+            {"params": [p for p in params if p.dim() > 1]},
+            {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+
+    def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
+        """Loads what the same optimizer saved.
+
+        Raises:
+            UserError: it is of another optimizer, of other weights, or of other groups of them.
+        """
+        both = (self.param_groups, state_dict["param_groups"])
+        ours, theirs = ({OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & groups[0]} for groups in both)
+        if ours != theirs:
+            raise UserError(
+                f"the checkpoint was not trained with --optimizer {self.NAME}: give the one it was trained with, or "
+                "--reset-optimizer"
+            )
+        self._check_fits(state_dict)
+        self.optimizer.load_state_dict(self.fitted(state_dict))
+        for group in self.param_groups:
+            group.update(optimizer_overrides or {})
+        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
+            self.param_groups[-1]["weight_decay"] = 0.0
+
+    def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's state in the layout of this optimizer, of the same weights."""
+        raise NotImplementedError
+
+    def _check_fits(self, state_dict: dict[str, Any]) -> None:
+        """Raises a UserError where a checkpoint's moments are of other weights: torch finds out in the first update."""
+        groups = len(self.param_groups), len(state_dict["param_groups"])
+        if groups[0] != groups[1]:
+            raise UserError(
+                f"the checkpoint was trained with{'out' if groups[1] < groups[0] else ''} --no-decay-bias-and-norm: do "
+                "the same, or give --reset-optimizer"
+            )
+        own = [p for group in self.param_groups for p in group["params"]]
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        states = [state_dict["state"].get(number, {}) for number in saved]
+        moments = [state.get("exp_avg", state.get("momentum_buffer")) for state in states]
+        if len(own) != len(saved) or any(
+            moment is not None and moment.numel() != p.numel() for moment, p in zip(moments, own, strict=True)
+        ):
+            raise UserError(
+                "the checkpoint's optimizer state is of other weights than the model's (it has none of positions or "
+                "projections that start as copies): give --reset-optimizer"
+            )
+
+
+def betas_of(value: Any, option: str) -> tuple[float, float]:
+    """Two numbers in [0, 1), given as a pair or as text, by `option`.
+
+    Raises:
+        UserError: they are not.
+    """
+    try:
+        first, second = (float(beta) for beta in (ast.literal_eval(value) if isinstance(value, str) else value))
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise UserError(f"{option} {value!r}: give two numbers, as '(0.9, 0.999)'") from error
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise UserError(f"{option} {value!r}: both must lie in [0, 1)")
+    return first, second
+
+
+@dataclass
+class AdamOptions:
+    """Of :class:`FusedAdam`."""
+
+    adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'", parse=str)
+    adam_eps: float = option(1e-6, "epsilon")
+    weight_decay: float = option(0.01, "decoupled weight decay")
+    no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay; the paper's code decays all")
+
+
+class FusedAdam(AdamLike):
+    """Adam in the paper's setting by default (LazyFormer, Table 5)."""
+
+    NAME, PREFIX = "fused_adam", "adam"
+
+    def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        logger.info("optimizer: torch.optim.AdamW(fused=True)")
+        return torch.optim.AdamW(self.groups_of(params), fused=True, **self.optimizer_config)
+
+    def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
+        if not self.cfg.no_decay_bias_and_norm:  # which one vector cannot have
+            state_dict = joined_or_split(state_dict, self._optimizer)
+        super().load_state_dict(state_dict, optimizer_overrides)
+
+    def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """apex's FusedAdam counts the updates elsewhere; what is torch's comes back as it is."""
+        has_steps = any("step" in moments for moments in saved["state"].values())
+        if has_steps or "bias_correction" not in saved["param_groups"][0]:
+            return saved
+        state, groups, updates = dict(saved["state"]), [], 0
+        for group, own_group in zip(saved["param_groups"], self.param_groups, strict=True):
+            updates = int(group.get("step", 0))
+            for number in state.keys() & set(group["params"]):
+                state[number] = {**state[number], "step": torch.tensor(float(updates))}
+            groups.append({**own_group, **{name: group[name] for name in (*SHARED_SETTINGS, "params")}})
+        logger.info("optimizer: the checkpoint's state is apex's FusedAdam's, after %d updates", updates)
+        return {**saved, "state": state, "param_groups": groups}
+
+
+def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
+    """A checkpoint's state for as many tensors as the optimizer that is to load it has.
+
+    With ``--fp16`` on a GPU fairseq joins all weights to one vector, elsewhere they stay apart: a run in bf16 may be
+    resumed in fp16 on an older GPU, and back. What is of other weights comes back as it is.
+
+    Args:
+        saved: what ``state_dict`` of FusedAdam or AdamW returned.
+        own: one of them.
+    """
+    weights = [weight for group in own.param_groups for weight in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    moments = [saved["state"][number] for number in numbers if number in saved["state"]]
+    sizes = [weight.numel() for weight in weights]
+    fewer, more = sorted((len(weights), len(numbers)))
+    are_joined = fewer == 1 < more and len(saved["param_groups"]) == 1
+    if not are_joined or sum(sizes) != sum(each["exp_avg"].numel() for each in moments):
+        return saved
+    others = {name: value for name, value in moments[0].items() if name not in MOMENTS}
+    if "step" in others:
+        counts = {int(each["step"]) for each in moments}  # torch counts those of a weight that had a gradient
+        if len(counts) > 1:
+            logger.warning("optimizer: weights had %d to %d updates; the most count for all", min(counts), max(counts))
+        others["step"] = torch.tensor(float(max(counts)))
+    state = [copy.deepcopy(others) for _ in weights]  # torch counts each tensor's updates in place
+    for name in MOMENTS:
+        vector = torch.cat([each[name].flatten() for each in moments])
+        for own_state, weight, part in zip(state, weights, vector.split(sizes), strict=True):
+            own_state[name] = part.view(weight.shape)
+    group = {**saved["param_groups"][0], "params": list(range(len(weights)))}
+    return {**saved, "state": dict(enumerate(state)), "param_groups": [group]}
+
+
+# A processor works on as many elements at a time. Its cache keeps that many of each of the five tensors, and sums of as
+# many squares are exact to 1e-6 in single precision; of 25 million, they are to 1e-3.
+PIECE = 2**18
+# Elements of which a GPU has the updates in memory at once; more only where one tensor has more.
+BUCKET = 2**25
+DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
+DEFAULTS |= {"bias_correction": True, "max_weight_norm": 0.0, "ratio_without_decay": True}
+
+
+class ByGroups(torch.optim.Optimizer):
+    """The base of our optimizers: a subclass steps on a group's weights, whose updates the group's ``step`` counts."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update of all weights that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            self._step_on(group, [weight for weight in group["params"] if weight.grad is not None and weight.numel()])
+        return loss
+
+    def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    def _moments(self, weights: list[Tensor], names: Iterable[str]) -> list[list[Tensor]]:
+        """The weights' moments of each of these names, zero at first, contiguous."""
+        for weight in weights:
+            for name in names:
+                if name not in self.state[weight]:
+                    self.state[weight][name] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        return [[self.state[weight][name] for weight in weights] for name in names]
+
+
+class Lamb(ByGroups):
+    """LAMB with decay in the ratio and a ratio for each tensor. A group's settings are those of the arguments.
+
+    The state has the layout of apex's ``FusedLAMB``: ``step`` of a group, ``exp_avg`` and ``exp_avg_sq`` of a weight.
+
+    Args:
+        params: weights, or groups of them, in one precision, single or double.
+        lr: the rate.
+        betas: decay of both moments.
+        eps: added to the root of the second moment.
+        weight_decay: the decay within u.
+        bias_correction: whether moments are corrected for having started at zero.
+        max_weight_norm: the bound of \\|w\\| in the ratio; 0 for none.
+        ratio_without_decay: whether the ratio holds for weights that are not decayed, too: apex's ``use_nvlamb``.
+    """
+
+    def __init__(self, params: Iterable[Any], **settings: Any):
+        super().__init__(params, {**DEFAULTS, **settings})
+
+    _scratch: Optional[Tensor] = None  # one tensor's update on a processor, kept: new memory costs more than the sums
+
+    def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        time = _time_of(group, torch.device("cpu"))
+        for weight in weights:
+            if not _is_on_gpu(weight):
+                self._step_on_processor(group, time, *self._tensors_of(weight))
+        for bucket in buckets(filter(_is_on_gpu, weights)):
+            _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
+
+    def _tensors_of(self, weight: Tensor) -> list[Tensor]:
+        """The weight, its gradient, its first and second moments; all but the weight contiguous."""
+        return [weight, weight.grad.contiguous(), *(moment for (moment,) in self._moments([weight], MOMENTS))]
+
+    def _step_on_processor(self, group: dict[str, Any], time: Tensor, own: Tensor, *tensors: Tensor) -> None:
+        weight = own.contiguous()
+        update = self._scratch_like(weight)
+        flat = [tensor.view(-1) for tensor in (weight, update, *tensors)]
+        squares = [0.0, 0.0]
+        for w, u, g, m, v in zip(*(tensor.split(PIECE) for tensor in flat), strict=True):
+            torch.mul(w, -group["weight_decay"], out=u)
+            _subtract_adams_update(group, [time], [u], [g], [m], [v])
+            squares[0] += torch.dot(w, w).item()
+            squares[1] += torch.dot(u, u).item()
+        flat[0].add_(update, alpha=group["lr"] * _ratio(*map(math.sqrt, squares), group))
+        if weight is not own:
+            own.copy_(weight)
+
+    def _scratch_like(self, weight: Tensor) -> Tensor:
+        """Memory of the largest tensor so far, as `weight`; what it holds is undefined."""
+        scratch = self._scratch
+        if scratch is None or scratch.numel() < weight.numel() or scratch.dtype != weight.dtype:
+            self._scratch = scratch = torch.empty(weight.numel(), dtype=weight.dtype)
+        return scratch[: weight.numel()]
+
+
+def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
+    """Of many tensors in a few kernels, and once waiting for their norms."""
+    own, *others = map(list, zip(*tensors, strict=True))
+    weights = [weight.contiguous() for weight in own]
+    updates = torch._foreach_mul(weights, -group["weight_decay"])
+    times = [_time_of(group, weights[0].device)] * len(weights)
+    _subtract_adams_update(group, times, updates, *others)
+    norms = torch.stack([*torch._foreach_norm(weights), *torch._foreach_norm(updates)]).tolist()
+    pairs = zip(norms[: len(weights)], norms[len(weights) :], strict=True)
+    torch._foreach_mul_(updates, [group["lr"] * _ratio(*pair, group) for pair in pairs])
+    torch._foreach_add_(weights, updates)
+    for each, weight in zip(own, weights, strict=True):
+        if weight is not each:
+            each.copy_(weight)
+
+
+def _is_on_gpu(weight: Tensor) -> bool:
+    return weight.is_cuda
+
+
+def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tensor]]:
+    """The weights in turn, as many together as have `most` elements; those of a bucket on one device."""
+    bucket, size = [], 0
+    for weight in weights:
+        if bucket and (size + weight.numel() > most or weight.device != bucket[0].device):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(weight)
+        size += weight.numel()
+    if bucket:
+        yield bucket
+
+
+def _time_of(group: dict[str, Any], device: torch.device) -> Tensor:
+    """t, or after infinitely many updates, where nothing is left to correct."""
+    return torch.tensor(group["step"] if group["bias_correction"] else torch.inf, dtype=torch.float32, device=device)
+
+
+def _subtract_adams_update(group: dict[str, Any], times: list[Tensor], *tensors: list[Tensor]) -> None:
+    """Updates both moments and subtracts Adam's update, at rate 1: torch's fused Adam, one kernel.
+
+    Args:
+        times: updates made, for each tensor.
+        tensors: what it is subtracted from, gradients, first and second moments.
+    """
+    b1, b2 = group["betas"]
+    rates = {"lr": 1.0, "beta1": b1, "beta2": b2, "eps": group["eps"], "weight_decay": 0.0}
+    torch._fused_adam_(*tensors, [], times, **rates, amsgrad=False, maximize=False)
+
+
+def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> float:
+    has_ratio = group["weight_decay"] or group["ratio_without_decay"]
+    if not (has_ratio and weight_norm > 0 and update_norm > 0):
+        return 1.0
+    return min(weight_norm, group["max_weight_norm"] or math.inf) / update_norm
+
+
+@dataclass
+class LambOptions:
+    """Of :class:`NvLamb`."""
+
+    lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'", parse=str)
+    lamb_eps: float = option(1e-6, "epsilon")
+    weight_decay: float = option(0.01, "decay, within the trust ratio")
+    no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay, as NVIDIA's BERT does")
+    no_ratio_without_decay: bool = option(False, "no trust ratio without decay, as in NVIDIA's BERT")
+    no_bias_correction: bool = option(False, "leave the means as they start, as NVIDIA's Transformer-XL does")
+    max_weight_norm: float = option(0.0, "bound of a norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none")
+
+
+class NvLamb(AdamLike):
+    """Gradients are clipped by ``--clip-norm`` alone: apex's ``FusedLAMB`` does it itself, to norm 1.
+
+    Each tensor has its own ratio, so that weights stay apart.
+    """
+
+    NAME, PREFIX = "nvlamb", "lamb"
+
+    def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        bounded = ("lamb_eps", "weight_decay", "max_weight_norm")
+        refuse_out_of_bounds({name: getattr(self.cfg, name) for name in bounded})
+        logger.info("optimizer: LAMB by the kernels of torch's fused Adam")
+        return Lamb(self.groups_of(params), **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """Options of the torch optimizer."""
+        return {
+            **super().optimizer_config,
+            "bias_correction": not self.cfg.no_bias_correction,
+            "max_weight_norm": self.cfg.max_weight_norm,
+            "ratio_without_decay": not self.cfg.no_ratio_without_decay,
+        }
+
+    def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A state that another LAMB saved: ours keeps its settings that the other does not know.
+
+        Ours, apex's ``FusedLAMB`` and pytorch_optimizer's ``Lamb`` count updates in the same place and have moments of
+        the same names.
+        """
+        groups = []
+        for group, own_group in zip(saved["param_groups"], self.param_groups, strict=True):
+            known = {name: value for name, value in own_group.items() if name not in ("params", "step")}
+            shared = {name: value for name, value in group.items() if name in known or name in ("params", "step")}
+            groups.append({**known, **shared})
+        moments = {number: {name: each[name] for name in MOMENTS} for number, each in saved["state"].items() if each}
+        return {**saved, "state": moments, "param_groups": groups}

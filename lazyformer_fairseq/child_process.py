@@ -1,6 +1,7 @@
 """How processes that work for another one end, and hear of signals."""
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
@@ -8,8 +9,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from multiprocessing import connection
+from pathlib import Path
 from typing import NamedTuple, Optional
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -95,3 +97,29 @@ class _Signals:
         self.heard.append(number)
         if self._process is not None:
             self._process.send_signal(number)
+
+
+@contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """Appends to the file all that this process logs or prints meanwhile, exceptions and code outside Python too."""
+    root = logging.getLogger()
+    before, kept = (root.handlers, root.level), (os.dup(1), os.dup(2))
+    with path.open("a", buffering=1, encoding="utf-8") as file:
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+        root.handlers = [handler]
+        root.setLevel(logging.INFO)
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+        try:
+            with redirect_stdout(file), redirect_stderr(file):
+                try:
+                    yield
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                    raise
+        finally:
+            root.handlers, root.level = before
+            for number, copy in zip((1, 2), kept, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional
 
 import click
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.old_names import with_new_names
 
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
@@ -162,6 +162,28 @@ def takes(settings: type, into: str = "settings", without: Collection[str] = ())
     return decorate
 
 
+def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
+    """What the words of a command line, such as ``--dropout 0.1``, give of the options of these dataclasses, by name.
+
+    Raises a UserError for any other word, and a value that an option cannot have.
+    """
+    known = click.Command("options", params=[])
+    for each in settings:
+        known.params += takes(each, into="")(lambda **_: None).__click_params__
+    try:
+        context = known.make_context("options", list(words))
+    except click.NoSuchOption as error:
+        flags = [flag for one in known.params for flag in one.opts]
+        said = f"{error.option_name}: no such option here{nearest(error.option_name, flags)}"
+        raise UserError(said) from None
+    except click.UsageError as error:
+        raise UserError(error.format_message()) from None
+    source = click.core.ParameterSource.COMMANDLINE
+    given = {name: value for name, value in context.params.items() if context.get_parameter_source(name) is source}
+    refuse_out_of_bounds(given)
+    return given
+
+
 def check(settings: Any) -> None:
     """Raises a UserError, which names the option, where a value is out of its bounds or none of its choices."""
     for one in dataclasses.fields(settings):
@@ -288,7 +310,7 @@ def _click_type(said: Option, kind: type) -> Any:
         if kind is float:
             return _Finite(low, high, min_open=said.is_open)
         return kind if low is high is None else _Whole(low, high)
-    return click.Path(path_type=Path) if kind is Path else kind
+    return click.Path(path_type=Path) if kind is Path else str if kind is Any else kind
 
 
 def _several(said: Option, kind: type, is_optional: bool) -> Callable:

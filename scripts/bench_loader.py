@@ -67,10 +67,10 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="train on the processor even where there is a GPU")
     given, more = parser.parse_known_args()
     import torch
+    from fairseq_stepwise import FairseqTraining
 
     from lazyformer_fairseq.fairseq_plugin.reliability.options import refuse_long_temporary_folder
     from lazyformer_fairseq.fairseq_plugin.replacements import start_run
-    from lazyformer_fairseq.measure.stepwise import StepwiseTraining
     from lazyformer_fairseq.report.tables import markdown_table
 
     start_run()
@@ -82,7 +82,7 @@ def main() -> None:
         *([] if torch.cuda.is_available() and not given.cpu else ["--cpu"]),
     ]
     with TemporaryDirectory() as folder:
-        training = StepwiseTraining(command, Path(folder))
+        training = FairseqTraining(command, Path(folder))
         speeds = {"model, an update": speed((training.update() for _ in iter(int, 1)), given.seconds)}
         for number in given.workers:
             speeds[f"loader, {number} workers"] = speed(loaded_tokens(training, number), given.seconds)

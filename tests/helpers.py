@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import os
 import random
 import shlex
@@ -83,6 +84,11 @@ def load_script(place: Path | str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def golden_experiments(of_what: str) -> dict[str, list[float]]:
+    """What experiments came to when fairseq's trainer ran them; see ``fixtures/README.md``."""
+    return json.loads((ROOT / "tests" / "fixtures" / "golden_experiments.json").read_text())[of_what]
 
 
 def mostly_slow(values: Iterable[Any], *quick: Any) -> list[Any]:

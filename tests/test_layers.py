@@ -29,16 +29,9 @@ LAYERS = (
     ("errors", "progress"),
 )
 
-# Modules outside of ROOMS_WITH_FAIRSEQ that import fairseq, or hydra, anywhere in them. Take the lines of those that no
-# longer do away.
+# Modules outside of ROOMS_WITH_FAIRSEQ that import fairseq, or hydra, anywhere in them.
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra"}
 WHERE_IT_IS_THERE = {"measure/bench/models.py"}  # they leave something of fairseq's out elsewhere
-STILL_WITH_FAIRSEQ = {
-    "experiments/compare/masked_lm.py",
-    "experiments/search/fairseq_model.py",
-    "measure/stepwise.py",
-}
-
 Imports = Mapping[str, set[str]]
 
 
@@ -127,4 +120,4 @@ def test_fairseq_stays_in_its_rooms():
     package = Path(lazyformer_fairseq.__file__).parent
     with_fairseq = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if imports_fairseq(path)}
     outside = {path for path in with_fairseq if path.partition("/")[0] not in ROOMS_WITH_FAIRSEQ}
-    assert len(with_fairseq - outside) > 10 and outside == STILL_WITH_FAIRSEQ | WHERE_IT_IS_THERE
+    assert len(with_fairseq - outside) > 10 and outside == WHERE_IT_IS_THERE

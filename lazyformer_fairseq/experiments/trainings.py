@@ -8,24 +8,23 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any, Optional
 
 import torch
 
+from lazyformer_fairseq.child_process import output_to
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.replacements import start_run
-from lazyformer_fairseq.finetuning.one_run import output_to
-from lazyformer_fairseq.finetuning.queue import Workers, last_line
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.finetuning.workers import Workers, last_line
+from lazyformer_fairseq.measure.stepwise import Learning, Lesson, StepwiseTraining
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 
-RESULT, LOG, CHECKPOINT = "result.json", "train.log", "checkpoint_last.pt"
+RESULT, LOG = "result.json", "train.log"
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,14 @@ class Job:
 
     Attributes:
         name: in progress and errors.
-        command: arguments of fairseq-train, its checkpoints' folder excepted.
+        lesson, learning: what is learned, and how.
         folder: for checkpoint, curve and result.
         group: of jobs that take turns; one group follows the other.
     """
 
     name: str
-    command: tuple[str, ...]
+    lesson: Lesson = field(compare=False)
+    learning: Learning = field(compare=False)
     folder: Path
     updates: int
     group: Hashable = 0
@@ -73,7 +73,7 @@ class Training(StepwiseTraining):
     validations = 5
 
     def __init__(self, job: Job):
-        super().__init__(list(job.command), job.folder)
+        super().__init__(job.lesson, job.learning, job.folder)
         self.job, self.name, self.total = job, job.name, job.updates
         self.validation_seconds = 0.0
         self.tokens: list[int] = self._kept("tokens", [])[: self.updates]
@@ -180,7 +180,6 @@ def train_in_turn(trainings: Sequence[Training], progress: Progress, plan: Calla
 
 def train_alone(job: Job, open_training: Opening, threads: int) -> None:
     """Does one job in a process of its own, which it may be the second to try; its output goes to the job's log."""
-    start_run()
     torch.set_num_threads(threads)
     job.folder.mkdir(parents=True, exist_ok=True)
     with file_lock(job.folder / ".lock"), output_to(job.folder / LOG):

@@ -23,11 +23,8 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
-from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import (
-    EncoderTask,
-    check_takes_documents,
-    keep_tokenizer_with_checkpoints,
-)
+from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask, keep_tokenizer_with_checkpoints
+from lazyformer_fairseq.modules.networks.documents import check_takes_documents
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,10 @@
 """One fine-tuning run in this process: fairseq-train, then the metrics of its best epoch, then result.json."""
 
 import logging
-import os
 import shlex
 import shutil
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import fairseq_cli.train
@@ -19,6 +14,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from omegaconf import DictConfig
 
+from lazyformer_fairseq.child_process import output_to
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
@@ -125,29 +121,3 @@ def _clear_unless_resumable(run: Run) -> None:
     for path in (*run.folder.glob("*.pt"), run.folder / SETTINGS):
         path.unlink(missing_ok=True)
     shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
-
-
-@contextmanager
-def output_to(path: Path) -> Iterator[None]:
-    """Appends to the file all that this process logs or prints meanwhile, exceptions and code outside Python too."""
-    root = logging.getLogger()
-    before, kept = (root.handlers, root.level), (os.dup(1), os.dup(2))
-    with path.open("a", buffering=1, encoding="utf-8") as file:
-        handler = logging.StreamHandler(file)
-        handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
-        root.handlers = [handler]
-        root.setLevel(logging.INFO)
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-        try:
-            with redirect_stdout(file), redirect_stderr(file):
-                try:
-                    yield
-                except BaseException:
-                    sys.excepthook(*sys.exc_info())
-                    raise
-        finally:
-            root.handlers, root.level = before
-            for number, copy in zip((1, 2), kept, strict=True):
-                os.dup2(copy, number)
-                os.close(copy)

@@ -5,22 +5,14 @@ its own: restarted, it takes what is not finished. Runs go to processes of this 
 """
 
 import math
-import multiprocessing
-import os
-import pkgutil
 import re
 import shutil
-import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
-from multiprocessing.process import BaseProcess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError
@@ -28,113 +20,10 @@ from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.finetuning.grid import Grid, Run
 from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, FAILED, LOG
 from lazyformer_fairseq.finetuning.settings import GridSettings
+from lazyformer_fairseq.finetuning.workers import Job, Workers, last_line, tail
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import run_lock
-
-FINE_TUNE = "lazyformer_fairseq.finetuning.one_run:fine_tune"
-
-
-class Job(NamedTuple):
-    """A run under way."""
-
-    process: BaseProcess
-    place: Optional[str]
-
-    def is_over(self) -> bool:
-        return not self.process.is_alive()
-
-    def failure(self) -> Optional[str]:
-        """How the process ended if it failed; the log may have more."""
-        code = self.process.exitcode
-        if not code:
-            return None
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-class Workers:
-    """So many processes at a time.
-
-    Args:
-        count: of processes; None for one per GPU, or one per core.
-        gpus: as CUDA_VISIBLE_DEVICES names them; empty for the CPU. More processes than GPUs share them in turn.
-        threads: of each process on a CPU.
-        work: what a process does, as MODULE:FUNCTION: a run's arguments, then the number of threads, are given to it.
-    """
-
-    look_every = 0.1  # seconds between two looks at jobs
-
-    def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int = 1, work: str = FINE_TUNE):
-        self.count = count or len(gpus) or max(1, len(os.sched_getaffinity(0)) // threads)
-        self._threads, self._work = threads, work
-        self._free = [gpus[number % len(gpus)] if gpus else None for number in range(self.count)]
-        self._jobs: list[Job] = []
-        self._context = multiprocessing.get_context("spawn" if gpus else "forkserver")
-        if not gpus:
-            self._context.set_forkserver_preload([work.partition(":")[0], "torch._dynamo"])  # for optimizers
-
-    @property
-    def free(self) -> int:
-        """Runs that could start now."""
-        return len(self._free)
-
-    def start(self, runs: Sequence[tuple[Any, ...]]) -> list[Job]:
-        """Starts runs, each with what its function is given beside it; no more than are free."""
-        for run, *given in runs:
-            place = self._free.pop(0)
-            arguments = (self._work, (run, *given, self._threads))
-            process = self._context.Process(target=_work, args=arguments, name=run.name)
-            environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}
-            with _environment(environment), _interrupts_held_back():
-                process.start()
-            self._jobs.append(Job(process, place))
-        return self._jobs[len(self._jobs) - len(runs) :]
-
-    def release(self, job: Job) -> None:
-        """Gives the place of a job that is over to the next one."""
-        job.process.join()
-        self._jobs.remove(job)
-        self._free.append(job.place)
-
-    def stop(self) -> None:
-        """Ends all jobs, and waits until they are gone."""
-        for job in self._jobs:
-            job.process.kill()
-        for job in self._jobs:
-            job.process.join()
-
-
-def _work(work: str, arguments: tuple[Any, ...]) -> None:
-    """Runs in the new process."""
-    end_with_parent()
-    try:
-        pkgutil.resolve_name(work)(*arguments)
-    except BaseException:  # the log has it
-        os._exit(1)
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A Ctrl-C meanwhile reaches this process afterwards, and processes started meanwhile not at all."""
-    resource_tracker.ensure_running()  # else started below, and that lifts the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Sets the values for processes started meanwhile."""
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
 
 TYPICAL = {"timeout_min": 24 * 60}
 
@@ -242,7 +131,6 @@ def choose_gpus(names: Optional[str]) -> list[str]:
 
 ATTEMPTS = 2
 SHOW_EVERY = 1.0  # seconds
-TAIL = 16384  # bytes of a log
 
 
 class RunQueue:
@@ -367,7 +255,7 @@ _BAR = "{desc} {percentage:3.0f}% |{bar:20}| {elapsed} since the start, {remaini
 
 def epochs_done(log: Path) -> float:
     """Epochs of a run's present attempt, from the end of its log."""
-    text = _tail(log)
+    text = tail(log)
     places = _PLACE.findall(text[text.rfind(ATTEMPT) + 1 :])
     if not places:
         return 0.0
@@ -377,17 +265,3 @@ def epochs_done(log: Path) -> float:
 
 # Within an epoch fairseq logs "epoch 003:    100 / 12272 loss=...", at its end "epoch 003 | valid on ...".
 _PLACE = re.compile(r"epoch (\d+)(?::\s+(\d+) / (\d+)| \| valid on)")
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def last_line(log: Path) -> str:
-    lines = _tail(log).strip().splitlines()
-    return lines[-1][:500] if lines else "its log is empty"

@@ -5,9 +5,7 @@ The texts come from official files of GLUE, or from a folder that ``lazyformer f
 """
 
 import logging
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,75 +22,22 @@ from omegaconf import MISSING
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data import prepared_folder
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.glue import TASKS, find_task
-from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, read_split
-from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared
-from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
+from lazyformer_fairseq.data.labelled_files import TaskDescription
+from lazyformer_fairseq.data.prepared_folder import PreparedTask, load_prepared
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.finetuning import fairseq_task
+from lazyformer_fairseq.finetuning.encoding import read_examples
 from lazyformer_fairseq.finetuning.metrics import METRICS
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
-from lazyformer_fairseq.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-WORTH_A_PROCESS = 2000  # examples
 MARKED_AT_ONCE = 32  # texts; the last digits of scores depend on it
 BASELINE = "majority class or constant"
-
-
-def encode_split(
-    tokenizer: TextTokenizer, split: SplitFile, max_length: Optional[int], processes: int = 1
-) -> tuple[list[np.ndarray], dict[str, float]]:
-    """Encodes the examples of a file in their order as the tokenizer builds inputs.
-
-    Args:
-        max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
-        processes: how many encode side by side; the result does not depend on it.
-
-    Returns:
-        Inputs of the model (int32 each), and what was counted: inputs that had to be cut, and before that tokens,
-        ``<s>`` and ``</s>`` included, words as the tokenizer divides the text, those that are or hold an ``<unk>``.
-    """
-    texts = [example.texts for example in split.examples]
-    encoded = _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS))
-    shown = {"desc": f"encode {split.path}", "unit": " rows", "delay": 2, "leave": False}
-    whole = list(Progress(encoded, total=len(texts), **shown))
-    ids = np.concatenate(whole)
-    is_unknown, word = ids == tokenizer.special.unk, np.cumsum(tokenizer.starts_of_words(ids))
-    words, unknown_words, unknown = int(word[-1]), len(np.unique(word[is_unknown])), int(is_unknown.sum())
-    counts = {
-        "truncated": sum(max_length is not None and len(each) > max_length for each in whole),
-        **{"tokens": len(ids), "unknown_tokens": unknown, "unknown_token_share": unknown / max(len(ids), 1)},
-        **{"words": words, "unknown_words": unknown_words, "unknown_word_share": unknown_words / max(words, 1)},
-    }
-    eos = tokenizer.special.eos
-    return whole if max_length is None else [cut_input(each, max_length, eos) for each in whole], counts
-
-
-_tokenizer: Optional[TextTokenizer] = None  # of a worker
-
-
-def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int):
-    global _tokenizer
-    _tokenizer = tokenizer
-    if processes < 2:
-        yield from map(_encode, texts)
-        return
-    forked = multiprocessing.get_context("fork")  # so workers have the tokenizer already
-    pool = ProcessPoolExecutor(processes, forked, initializer=end_with_parent)
-    try:
-        yield from pool.map(_encode, texts, chunksize=200)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _encode(texts: tuple[str, ...]) -> np.ndarray:
-    return np.array(_tokenizer.build_input(*texts), dtype=np.int32)
 
 
 TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits]
@@ -155,28 +100,12 @@ class GlueTask(fairseq_task.FineTuningTask):
 
     def read(self, split: str) -> LabelledTextsDataset:
         """A split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
-        if PreparedTask.is_at(self.cfg.data):
-            examples = load_prepared(self.cfg.data).read(split, self.longest, self.dictionary.eos())
-            size, longest = len(examples.inputs), int(examples.inputs.sizes.max())
-            logger.info("%s/%s: %d examples, the longest %d tokens", self.cfg.data, split, size, longest)
-        else:
-            examples = self._read_official(split)
+        examples = read_examples(self.description, self.cfg.data, split, self.tokenizer, self.longest)
         if split == "train" and self.cfg.max_train_rows:
             examples = prepared_folder.draw_rows(examples, self.cfg.max_train_rows)
             logger.info("trained on %d rows", len(examples.inputs))
         marks = self.dictionary.eos() if self.marks_first_text else None
         return LabelledTextsDataset(examples.inputs, examples.targets, marks_before=marks, **self.order_of(split))
-
-    def _read_official(self, split: str) -> EncodedExamples:
-        file = read_split(self.description, self.cfg.data, split)
-        for oddity in file.oddities():
-            logger.warning("%s", oddity)
-        inputs, counts = encode_split(self.tokenizer, file, self.longest)
-        logger.info(
-            "%s: %d examples, %d cut to %s tokens, %.2f%% of tokens unknown",
-            *(file.path, len(inputs), counts["truncated"], self.longest, 100 * counts["unknown_token_share"]),
-        )
-        return EncodedExamples(inputs, prepared_folder.targets_of(self.description, file.examples))
 
     @torch.no_grad()
     def marks(self, model: torch.nn.Module, criterion: "GlueCriterion", split: str) -> dict[str, float]:

@@ -1,59 +1,173 @@
-"""Trains one update at a time, so that several models can take turns in one process and their times are comparable."""
+"""Trains one update at a time, so that several models can take turns in one process and their times are comparable.
+
+An update is that of fairseq-train with the same settings in one process, to the bit where its arithmetic allows: the
+same batches, the same random numbers, gradients divided by what a batch predicts, clipped and applied in the same
+order. Checkpoints have fairseq's layout.
+"""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from types import SimpleNamespace
+from typing import Any, Optional, Union
 
 import numpy as np
-from fairseq import checkpoint_utils, options, utils
-from fairseq.data import iterators
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.logging import metrics
-from fairseq.logging.meters import MetersDict
-from fairseq.tasks import setup_task
-from fairseq.trainer import Trainer
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from lazyformer_fairseq.data.batches import EpochBatches
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.latency import wait_for
+from lazyformer_fairseq.modules.choices import CHOICES
+from lazyformer_fairseq.optim.gradients import HalfWeights, Weights
+from lazyformer_fairseq.optim.muon import mark_matrices
+from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES, row_of
+from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+
+CHECKPOINT = "checkpoint_last.pt"
+MOST_SKIPPED = 10  # updates in a row whose numbers are not finite
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+Batch = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a model learns: optimizer, schedule, precision; each as fairseq-train's option of that name.
+
+    Attributes:
+        updates: of the schedule.
+        rate: the highest.
+        optimizer, schedule: keys of :data:`OPTIMIZERS` and :data:`SCHEDULES`, with options by name.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    updates: int
+    rate: float
+    seed: int = 1
+    optimizer: str = "fused_adam"
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: str = "linear_warmup"
+    schedule_options: Mapping[str, Any] = field(default_factory=dict)
+    clip_norm: float = 0.0
+    precision: str = "fp32"
+    device: str = "cpu"
+
+    def optimizer_of(self, weights: Iterable[nn.Parameter]) -> Any:
+        """An :class:`~lazyformer_fairseq.optim.optimizers.AdamLike` of these weights."""
+        make, options = row_of("--optimizer", OPTIMIZERS, self.optimizer)
+        return make(SimpleNamespace(**vars(options(**self.optimizer_options)), lr=[self.rate]), weights)
+
+    def schedule_of(self, optimizer: Any) -> Any:
+        """The schedule of its rate."""
+        make, options = row_of("--lr-scheduler", SCHEDULES, self.schedule)
+        length = {"lr": [self.rate], "max_update": self.updates, "max_epoch": 0}
+        return make(SimpleNamespace(**vars(options(**self.schedule_options)), **length), optimizer)
+
+
+class Lesson(ABC):
+    """What a model learns: the model, the batches, the loss. One object serves one training.
+
+    Attributes:
+        dictionary: of inputs and targets.
+        CRITERION: as checkpoints call the loss.
+    """
+
+    dictionary: Any
+    CRITERION = ""
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """With fresh weights, or those that the lesson begins with; called once, before all else."""
+
+    @abstractmethod
+    def batches(self) -> EpochBatches:
+        """Of training."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Union[int, Tensor], dict[str, Any]]:
+        """The summed loss, the number of predictions, and what to log, the `loss` without penalties among it."""
+
+    def held_out(self, split: str) -> Iterable[Batch]:
+        """The batches of a split, all in their order; of streams there are none, others evaluate these."""
+        raise NotImplementedError
+
+    def measures(self, logs: list[dict[str, Any]]) -> dict[str, float]:
+        """By name, from what `loss` logged for all batches of a split."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Of `model` and `task`, as checkpoints keep them."""
+
+    def at_update(self, batch: Batch, update: int) -> Batch:
+        """A training batch, as the update of this number, from 0, reads it."""
+        return batch
+
+    def forget(self) -> None:  # noqa: B027
+        """After an update that was skipped."""
+
+    def keep_beside(self, folder: Path) -> None:  # noqa: B027
+        """Writes what a user of the checkpoint needs beside it."""
+
+    def task_state(self) -> dict[str, Any]:
+        """For checkpoints: of heads."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs beside weights and batches."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Takes this out of a checkpoint's extra state."""
 
 
 class StepwiseTraining:
-    """Does what fairseq-train does with the same arguments, one update at a time; resumes from the last checkpoint.
-
-    The driver of the trainings handles signals: a training that saved and exited on SIGTERM would ignore the others.
+    """Trains a model, one update at a time; resumes from the last checkpoint, of this class or of fairseq-train's.
 
     Args:
-        command: arguments of fairseq-train, its checkpoints' folder excepted.
+        lesson: what it learns.
+        learning: how.
         folder: for checkpoints and the updates' times; a training found there resumes.
 
     Attributes:
+        model: on its device, in its precision.
+        updates: made so far.
         seconds: per update, including those before a stop.
+
+    Raises:
+        UserError: what is found there is damaged, or of another model.
     """
 
-    def __init__(self, command: list[str], folder: Path):
+    def __init__(self, lesson: Lesson, learning: Learning, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
-        command = [*command, "--save-dir", str(folder)]
-        self.folder = folder
-        self.cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
-        np.random.seed(self.cfg.common.seed)
-        utils.set_torch_seed(self.cfg.common.seed)
-        self.task = setup_task(self.cfg.task)
-        model, criterion = self.task.build_model(self.cfg.model), self.task.build_criterion(self.cfg.criterion)
-        self.trainer = Trainer(self.cfg, self.task, model, criterion)
-        self.trainer.takes_signals = False
-        _, self.epochs = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
+        self.lesson, self.learning, self.folder = lesson, learning, folder
+        CHOICES.waits = False
+        np.random.seed(learning.seed)
+        torch.manual_seed(learning.seed)
+        self.device, half = torch.device(learning.device), HALF.get(learning.precision)
+        self.model = lesson.build_model().to(self.device, half)
+        if learning.optimizer == "muon":
+            mark_matrices(self.model)
+        weights = self.model.parameters()
+        self.weights = Weights(weights) if half is None else HalfWeights(weights, scales=half is torch.float16)
+        self.optimizer = learning.optimizer_of(self.weights.updated)
+        self.schedule = learning.schedule_of(self.optimizer)
+        self.updates = self._skipped_in_a_row = 0
+        self.batches = lesson.batches()
+        if (folder / CHECKPOINT).exists():
+            self._resume(folder / CHECKPOINT)
+        self.schedule.step_update(self.updates)
         self.seconds: list[float] = self._kept("seconds", [])[: self.updates]
-        self.batches = self._batches_of_this_epoch()
-
-    @property
-    def updates(self) -> int:
-        return self.trainer.get_num_updates()
+        self._pass: Iterator[Batch] = iter(self.batches)
 
     @property
     def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.trainer.model.parameters())
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def _kept(self, name: str, default: Any) -> Any:
         """The value in `NAME.json`. It is written before the checkpoint, so it may hold updates that this lacks."""
@@ -63,56 +177,135 @@ class StepwiseTraining:
     def _keep(self, name: str, value: Any) -> None:
         write_json(self.folder / f"{name}.json", {name: value})
 
-    def _batches_of_this_epoch(self) -> iterators.GroupedIterator:
-        return iterators.GroupedIterator(self.epochs.next_epoch_itr(), 1)
-
-    def _next_batch(self) -> list[dict]:
-        if not self.batches.has_next():
-            self.epochs = self.trainer.get_train_iterator(self.epochs.next_epoch_idx)
-            self.batches = self._batches_of_this_epoch()
-        return next(self.batches)
+    def _next_batch(self) -> Batch:
+        if (batch := next(self._pass, None)) is None:  # the epoch is over
+            self._pass = iter(self.batches)
+            batch = next(self._pass)
+        return batch
 
     def update(self) -> int:
         """Trains on one batch; returns its number of tokens."""
         batch = self._next_batch()
-        wait_for(self.trainer.device)
+        wait_for(self.device)
         start = time.perf_counter()
-        with _own_metrics():
-            self.trainer.train_step(batch)
-        wait_for(self.trainer.device)
+        self.train_on(batch)
+        wait_for(self.device)
         self.seconds.append(time.perf_counter() - start)
-        return sum(sample["ntokens"] for sample in batch)
+        return batch["ntokens"]
 
-    def evaluate(self, split: str = "valid", tokens: Optional[int] = None) -> dict[str, float]:
-        """What the task measures on a split, by fairseq's names.
+    def train_on(self, batch: Batch) -> None:
+        """One update. What is random in it depends on the seed and its number alone.
 
-        Args:
-            tokens: of the split, its first batches that have so many together; None for all.
+        Raises:
+            UserError: this and others before it had a loss or gradient that is not finite.
         """
-        seen = 0
-        if split not in self.task.datasets:
-            self.task.load_dataset(split)
-        with _own_metrics() as found:
-            for batch in self.trainer.get_valid_iterator(split).next_epoch_itr(shuffle=False):
-                self.trainer.valid_step(batch)
-                seen += batch["ntokens"]
-                if tokens is not None and seen >= tokens:
-                    break
-        return found.get_smoothed_values()
+        torch.manual_seed(self.learning.seed + self.updates)
+        self.model.train()
+        self.weights.clear()
+        batch = self._moved(self.lesson.at_update(batch, self.updates))
+        loss, size, log = self.lesson.loss(self.model, batch)
+        self.weights.backward(loss)
+        share = 1 / (size.float() if torch.is_tensor(size) else float(size) or 1.0)
+        norm = self.weights.clip(share, self.learning.clip_norm, self.optimizer.param_groups)
+        norm_is_finite, loss_is = torch.stack([norm, log["loss"].to(norm)]).isfinite().tolist()
+        if not norm_is_finite and self.weights.lower_scale():
+            return  # the update is to be made again, on the next batch
+        if norm_is_finite and loss_is:
+            self.optimizer.optimizer.step()
+            self.weights.write_back()
+            self._skipped_in_a_row = 0
+        else:
+            self._skip()
+        self.updates += 1
+        self.schedule.step_update(self.updates)
+
+    def _skip(self) -> None:
+        self._skipped_in_a_row += 1
+        self.weights.clear()
+        self.lesson.forget()
+        if self._skipped_in_a_row == MOST_SKIPPED:
+            raise UserError(
+                f"{self.folder}: {MOST_SKIPPED} updates in a row, up to update {self.updates + 1}, had a loss or "
+                "gradient that is NaN or Inf; try a lower --lr"
+            )
+
+    def _moved(self, batch: Batch) -> Batch:
+        """To the device; what is a number with a fraction, in the model's precision."""
+        half = HALF.get(self.learning.precision)
+        return moved(batch, self.device, half)
+
+    @torch.no_grad()
+    def evaluate(self, split: str = "valid") -> dict[str, float]:
+        """What the lesson measures on a split."""
+        self.model.eval()
+        logs = [self.lesson.loss(self.model, self._moved(batch))[2] for batch in self.lesson.held_out(split)]
+        return self.lesson.measures(logs)
 
     def save(self, with_optimizer: bool = True) -> None:
-        """Saves as fairseq-train does, including the task's state. Without the optimizer a model cannot resume."""
-        self.cfg.checkpoint.no_save_optimizer_state = not with_optimizer
+        """Writes a checkpoint, whole or not at all. Without the optimizer a model cannot resume."""
         self._keep("seconds", self.seconds)
-        checkpoint_utils.save_checkpoint(self.cfg.checkpoint, self.trainer, self.epochs, val_loss=None)
+        self.lesson.keep_beside(self.folder)
+        made_by = "FP16Optimizer" if isinstance(self.weights, HalfWeights) else type(self.optimizer).__name__
+        history = {
+            "criterion_name": self.lesson.CRITERION,
+            "optimizer_name": made_by,
+            "lr_scheduler_state": self.schedule.state_dict(),
+            "num_updates": self.updates,
+        }
+        state = {
+            "args": None,
+            "cfg": self._settings(),
+            "model": self.model.state_dict(),
+            "criterion": None,
+            "optimizer_history": [history],
+            "task_state": self.lesson.task_state(),
+            "extra_state": {
+                "train_iterator": {"version": 2, "shuffle": self.batches.shuffle, **self.batches.state_dict()},
+                "attention_back_ends": CHOICES.state_dict(),
+                "previous_training_time": sum(self.seconds),
+                "val_loss": None,
+                **self.lesson.state_dict(),
+            },
+        }
+        if with_optimizer:
+            state["last_optimizer_state"] = {**self.optimizer.optimizer.state_dict(), **self.weights.state_dict()}
+        checkpoint_file.save(_as_saved(state), self.folder / CHECKPOINT)
+
+    def _settings(self) -> dict[str, Any]:
+        """In fairseq's words, as far as somebody reads them."""
+        how, precision = self.learning, self.learning.precision
+        return {
+            "common": {"seed": how.seed, "fp16": precision == "fp16", "bf16": precision == "bf16"},
+            "optimization": {"max_update": how.updates, "clip_norm": how.clip_norm, "lr": [how.rate]},
+            "optimizer": {"_name": how.optimizer, **how.optimizer_options, "lr": [how.rate]},
+            "lr_scheduler": {"_name": how.schedule, **how.schedule_options, "lr": [how.rate]},
+            **self.lesson.settings(),
+        }
+
+    def _resume(self, path: Path) -> None:
+        state = checkpoint_file.load(path)
+        last = state.get("last_optimizer_state")
+        if last is None:
+            raise UserError(f"{path}: has no optimizer's state, so that nothing resumes from it; remove {self.folder}")
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise UserError(f"{path}: is of another model; remove {self.folder} to start anew ({error})") from None
+        last, history, extra = dict(last), state["optimizer_history"][-1], state["extra_state"]
+        self.weights.load_state_dict(last)
+        self.optimizer.load_state_dict(last)
+        self.schedule.load_state_dict(history["lr_scheduler_state"])
+        self.updates = history["num_updates"]
+        self.batches.load_state_dict(extra["train_iterator"])
+        CHOICES.load_state_dict(extra.get("attention_back_ends", {}))
+        self.lesson.load_state_dict(extra)
 
 
-@contextmanager
-def _own_metrics() -> Iterator[MetersDict]:
-    """What is logged meanwhile, apart from all else.
+def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
+    """A batch on a device; what is a number with a fraction, in this precision."""
+    return tree_map_only(Tensor, lambda each: each.to(device, half if each.is_floating_point() else None), batch)
 
-    fairseq keeps meters by name for the whole process: what one task logs as a mean, another may derive from others.
-    """
-    metrics.reset()
-    with metrics.aggregate(new_root=True) as found:
-        yield found
+
+def _as_saved(state: dict[str, Any]) -> dict[str, Any]:
+    """On the CPU, nothing in half precision: as fairseq saves it."""
+    return tree_map_only(Tensor, lambda each: each.cpu().float() if each.dtype in HALF.values() else each.cpu(), state)

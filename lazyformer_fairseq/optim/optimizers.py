@@ -173,7 +173,7 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 class AdamOptions:
     """Of :class:`FusedAdam`."""
 
-    adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'", parse=str)
+    adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
     adam_eps: float = option(1e-6, "epsilon")
     weight_decay: float = option(0.01, "decoupled weight decay")
     no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay; the paper's code decays all")
@@ -393,7 +393,7 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
 class LambOptions:
     """Of :class:`NvLamb`."""
 
-    lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'", parse=str)
+    lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
     lamb_eps: float = option(1e-6, "epsilon")
     weight_decay: float = option(0.01, "decay, within the trust ratio")
     no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay, as NVIDIA's BERT does")

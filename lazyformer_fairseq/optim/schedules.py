@@ -1,4 +1,4 @@
-"""Schedules ``linear_warmup``, ``polynomial_warmup`` and ``wsd``: the rate grows over a share of all updates.
+"""Schedules ``linear_warmup``, ``polynomial_warmup``, ``wsd`` and ``cosine``: the rate grows over the first updates.
 
 Then it falls: at once, or with ``wsd`` in the last updates alone.
 """
@@ -21,12 +21,8 @@ class WarmupOptions:
     warmup_ratio: float = option(0.01, "share of all updates over which the rate grows from zero")
 
 
-class WarmupSchedule:
-    """The rate of each of T updates.
-
-    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is smaller. The
-    checkpoint keeps it, so that a resumed run continues the same schedule. Shards of unequal size need
-    ``--max-update``.
+class Schedule:
+    """The rate of each update.
 
     Args:
         cfg: the schedule's options, and beside them `lr` (several, the first counts), `max_update` and `max_epoch`.
@@ -34,6 +30,8 @@ class WarmupSchedule:
 
     Attributes:
         NAME: the value of ``--lr-scheduler``.
+        peak: the highest rate.
+        num_updates: that were made.
         best: as fairseq's schedules have it, the least loss in validation; nothing here depends on it.
     """
 
@@ -41,12 +39,39 @@ class WarmupSchedule:
 
     def __init__(self, cfg: Any, optimizer: Any):
         self.cfg, self.optimizer, self.best = cfg, optimizer, None
+        self.peak, self.num_updates = cfg.lr[0], 0
+
+    def rate(self, update: int) -> float:
+        """Learning rate of update number `update`, from 1."""
+        raise NotImplementedError
+
+    def step_update(self, num_updates: int) -> float:
+        """Sets the rate of the update that follows `num_updates` finished ones."""
+        self.num_updates = num_updates
+        self.optimizer.set_lr(self.rate(num_updates + 1))
+        return self.optimizer.get_lr()
+
+    def state_dict(self) -> dict:
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.best = state_dict["best"]
+
+
+class WarmupSchedule(Schedule):
+    """The rate of each of T updates.
+
+    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is smaller. The
+    checkpoint keeps it, so that a resumed run continues the same schedule. Shards of unequal size need
+    ``--max-update``.
+    """
+
+    def __init__(self, cfg: Any, optimizer: Any):
+        super().__init__(cfg, optimizer)
         if not 0 <= cfg.warmup_ratio <= 1:
             raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must lie in [0, 1]")
         if not cfg.max_update and not cfg.max_epoch:
             raise UserError(f"--lr-scheduler {self.NAME} needs --max-update or --max-epoch to know where zero is")
-        self.peak = cfg.lr[0]
-        self.num_updates = 0
         self.updates_from_epochs: Optional[int] = None
 
     @property
@@ -67,22 +92,16 @@ class WarmupSchedule:
     def warmup_updates(self) -> int:
         return math.ceil(self.cfg.warmup_ratio * self.total_updates)
 
-    def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
-        raise NotImplementedError
-
     def step_update(self, num_updates: int) -> float:
-        """Sets the rate of the update that follows `num_updates` finished ones."""
+        """Sets it, once the total is known."""
         self.num_updates = num_updates
-        if self.total_updates is not None:
-            self.optimizer.set_lr(self.rate(num_updates + 1))
-        return self.optimizer.get_lr()
+        return self.optimizer.get_lr() if self.total_updates is None else super().step_update(num_updates)
 
     def state_dict(self) -> dict:
-        return {"best": self.best, "updates_from_epochs": self.updates_from_epochs}
+        return {**super().state_dict(), "updates_from_epochs": self.updates_from_epochs}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        self.best = state_dict["best"]
+        super().load_state_dict(state_dict)
         self.updates_from_epochs = state_dict.get("updates_from_epochs")
 
 
@@ -214,3 +233,26 @@ class WSDSchedule(WarmupSchedule):
             )
         self.warmup = state_dict["warmup"]
         self._refuse_overlap()
+
+
+@dataclass
+class CosineOptions:
+    """Of :class:`CosineSchedule`."""
+
+    warmup_updates: int = option(0, "over which the rate grows linearly")
+    warmup_init_lr: float = option(0.0, "where it begins")
+    min_lr: float = option(0.0, "where the rate ends")
+
+
+class CosineSchedule(Schedule):
+    """As fairseq's schedule of this name, of one period: warm-up, then half a cosine down to ``--min-lr``."""
+
+    NAME = "cosine"
+
+    def rate(self, update: int) -> float:
+        """Learning rate of update number `update`, from 1."""
+        cfg, done = self.cfg, update - 1 - self.cfg.warmup_updates
+        if done < 0:
+            return cfg.warmup_init_lr + (update - 1) * ((self.peak - cfg.warmup_init_lr) / cfg.warmup_updates)
+        share = min(1, done / (cfg.max_update - cfg.warmup_updates)) if cfg.max_update > cfg.warmup_updates else 1
+        return cfg.min_lr + 0.5 * (self.peak - cfg.min_lr) * (1 + math.cos(math.pi * share))

@@ -68,6 +68,19 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
         raise UserError(f"the checkpoint has a weight {lacking[0]} that this model lacks; {advice}")
 
 
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Gives a masked language model a checkpoint's weights, of other heads, or of fewer positions where it may be.
+
+    Raises a UserError where they are not its own, as the functions of this module do.
+    """
+    weights, positions = dict(weights), (model.cfg.max_positions, model.cfg.copy_positions)
+    match_classification_heads(weights, model.classification_heads)
+    match_positions(weights, model.state_dict(), PER_POSITION, *positions)
+    copy_projections(weights, model)
+    check_same_weights(weights, model.state_dict(), model.per_word)
+    model.load_state_dict(weights)
+
+
 def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:
     """Gives a checkpoint that has no projections for global tokens copies of its others, in place, and logs it."""
     found: dict[str, Tensor] = {}

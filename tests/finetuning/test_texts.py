@@ -21,8 +21,9 @@ from lazyformer_fairseq.data.labelled_files import Example, SplitFile
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
+from lazyformer_fairseq.finetuning.encoding import encode_split
 from lazyformer_fairseq.finetuning.metrics import METRICS
-from lazyformer_fairseq.finetuning.texts import GlueCriterion, encode_split
+from lazyformer_fairseq.finetuning.texts import GlueCriterion
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,29 @@
 """One long text as contiguous streams, a row of a batch each, cut into segments (Transformer-XL, section 3.2)."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import option
 from lazyformer_fairseq.storage.indexed_format import read_index
+
+
+@dataclass
+class StreamOptions:
+    """How a language model reads a text."""
+
+    tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass")
+    valid_tgt_len: Optional[int] = option(None, "tokens of a segment in validation; default: as in training")
+    roll: bool = option(False, "each epoch, streams start at places drawn anew")
+    varlen: bool = option(False, "segments of random length: most about --tgt-len, one in twenty half")
 
 
 def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
@@ -167,3 +180,42 @@ class TokenStreams(Dataset):
         """An item is a batch already."""
         (sample,) = samples
         return sample
+
+
+class EpochSegments(EpochBatches):
+    """The segments of streams in order, epoch after epoch, as fairseq-train reads them; every one is a whole batch.
+
+    Args:
+        tokens, rows, tgt_len, eos, pad: as of :class:`TokenStreams`.
+        cut: of every epoch, but for its number.
+    """
+
+    def __init__(self, tokens: np.ndarray, rows: int, tgt_len: int, eos: int, pad: int, cut: Cut = EVEN):
+        self._streams = lambda epoch: TokenStreams(tokens, rows, tgt_len, eos, pad, cut=cut._replace(epoch=epoch))
+        super().__init__(self._streams(1), batch_size=1, shuffle=False)
+
+    @property
+    def indices(self) -> list[np.ndarray]:
+        if self._batches[0] != self.epoch:
+            self.dataset = self._streams(self.epoch)
+            self._batches = self.epoch, [np.array([segment]) for segment in range(len(self.dataset))]
+        return self._batches[1]
+
+
+def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
+    """Raises a UserError where a stream ends before its memory is full."""
+    if mem_len + streams.tgt_len > streams.longest:
+        raise UserError(
+            f"--mem-len {mem_len}: with segments of {streams.tgt_len} tokens (--tgt-len) it is longer than a stream, "
+            f"which has {streams.longest}; give a smaller one, or fewer rows (--batch-size)"
+        )
+
+
+def shape_of(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dict[str, Union[int, str]]:
+    """What a memory must fit: tokens of the text, rows of all workers, tokens of segment and memory.
+
+    And how epochs cut the streams; older checkpoints do not name it.
+    """
+    sizes = {"tokens": len(streams.tokens), "rows": streams.rows, "tgt_len": streams.tgt_len}
+    cut = ", ".join(name for name in ("roll", "varlen") if getattr(options, name))
+    return {**sizes, "mem_len": mem_len, "cut": cut}

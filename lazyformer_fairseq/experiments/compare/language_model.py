@@ -1,18 +1,20 @@
 """Causal language modelling: perplexity over every token, and latency at batch 1."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams, open_tokens
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob, unigram_bits
-from lazyformer_fairseq.experiments.trainings import CHECKPOINT
+from lazyformer_fairseq.experiments.lessons import Network, Streams
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.costs.latency import measure, next_segment
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.measure.stepwise import CHECKPOINT, StepwiseTraining
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.kinds import CausalSizes
 from lazyformer_fairseq.report.numbers import spread
 
@@ -24,24 +26,28 @@ ROWS = 64  # of an evaluation
 class LanguageModel(ComparedTask):
     """Trains on streams of text, with memory."""
 
-    def task_words(self) -> list[str]:
-        words = [self.settings.data, "--task", "stream_language_modeling", "--criterion", "causal_lm"]
-        return [*words, "--tgt-len", str(self.settings.sizes["tgt_len"])]
+    OPTIONS = (CausalLMOptions, StreamOptions)
 
-    def model_words(self, spec: ModelSpec) -> list[str]:
+    def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Streams:
         """Pre-norm by default, as in the PAR paper's equations 1 and 2: post-norm needs far more updates of Adam than a
         miniature gets to learn more than word frequencies.
         """
         sizes = self.settings.sizes
-        return [
-            *("--arch", "lazyformer_lm", *(["--decoder-normalize-before"] if self.settings.normalize_before else [])),
-            *("--sublayer-pattern", spec.pattern, "--mem-len", str(sizes["mem_len"])),
-            *("--dropout", str(sizes["dropout"]), "--attention-dropout", "0", "--activation-dropout", "0"),
-            *("--decoder-embed-dim", str(spec.embed_dim)),
-            *("--decoder-ffn-embed-dim", str(spec.ffn_embed_dim)),
-            *("--decoder-attention-heads", str(spec.heads)),
-            *("--adaptive-softmax-cutoff", ",".join(map(str, sizes["adaptive_softmax_cutoff"]))),
-        ]
+        options = CausalLMOptions(
+            sublayer_pattern=spec.pattern,
+            decoder_embed_dim=spec.embed_dim,
+            decoder_ffn_embed_dim=spec.ffn_embed_dim,
+            decoder_attention_heads=spec.heads,
+            decoder_normalize_before=self.settings.normalize_before,
+            mem_len=sizes["mem_len"],
+            dropout=sizes["dropout"],
+            attention_dropout=0.0,
+            activation_dropout=0.0,
+            adaptive_softmax_cutoff=",".join(map(str, sizes["adaptive_softmax_cutoff"])),
+        )
+        network = Network(replace(options, **self.given(CausalLMOptions)))
+        text = {"tgt_len": sizes["tgt_len"], **self.given(StreamOptions)}
+        return Streams(network, self.settings.data, sizes["batch_size"], seed, text)
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> CausalSizes:
         of_all = (vocab_size, spec.embed_dim, spec.ffn_embed_dim, spec.heads)
@@ -107,4 +113,4 @@ class LanguageModel(ComparedTask):
         """With the lengths of training."""
         sizes, tokens = self.settings.sizes, open_tokens(Path(self.settings.data) / split)[:most]
         lengths = {"tgt_len": sizes["tgt_len"], "mem_len": sizes["mem_len"], "batch_size": ROWS}
-        return evaluate(training.trainer.model, tokens, training.task.source_dictionary.eos(), **lengths)
+        return evaluate(training.model, tokens, training.lesson.dictionary.eos(), **lengths)

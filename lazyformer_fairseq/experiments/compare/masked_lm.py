@@ -1,28 +1,29 @@
 """Masked language modelling, on fixed blocks under fixed masks; and made tasks with long inputs, ListOps and pairs."""
 
-import logging
 import math
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 import torch
-from fairseq import options, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.tasks import FairseqTask, setup_task
 from torch.nn import functional as F
 
+from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, open_masked_text
 from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic
+from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob, unigram_bits
+from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network
 from lazyformer_fairseq.experiments.trainings import Job, Training
-from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders
-from lazyformer_fairseq.finetuning import fairseq_task
+from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.measure.stepwise import Lesson, StepwiseTraining, moved
+from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, sizes_of
 
@@ -33,36 +34,46 @@ BATCH = 32  # blocks
 class MaskedLM(ComparedTask):
     """Trains on FULL-SENTENCES blocks."""
 
+    OPTIONS = (MaskedLMOptions, MaskedTextOptions)
+
     @property
     def longest(self) -> int:
         """Tokens of an input."""
         return self.settings.sizes["tokens_per_sample"]
 
-    def task_words(self) -> list[str]:
-        words = [self.settings.data, "--task", "full_sentences_masked_lm", "--criterion", "masked_lm_accuracy"]
-        return [*words, "--tokens-per-sample", str(self.longest)]
+    def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Lesson:
+        text = {"tokens_per_sample": self.longest, **self.given(MaskedTextOptions)}
+        settings = self.settings
+        return MaskedBlocks(self.network(spec), settings.data, settings.sizes["batch_size"], seed, updates, text)
 
-    def model_words(self, spec: ModelSpec) -> list[str]:
-        dropout = str(self.settings.sizes["dropout"])
-        words = [
-            *("--encoder-embed-dim", str(spec.embed_dim)),
-            *("--encoder-ffn-embed-dim", str(spec.ffn_embed_dim)),
-            *("--encoder-attention-heads", str(spec.heads), "--max-positions", str(self._positions(spec))),
-            *("--dropout", dropout, *(["--encoder-normalize-before"] if self.settings.normalize_before else [])),
-        ]
+    def network(self, spec: ModelSpec) -> Network:
+        """What builds a model, ours or from elsewhere."""
+        sizes = {
+            "encoder_embed_dim": spec.embed_dim,
+            "encoder_ffn_embed_dim": spec.ffn_embed_dim,
+            "encoder_attention_heads": spec.heads,
+            "max_positions": self._positions(spec),
+            "dropout": self.settings.sizes["dropout"],
+        }
         if spec.what == "fairseq":
-            without = ("--attention-dropout", "0", "--activation-dropout", "0")
-            return ["--arch", spec.arch, "--encoder-layers", str(spec.layers), *without, *words]
-        if spec.what == "huggingface":
-            # A BERT has its norms behind sublayers, and no option for it.
-            words = [word for word in words if word != "--encoder-normalize-before"]
-            return ["--arch", spec.arch, "--encoder-layers", str(spec.layers), *words]
-        attention = str(self._own_options(spec).get("attention_dropout", 0))
-        return [
-            *("--arch", "lazyformer", "--sublayer-pattern", spec.pattern, *words),
-            *("--relative-position-buckets", str(self._buckets(spec)), "--attention-dropout", attention),
-            *(word for name, value in self._parts(spec).items() for word in _words(name, value)),
-        ]
+            needs_fairseq(f"--model {spec.name}=fairseq:{spec.arch}")
+            more = {"encoder_layers": spec.layers, "attention_dropout": 0, "activation_dropout": 0}
+            words = [word for name, value in {**sizes, **more}.items() for word in _words(name, value)]
+            before = ["--encoder-normalize-before"] * self.settings.normalize_before
+            words += [word for name, value in self.given(MaskedLMOptions).items() for word in _words(name, value)]
+            return Network(("--arch", spec.arch, *words, *before))
+        given = self.given(MaskedLMOptions)
+        if spec.what == "huggingface":  # a BERT has its norms behind sublayers, and no option for it
+            if unknown := given.keys() - {each.name for each in fields(HuggingFaceBertOptions)}:
+                raise UserError(f"--{min(unknown).replace('_', '-')}: hf:bert has no such option")
+            return Network(HuggingFaceBertOptions(**{**sizes, "encoder_layers": spec.layers, **given}))
+        options = {
+            **{**sizes, "sublayer_pattern": spec.pattern, "encoder_normalize_before": self.settings.normalize_before},
+            "relative_position_buckets": self._buckets(spec),
+            "attention_dropout": self._own_options(spec).get("attention_dropout", 0.0),
+            **{**self._parts(spec), **given},
+        }
+        return Network(read_options(MaskedLMOptions, options))
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> EncoderSizes:
         widths = {"embed_dim": spec.embed_dim, "ffn_embed_dim": spec.ffn_embed_dim, "attention_heads": spec.heads}
@@ -78,16 +89,16 @@ class MaskedLM(ComparedTask):
     @property
     def predicted(self) -> int:
         """Tokens of an input that the head sees."""
-        return max(1, round(self.longest * self._task.cfg.mask_prob))
+        return max(1, round(self.longest * self._text.masking.probability))
 
     def measure(self, training: StepwiseTraining) -> dict[str, float]:
         """`loss`, bits a masked piece, and `accuracy`, percent of these."""
-        model = training.trainer.model
-        nats = right = predicted = 0.0
-        device, pad = next(model.parameters()).device, self._task.dictionary.pad()
-        with utils.model_eval(model), torch.inference_mode():
+        model, pad = training.model, self._text.special.pad
+        was_training, nats, right, predicted = model.training, 0.0, 0, 0
+        model.eval()
+        with torch.inference_mode():
             for batch in self._batches:
-                sample = utils.move_to_cuda(batch, device) if device.type == "cuda" else batch
+                sample = moved(batch, training.device)
                 is_masked = sample["target"].ne(pad)
                 targets = sample["target"][is_masked]
                 # As in training: fairseq's own models take a mask, ours and those of transformers places.
@@ -96,11 +107,12 @@ class MaskedLM(ComparedTask):
                 nats += F.cross_entropy(logits, targets, reduction="sum").item()
                 right += (logits.argmax(-1) == targets).sum().item()
                 predicted += len(targets)
+        model.train(was_training)
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
         """Unigram entropy of the words that are to be found in validation, and how many these are."""
-        pad = self._task.dictionary.pad()
+        pad = self._text.special.pad
         targets = torch.cat([batch["target"].flatten() for batch in self._batches])
         targets = targets[targets.ne(pad)].numpy()
         return {
@@ -113,20 +125,15 @@ class MaskedLM(ComparedTask):
         }
 
     @cached_property
-    def _task(self) -> FairseqTask:
+    def _text(self) -> MaskedText:
         """Apart from the trainings': it validates all of them."""
-        any_model = next(iter(self.settings.specs.values()))
-        words = self.command(any_model, SEED, self.settings.rates[0], updates=1)
-        words += ["--train-subset", "valid", "--no-save"]
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words))
-        return setup_task(cfg.task)
+        text = {"tokens_per_sample": self.longest, **self.given(MaskedTextOptions)}
+        return open_masked_text(self.settings.data, SEED, max_update=1, **text)
 
     @cached_property
     def _batches(self) -> list[dict]:
         """Blocks from all over the validation split, as many as hold `validation_tokens`; their masks never change."""
-        self._task.load_dataset("valid")
-        blocks = self._task.datasets["valid"]
-        blocks.seed = SEED
+        blocks = self._text.split("valid").now
         mean = blocks.sizes.sum() / len(blocks)
         count = min(len(blocks), max(1, round(self.settings.validation_tokens / mean)))
         chosen = np.linspace(0, len(blocks) - 1, count).round().astype(int)
@@ -153,7 +160,7 @@ class MaskedLM(ComparedTask):
 
 
 PRETRAINING_RATE, MASKED = 1e-3, 0.15
-VALIDATION = ("--batch-size-valid", "64")
+VALIDATION = 64  # inputs
 
 
 class MaskFilling(Training):
@@ -165,8 +172,9 @@ class MaskFilling(Training):
 
 
 class Diagnostic(MaskedLM):
-    """Trains on a folder of `lazyformer diagnostics`, which fairseq's task ``glue`` reads."""
+    """Trains on a folder of `lazyformer diagnostics`."""
 
+    OPTIONS = (MaskedLMOptions,)
     predicted = 0
 
     @cached_property
@@ -180,21 +188,23 @@ class Diagnostic(MaskedLM):
     def longest(self) -> int:
         return max(counts["longest"] for counts in self.prepared.manifest["splits"].values())
 
-    def task_words(self) -> list[str]:
-        words = [self.settings.data, "--task", "glue", "--criterion", "glue"]
-        return [*words, "--pooler-dropout", str(self.settings.sizes["dropout"]), *VALIDATION]
+    def lesson(self, spec: ModelSpec, seed: int, updates: int) -> LabelledTexts:
+        sizes = self.settings.sizes
+        network = replace(self.network(spec).options, pooler_dropout=sizes["dropout"], **self.given(MaskedLMOptions))
+        found = LabelledTexts(Network(network), self.settings.data, sizes["batch_size"], seed)
+        return replace(found, batch_size_valid=VALIDATION)
 
     def pretraining(self, spec: ModelSpec, seed: int, folder: Path) -> Optional[Job]:
         """Fills masks in the task's own training inputs (Amos et al., 2023), each of them a block."""
         if not spec.pretrain:
             return None
-        words = [self.settings.data, "--task", "inputs_masked_lm", "--criterion", "masked_lm_accuracy"]
-        words += ["--tokens-per-sample", str(self.longest), "--mask-prob", str(MASKED), *VALIDATION]
-        command = self.command(spec, seed, PRETRAINING_RATE, spec.pretrain, words)
-        return Job(f"{spec.name} masks", tuple(command), folder, spec.pretrain, group=seed)
+        text, sizes = {"tokens_per_sample": self.longest, "mask_prob": MASKED}, self.settings.sizes
+        lesson = MaskedBlocks(self.network(spec), self.settings.data, sizes["batch_size"], seed, spec.pretrain, text)
+        lesson = replace(lesson, whole_inputs=True, batch_size_valid=VALIDATION)
+        learning = self.learning(seed, PRETRAINING_RATE, spec.pretrain)
+        return Job(f"{spec.name} masks", lesson, learning, folder, spec.pretrain, group=seed)
 
     def open_training(self, job: Job) -> Training:
-        logging.getLogger(fairseq_task.__name__).setLevel(logging.ERROR)  # that weights are random is meant here
         return super().open_training(job) if isinstance(job, CompareJob) else MaskFilling(job)
 
     def measure(self, training: StepwiseTraining) -> dict[str, float]:

@@ -19,11 +19,11 @@ from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept
-from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, train
+from lazyformer_fairseq.experiments.trainings import Job, train
 from lazyformer_fairseq.measure.costs.flops import count_other_parameters, count_parameters
 from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.costs.machine import record
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.measure.stepwise import CHECKPOINT, StepwiseTraining
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.progress import Progress
@@ -120,12 +120,13 @@ class Jobs:
         return self._job(name, seed, rate, updates, f"tries/{name}-rate{rate:g}")
 
     def _job(self, name: str, seed: int, rate: float, updates: int, folder: str) -> CompareJob:
-        spec = self.specs[self.lengths[name][0]]
-        command, of_all = self.compared.command(spec, seed, rate, updates), {"spec": spec, "seed": seed, "rate": rate}
-        before = self.compared.pretraining(spec, seed, self.folder / "pretraining" / f"{spec.name}-seed{seed}")
+        compared, spec = self.compared, self.specs[self.lengths[name][0]]
+        lesson, of_all = compared.lesson(spec, seed, updates), {"spec": spec, "seed": seed, "rate": rate}
+        before = compared.pretraining(spec, seed, self.folder / "pretraining" / f"{spec.name}-seed{seed}")
         if before is not None:
-            command += ["--finetune-from-model", str(before.folder / CHECKPOINT)]
-        return CompareJob(name, tuple(command), self.folder / folder, updates, seed, before=before, **of_all)
+            lesson.begins_with = before.folder / CHECKPOINT
+        learning = compared.learning(seed, rate, updates)
+        return CompareJob(name, lesson, learning, self.folder / folder, updates, seed, before=before, **of_all)
 
 
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
@@ -166,23 +167,28 @@ def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
 
     The peak is of two updates: weights, gradients, the optimizer's state, and what the backward pass keeps.
     """
-    settings, made = compared.settings, []
+    made: list[StepwiseTraining] = []
 
     def some_updates() -> None:
-        command = compared.command(spec, settings.seeds[0], settings.rates[0], UPDATES_MEASURED)
-        made.append(StepwiseTraining(command, Path(folder)))
+        made.append(_training(compared, spec, UPDATES_MEASURED, Path(folder)))
         for _ in range(UPDATES_MEASURED):
             made[0].update()
 
     with TemporaryDirectory() as folder:
-        peak = peak_memory(some_updates, settings.device)
+        peak = peak_memory(some_updates, compared.settings.device)
     (training,) = made
     return {
         "parameters": training.parameters,
-        "parameters_without_embeddings": training.parameters - _in_embeddings(training.trainer.model),
-        "flops_per_update": compared.flops_of_update(spec, len(training.task.source_dictionary)),
+        "parameters_without_embeddings": training.parameters - _in_embeddings(training.model),
+        "flops_per_update": compared.flops_of_update(spec, len(training.lesson.dictionary)),
         "peak_memory_bytes": peak,
     }
+
+
+def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> StepwiseTraining:
+    """One that counts for nothing."""
+    seed, rate = compared.settings.seeds[0], compared.settings.rates[0]
+    return StepwiseTraining(compared.lesson(spec, seed, updates), compared.learning(seed, rate, updates), folder)
 
 
 def _in_embeddings(model: nn.Module) -> int:
@@ -272,12 +278,9 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
 
 def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, float]:
     """Median milliseconds of an update by model; all take turns, with updates of their own that count for nothing."""
-    settings, trial = compared.settings, TRIAL_WARM_UP + TRIAL_UPDATES
+    trial = TRIAL_WARM_UP + TRIAL_UPDATES
     with TemporaryDirectory() as folder:
-        trainings = {}
-        for name, spec in specs.items():
-            command = compared.command(spec, settings.seeds[0], settings.rates[0], trial)
-            trainings[name] = StepwiseTraining(command, Path(folder) / name)
+        trainings = {name: _training(compared, spec, trial, Path(folder) / name) for name, spec in specs.items()}
         for _ in Progress(range(trial), desc="trial", unit=" updates", leave=False):
             for training in trainings.values():
                 training.update()

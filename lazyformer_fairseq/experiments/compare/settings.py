@@ -53,7 +53,7 @@ class Task:
     def load(self, settings: Any) -> Any:
         """The :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` of a comparison's settings.
 
-        Loads torch and fairseq.
+        Loads torch.
         """
         return pkgutil.resolve_name(f"{__package__}.{self.implementation}")(settings)
 
@@ -136,31 +136,30 @@ class Recipe:
         help: one line.
         warmup_ratio: share of the updates until the highest rate.
         decayed_to: share of the highest rate that is left in the end.
-        options: of fairseq-train.
+        optimizer, options: as fairseq-train's options of these names.
     """
 
     help: str
     warmup_ratio: float
     decayed_to: float
-    options: str
+    optimizer: str
+    options: Mapping[str, Any]
 
-    def schedule(self, rate: float, updates: int) -> list[str]:
-        """Options of fairseq-train for a training of so many updates."""
+    def schedule(self, rate: float, updates: int) -> tuple[str, dict[str, Any]]:
+        """Its name and options, for a training of so many updates."""
         if not self.decayed_to:
-            return ["--lr-scheduler", "linear_warmup", "--warmup-ratio", str(self.warmup_ratio), "--lr", str(rate)]
-        warmup = ["--warmup-updates", str(round(self.warmup_ratio * updates)), "--warmup-init-lr", "0"]
-        return ["--lr-scheduler", "cosine", *warmup, "--lr", str(rate), "--min-lr", str(self.decayed_to * rate)]
+            return "linear_warmup", {"warmup_ratio": self.warmup_ratio}
+        return "cosine", {"warmup_updates": round(self.warmup_ratio * updates), "min_lr": self.decayed_to * rate}
 
 
 RECIPES = {
-    "adam": Recipe(
-        "Adam (0.9, 0.98), linear decay to zero", 0.1, 0.0, "--optimizer fused_adam --adam-betas (0.9,0.98)"
-    ),
+    "adam": Recipe("Adam (0.9, 0.98), linear decay to zero", 0.1, 0.0, "fused_adam", {"adam_betas": "(0.9,0.98)"}),
     "nvidia": Recipe(
         "LAMB, cosine decay to a tenth, as NVIDIA's Transformer-XL",
         0.025,
         0.1,
-        "--optimizer nvlamb --weight-decay 0 --max-weight-norm 10 --no-bias-correction",
+        "nvlamb",
+        {"weight_decay": 0.0, "max_weight_norm": 10.0, "no_bias_correction": True},
     ),
 }
 

@@ -1,18 +1,20 @@
 """What a task does for a comparison, and the training of one of its models."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 
-from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.measure.stepwise import Learning, Lesson, StepwiseTraining
+from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES, row_of
+from lazyformer_fairseq.options import option, read_words
 from lazyformer_fairseq.patterns.kinds import Sizes
 
 POINTS = 10  # of a curve
@@ -36,12 +38,26 @@ class CompareJob(Job):
         return f"{self.name}, seed {self.seed}, rate {self.rate:g}"
 
 
+@dataclass
+class Chosen:
+    """What a user may change of a recipe."""
+
+    optimizer: str = option(None, "", choices=tuple(OPTIMIZERS))
+    lr_scheduler: str = option(None, "", choices=tuple(SCHEDULES))
+    clip_norm: float = option(None, "", low=0)
+
+
 class ComparedTask(ABC):
     """Trains and measures the models of one comparison.
 
     Args:
         settings: of the comparison.
+
+    Attributes:
+        OPTIONS: dataclasses of the options of its models and text, as fairseq-train takes them.
     """
+
+    OPTIONS: ClassVar[tuple[type, ...]]
 
     def __init__(self, settings: CompareSettings):
         self.settings = settings
@@ -58,12 +74,8 @@ class ComparedTask(ABC):
         return None
 
     @abstractmethod
-    def task_words(self) -> list[str]:
-        """Options of fairseq-train that choose task, data and criterion; the data first."""
-
-    @abstractmethod
-    def model_words(self, spec: ModelSpec) -> list[str]:
-        """Options of fairseq-train that build the model."""
+    def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Lesson:
+        """What a model learns in so many updates."""
 
     @abstractmethod
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> Sizes:
@@ -93,23 +105,44 @@ class ComparedTask(ABC):
         """Further costs by name, of the models that the jobs have trained."""
         return {}
 
-    def command(self, spec: ModelSpec, seed: int, rate: float, updates: int, words: Sequence[str] = ()) -> list[str]:
-        """Arguments of the fairseq-train that trains a model, without its folder.
-
-        Args:
-            words: in place of those of the task.
-        """
+    def learning(self, seed: int, rate: float, updates: int) -> Learning:
+        """How a model learns in so many updates: by the recipe, and what the user's further options say."""
         settings, recipe = self.settings, RECIPES[self.settings.recipe]
-        return [
-            *(*(words or self.task_words()), "--user-dir", str(USER_DIR), *self.model_words(spec)),
-            *(*recipe.options.split(), "--clip-norm", str(settings.row.clip_norm)),
-            *recipe.schedule(rate, updates),
-            *("--batch-size", str(settings.sizes["batch_size"]), "--max-update", str(updates), "--seed", str(seed)),
-            *("--num-workers", "0", "--no-epoch-checkpoints"),
-            *(["--cpu"] if settings.device == "cpu" else []),
-            *([] if settings.precision == "fp32" else [f"--{settings.precision}"]),
-            *settings.fairseq_options,
-        ]
+        schedule, schedule_options = recipe.schedule(rate, updates)
+        chosen = {"optimizer": recipe.optimizer, "lr_scheduler": schedule, **self.given(Chosen)}
+        return Learning(
+            updates,
+            rate,
+            seed,
+            optimizer=chosen["optimizer"],
+            optimizer_options=self._options(OPTIMIZERS[chosen["optimizer"]][1], recipe.options),
+            schedule=chosen["lr_scheduler"],
+            schedule_options=self._options(SCHEDULES[chosen["lr_scheduler"]][1], schedule_options),
+            clip_norm=chosen.get("clip_norm", settings.row.clip_norm),
+            precision=settings.precision,
+            device=settings.device,
+        )
+
+    def _options(self, kind: type, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the recipe that an optimizer or schedule has, and the user's."""
+        known = {each.name for each in fields(kind)}
+        return {**{name: value for name, value in of_recipe.items() if name in known}, **self.given(kind)}
+
+    def given(self, kind: type) -> dict[str, Any]:
+        """The user's further options of a dataclass, by name.
+
+        Raises a UserError for an option that neither models, text, optimizer nor schedule of the comparison have.
+        """
+        words = self.settings.fairseq_options
+        by_name = dict(
+            pairwise(part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word]))
+        )
+        recipe = RECIPES[self.settings.recipe]
+        schedule = recipe.schedule(0.0, 0)[0]
+        rows = (("--optimizer", OPTIMIZERS, recipe.optimizer), ("--lr-scheduler", SCHEDULES, schedule))
+        of_learning = [row_of(flag, row, by_name.get(flag, usual))[1] for flag, row, usual in rows]
+        found = read_words(words, *self.OPTIONS, Chosen, *of_learning)
+        return {each.name: found[each.name] for each in fields(kind) if each.name in found}
 
     def data_files(self) -> dict[str, Path]:
         """What the models read, for checksums, by a name that does not depend on where the data lies."""
@@ -133,7 +166,7 @@ class ComparedTraining(Training):
         super().__init__(job)
         self.compared = compared
         self.points = frozenset(points(job.updates, POINTS))
-        self.flops_of_update = compared.flops_of_update(job.spec, len(self.task.source_dictionary))
+        self.flops_of_update = compared.flops_of_update(job.spec, len(self.lesson.dictionary))
 
     def measure(self) -> Mapping[str, float]:
         found = self.compared.measure(self)

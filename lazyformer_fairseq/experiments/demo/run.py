@@ -1,11 +1,9 @@
 """The whole demo: text, two tiny models side by side, fine-tuning, table, picture. What is done already is reused."""
 
-import logging
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, Optional
@@ -19,23 +17,25 @@ from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.data.glue import find_task
 from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.text.normalisation import TextSettings
-from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, DemoSettings
+from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, SAME_FOR_BOTH, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.folder import experiment, kept
-from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, train_in_turn
-from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
+from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network
+from lazyformer_fairseq.experiments.trainings import Job, Training, train_in_turn
+from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning
+from lazyformer_fairseq.modules.networks.options import options_of_arch
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.trained.hub import LazyFormerHub
+from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
 # Shares of the clock at which a stage must be over. Text and vocabulary come first and take what they take; the last
 # share is for the report.
 PRETRAINED_BY, FINETUNED_BY = 0.74, 0.86
-ANSWERS = 5
+ANSWERS, CLIP_NORM = 5, 1.0
 WORD_TO_MASK = re.compile(r"\b[a-z]{2,}\b")
 
 Results = Mapping[str, Mapping[str, Any]]  # by model
@@ -52,7 +52,7 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
     torch.set_num_threads(1)  # a second one gains nothing at this size, and waits where another process runs
-    with experiment(folder, settings, "a demo", "data"), _without_log():
+    with experiment(folder, settings, "a demo", "data"):
         data, task = folder / "data", folder / "acceptability"
         clock = Clock(settings.minutes, folder / "clock.json")
         try:
@@ -93,17 +93,6 @@ class Clock:
         write_json(self._path, {"seconds": self.seconds})
 
 
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """Of fairseq."""
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def prepare(settings: DemoSettings, data: Path, task: Path) -> None:
     """Fills the two folders, unless they are there, from the user's text or Python's prose."""
     if data.exists() and task.exists():
@@ -124,7 +113,7 @@ class DemoTraining(Training):
     """The training of a model of MODELS.
 
     Args:
-        measures: of a validation, by fairseq's names.
+        measures: of a validation.
         clock: kept with each checkpoint.
     """
 
@@ -136,8 +125,8 @@ class DemoTraining(Training):
     def plan(self, total: int) -> None:
         """The learning rate is to be zero after `total` updates."""
         self.total = total
-        self.trainer.lr_scheduler.cfg.max_update = total
-        self.trainer.lr_step_update()
+        self.schedule.cfg.max_update = total
+        self.schedule.step_update(self.updates)
 
     def measure(self) -> dict[str, float]:
         """The measures on all that is held out."""
@@ -152,11 +141,26 @@ class DemoTraining(Training):
         self.clock.keep()
 
 
+def network_of(name: str) -> Network:
+    """What builds a model of MODELS."""
+    arch, sizes = MODELS[name]
+    return Network(options_of_arch(arch, **SAME_FOR_BOTH, **sizes))
+
+
 def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
     """Pre-trains all MODELS, or resumes, each in `folder`/NAME; returns what that came to, by model."""
-    jobs = [
-        Job(name, tuple(settings.pretraining_command(name, data)), folder / name, settings.updates) for name in MODELS
-    ]
+    learning = Learning(
+        *(settings.updates, settings.rate, settings.seed),
+        optimizer_options={"adam_betas": "(0.9, 0.98)"},
+        schedule_options={"warmup_ratio": 0.2},
+        clip_norm=CLIP_NORM,
+    )
+    jobs = []
+    for name in MODELS:
+        of_run = settings.sequences, settings.seed, settings.updates
+        text = {"tokens_per_sample": settings.tokens_per_sample}
+        lesson = MaskedBlocks(network_of(name), str(data), *of_run, text, batch_size_valid=128)
+        jobs.append(Job(name, lesson, learning, folder / name, settings.updates))
     trainings = _train_until("pre-training", jobs, ("loss", "accuracy"), clock, PRETRAINED_BY)
     return {
         training.name: {
@@ -176,10 +180,12 @@ def finetune(settings: DemoSettings, task: Path, folder: Path, clock: Clock) -> 
 
     What counts is measured after the last update: none is chosen by the split that it is measured on.
     """
+    updates, schedule = settings.finetuning_updates, {"warmup_ratio": 0.06}
+    learning = Learning(updates, 1e-3, settings.seed, schedule_options=schedule, clip_norm=CLIP_NORM)
     jobs = []
     for name in MODELS:
-        command = settings.finetuning_command(name, task, folder / name / CHECKPOINT)
-        jobs.append(Job(name, tuple(command), folder / "finetuned" / name, settings.finetuning_updates))
+        lesson = LabelledTexts(network_of(name), str(task), 32, settings.seed, "CoLA", folder / name / CHECKPOINT)
+        jobs.append(Job(name, lesson, learning, folder / "finetuned" / name, updates))
     trainings = _train_until("fine-tuning", jobs, ("matthews",), clock, FINETUNED_BY)
     return {
         training.name: {"finetuning_updates": training.updates, "matthews": training.curve["matthews"][-1]}
@@ -252,7 +258,7 @@ def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, 
         f"{settings.tokens_per_sample} tokens, in turn in one process."
     )
     *_, lazy = results
-    hub = LazyFormerModel.from_pretrained(folder / lazy)
+    hub = load(folder / lazy)
     sentences = [row.texts[0] for row in read_split(find_task("CoLA"), task, "valid").examples if row.target == 1]
     rows = fill_masks(hub, sentences, ANSWERS, settings.seed)
     print(f"\n{lazy} fills masks in held-out sentences:\n")

@@ -37,7 +37,7 @@ def search() -> None:
 @click.argument("data")
 @OUT
 @click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--task", type=click.Choice(list(TASKS)), required=True, help="What DATA is for.")
+@click.option("--task", type=click.Choice(TASKS), required=True, help="What DATA is for.")
 @click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
 @click.option(
@@ -73,16 +73,16 @@ def run(
       --method evolution --budgets 0.5,0.6,0.7,0.8,0.9,1.0
     """
     refuse_missing_folders(data)
-    from lazyformer_fairseq.experiments.search.fairseq_model import parse
     from lazyformer_fairseq.experiments.search.latency import read_price_list
+    from lazyformer_fairseq.experiments.search.material import model_options
     from lazyformer_fairseq.experiments.search.run import report_of, run_search
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     names = read_candidates(tuple(candidates))
-    cfg = parse(data, given["task"], given["arch"], given["seed"], given["fairseq_options"])
+    options = model_options(given["task"], given["arch"], given["fairseq_options"])
     settings = SearchSettings(
         data=str(Path(data).absolute()),
-        baseline=choose_baseline(baseline_pattern, sublayers, len(plan(cfg.model.sublayer_pattern))),
+        baseline=choose_baseline(baseline_pattern, sublayers, len(plan(options.sublayer_pattern))),
         candidates=names,
         device=device_named(device),
         **given,

@@ -18,9 +18,10 @@ from torch import Tensor
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, kept
 from lazyformer_fairseq.experiments.search import latency, space, training
-from lazyformer_fairseq.experiments.search.fairseq_model import FairseqSearch, move_to
+from lazyformer_fairseq.experiments.search.material import Material
 from lazyformer_fairseq.experiments.search.settings import CONTROL, SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import SinglePath
+from lazyformer_fairseq.measure.stepwise import moved
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.figures import picture, styles
 from lazyformer_fairseq.report.numbers import spread, with_spread
@@ -62,12 +63,12 @@ def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
         UserError: as :func:`search_in`; settings and data do not fit together; or the evaluations alone cost all
             updates.
     """
-    fairseq = FairseqSearch(settings)
-    fairseq.parts()  # data that does not fit must not leave a folder behind
+    material = Material(settings)
+    material.parts()  # data that does not fit must not leave a folder behind
     _supernets_cost(settings)
 
     def search() -> dict[str, Any]:
-        result = Search(fairseq, path).result()
+        result = Search(material, path).result()
         write_report(result, path)
         return result
 
@@ -102,7 +103,7 @@ class Inheritance:
         losses: in bits a prediction, of the patterns judged so far.
     """
 
-    fairseq: FairseqSearch
+    material: Material
     single: SinglePath
     counting: training.Counting
     batches: int
@@ -110,7 +111,7 @@ class Inheritance:
     losses: dict[space.Subnet, float] = field(default_factory=dict)
 
     def __post_init__(self):
-        self.part = self.fairseq.parts()[1]
+        self.part = self.material.parts()[1]
         if self.file.exists():
             self.losses = {space.subnet_of(text): loss for text, loss in read_json(self.file).items()}
 
@@ -126,7 +127,7 @@ class Inheritance:
         losses: list[Tensor] = []
         count = 0
         for batch in itertools.chain.from_iterable(itertools.islice(self.part.batches(1, 0), self.batches)):
-            loss, predictions = self.fairseq.loss_of(self.single, move_to(batch, self.fairseq.settings.device))
+            loss, predictions = self.material.loss_of(self.single, moved(batch, self.material.settings.device))
             losses.append(loss.double())
             count += int(predictions)
         return float(sum(losses)) / count / math.log(2)
@@ -141,14 +142,14 @@ class Inheritance:
 class Search:
     """The run in a folder, part by part."""
 
-    def __init__(self, fairseq: FairseqSearch, path: Path):
-        self.fairseq, self.settings, self.path = fairseq, fairseq.settings, path
+    def __init__(self, material: Material, path: Path):
+        self.material, self.settings, self.path = material, material.settings, path
         settings = self.settings
         self.prices = settings.prices
         if self.prices is None:
             sublayers = {name: read_sublayer(name) for name in settings.priced}
-            self.prices = latency.prices_of(fairseq, settings.baseline, sublayers, path)
-        self.counting = training.Counting(fairseq)
+            self.prices = latency.prices_of(material, settings.baseline, sublayers, path)
+        self.counting = training.Counting(material)
         self.space = space.Space(settings.candidates, settings.layers, self.prices)
         self.budgets: list[Optional[float]] = sorted(settings.budgets) or [None]
         self.bands = [space.Band(0.0, math.inf)]
@@ -183,12 +184,12 @@ class Search:
 
     def _supernet(self, of_mixtures: bool, folder: Path) -> tuple[training.SupernetTraining, Inheritance]:
         """Trained, and what its patterns inherit."""
-        single = self.fairseq.build_supernet(self.settings.candidates)
-        data, cost = (self.fairseq.loss_of, self.fairseq.parts()), _supernets_cost(self.settings)
+        single = self.material.build_supernet(self.settings.candidates)
+        data, cost = (self.material.loss_of, self.material.parts()), _supernets_cost(self.settings)
         kind = training.MixtureTraining if of_mixtures else training.SubnetTraining
         trained = kind(single, self.settings, *data, cost, self.prices, self.counting)
         trained.run_in(folder)
-        return trained, Inheritance(self.fairseq, single, self.counting, self.settings.judged_batches, folder / JUDGED)
+        return trained, Inheritance(self.material, single, self.counting, self.settings.judged_batches, folder / JUDGED)
 
     def _search(
         self, method: str, supernet: training.SupernetTraining, inheritance: Inheritance, seed: int
@@ -225,7 +226,7 @@ class Search:
                 "predicted": latency.latency_of(self.prices, pattern),
                 "measured": spread([1000 * sample for sample in timing.samples]),
             }
-            for pattern, timing in latency.measure_models(self.fairseq, patterns, latency.ROUNDS_OF_FRONTS).items()
+            for pattern, timing in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items()
         }
 
     def _described(self, front: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:

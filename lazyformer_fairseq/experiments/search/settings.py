@@ -8,11 +8,7 @@ from lazyformer_fairseq.options import check, divided, option
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, producers, read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
 
-# Task, criterion, and the model whose architectures fit them.
-TASKS = {
-    "masked-lm": ("full_sentences_masked_lm", "masked_lm_accuracy", "lazyformer"),
-    "language-model": ("stream_language_modeling", "causal_lm", "lazyformer_lm"),
-}
+TASKS = ("masked-lm", "language-model")
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of a front, unless others are given
 CONTROL = "random"
 

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.fairseq_model import ARCHITECTURE_SHARE, FairseqSearch, Part, move_to
 from lazyformer_fairseq.experiments.search.latency import REST, Prices, expected_latency, latency_of
+from lazyformer_fairseq.experiments.search.material import ARCHITECTURE_SHARE, Material, Part
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Space, Subnet
 from lazyformer_fairseq.experiments.search.supernet import SinglePath
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
+from lazyformer_fairseq.measure.stepwise import moved
 from lazyformer_fairseq.optim.optimizers import Lamb
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.progress import Progress
@@ -63,11 +64,11 @@ class Cost:
 class Counting:
     """FLOPs of a search's forward passes, in forward passes of the baseline."""
 
-    def __init__(self, fairseq: FairseqSearch):
-        settings = fairseq.settings
-        _, network = fairseq.build_model(settings.baseline)
-        self.sizes, lengths = network.sizes, fairseq.training_lengths
-        predicted = round(fairseq.predicted_share * lengths[0])
+    def __init__(self, material: Material):
+        settings = material.settings
+        _, network = material.build_model(settings.baseline)
+        self.sizes, lengths = network.sizes, material.training_lengths
+        predicted = round(material.predicted_share * lengths[0])
         self.baseline = count_flops(settings.baseline, self.sizes, *lengths, predicted=predicted)
         names = {*settings.candidates, *split_sublayers(settings.baseline)}
         each = {name: count_sublayer_flops(read_sublayer(name), self.sizes, *lengths) for name in names}
@@ -228,7 +229,7 @@ class SupernetTraining(ABC):
         """Of the mean loss over the pieces of a batch, and of what `price` adds. Returns as :meth:`update` does."""
         found = []
         for piece in pieces:
-            loss, count = self.loss_of(model, move_to(piece, self.settings.device))
+            loss, count = self.loss_of(model, moved(piece, self.settings.device))
             mean = loss / count
             ((mean if price is None else mean + price()) / len(pieces)).backward()
             found.append((loss.detach(), torch.as_tensor(count).detach()))

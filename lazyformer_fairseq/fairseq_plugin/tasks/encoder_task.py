@@ -8,12 +8,10 @@ import numpy as np
 import torch.distributed
 from fairseq.data import Dictionary, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.data import BatchSize, ExactEpochBatchIterator
 
@@ -62,14 +60,6 @@ class EncoderTask(FairseqTask):
         if isinstance(iterator, ExactEpochBatchIterator):  # as in every run; without one there is nothing to resume
             iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
         return iterator
-
-
-def check_takes_documents(model: BaseFairseqModel, option: str) -> None:
-    """Raises a UserError for a model that would let documents in a row see each other, or cannot compile them."""
-    if not getattr(model, "takes_documents", False):
-        raise UserError(f"{option}: is for encoders of this package; leave it out")
-    if model.compiles:
-        raise UserError(f"--compile: with {option} each batch has shapes of its own; leave one of the two out")
 
 
 def dictionary_of(folder: str) -> Dictionary:

@@ -23,6 +23,7 @@ from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
+from lazyformer_fairseq.modules.networks.documents import check_takes_documents
 from lazyformer_fairseq.storage.indexed_format import is_older_format
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         """
         model = super().build_model(cfg, from_checkpoint)
         if self.cfg.within_documents:
-            encoder_task.check_takes_documents(model, "--within-documents")
+            check_takes_documents(model, "--within-documents")
         if self.cfg.next_sentence:
             if not hasattr(model, "register_next_sentence_head"):
                 raise UserError("--next-sentence: is for encoders of this package; leave it out")

@@ -8,108 +8,42 @@ empty at its start.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
-import torch
 from fairseq.data import Dictionary, FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
-from torch import Tensor, distributed
 
-from lazyformer_fairseq.data.datasets.token_streams import EVEN, Cut, TokenStreams, open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import (
+    EVEN,
+    Cut,
+    StreamOptions,
+    TokenStreams,
+    check_memory_fits,
+    open_tokens,
+    shape_of,
+)
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask, dictionary_of
+from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, Shape, with_memory
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.storage.indexed_format import check_items
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_KEY = "stream_memory"  # in a checkpoint's extra_state
-
 
 @dataclass
-class StreamLanguageModelingConfig(ReliabilityConfig):
+class StreamLanguageModelingConfig(as_fairseq_reads(StreamOptions, "StreamConfig"), ReliabilityConfig):
     data: str = option(MISSING, "folder that lazyformer lm prepare wrote")
-    tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass")
-    valid_tgt_len: Optional[int] = option(None, "tokens of a segment in validation; default: as in training")
-    roll: bool = option(False, "each epoch, streams start at places drawn anew")
-    varlen: bool = option(False, "segments of random length: most about --tgt-len, one in twenty half")
     train_subset: str = II("dataset.train_subset")
-
-
-Shape = Mapping[str, Union[int, str]]  # what must be equal for a memory to fit, by name
-
-
-class CarriedMemory:
-    """Follows streams from segment to segment. After a jump in the text it starts empty, never with a wrong past.
-
-    Attributes:
-        memory: of the segments before `next_segment`.
-        next_segment: the segment that reads the memory.
-    """
-
-    def __init__(self) -> None:
-        self.memory = StreamMemory()
-        self.next_segment = 0
-
-    def before(self, segment: int) -> StreamMemory:
-        """The memory to read `segment` with: empty at the start of the text (each epoch's) and after a jump."""
-        if segment != self.next_segment and segment and self.memory.length:
-            logger.warning(
-                f"the data continues at segment {segment}, but the memory ends before {self.next_segment}: streams "
-                "start with empty memory"
-            )
-        if segment != self.next_segment or segment == 0:
-            self.memory.clear()
-        return self.memory
-
-    def has_read(self, segment: int) -> None:
-        """Records that the memory holds `segment` too. Numbers that are not finite become 0, for they would spread."""
-        self.memory.states = [torch.nan_to_num(state, 0.0, 0.0, 0.0) for state in self.memory.states]
-        self.next_segment = segment + 1
-
-    def gather(self, shape: Shape) -> Optional[dict[str, Any]]:
-        """Returns what a checkpoint keeps: numbers and tensors (rows of all workers, M, C). All workers must call it.
-
-        Returns:
-            None on all workers but the first, and where the workers' memories differ in length.
-        """
-        states = [state.detach() for state in self.memory.states]
-        if distributed.is_initialized() and distributed.get_world_size() > 1:
-            lengths: list[Any] = [None] * distributed.get_world_size()
-            distributed.all_gather_object(lengths, (self.next_segment, self.memory.length))
-            if len(set(lengths)) > 1:
-                logger.warning("the workers' memories are of different length, so the checkpoint keeps none")
-                return None
-            states = [_gather_rows(state) for state in states]
-            if distributed.get_rank() > 0:
-                return None
-        return {**shape, "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
-
-    def restore(self, saved: dict[str, Any], shape: Shape, rows: slice) -> None:
-        """Takes this worker's `rows` of what :meth:`gather` gave; if that does not fit, warns and stays empty."""
-        pairs = {name: (saved.get(name, ""), value) for name, value in shape.items()}
-        if odd := [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]:
-            logger.warning(f"the checkpoint's memory does not fit ({'; '.join(odd)}): streams start with empty memory")
-            return self.memory.clear()
-        self.memory.load_state_dict({"states": [state[rows].clone() for state in saved["states"]]})
-        self.next_segment = saved["next_segment"]
-        logger.info("restored a memory of %d tokens a stream from the checkpoint", self.memory.length)
-
-
-def _gather_rows(state_BMC: Tensor) -> Tensor:
-    """On the first worker the rows of all workers, elsewhere its own. Once a sublayer: all may not fit a GPU."""
-    world, first = distributed.get_world_size(), distributed.get_rank() == 0
-    parts = [torch.empty_like(state_BMC) for _ in range(world)] if first else None
-    distributed.gather(state_BMC.contiguous(), parts, dst=0)
-    return torch.cat(parts).cpu() if first else state_BMC
 
 
 class _Text(FairseqDataset):
@@ -240,17 +174,17 @@ class StreamLanguageModelingTask(EncoderTask):
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """fairseq's step, with the memory of the segments before; a dummy batch leaves no memory."""
         if ignore_grad:  # a dummy, so that this worker keeps step with others
-            sample = _with_memory(sample, StreamMemory())
+            sample = with_memory(sample, StreamMemory())
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
         self._restore_memory()
         self.validation.memory.clear()  # it is done, and its memory is large
-        sample = _with_memory(sample, self.training.before(sample["segment"]))
+        sample = with_memory(sample, self.training.before(sample["segment"]))
         result = super().train_step(sample, model, criterion, optimizer, update_num)
         self.training.has_read(sample["segment"])
         return result
 
     def valid_step(self, sample, model, criterion):
-        sample = _with_memory(sample, self.validation.before(sample["segment"]))
+        sample = with_memory(sample, self.validation.before(sample["segment"]))
         result = super().valid_step(sample, model, criterion)
         self.validation.has_read(sample["segment"])
         return result
@@ -296,24 +230,4 @@ class StreamLanguageModelingTask(EncoderTask):
             self.training.restore(saved, self._shape(), slice(first, first + self._streams.rows_of_shard))
 
     def _shape(self) -> Shape:
-        """Tokens of the text, rows of all workers, tokens of segment and memory.
-
-        And how epochs cut the streams; older checkpoints do not name it.
-        """
-        sizes = {"tokens": len(self._streams.tokens), "rows": self._streams.rows, "tgt_len": self._streams.tgt_len}
-        cut = ", ".join(name for name in ("roll", "varlen") if getattr(self.cfg, name))
-        return {**sizes, "mem_len": self.mem_len, "cut": cut}
-
-
-def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
-    """Raises a UserError where a stream ends before its memory is full."""
-    if mem_len + streams.tgt_len > streams.longest:
-        raise UserError(
-            f"--mem-len {mem_len}: with segments of {streams.tgt_len} tokens (--tgt-len) it is longer than a stream, "
-            f"which has {streams.longest}; give a smaller one, or fewer rows (--batch-size)"
-        )
-
-
-def _with_memory(sample: dict[str, Any], memory: StreamMemory) -> dict[str, Any]:
-    """A copy, because fairseq keeps the first batch to use it again."""
-    return {**sample, "net_input": {**sample["net_input"], "memory": memory}}
+        return shape_of(self._streams, self.mem_len, self.cfg)

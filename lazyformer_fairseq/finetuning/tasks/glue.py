@@ -227,7 +227,7 @@ def _write(
     prefix: Path, task: TaskDescription, file: SplitFile, tokenizer: TextTokenizer, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes a split, FOLDER/SPLIT. Returns its entry in the manifest."""
-    from lazyformer_fairseq.finetuning.texts import encode_split  # loads fairseq, which reports need not
+    from lazyformer_fairseq.finetuning.encoding import encode_split
 
     inputs, counts = encode_split(tokenizer, file, settings["max_length"], len(os.sched_getaffinity(0)))
     examples = EncodedExamples(inputs, targets_of(task, file.examples))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lazyformer_fairseq.errors import UserError
@@ -224,3 +224,11 @@ class TextInARow(NamedTuple):
         """(1, S, C) -> (B, T, C), with zeros at padding."""
         spread = x.new_zeros(self.shape[0] * self.shape[1], x.size(-1))
         return spread.index_copy(0, self.places_S, x[0]).unflatten(0, self.shape)
+
+
+def check_takes_documents(model: nn.Module, option: str) -> None:
+    """Raises a UserError for a model that would let documents in a row see each other, or cannot compile them."""
+    if not getattr(model, "takes_documents", False):
+        raise UserError(f"{option}: is for encoders of this package; leave it out")
+    if model.compiles:
+        raise UserError(f"--compile: with {option} each batch has shapes of its own; leave one of the two out")

@@ -8,6 +8,8 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import PACKAGE
 from lazyformer_fairseq.options import option
 
 
@@ -36,11 +38,21 @@ class HuggingFaceBert(nn.Module):
         options: sizes and dropout.
         vocab_size: V.
         padding_idx: id of the padding symbol.
+
+    Raises:
+        UserError: transformers is missing, or the sizes do not fit together.
     """
 
     takes_positions = True
 
     def __init__(self, options: Any, vocab_size: int, padding_idx: int = 1):
+        if not has_transformers():
+            raise UserError(f"--arch huggingface_bert: needs transformers; pip install '{PACKAGE}[bench]'")
+        if options.encoder_embed_dim % options.encoder_attention_heads:
+            raise UserError(
+                f"--encoder-attention-heads {options.encoder_attention_heads}: does not divide --encoder-embed-dim "
+                f"{options.encoder_embed_dim}"
+            )
         super().__init__()
         with without_broken_torchaudio():
             from transformers import BertConfig, BertForMaskedLM

@@ -1,18 +1,20 @@
 """Patterns side by side on a made task: from scratch, and self-pretrained first."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from helpers import golden_experiments
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedInputsDataset, Masking
 from lazyformer_fairseq.data.prepared_folder import load_prepared
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.trained import hub
 
 # An operator on two digits: a tiny model learns something of it in a second or two.
 EASY = ListOpsSettings(
@@ -46,6 +48,9 @@ def test_the_report_tells_of_masks_and_rules(compared):
     models = json.loads((out / "results.json").read_text())["models"]
     assert models.keys() == MODELS.keys() and "pretraining" not in models["all"]
     assert models["all"]["runs"]["1"]["curve"]["updates"] == [0, 1, 2] and models["all"]["flops_per_update"] > 0
+    golden = golden_experiments("listops")
+    for name, model in models.items():
+        assert model["runs"]["1"]["curve"]["loss"] == pytest.approx(golden[f"{name} 1"], rel=1e-3), name
 
 
 def test_training_starts_from_the_masks_or_from_random_weights(compared, data):
@@ -58,25 +63,26 @@ def test_training_starts_from_the_masks_or_from_random_weights(compared, data):
         sizes={"embed_dim": 16, "ffn_embed_dim": 16, "heads": 2, "batch_size": 16},
     )  # fmt: skip
     task = settings.row.load(settings)
-    for name, more in (("all", []), ("masks", ["--finetune-from-model", str(before_folder / "checkpoint_last.pt")])):
-        command = task.command(settings.specs[name], 1, settings.rates[0], 2)
-        alone = StepwiseTraining([*command, *more], out.parent / f"alone-{name}")
-        weights = alone.trainer.model.state_dict()
+    for name, begins_with in (("all", None), ("masks", before_folder / "checkpoint_last.pt")):
+        lesson = replace(task.lesson(settings.specs[name], 1, 2), begins_with=begins_with)
+        learning = task.learning(1, settings.rates[0], 2)
+        alone = StepwiseTraining(lesson, learning, out.parent / f"alone-{name}")
+        weights = alone.model.state_dict()
         names = [name for name in before if name.startswith("encoder.sentence_encoder")]
-        assert all(torch.equal(weights[name], before[name]) for name in names) is bool(more)
+        assert all(torch.equal(weights[name], before[name]) for name in names) is (begins_with is not None)
         for _ in range(2):
             alone.update()
         (run,) = (out / "runs").glob(f"{name}-*")
         together = torch.load(run / "checkpoint_last.pt", weights_only=False)["model"]
-        assert all(torch.equal(value, together[name]) for name, value in alone.trainer.model.state_dict().items())
+        assert all(torch.equal(value, together[name]) for name, value in alone.model.state_dict().items())
 
 
 def test_accuracy_is_that_of_the_saved_model(compared, data):
     out, _ = compared
     (run,) = (out / "runs").glob("window-*")
-    hub = LazyFormerModel.from_pretrained(run)
+    model = hub.load(run)
     examples = load_prepared(data).read("test", None, 2)
-    answers = [hub.predict("listops", hub.tokenizer.decode(ids)).argmax().item() for ids in examples.inputs]
+    answers = [model.predict("listops", model.tokenizer.decode(ids)).argmax().item() for ids in examples.inputs]
     final = json.loads((out / "results.json").read_text())["models"]["window"]["runs"]["1"]["final"]
     assert final["test_accuracy"] == pytest.approx(100 * np.mean(answers == examples.targets))
 

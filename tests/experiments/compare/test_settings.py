@@ -5,8 +5,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import dictionary_of
 from in_process import invoke, refusal
 
@@ -16,7 +14,6 @@ from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.run import parameters_of_sublayers, with_equal_parameters
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.measure.costs.flops import count_parameters
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.grammar import expand
@@ -47,7 +44,8 @@ def test_an_archs_own_sizes_may_be_without_learned_positions(monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, "rotary", row)
     settings = settings_of({"bert": "bert_tiny; sizes=own", "mine": "rotary; sizes=own"})
     compared, (bert, mine) = settings.row.load(settings), settings.specs.values()
-    assert set(compared.model_words(mine)) - set(compared.model_words(bert)) == {"--no-token-positional-embeddings"}
+    one, other = (compared.network(spec).options for spec in (bert, mine))
+    assert replace(one, no_token_positional_embeddings=True) == other != one
     tables = [count_parameters(each.pattern, compared.sizes(each, 100)) for each in (bert, mine)]
     assert tables[0] - tables[1] == compared.longest * bert.embed_dim
 
@@ -57,12 +55,11 @@ def test_an_archs_own_sizes_are_all_that_its_parameters_depend_on(name):
     """What a training is told builds what is counted: norms, biases, positions, head."""
     settings = settings_of({"bert": "bert_tiny", "modern": f"{name}; sizes=own"})
     compared, spec = settings.row.load(settings), settings.specs["modern"]
-    words = ["data", "--task", "full_sentences_masked_lm", *compared.model_words(spec)]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words)).model
-    built = sum(weight.numel() for weight in LazyFormerModel(cfg, dictionary_of(100)).parameters())
+    network = compared.network(spec)
+    built = sum(weight.numel() for weight in network.build(dictionary_of(100)).parameters())
     assert built == count_parameters(spec.pattern, compared.sizes(spec, 100))
-    row = ARCHITECTURES[name].options()
-    assert {part: cfg[part] for part in PARTS if part in row} == {part: row[part] for part in PARTS if part in row}
+    row, given = ARCHITECTURES[name].options(), vars(network.options)
+    assert {part: given[part] for part in PARTS if part in row} == {part: row[part] for part in PARTS if part in row}
 
 
 def test_equal_parameters_by_hand():

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq.trainer import Trainer
-from helpers import toy_texts
+from helpers import golden_experiments, toy_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +41,7 @@ def settings(tmp_path_factory) -> DemoSettings:
 def finished(settings, tmp_path_factory) -> tuple[Path, dict[str, list[torch.Tensor]]]:
     """A demo that was interrupted at its 14th update and went on; and the batches of each model's pre-training."""
     folder, seen = tmp_path_factory.mktemp("demo") / "demo", {name: [] for name in MODELS}
-    update, train_step, interrupts = DemoTraining.update, Trainer.train_step, [True]
+    update, train_on, interrupts = DemoTraining.update, DemoTraining.train_on, [True]
 
     def interrupted(training):
         if training.updates == 13 and interrupts:
@@ -50,15 +49,14 @@ def finished(settings, tmp_path_factory) -> tuple[Path, dict[str, list[torch.Ten
             raise KeyboardInterrupt
         return update(training)
 
-    def looked_at(trainer, samples, *args, **kwargs):
-        place = Path(trainer.cfg.checkpoint.save_dir)
-        if place.parent == folder:
-            seen[place.name].append(samples[0]["net_input"]["src_tokens"])
-        return train_step(trainer, samples, *args, **kwargs)
+    def looked_at(training, batch):
+        if training.folder.parent == folder:
+            seen[training.name].append(batch["net_input"]["src_tokens"])
+        return train_on(training, batch)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(DemoTraining, "update", interrupted)
-        patched.setattr(Trainer, "train_step", looked_at)
+        patched.setattr(DemoTraining, "train_on", looked_at)
         with pytest.raises(KeyboardInterrupt):
             run_demo(settings, folder)
         run_demo(settings, folder)
@@ -70,7 +68,9 @@ def test_a_resumed_demo_has_both_models_to_the_end_on_the_same_batches(finished)
     results = json.loads((folder / "pretraining.json").read_text())
     sizes = [result["parameters"] for result in results.values()]
     assert max(sizes) < 1.01 * min(sizes), "the two models are meant to be of one size"
-    for result in results.values():
+    golden = golden_experiments("demo")
+    for name, result in results.items():
+        assert result["curve"]["loss"] == pytest.approx(golden[name], rel=1e-3)
         assert result["curve"]["updates"] == list(range(0, 25, 4))
         assert result["curve"]["loss"][-1] < result["curve"]["loss"][0]
     first, second = seen.values()
@@ -114,7 +114,7 @@ class FakeClock:
 
         def update_in_time(training):
             self.pace = 4.0 if self.seconds > self.began + 40 else 1.0
-            self.rates.append(training.trainer.get_lr())
+            self.rates.append(training.optimizer.get_lr())
             update(training)
             self.seconds += self.pace
             training.seconds[-1] = self.pace

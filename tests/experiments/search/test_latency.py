@@ -11,7 +11,7 @@ import torch
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search import latency, training
-from lazyformer_fairseq.experiments.search.fairseq_model import two_parts_of_blocks, two_parts_of_text
+from lazyformer_fairseq.experiments.search.material import two_parts_of_blocks, two_parts_of_text
 from lazyformer_fairseq.experiments.search.settings import SearchSettings, choose_baseline, read_candidates
 
 CANDIDATES = ("s", "l", "f", "identity")

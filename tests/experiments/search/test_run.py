@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import mostly_slow
+from helpers import golden_experiments, mostly_slow
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search import fairseq_model, latency, training
+from lazyformer_fairseq.experiments.search import latency, material, training
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
@@ -36,7 +36,7 @@ def small():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(latency, "ROUNDS_OF_FRONTS", 3)
         patched.setattr(training, "LOG_INTERVAL", 2)
-        for module in (training, fairseq_model):
+        for module in (training, material):
             patched.setattr(module, "ARCHITECTURE_SHARE", 0.4)
         yield
 
@@ -92,6 +92,10 @@ def test_a_method_finds_a_front_beside_its_control(method, search, finished):
     if method != "random":
         assert result["control"]["method"] == "random"
         assert result["control"]["cost"]["counted"] == pytest.approx(spent["counted"], abs=3)
+    golden = golden_experiments(f"search {method}")
+    history = [json.loads(line)["loss"] for line in (out / "history.jsonl").read_text().splitlines()]
+    assert history == pytest.approx(golden["history"], rel=1e-3)
+    assert [point["loss"] for point in result["found"]["points"]] == pytest.approx(golden["found"], rel=1e-3)
     pictures = ("probabilities.png",) if method == "gradient" else ()
     for file in ("front.png", *pictures):
         assert (out / file).read_bytes().startswith(b"\x89PNG")
@@ -163,11 +167,11 @@ def test_an_update_in_pieces_is_that_of_the_whole(task, arch, options, data_fold
         data, dropless = lm_data if "xl" in arch else data_folder, ("--dropout", "0", "--activation-dropout", "0")
         more = {"method": "evolution", "batch_size": 8, "update_freq": parts, "prices": PRICES}
         settings = SearchSettings(str(data), task, arch, "sfsf", **more, fairseq_options=(*options, *dropless))
-        fairseq = fairseq_model.FairseqSearch(settings)
-        single = fairseq.build_supernet(settings.candidates)
+        given = material.Material(settings)
+        single = given.build_supernet(settings.candidates)
         single.take(("s", "f", "s", "f"))
-        given = (fairseq.loss_of, fairseq.parts(), 9, PRICES, training.Counting(fairseq))
-        trained = training.SubnetTraining(single, settings, *given)
+        of_data = (given.loss_of, given.parts(), 9, PRICES, training.Counting(given))
+        trained = training.SubnetTraining(single, settings, *of_data)
         losses = [trained.find_gradients(single, trained.batches[0].next()) for _ in range(2)]
         found.append((losses, [weight.grad for weight in single.supernet.parameters() if weight.grad is not None]))
     (whole, gradients), (divided, others) = found
@@ -183,17 +187,17 @@ def test_memory_of_an_update_is_that_of_a_training_of_all_candidates(parts, lm_d
     more = ("--adaptive-softmax-cutoff", "", "--decoder-normalize-before", "--attention-backend", "eager")
     given = {"batch_size": 8, "update_freq": parts, "prices": PRICES, "fairseq_options": (*sizes.split(), *more)}
     settings = SearchSettings(str(lm_data), "language-model", "transformer_xl_tiny", "sf" * 6, **given)
-    fairseq = fairseq_model.FairseqSearch(settings)
-    of_data = (fairseq.loss_of, fairseq.parts(), 50_000, PRICES, training.Counting(fairseq))
-    trained = training.MixtureTraining(fairseq.build_supernet(settings.candidates), settings, *of_data)
+    built = material.Material(settings)
+    of_data = (built.loss_of, built.parts(), 50_000, PRICES, training.Counting(built))
+    trained = training.MixtureTraining(built.build_supernet(settings.candidates), settings, *of_data)
     for _ in range(2):  # the optimizer's moments are there from the first on
         trained.update()
     states = [value for state in trained.weights.state.values() for value in state.values()]
     memories = [state for memory in trained.batches[0].part.memories for state in memory.states]
     kept = filter(torch.is_tensor, [*trained.supernet.parameters(), *states, *memories])
     held = sum(each.numel() * each.element_size() for each in kept)
-    job = job_of_arch("transformer_xl_tiny", len(fairseq.dictionary))
-    options = {name: getattr(fairseq.cfg.model, name) for name in vars(job.config) if name[0] != "_"}
+    job = job_of_arch("transformer_xl_tiny", len(built.dictionary))
+    options = vars(built.options)
     options |= {"sublayer_pattern": supernet_pattern(settings.candidates, settings.layers), "tgt_len": 64}
     counted = with_options(job, options).count_memory(8 // (parts or 1), "fp32", "cpu", "eager", bool(parts)).peak
     assert counted == pytest.approx(held + peak_memory(trained.update, "cpu"), rel=0.15)
@@ -249,7 +253,7 @@ def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_p
         ("--arch transformer_xl_tiny", "no architecture for --task masked-lm; choose from .*lazyformer"),
         ("--sublayer-pattern sf", "the search sets it itself"),
         ("--batch-size 128 --max-updates 4", "--max-updates 4: must be more"),
-        ("--mask-prob 0.3:0.15 --max-update 9", "--mask-prob 0.3:0.15: a search has one share"),
+        ("--mask-prob 0.3:0.15", "--mask-prob 0.3:0.15: a search has one share"),
         ("--batch-size 128 --update-freq 3", "--update-freq 3: does not divide --batch-size 128"),
     ],
 )

@@ -20,7 +20,7 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer, load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.finetuning import texts
+from lazyformer_fairseq.finetuning import encoding
 from lazyformer_fairseq.finetuning.launch import predict
 from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.finetuning.settings import PredictSettings
@@ -93,11 +93,11 @@ def test_the_manifest_counts(copied):
 
 def test_processes_change_nothing_and_end_when_nobody_waits_for_them(toy_glue, data_folder, monkeypatch):
     tokenizer = load_tokenizer(data_folder / "tokenizer")
-    monkeypatch.setattr(texts, "WORTH_A_PROCESS", 10)
+    monkeypatch.setattr(encoding, "WORTH_A_PROCESS", 10)
     file = read_split(TASKS["RTE"], toy_glue / "RTE", "train")
-    alone, together = (texts.encode_split(tokenizer, file, 12, processes) for processes in (1, 2))
+    alone, together = (encoding.encode_split(tokenizer, file, 12, processes) for processes in (1, 2))
     assert [ids.tolist() for ids in alone[0]] == [ids.tolist() for ids in together[0]] and alone[1] == together[1]
-    encoded = texts._encoded(tokenizer, [("anna sees ben",)] * 20_000, 2)
+    encoded = encoding._encoded(tokenizer, [("anna sees ben",)] * 20_000, 2)
     next(encoded)
     encoded.close()  # as at Ctrl-C
     assert not multiprocessing.active_children()

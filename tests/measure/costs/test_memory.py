@@ -1,4 +1,4 @@
-"""Memory by formula is what torch's allocator counts, within a tenth; latencies; trainings that take turns."""
+"""Memory by formula is what torch's allocator counts, within a tenth; latencies."""
 
 import gc
 import time
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from helpers import PRETRAINING, ROOT, dictionary_of, write_toy_glue
+from helpers import ROOT, dictionary_of, load_script
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,7 +18,6 @@ from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageMo
 from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment, peak_memory
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_optimizer_bytes, count_update_memory
 from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -226,7 +225,7 @@ def test_an_update_of_fairseq(data_folder, tmp_path, precision, optimizer):
         f"--optimizer {optimizer} --lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
     )
     command += " --bf16" if precision == "bf16" else ""
-    training = StepwiseTraining([str(data_folder), *command.split()], tmp_path / "run")
+    training = load_script("fairseq_stepwise").FairseqTraining([str(data_folder), *command.split()], tmp_path / "run")
     for _ in range(2):
         training.update()  # the optimizer's moments are there from the first on
     training.trainer.zero_grad()
@@ -246,7 +245,7 @@ def test_an_update_of_fairseq(data_folder, tmp_path, precision, optimizer):
     assert counted.peak == pytest.approx(held + peak, rel=0.1)
 
 
-# --- Latencies, on things whose calls can be seen; trainings that take turns
+# --- Latencies, on things whose calls can be seen
 
 
 def test_things_take_turns_and_warm_up_is_not_kept():
@@ -302,24 +301,3 @@ def test_peak_memory_counts_what_was_held_at_once():
         return kept, torch.ones(500)
 
     assert [peak_memory(two_then_one, "cpu") for _ in range(2)] == [16_000] * 2, "the same on every run"
-
-
-def test_trainings_of_several_tasks_take_turns(data_folder, tmp_path):
-    """fairseq keeps meters by name for the whole process, and these two log other kinds of `accuracy`."""
-    glue = write_toy_glue(tmp_path / "glue", train=16, valid=4)
-    options = (
-        f"--user-dir {ROOT / 'lazyformer_fairseq'} --arch bert_tiny --batch-size 4 --optimizer fused_adam --cpu "
-        "--lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
-    )
-    pretraining = f"{options} --task {PRETRAINING} --criterion masked_lm_accuracy"
-    finetuning = f"{options} --task glue --criterion glue --tokenizer-folder {data_folder / 'tokenizer'}"
-    trainings = [
-        StepwiseTraining([str(glue / "CoLA"), *finetuning.split()], tmp_path / "finetuning"),
-        StepwiseTraining([str(data_folder), *pretraining.split()], tmp_path / "pretraining"),
-    ]
-    for _ in range(2):
-        assert all(training.update() > 0 for training in trainings)
-        measures = [training.evaluate() for training in trainings]
-        assert ["ppl" in found for found in measures] == [False, True]
-        assert all("accuracy" in found for found in measures)
-    assert [training.updates for training in trainings] == [2, 2]

@@ -1,60 +1,63 @@
-"""Task, model, data and loss of a search, as fairseq-train would build them.
+"""Model, data and loss of a search, as fairseq-train would build them of the same options.
 
 The training data is in two disjoint parts: one for the weights, one for the architecture.
 """
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, Union
+from dataclasses import fields, replace
+from typing import Any, Union
 
 import numpy as np
 import torch
-from fairseq import options, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_INV_REGISTRY
-from fairseq.tasks import setup_task
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
+from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams, check_memory_fits
+from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.settings import TASKS, SearchSettings
+from lazyformer_fairseq.experiments.lessons import MaskedBlocks, Network, Streams
+from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Choices, SinglePath, Supernet, supernet_pattern
-from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import check_memory_fits
-from lazyformer_fairseq.modules.networks.options import backend_of
+from lazyformer_fairseq.modules import losses
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
-from lazyformer_fairseq.options import mask_shares
+from lazyformer_fairseq.options import mask_shares, read_words
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
+# By task: options of the models and of the data, the architectures, and the name of the defaults.
+KINDS = {
+    "masked-lm": (MaskedLMOptions, MaskedTextOptions, ARCHITECTURES, "lazyformer"),
+    "language-model": (CausalLMOptions, StreamOptions, CAUSAL_ARCHITECTURES, "lazyformer_lm"),
+}
 ARCHITECTURE_SHARE = 0.2  # of the training data is held apart for the architecture (PAR Transformer, section 2.2)
 OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
 
 
-def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str, ...]) -> Any:
-    """fairseq's config.
+def model_options(task: str, arch: str, given: Sequence[str] = ()) -> Options:
+    """Those of the arch, and of `given` words such as ``--dropout 0.1``, of which some are of the data.
 
     Raises:
-        UserError: the arch does not fit the task, or fairseq rejects an option or its value.
+        UserError: the arch does not fit the task, or an option is unknown or its value none.
     """
-    for option in fairseq_options:
-        if option.split("=")[0] in OURS:
-            raise UserError(f"{option}: the search sets it itself (see lazyformer search --help)")
-    name, criterion, model = TASKS[task]
-    if arch not in (fitting := ARCH_MODEL_INV_REGISTRY[model]):
+    for word in given:
+        if word.split("=")[0] in OURS:
+            raise UserError(f"{word}: the search sets it itself (see lazyformer search --help)")
+    kind, of_data, rows, name = KINDS[task]
+    if arch not in (fitting := (name, *rows)):
         close = difflib.get_close_matches(arch, fitting)
         known = dict.fromkeys([*close, *(name for name in fitting if not name.endswith("_tiny"))])
         raise UserError(
             f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or the tiny twin of one"
         )
-    parser = options.get_training_parser()
-
-    def refuse(message: str) -> NoReturn:
+    try:
+        words = read_words(given, kind, of_data)
+    except UserError as error:
         raise UserError(
-            f"{message}; options that lazyformer search does not have itself go to fairseq's task and model"
-        )
-
-    parser.error = refuse
-    command = [data, "--task", name, "--criterion", criterion, "--arch", arch, "--seed", str(seed), "--no-save"]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *fairseq_options]))
+            f"{error}; options that lazyformer search does not have itself go to the model and its data"
+        ) from None
+    own = {each.name: words[each.name] for each in fields(kind) if each.name in words}
+    return read_options(kind, {**(rows[arch].options() if arch in rows else {}), **own})
 
 
 class BlocksPart:
@@ -167,12 +170,8 @@ def _border(count: int, what: str) -> int:
     return border
 
 
-def move_to(batch: dict[str, Any], device: Union[str, torch.device]) -> dict[str, Any]:
-    return utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
-
-
-class FairseqSearch:
-    """What a search builds from fairseq's registries; raises a UserError as the task and :func:`parse` do.
+class Material:
+    """What a search builds; raises a UserError as the data and :func:`model_options` do.
 
     Attributes:
         training_lengths: T and M in training; M is 0 for encoders.
@@ -181,36 +180,49 @@ class FairseqSearch:
     """
 
     def __init__(self, settings: SearchSettings):
-        self.settings = settings
-        self.cfg = parse(settings.data, settings.task, settings.arch, settings.seed, settings.fairseq_options)
-        self.task = setup_task(self.cfg.task)
-        self.criterion = self.task.build_criterion(self.cfg.criterion)
-        self.dictionary, task, model = self.task.dictionary, self.cfg.task, self.cfg.model
+        self.settings, given = settings, settings.fairseq_options
+        self.options = model_options(settings.task, settings.arch, given)
+        kind, of_data, *_ = KINDS[settings.task]
+        words = read_words(given, kind, of_data)
+        self.text = {each.name: words[each.name] for each in fields(of_data) if each.name in words}
         is_encoder = settings.task == "masked-lm"
-        self.training_lengths = (task.tokens_per_sample, 0) if is_encoder else (task.tgt_len, model.mem_len)
-        self.predicted_share, last = mask_shares(task.mask_prob) if is_encoder else (1.0, 1.0)
-        if self.predicted_share != last:
-            raise UserError(f"--mask-prob {task.mask_prob}: a search has one share for all updates; give a number")
+        lesson = self._lesson(settings.baseline)
+        self.dictionary = lesson.dictionary
+        if is_encoder:
+            text = lesson.texts.options
+            self.training_lengths, share = (text.tokens_per_sample, 0), mask_shares(text.mask_prob)
+            if share[0] != share[1]:
+                raise UserError(f"--mask-prob {text.mask_prob}: a search has one share for all updates; give a number")
+            self.predicted_share = share[0]
+        else:
+            self.training_lengths, self.predicted_share = (lesson.options.tgt_len, lesson.mem_len), 1.0
         time, self.latency_memory = self.training_lengths
         self.latency_tokens = settings.latency_tokens or time
 
+    def _lesson(self, pattern: str) -> Union[MaskedBlocks, Streams]:
+        settings, network = self.settings, Network(replace(self.options, sublayer_pattern=pattern))
+        of_all = (network, settings.data, settings.batch_size, settings.seed)
+        if settings.task == "masked-lm":
+            return MaskedBlocks(*of_all, updates=1, text=self.text)
+        return Streams(*of_all, self.text)
+
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
         """A fresh seeded model of any pattern, on the search's device, and its stack."""
-        utils.set_torch_seed(self.settings.seed)
-        self.cfg.model.sublayer_pattern = pattern
-        model = self.task.build_model(self.cfg.model).to(self.settings.device)
+        torch.manual_seed(self.settings.seed)
+        model = self._lesson(pattern).build_model().to(self.settings.device)
         return model, next(module for module in model.modules() if isinstance(module, Stack))
 
     def build_supernet(self, candidates: tuple[str, ...]) -> SinglePath:
         """A supernet with as many layers as the baseline."""
-        layers, backend = self.settings.layers, backend_of(self.cfg.model)
+        layers, backend = self.settings.layers, self.options.attention_backend
         model, network = self.build_model(supernet_pattern(candidates, layers))
         supernet = Supernet(model, network, Choices(layers, candidates).to(self.settings.device))
         return SinglePath(supernet, network, backend)
 
     def loss_of(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Any]:
         """Summed loss in nats and number of predictions."""
-        loss, count, _ = self.criterion(model, batch)
+        loss_of = losses.masked_lm if self.settings.task == "masked-lm" else losses.causal_lm
+        loss, count, _ = loss_of(model, batch, self.dictionary.pad())
         return loss, count
 
     def parts(self) -> tuple[Part, Part]:
@@ -219,11 +231,9 @@ class FairseqSearch:
         Raises:
             UserError: there is too little of it, or it does not fit the model.
         """
-        self.task.load_dataset("train")
-        dataset, settings = self.task.dataset("train"), self.settings
+        settings, lesson = self.settings, self._lesson(self.settings.baseline)
         if settings.task == "masked-lm":
-            dataset.filter_indices_by_size(dataset.ordered_indices(), self.cfg.model.max_positions)
-            return two_parts_of_blocks(dataset, settings.batch_size, settings.parts)
+            return two_parts_of_blocks(lesson.texts.split("train").now, settings.batch_size, settings.parts)
         sizes = (settings.batch_size, *self.training_lengths)
         ends = self.dictionary.eos(), self.dictionary.pad()
-        return two_parts_of_text(dataset.tokens, *sizes, *ends, settings.parts)
+        return two_parts_of_text(lesson.tokens(), *sizes, *ends, settings.parts)

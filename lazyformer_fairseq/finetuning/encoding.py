@@ -1,0 +1,94 @@
+"""Labelled texts as ids: encoded from official files, or read from a folder that was prepared of them."""
+
+import logging
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Optional, Union
+
+import numpy as np
+
+from lazyformer_fairseq.child_process import end_with_parent
+from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, read_split
+from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared, targets_of
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
+from lazyformer_fairseq.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+WORTH_A_PROCESS = 2000  # examples
+
+
+def read_examples(
+    task: TaskDescription, data: Union[str, Path], split: str, tokenizer: TextTokenizer, longest: Optional[int]
+) -> EncodedExamples:
+    """A split of a task.
+
+    Args:
+        data: a folder of its official files, or of it as prepared.
+        longest: tokens of an input; longer ones are cut.
+    """
+    if PreparedTask.is_at(data):
+        examples = load_prepared(data).read(split, longest, tokenizer.special.eos)
+        size, most = len(examples.inputs), int(examples.inputs.sizes.max())
+        logger.info("%s/%s: %d examples, the longest %d tokens", data, split, size, most)
+        return examples
+    file = read_split(task, data, split)
+    for oddity in file.oddities():
+        logger.warning("%s", oddity)
+    inputs, counts = encode_split(tokenizer, file, longest)
+    logger.info(
+        "%s: %d examples, %d cut to %s tokens, %.2f%% of tokens unknown",
+        *(file.path, len(inputs), counts["truncated"], longest, 100 * counts["unknown_token_share"]),
+    )
+    return EncodedExamples(inputs, targets_of(task, file.examples))
+
+
+def encode_split(
+    tokenizer: TextTokenizer, split: SplitFile, max_length: Optional[int], processes: int = 1
+) -> tuple[list[np.ndarray], dict[str, float]]:
+    """Encodes the examples of a file in their order as the tokenizer builds inputs.
+
+    Args:
+        max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
+        processes: how many encode side by side; the result does not depend on it.
+
+    Returns:
+        Inputs of the model (int32 each), and what was counted: inputs that had to be cut, and before that tokens,
+        ``<s>`` and ``</s>`` included, words as the tokenizer divides the text, those that are or hold an ``<unk>``.
+    """
+    texts = [example.texts for example in split.examples]
+    encoded = _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS))
+    shown = {"desc": f"encode {split.path}", "unit": " rows", "delay": 2, "leave": False}
+    whole = list(Progress(encoded, total=len(texts), **shown))
+    ids = np.concatenate(whole)
+    is_unknown, word = ids == tokenizer.special.unk, np.cumsum(tokenizer.starts_of_words(ids))
+    words, unknown_words, unknown = int(word[-1]), len(np.unique(word[is_unknown])), int(is_unknown.sum())
+    counts = {
+        "truncated": sum(max_length is not None and len(each) > max_length for each in whole),
+        **{"tokens": len(ids), "unknown_tokens": unknown, "unknown_token_share": unknown / max(len(ids), 1)},
+        **{"words": words, "unknown_words": unknown_words, "unknown_word_share": unknown_words / max(words, 1)},
+    }
+    eos = tokenizer.special.eos
+    return whole if max_length is None else [cut_input(each, max_length, eos) for each in whole], counts
+
+
+_tokenizer: Optional[TextTokenizer] = None  # of a worker
+
+
+def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int):
+    global _tokenizer
+    _tokenizer = tokenizer
+    if processes < 2:
+        yield from map(_encode, texts)
+        return
+    forked = multiprocessing.get_context("fork")  # so workers have the tokenizer already
+    pool = ProcessPoolExecutor(processes, forked, initializer=end_with_parent)
+    try:
+        yield from pool.map(_encode, texts, chunksize=200)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _encode(texts: tuple[str, ...]) -> np.ndarray:
+    return np.array(_tokenizer.build_input(*texts), dtype=np.int32)

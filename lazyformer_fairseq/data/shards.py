@@ -11,6 +11,7 @@ from typing import Any, Literal, Optional
 import torch.distributed
 
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.indexed_format import check_items, is_older_format
 from lazyformer_fairseq.storage.json_files import read_json
@@ -155,3 +156,19 @@ def tokenizer_of(folder: str) -> Path:
     """The tokenizer beside a folder's data, or beside the folder if that is a shard."""
     beside = Path(folder) / "tokenizer"
     return beside if beside.is_dir() else Path(folder).parent / "tokenizer"
+
+
+def keep_tokenizer(tokenizer: Path, save_dir: Path) -> None:
+    """Copies the folder `tokenizer` to `save_dir`/tokenizer, once, by the first process: all that a user then needs.
+
+    Data that was binarised by other means has no tokenizer; the log says so.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
+        return
+    if not tokenizer.is_dir():
+        logger.warning("%s: no tokenizer beside the data, so none is kept with the checkpoints", tokenizer)
+        return
+    target = save_dir / "tokenizer"
+    if not target.exists():
+        load_tokenizer(tokenizer).save(target)
+        logger.info("tokenizer kept with the checkpoints: %s", target)

@@ -145,13 +145,9 @@ class MaskedBlocks(Lesson):
         task = {"_name": name, "data": self.data, "seed": self.seed, **asdict(self.texts.options)}
         return {"model": self.network.settings(), "task": task, "criterion": {"_name": "masked_lm_accuracy"}}
 
-    def keep_beside(self, folder: Path) -> None:
-        _keep_tokenizer(tokenizer_of(self.texts.folders[0]), folder)
-
-
-def _keep_tokenizer(tokenizer: Path, folder: Path) -> None:
-    if tokenizer.is_dir() and not (folder / "tokenizer").exists():
-        load_tokenizer(tokenizer).save(folder / "tokenizer")
+    @property
+    def tokenizer_folder(self) -> Path:
+        return tokenizer_of(self.texts.folders[0])
 
 
 @dataclass
@@ -240,14 +236,14 @@ class LabelledTexts(Lesson):
         return find_task(self.task) if self.task else load_prepared(self.data).task
 
     @cached_property
-    def _tokenizer_folder(self) -> Path:
+    def tokenizer_folder(self) -> Path:
         if PreparedTask.is_at(self.data):
             return load_prepared(self.data).tokenizer_folder
         return self.begins_with.parent / "tokenizer"
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        return load_tokenizer(self._tokenizer_folder)
+        return load_tokenizer(self.tokenizer_folder)
 
     @property
     def dictionary(self) -> Dictionary:
@@ -297,6 +293,3 @@ class LabelledTexts(Lesson):
     def task_state(self) -> dict[str, Any]:
         row = replace(self.description, longest=self.longest)
         return {"heads": {row.head_name: row.as_json()}}
-
-    def keep_beside(self, folder: Path) -> None:
-        _keep_tokenizer(self._tokenizer_folder, folder)

@@ -18,12 +18,13 @@ from omegaconf import II, MISSING
 from torch import Tensor
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.shards import keep_tokenizer
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
-from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask, keep_tokenizer_with_checkpoints
+from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class FineTuningTask(EncoderTask):
         """
         self.datasets[split] = as_fairseq(self.read(split))
         if split == "train" and not self.cfg.no_save:
-            keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))
+            keep_tokenizer(self.tokenizer_folder, Path(self.cfg.save_dir))
 
     def order_of(self, split: str) -> dict[str, Any]:
         """What every dataset of the task is told of padding, order and types of tokens."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lazyformer_fairseq.data.batches import EpochBatches
+from lazyformer_fairseq.data.shards import keep_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.latency import wait_for
 from lazyformer_fairseq.modules.choices import CHOICES
@@ -74,10 +75,12 @@ class Lesson(ABC):
 
     Attributes:
         dictionary: of inputs and targets.
+        tokenizer_folder: of the tokenizer to keep with checkpoints, where there is one.
         CRITERION: as checkpoints call the loss.
     """
 
     dictionary: Any
+    tokenizer_folder: Optional[Path] = None
     CRITERION = ""
 
     @abstractmethod
@@ -110,9 +113,6 @@ class Lesson(ABC):
 
     def forget(self) -> None:  # noqa: B027
         """After an update that was skipped."""
-
-    def keep_beside(self, folder: Path) -> None:  # noqa: B027
-        """Writes what a user of the checkpoint needs beside it."""
 
     def task_state(self) -> dict[str, Any]:
         """For checkpoints: of heads."""
@@ -149,12 +149,12 @@ class StepwiseTraining:
         CHOICES.waits = False
         np.random.seed(learning.seed)
         torch.manual_seed(learning.seed)
-        self.device, half = torch.device(learning.device), HALF.get(learning.precision)
-        self.model = lesson.build_model().to(self.device, half)
+        self.device, self.half = torch.device(learning.device), HALF.get(learning.precision)
+        self.model = lesson.build_model().to(self.device, self.half)
         if learning.optimizer == "muon":
             mark_matrices(self.model)
-        weights = self.model.parameters()
-        self.weights = Weights(weights) if half is None else HalfWeights(weights, scales=half is torch.float16)
+        weights, scales = self.model.parameters(), self.half is torch.float16
+        self.weights = Weights(weights) if self.half is None else HalfWeights(weights, scales)
         self.optimizer = learning.optimizer_of(self.weights.updated)
         self.schedule = learning.schedule_of(self.optimizer)
         self.updates = self._skipped_in_a_row = 0
@@ -202,7 +202,7 @@ class StepwiseTraining:
         torch.manual_seed(self.learning.seed + self.updates)
         self.model.train()
         self.weights.clear()
-        batch = self._moved(self.lesson.at_update(batch, self.updates))
+        batch = moved(self.lesson.at_update(batch, self.updates), self.device, self.half)
         loss, size, log = self.lesson.loss(self.model, batch)
         self.weights.backward(loss)
         share = 1 / (size.float() if torch.is_tensor(size) else float(size) or 1.0)
@@ -229,22 +229,19 @@ class StepwiseTraining:
                 "gradient that is NaN or Inf; try a lower --lr"
             )
 
-    def _moved(self, batch: Batch) -> Batch:
-        """To the device; what is a number with a fraction, in the model's precision."""
-        half = HALF.get(self.learning.precision)
-        return moved(batch, self.device, half)
-
     @torch.no_grad()
     def evaluate(self, split: str = "valid") -> dict[str, float]:
         """What the lesson measures on a split."""
         self.model.eval()
-        logs = [self.lesson.loss(self.model, self._moved(batch))[2] for batch in self.lesson.held_out(split)]
+        batches = (moved(batch, self.device, self.half) for batch in self.lesson.held_out(split))
+        logs = [self.lesson.loss(self.model, batch)[2] for batch in batches]
         return self.lesson.measures(logs)
 
     def save(self, with_optimizer: bool = True) -> None:
         """Writes a checkpoint, whole or not at all. Without the optimizer a model cannot resume."""
         self._keep("seconds", self.seconds)
-        self.lesson.keep_beside(self.folder)
+        if self.lesson.tokenizer_folder is not None:
+            keep_tokenizer(self.lesson.tokenizer_folder, self.folder)
         made_by = "FP16Optimizer" if isinstance(self.weights, HalfWeights) else type(self.optimizer).__name__
         history = {
             "criterion_name": self.lesson.CRITERION,

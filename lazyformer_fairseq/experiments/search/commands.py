@@ -74,12 +74,12 @@ def run(
     """
     refuse_missing_folders(data)
     from lazyformer_fairseq.experiments.search.latency import read_price_list
-    from lazyformer_fairseq.experiments.search.material import model_options
+    from lazyformer_fairseq.experiments.search.material import read_given
     from lazyformer_fairseq.experiments.search.run import report_of, run_search
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     names = read_candidates(tuple(candidates))
-    options = model_options(given["task"], given["arch"], given["fairseq_options"])
+    options, _ = read_given(given["task"], given["arch"], given["fairseq_options"])
     settings = SearchSettings(
         data=str(Path(data).absolute()),
         baseline=choose_baseline(baseline_pattern, sublayers, len(plan(options.sublayer_pattern))),

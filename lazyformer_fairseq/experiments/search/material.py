@@ -34,8 +34,8 @@ ARCHITECTURE_SHARE = 0.2  # of the training data is held apart for the architect
 OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
 
 
-def model_options(task: str, arch: str, given: Sequence[str] = ()) -> Options:
-    """Those of the arch, and of `given` words such as ``--dropout 0.1``, of which some are of the data.
+def read_given(task: str, arch: str, given: Sequence[str]) -> tuple[Options, dict[str, Any]]:
+    """Options of the model: the arch's, and those of `given` words such as ``--dropout 0.1``; and of the data, by name.
 
     Raises:
         UserError: the arch does not fit the task, or an option is unknown or its value none.
@@ -56,8 +56,8 @@ def model_options(task: str, arch: str, given: Sequence[str] = ()) -> Options:
         raise UserError(
             f"{error}; options that lazyformer search does not have itself go to the model and its data"
         ) from None
-    own = {each.name: words[each.name] for each in fields(kind) if each.name in words}
-    return read_options(kind, {**(rows[arch].options() if arch in rows else {}), **own})
+    text = {each.name: words.pop(each.name) for each in fields(of_data) if each.name in words}
+    return read_options(kind, {**(rows[arch].options() if arch in rows else {}), **words}), text
 
 
 class BlocksPart:
@@ -171,7 +171,7 @@ def _border(count: int, what: str) -> int:
 
 
 class Material:
-    """What a search builds; raises a UserError as the data and :func:`model_options` do.
+    """What a search builds; raises a UserError as the data and :func:`read_given` do.
 
     Attributes:
         training_lengths: T and M in training; M is 0 for encoders.
@@ -180,11 +180,8 @@ class Material:
     """
 
     def __init__(self, settings: SearchSettings):
-        self.settings, given = settings, settings.fairseq_options
-        self.options = model_options(settings.task, settings.arch, given)
-        kind, of_data, *_ = KINDS[settings.task]
-        words = read_words(given, kind, of_data)
-        self.text = {each.name: words[each.name] for each in fields(of_data) if each.name in words}
+        self.settings = settings
+        self.options, self.text = read_given(settings.task, settings.arch, settings.fairseq_options)
         is_encoder = settings.task == "masked-lm"
         lesson = self._lesson(settings.baseline)
         self.dictionary = lesson.dictionary

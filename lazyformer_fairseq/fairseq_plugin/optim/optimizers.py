@@ -33,7 +33,7 @@ class AdamLikeOptimizer(FairseqOptimizer):
 
 @register_optimizer("fused_adam", dataclass=FusedAdamConfig)
 class FusedAdam(optimizers.FusedAdam, AdamLikeOptimizer):
-    __doc__ = optimizers.FusedAdam.__doc__
+    """The one of the same name."""
 
     @property
     def supports_flat_params(self) -> bool:
@@ -42,9 +42,9 @@ class FusedAdam(optimizers.FusedAdam, AdamLikeOptimizer):
 
 @register_optimizer("nvlamb", dataclass=NvLambConfig)
 class NvLamb(optimizers.NvLamb, AdamLikeOptimizer):
-    __doc__ = optimizers.NvLamb.__doc__
+    """The one of the same name."""
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class MuonAndAdam(muon.MuonAndAdam, AdamLikeOptimizer):
-    __doc__ = muon.MuonAndAdam.__doc__
+    """The one of the same name."""

@@ -22,17 +22,17 @@ WSDConfig = as_fairseq_reads(schedules.WSDOptions, "WSDConfig", base=WarmupConfi
 
 @register_lr_scheduler("linear_warmup", dataclass=WarmupConfig)
 class LinearWarmupSchedule(schedules.LinearWarmupSchedule, FairseqLRScheduler):
-    __doc__ = schedules.LinearWarmupSchedule.__doc__
+    """The one of the same name."""
 
 
 @register_lr_scheduler("polynomial_warmup", dataclass=PolynomialWarmupConfig)
 class PolynomialWarmupSchedule(schedules.PolynomialWarmupSchedule, FairseqLRScheduler):
-    __doc__ = schedules.PolynomialWarmupSchedule.__doc__
+    """The one of the same name."""
 
 
 @register_lr_scheduler("wsd", dataclass=WSDConfig)
 class WSDSchedule(schedules.WSDSchedule, FairseqLRScheduler):
-    __doc__ = schedules.WSDSchedule.__doc__
+    """The one of the same name."""
 
 
 def tell_updates_per_epoch(trainer, epoch: int) -> None:

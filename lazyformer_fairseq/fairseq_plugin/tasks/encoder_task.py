@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Optional
 
 import numpy as np
-import torch.distributed
 from fairseq.data import Dictionary, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
-from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.data import BatchSize, ExactEpochBatchIterator
 
@@ -68,19 +66,3 @@ def dictionary_of(folder: str) -> Dictionary:
     dictionary = load_dictionary(path)
     logger.info("dictionary: %d symbols from %s", len(dictionary), path)
     return dictionary
-
-
-def keep_tokenizer_with_checkpoints(tokenizer: Path, save_dir: Path) -> None:
-    """Copies the folder `tokenizer` to `save_dir`/tokenizer, once, by the first process: all that a user then needs.
-
-    Data that was binarised by other means has no tokenizer; the log says so.
-    """
-    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
-        return
-    if not tokenizer.is_dir():
-        logger.warning("%s: no tokenizer beside the data, so none is kept with the checkpoints", tokenizer)
-        return
-    target = save_dir / "tokenizer"
-    if not target.exists():
-        load_tokenizer(tokenizer).save(target)
-        logger.info("tokenizer kept with the checkpoints: %s", target)

@@ -16,7 +16,7 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions
-from lazyformer_fairseq.data.shards import data_folders, prefixes, tokenizer_of
+from lazyformer_fairseq.data.shards import data_folders, keep_tokenizer, prefixes, tokenizer_of
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
@@ -118,7 +118,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             f"tokens, packing efficiency {efficiency:.1%}"
         )
         if split == "train" and not cfg.no_save:
-            encoder_task.keep_tokenizer_with_checkpoints(tokenizer_of(text.folders[0]), Path(cfg.save_dir))
+            keep_tokenizer(tokenizer_of(text.folders[0]), Path(cfg.save_dir))
 
     def has_sharded_data(self, split: str) -> bool:
         return len(self.text.folders) > 1

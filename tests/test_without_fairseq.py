@@ -12,6 +12,9 @@ from tiny_berts import save_tiny
 
 BENCH = "--baseline-arch bert_tiny --baseline-backend eager --lengths 8 --tokens 8 --rounds 2 --output bench"
 LISTOPS = "--train 9 --valid 3 --test 3 --min-length 4 --max-length 9 --max-depth 3 --max-arguments 3"
+SIZES = "--embed-dim 8 --ffn-embed-dim 16 --heads 2 --updates 2 --seeds 1 --device cpu"
+TEXT = "--tokens-per-sample 16 --max-positions 16"
+SEARCH = f"--batch-size 64 --max-updates 6 --constant-updates 1 --sublayers 2 --device cpu {TEXT}"
 # Each with what it is to print or write.
 COMMANDS = (
     ("pattern show 'M2x2 s[window=2]' --tokens 4 --heads 2", "lazy attention"),
@@ -21,10 +24,17 @@ COMMANDS = (
     ("export trained exported", "exported/model.safetensors"),
     ("export trained theirs --to huggingface", "theirs/model.safetensors"),
     ("import bert imported --sublayer-pattern M2", "imported/warm_start.json"),
+    (f"compare data compared --task masked-lm --model bert=sf {SIZES} --tokens-per-sample 32", "compared/results.json"),
     ("lm evaluate language_model/checkpoint_last.pt language_model/data", "perplexity"),
 )
 SLOW_COMMANDS = (
     (f"bench --arch bert_tiny {BENCH}", "bench/results.md"),
+    (
+        f"compare tokens lms --task language-model --model a=sf {SIZES} --tgt-len 6 --mem-len 5 --batch-size 3 "
+        "--adaptive-softmax-cutoff ''",
+        "lms/results.json",
+    ),
+    (f"search data found --task masked-lm --arch bert_tiny {SEARCH}", "found/result.json"),
     (f"diagnostics listops listops {LISTOPS}", "listops/report.md"),
 )
 
@@ -43,6 +53,12 @@ for batch in EpochBatches(text.split("train"), batch_size=8, seed=text.seed):
     optimizer.step()
 save(model, text.tokenizer, "looped")
 print(bool(loss < 6), len(load("looped").fill_mask("Anna <mask> Ben.", topk=2)))
+"""
+DEMO = """
+from pathlib import Path
+from lazyformer_fairseq.experiments.demo.run import run_demo
+from lazyformer_fairseq.experiments.demo.settings import DemoSettings
+run_demo(DemoSettings(corpus="texts", vocab_size=160, updates=12, finetuning_updates=2), Path("demo"))
 """
 TRAINER = """
 from transformers import AutoModelForMaskedLM, Trainer, TrainingArguments
@@ -110,8 +126,8 @@ def test_a_command_works(command, made, run, tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "prints"),
-    [(LOOP, "True 2"), (TRAINER, "LazyFormerForMaskedLM")],
-    ids=["a loop", "Trainer"],
+    [(LOOP, "True 2"), (TRAINER, "LazyFormerForMaskedLM"), (DEMO, "fills masks in held-out sentences")],
+    ids=["a loop", "Trainer", "the demo"],
 )
 def test_code_of_ones_own_trains(code, prints, run):
     assert prints in run(f"python -c {shlex.quote(code)}")

@@ -11,6 +11,7 @@ from comparison_results import an_example
 from helpers import golden_experiments
 from torch.nn import functional as F
 
+from lazyformer_fairseq import extras
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare import run as comparison_run
@@ -312,6 +313,13 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
         compared = settings.row.load(settings)
         with pytest.raises(UserError, match=said):
             [(compared.learning(1, 1, 1), compared.lesson(spec, 1, 1)) for spec in settings.specs.values()]
+
+
+def test_a_model_of_fairseqs_says_that_it_needs_fairseq(data_folder, monkeypatch):
+    monkeypatch.setattr(extras, "has_fairseq", lambda: False)
+    settings = tiny(data_folder, models={"bert": "sf", "roberta": "fairseq:roberta_base"})
+    with pytest.raises(UserError, match="--model roberta=fairseq:roberta_base needs fairseq, which this Python"):
+        settings.row.load(settings).lesson(settings.specs["roberta"], 1, 2)
 
 
 def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):

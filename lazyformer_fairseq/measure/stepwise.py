@@ -251,7 +251,7 @@ class StepwiseTraining:
         }
         state = {
             "args": None,
-            "cfg": self._settings(),
+            "cfg": {"common": {"seed": self.learning.seed}, **self.lesson.settings()},
             "model": self.model.state_dict(),
             "criterion": None,
             "optimizer_history": [history],
@@ -267,17 +267,6 @@ class StepwiseTraining:
         if with_optimizer:
             state["last_optimizer_state"] = {**self.optimizer.optimizer.state_dict(), **self.weights.state_dict()}
         checkpoint_file.save(_as_saved(state), self.folder / CHECKPOINT)
-
-    def _settings(self) -> dict[str, Any]:
-        """In fairseq's words, as far as somebody reads them."""
-        how, precision = self.learning, self.learning.precision
-        return {
-            "common": {"seed": how.seed, "fp16": precision == "fp16", "bf16": precision == "bf16"},
-            "optimization": {"max_update": how.updates, "clip_norm": how.clip_norm, "lr": [how.rate]},
-            "optimizer": {"_name": how.optimizer, **how.optimizer_options, "lr": [how.rate]},
-            "lr_scheduler": {"_name": how.schedule, **how.schedule_options, "lr": [how.rate]},
-            **self.lesson.settings(),
-        }
 
     def _resume(self, path: Path) -> None:
         state = checkpoint_file.load(path)

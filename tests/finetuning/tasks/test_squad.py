@@ -24,6 +24,7 @@ from lazyformer_fairseq.data.datasets.question_windows import (
 from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning import squad_data
 from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, baselines
@@ -187,10 +188,9 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
     (tmp_path / "open.json").write_text(json.dumps(content))
     file = read_squad(tmp_path / "open.json", needs_answers=False)
-    task.datasets["valid"] = task.dataset_of(
-        squad_data.PreparedSplit(file, make_windows(task.tokenizer, file)), "valid"
-    )
-    batch = task.dataset("valid").collater([task.dataset("valid")[0]])
+    dataset = task.dataset_of(squad_data.PreparedSplit(file, make_windows(task.tokenizer, file)), "valid")
+    task.datasets["valid"] = as_fairseq(dataset)
+    batch = dataset.collater([dataset[0]])
     with pytest.raises(UserError, match="open.json: has questions without an answer"):
         task.build_criterion(config().criterion)(model, batch)
     with pytest.raises(UserError, match="give --criterion squad"):

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-from helpers import assert_equal_state, dictionary_of, train_words
+from helpers import assert_equal_state, dictionary_of, load_script, train_words
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import HuggingFaceBert, HuggingFaceBertConfig
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.networks.huggingface_bert import has_transformers
 
 needs_transformers = pytest.mark.skipif(not has_transformers(), reason="transformers is not installed")
@@ -69,10 +68,10 @@ def test_the_loss_and_its_gradient_are_those_of_the_model_by_its_own_code(arch):
         assert weight.grad.any() or "k_proj.bias" in name or "key.bias" in name, f"{name} learns nothing"
 
 
-def training_of(data, arch: str, folder) -> StepwiseTraining:
+def training_of(data, arch: str, folder):
     """By our task and criterion."""
     options = f"--arch {arch} --criterion masked_lm_accuracy --max-update 4 --batch-size 4 --seed 3 {OPTIONS}"
-    return StepwiseTraining(train_words(data, options, folder), folder)
+    return load_script("fairseq_stepwise").FairseqTraining(train_words(data, options, folder), folder)
 
 
 @pytest.mark.parametrize("arch", BASELINES)
@@ -96,4 +95,4 @@ def test_sizes_that_do_not_fit_and_a_lack_of_transformers_are_said(monkeypatch):
         HuggingFaceBert.build_model(HuggingFaceBertConfig(**{**SIZES, "encoder_attention_heads": 3}), task)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"needs transformers; pip install 'lazyformer_fairseq\[bench\]'"):
-        HuggingFaceBert.build_model(HuggingFaceBertConfig(**SIZES), SimpleNamespace())
+        HuggingFaceBert.build_model(HuggingFaceBertConfig(**SIZES), task)

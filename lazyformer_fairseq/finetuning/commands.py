@@ -24,7 +24,7 @@ def _file_of(checkpoint: str) -> Path:
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepares what is missing; trains what is missing of a grid and reports, where there are checkpoints."""
-    needs_fairseq("lazyformer finetune", "transformers' Trainer, see docs/huggingface.md")
+    needs_fairseq("lazyformer finetune", "transformers' Trainer, see docs/trainers.md")
     refuse_missing(settings.data, settings.tokenizer, *map(_file_of, settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")

@@ -94,7 +94,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     empty if the number of streams has changed. Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
     --clamp-len 400 --same-length
     """
-    needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/huggingface.md")
+    needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
     refuse_out_of_bounds(wanted := options_by_name(given))
     if arch.endswith(".yaml"):
         return _from_yaml(arch, data, given, run)

@@ -18,9 +18,8 @@ from training_logs import write_run
 from lazyformer_fairseq.language_modeling.prepare import prepare
 
 BEFORE = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"  # what a user has where a page begins
-SIZES = (
-    "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --max-positions 64 --num-workers 0"
-)
+OF_MODEL = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --max-positions 64"
+SIZES = f"{OF_MODEL} --num-workers 0"
 M2X2 = "--sublayer-pattern M2x2"
 PRETRAIN = f"{SIZES} --max-update 2 --tokens-per-sample 32"
 HYDRA_LAUNCHED = (
@@ -38,7 +37,7 @@ TINY = "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --seeds 1"
 TINY_COMPARE = f"{TINY} --validation-tokens 100 --tokens-per-sample 16 --batch-size 4 --device cpu"
 COMPARE = f"{TINY} --adaptive-softmax-cutoff '' --updates 1 --tgt-len 8 --mem-len 8 --batch-size 4 --device cpu"
 SEARCH = "--batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 60 --device cpu"
-FRONT = f"{SEARCH} {SIZES} --tokens-per-sample 32 --judged-batches 1"
+FRONT = f"{SEARCH} {OF_MODEL} --tokens-per-sample 32 --judged-batches 1"
 BENCH = (
     "--baseline-arch bert_tiny --baseline-backend eager --relative-position-buckets 0 --lengths 8 --tokens 8 --rounds 2"
 )

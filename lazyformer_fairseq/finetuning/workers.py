@@ -119,6 +119,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def tail(log: Path) -> str:
+    """The end of a log, in which whatever stopped its run is; "" where it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))

@@ -73,9 +73,10 @@ class LazyFormerModel(heads.LazyFormerModel, _Unbuilt):
         if documents is None:
             inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask
             return super().forward(*inputs, output_attentions, output_hidden_states, return_dict)
-        if output_attentions or (self.gradient_checkpointing and self.training):
-            raise ValueError("documents: without output_attentions and gradient checkpointing")
         config, tokens = self.config, inputs_embeds if input_ids is None else input_ids
+        wants_attentions = config.output_attentions if output_attentions is None else output_attentions
+        if wants_attentions or (self.gradient_checkpointing and self.training):
+            raise ValueError("documents: without output_attentions and gradient checkpointing")
         wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         mask = self.find_padding(input_ids, attention_mask)
         given = self._global_positions(global_attention_mask), token_type_ids, documents, positions_begin_anew

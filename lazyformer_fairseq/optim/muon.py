@@ -18,6 +18,7 @@ whichever way they lie, are one batch of products.
 
 import logging
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b and c: steepest at 0 of those that stay near 1 (Jordan)
 EPS = 1e-7  # of a norm
+LAYER = re.compile(r"(^|\.)layers?\.\d+\.")  # in names of modules, of fairseq's and transformers' models
 SCALES = {
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
@@ -50,11 +52,12 @@ DEFAULTS |= {"steps": 5, "coefficients": COEFFICIENTS, "betas": (0.9, 0.999), "e
 def mark_matrices(model: nn.Module) -> None:
     """Tells the weights of a model's sublayers that are matrices so, and of how many blocks.
 
-    The attribute is fairseq's, whose copies of weights in single precision have it too.
+    Of models from elsewhere these are the maps of their layers. The attribute is fairseq's, whose copies of weights in
+    single precision have it too.
     """
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.weight.optim_overrides = {"blocks": module.blocks}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) or (isinstance(module, nn.Linear) and LAYER.search(name)):
+            module.weight.optim_overrides = {"blocks": getattr(module, "blocks", 1)}
 
 
 def blocks_of(weight: Tensor) -> int:

@@ -65,8 +65,10 @@ class MaskedLM(ComparedTask):
         given = self.given(MaskedLMOptions)
         if spec.what == "huggingface":  # a BERT has its norms behind sublayers, and no option for it
             if unknown := given.keys() - {each.name for each in fields(HuggingFaceBertOptions)}:
-                raise UserError(f"--{min(unknown).replace('_', '-')}: hf:bert has no such option")
-            return Network(HuggingFaceBertOptions(**{**sizes, "encoder_layers": spec.layers, **given}))
+                raise UserError(f"--{min(unknown).replace('_', '-')}: hf:{spec.arch} has no such option")
+            return Network(
+                HuggingFaceBertOptions(**{"model_type": spec.arch, **sizes, "encoder_layers": spec.layers, **given})
+            )
         options = {
             **{**sizes, "sublayer_pattern": spec.pattern, "encoder_normalize_before": self.settings.normalize_before},
             "relative_position_buckets": self._buckets(spec),

@@ -10,11 +10,11 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.grammar import expand, plan, split_sublayers
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
-# SPEC begins with one: "fairseq:" names an --arch of fairseq's, "hf:" a model of transformers. Both have layers of an
-# `s` and an `f`, whose FLOPs count as theirs.
+# SPEC begins with one: "fairseq:" names an --arch of fairseq's, "hf:" a model of transformers. FLOPs count as those of
+# such layers.
 EXTERNALS = {
-    "fairseq": ("fairseq", {"roberta_base": "roberta_base"}),
-    "hf": ("huggingface", {"bert": "huggingface_bert"}),
+    "fairseq": ("fairseq", {"roberta_base": "sf"}),
+    "hf": ("huggingface", {"bert": "sf", "modernbert": "sf[gate=gelu]"}),
 }
 OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers", "pretrain": "pretrain"}
 WIDTHS = ("embed_dim", "ffn_embed_dim", "heads")
@@ -29,8 +29,8 @@ class ModelSpec:
     Attributes:
         name: in tables; without its share.
         what: ``pattern``, ``arch``, ``fairseq`` or ``huggingface``.
-        pattern: its sublayers; those of an external are layers of `s` and `f`.
-        arch: of an arch or an external, its name for fairseq-train.
+        pattern: its sublayers; an external's have the FLOPs of its layers.
+        arch: of an arch or an external, its name.
         embed_dim, ffn_embed_dim, heads: its sizes.
         own_sizes: whether an arch keeps its widths and heads, and for encoders its positions and dropout in attention.
         pretrain: updates in which it first fills masks in the task's own training inputs (Amos et al., 2023).
@@ -163,4 +163,4 @@ def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[M
     if not layers:
         raise UserError(f"--model {name}={spec}: say how many layers, as in '{name}={whole}; layers=6'")
     used = {size: own.get(size, sizes[size]) for size in WIDTHS}
-    return ModelSpec(name, what, f"(sf)x{layers}", archs[called], **used)
+    return ModelSpec(name, what, f"({archs[called]})x{layers}", called, **used)

@@ -265,17 +265,15 @@ def _of_pretraining(comparison: results.Comparison) -> Iterator[str]:
 
 
 def _of_models_from_elsewhere(comparison: results.Comparison) -> Iterator[str]:
-    by_what: dict[str, list[str]] = {}
-    for family, models in comparison.families.items():
-        by_what.setdefault(models[-1].facts["what"], []).append(family)
-    foreign = [*by_what.get("fairseq", ()), *by_what.get("huggingface", ())]
+    foreign = [name for name, models in comparison.families.items() if models[-1].facts["what"] in OF_OTHERS]
+    post_norm = [name for name in foreign if comparison.families[name][-1].facts.get("arch", "bert") == "bert"]
     settings = comparison.facts["settings"]
     if foreign:
         buckets = settings.get("sizes", {}).get("relative_position_buckets")
         bias = f", and none of the relative positions ({buckets} buckets) that models of ours have" if buckets else ""
         yield f"Initialised by code of their own{bias}: {', '.join(foreign)}."
-    if "huggingface" in by_what and settings.get("normalize_before"):
-        yield f"LayerNorms behind sublayers, where others have them before: {', '.join(by_what['huggingface'])}."
+    if post_norm and settings.get("normalize_before"):
+        yield f"LayerNorms behind sublayers, where others have them before: {', '.join(post_norm)}."
 
 
 def _of_machines(comparison: results.Comparison) -> Iterator[str]:

@@ -234,7 +234,7 @@ def _model(
     seconds = np.concatenate([run["seconds"] for run in runs.values()])
     tokens = sum(run["curve"]["tokens"][-1] for run in runs.values())
     return {
-        **{"what": job.spec.what, "pattern": None if job.spec.is_external else job.spec.pattern},
+        **{"what": job.spec.what, "arch": job.spec.arch, "pattern": None if job.spec.is_external else job.spec.pattern},
         **{"of": share[0], "share": share[1]},
         "sublayers": count_kinds(job.spec.pattern),
         **{size: getattr(job.spec, size) for size in WIDTHS},

@@ -137,7 +137,7 @@ class HuggingFaceBert(BenchModel):
 
     def compile(self) -> None:
         self.compiles = True
-        self.model.bert.bert.compile()
+        self.model.bert.base_model.compile()
         self.model.bert.cls.compile()
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's BERT, as others ship it, behind the interface of our masked language model: to compare with."""
+"""Hugging Face's BERT and ModernBERT, as others ship them, behind the interface of our masked language model."""
 
 import sys
 from collections.abc import Iterator
@@ -12,11 +12,14 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import PACKAGE
 from lazyformer_fairseq.options import option
 
+STACKED = {"Wqkv": 3, "Wi": 2}  # maps of ModernBERT that are several, one above the other
+
 
 @dataclass
 class HuggingFaceBertOptions:
     """Of :class:`HuggingFaceBert`."""
 
+    model_type: str = option("bert", "transformers' name of the model", choices=("bert", "modernbert"))
     encoder_layers: int = option(12, "layers, each of self-attention and feed-forward")
     encoder_embed_dim: int = option(768, "embedding dimension")
     encoder_ffn_embed_dim: int = option(3072, "width of the feed-forward sublayers")
@@ -29,10 +32,11 @@ class HuggingFaceBertOptions:
 
 
 class HuggingFaceBert(nn.Module):
-    """transformers' BertForMaskedLM on torch's fused attention, initialised by its own code.
+    """transformers' BertForMaskedLM, or ModernBertForMaskedLM, on torch's fused attention, initialised by its own code.
 
-    Its masked-LM head gets the masked positions alone, as that of our models; by itself it computes all logits. Its
-    table of token types, a row of which every token gets, stays as it is. Post-norm, absolute positions, no pooler.
+    Its masked-LM head gets the masked positions alone, as that of our models; by itself it computes all logits. A
+    BERT's table of token types, a row of which every token gets, stays as it is. Post-norm, absolute positions, no
+    pooler. A ModernBERT has the sizes given, all else as published: one layer of three sees all, the others 128 tokens.
 
     Args:
         options: sizes and dropout.
@@ -55,22 +59,27 @@ class HuggingFaceBert(nn.Module):
             )
         super().__init__()
         with without_broken_torchaudio():
-            from transformers import BertConfig, BertForMaskedLM
+            from transformers import AutoConfig, AutoModelForMaskedLM
         self.padding_idx = padding_idx
-        self.bert = BertForMaskedLM(
-            BertConfig(
-                vocab_size=vocab_size,
-                hidden_size=options.encoder_embed_dim,
-                num_hidden_layers=options.encoder_layers,
-                num_attention_heads=options.encoder_attention_heads,
-                intermediate_size=options.encoder_ffn_embed_dim,
-                max_position_embeddings=options.max_positions,
-                hidden_dropout_prob=options.dropout,
-                attention_probs_dropout_prob=options.attention_dropout,
-                pad_token_id=padding_idx,
-                attn_implementation="sdpa",
-            )
+        is_bert = options.model_type == "bert"
+        dropout, of_attention = (
+            ("hidden_dropout_prob", "attention_probs_dropout_prob") if is_bert else ("mlp_dropout", "attention_dropout")
         )
+        config = AutoConfig.for_model(
+            str(options.model_type),
+            vocab_size=vocab_size,
+            hidden_size=options.encoder_embed_dim,
+            num_hidden_layers=options.encoder_layers,
+            num_attention_heads=options.encoder_attention_heads,
+            intermediate_size=options.encoder_ffn_embed_dim,
+            max_position_embeddings=options.max_positions,
+            pad_token_id=padding_idx,
+            attn_implementation="sdpa",
+            **{dropout: options.dropout, of_attention: options.attention_dropout},
+        )
+        self.bert = AutoModelForMaskedLM.from_config(config)
+        for name, module in self.bert.named_modules():
+            module.blocks = STACKED.get(name.rpartition(".")[2], 1)
 
     def forward(
         self,
@@ -97,12 +106,16 @@ class HuggingFaceBert(nn.Module):
         if has_padding is None:
             has_padding = not bool(seen_BT.all())
         # Without a mask torch need not look for one, and its fastest kernels serve.
-        features = self.bert.bert(src_tokens, attention_mask=seen_BT if has_padding else None).last_hidden_state
+        features = self.bert.base_model(src_tokens, attention_mask=seen_BT if has_padding else None).last_hidden_state
         if features_only:
             return features, {}
         if masked_tokens is not None:
             features = features.flatten(0, 1).index_select(0, masked_tokens)
-        return self.bert.cls(features), {}
+        return self.logits(features), {}
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Of the encoder's output, (..., C) -> (..., V)."""
+        return self.bert.cls(features) if hasattr(self.bert, "cls") else self.bert.decoder(self.bert.head(features))
 
 
 def has_transformers() -> bool:

@@ -23,13 +23,15 @@ SIZES = {"embed_dim": 32, "ffn_embed_dim": 64, "heads": 2}
 
 def test_a_pattern_an_arch_and_models_from_elsewhere():
     specs = ("(sf)x4", "par_bert_base", "bert_base; sizes=own", "fairseq:roberta_base; ffn=96", "hf:bert; layers=3")
+    specs += ("hf:modernbert",)
     models = read_models(dict(enumerate(specs)), find_task("masked-lm"), SIZES)
-    pattern, arch, own, roberta, hugging = models.values()
+    pattern, arch, own, roberta, hugging, modern = models.values()
     assert (pattern.what, pattern.pattern, pattern.ffn_embed_dim) == ("pattern", "(sf)x4", 64)
     assert (arch.what, expand(arch.pattern), arch.embed_dim) == ("arch", "sff" * 5 + "f" * 9, 32)
     assert (own.embed_dim, own.ffn_embed_dim, own.heads) == (768, 3072, 12)
     assert (roberta.what, roberta.arch, roberta.layers, roberta.ffn_embed_dim) == ("fairseq", "roberta_base", 4, 96)
     assert (hugging.what, hugging.layers, hugging.is_external) == ("huggingface", 3, True)
+    assert (modern.arch, modern.pattern, modern.layers) == ("modernbert", "(sf[gate=gelu])x4", 4)
 
 
 def settings_of(models: dict[str, str], **changes) -> CompareSettings:

@@ -184,6 +184,11 @@ def read_words(words: Sequence[str], *settings: type) -> dict[str, Any]:
     return given
 
 
+def chosen(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options, by name, that a settings dataclass has."""
+    return {one.name: options[one.name] for one in dataclasses.fields(settings) if one.name in options}
+
+
 def check(settings: Any) -> None:
     """Raises a UserError, which names the option, where a value is out of its bounds or none of its choices."""
     for one in dataclasses.fields(settings):

@@ -46,7 +46,11 @@ def results_of(models: Mapping[str, dict], baseline: str, **more) -> dict[str, A
         "command": "lazyformer compare data out",
         "machine": {"device": "AMD EPYC, 2 cores"},
         "versions": {"torch": "2.13.0"},
-        "data": {"folder": "data", "checksums": {"train.bin": "aa", "valid.bin": "bb"}, "unigram_bits": 9.0},
+        "data": {
+            "folder": "data",
+            "checksums": {"train.bin": "aa", "valid.bin": "bb"},
+            "frequencies_bits": {"valid": 9.0},
+        },
         "baseline": baseline,
         "measure": {"name": "loss", "unit": "bits", "lower_is_better": True},
         "models": dict(models),

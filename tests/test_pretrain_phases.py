@@ -49,7 +49,7 @@ def plain(value: object) -> object:
         return value.replace(" ", "")
 
 
-@pytest.mark.parametrize("name", ["table5", "phase1", "phase2"])
+@pytest.mark.parametrize("name", ["table5", "laptop", "phase1", "phase2"])
 def test_options_and_yaml_are_the_same_recipe(name):
     recipe, configs = RECIPES[name], CONFIGS / "pretraining"
     given = options_by_name(shlex.split(recipe.options))

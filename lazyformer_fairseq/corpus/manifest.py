@@ -21,6 +21,7 @@ from lazyformer_fairseq.corpus.stages import PEAK_MEMORY, SECONDS_FILE, STAGES, 
 from lazyformer_fairseq.corpus.steps import CORE_SECONDS, EXAMPLES
 from lazyformer_fairseq.corpus.vocabulary import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
+from lazyformer_fairseq.data.frequencies import cost_in_bits, log_frequencies
 from lazyformer_fairseq.report.numbers import duration
 
 FORMAT_VERSION = 1
@@ -44,8 +45,10 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items() if name != "task"]
     vocabulary = json.loads(paths.vocabulary.read_text())
     symbols = vocabulary["size"]
-    train, lengths = _split_totals(job, "train", symbols)
-    valid, lengths_of_valid = _split_totals(job, "valid", symbols)
+    pieces = {split: _counts_of_pieces(job, split, symbols) for split in ("train", "valid")}
+    logarithms = log_frequencies(pieces["train"])
+    train, lengths = _split_totals(job, "train", pieces["train"], logarithms)
+    valid, lengths_of_valid = _split_totals(job, "valid", pieces["valid"], logarithms)
     kept = {"train": train.pop("documents"), "valid": valid.pop("documents")}
     duplicates = stage_totals(paths.tasks / "duplicates")["duplicates"]
     duplicates["documents out"] = sum(kept.values())
@@ -170,19 +173,27 @@ def _timing(paths: WorkPaths, workers: int) -> dict[str, Any]:
     }
 
 
-def _split_totals(job: Job, split: str, symbols: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The totals of a split, and the histograms of its lengths."""
-    units = range(len(job.units))
-    parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in units]
-    unigrams = load_unigrams((job.paths.of("ids", unit, f".{split}") for unit in units), symbols)
-    share = unigrams[unigrams > 0] / max(1, unigrams.sum())
+def _counts_of_pieces(job: Job, split: str, symbols: int) -> np.ndarray:
+    return load_unigrams((job.paths.of("ids", unit, f".{split}") for unit in range(len(job.units))), symbols)
+
+
+def _split_totals(
+    job: Job, split: str, pieces: np.ndarray, logarithms: np.ndarray
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The totals of a split, and the histograms of its lengths.
+
+    Args:
+        pieces: how often each occurs, ``</s>`` left out.
+        logarithms: of their frequencies in the training text.
+    """
+    parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in range(len(job.units))]
     sums = {name: sum(part[name] for part in parts) for name in ("documents", "sentences", "tokens", "unknown")}
     tokens, unknown = sums["tokens"], sums.pop("unknown")
     lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}
     return {
         **sums,
         "unknown_share": unknown / tokens if tokens else None,  # None: the split is empty
-        "unigram_entropy_bits": float(-(share * np.log2(share)).sum()) if tokens else None,
+        "frequencies_bits": cost_in_bits(logarithms, pieces) if tokens else None,
     }, lengths
 
 

@@ -5,15 +5,20 @@ for batch in EpochBatches(text.split("train"), batch_size=32, seed=text.seed):
     ...  # batch["net_input"]["src_tokens"], (B, T); batch["target"], text.special.pad where nothing is masked
 """
 
-from collections.abc import Callable
+import itertools
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
+import torch
+from torch import nn
 from torch.utils.data import Dataset
 
+from lazyformer_fairseq.data import frequencies
 from lazyformer_fairseq.data.datasets import masked_blocks
 from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
 from lazyformer_fairseq.data.shards import check_data, data_folders, tokenizer_of
@@ -31,6 +36,7 @@ class MaskedTextOptions:
 
     tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
     mask_prob: Any = option(0.15, "share of tokens to predict; 0.3:0.15: of the first and of the last update")
+    length_schedule: str = option("", "128:0.8: pieces of 128 in 0.8 of updates (2012.15832)")
     whole_word_masks: bool = option(
         False, "predict all pieces of a word, or none of them", "--whole-word-masks", "--mask-whole-words"
     )
@@ -44,6 +50,24 @@ class MaskedTextOptions:
         "check all epochs' data at the start: quick at samples, full at every id",
         choices=("quick", "full", "none"),
     )
+
+
+def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
+    """``64:0.3,128:0.8`` as lengths, and the shares of the updates until which they last; none that cut no block.
+
+    Raises:
+        UserError: it is none, or shares do not grow.
+    """
+    found = [re.fullmatch(r"(\d+):(0?\.\d+|1)", part.strip()) for part in given.split(",")] if given else []
+    lengths = [(int(part[1]), float(part[2])) for part in found if part]
+    ends = [0.0, *(end for _, end in lengths)]
+    grow = all(one < other for one, other in itertools.pairwise(ends))
+    if None in found or not grow or any(length < 3 for length, _ in lengths):
+        raise UserError(
+            f"--length-schedule {given}: give lengths, each with the share of updates until which it lasts, as "
+            "64:0.3,128:0.8; then blocks are whole"
+        )
+    return [(length, end) for length, end in lengths if length < longest]
 
 
 def open_masked_text(data: str, seed: int = 1, max_update: int = 0, **options: Any) -> "MaskedText":
@@ -100,10 +124,13 @@ class MaskedText:
         ends = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
         self.special = SpecialIds(*ends, mask_index_of(dictionary))
         first, last = mask_shares(options.mask_prob)
-        if first != last and not max_update:
-            raise UserError(
-                f"--mask-prob {options.mask_prob}: is the share over a run; say how long it is by --max-update"
-            )
+        self.lengths = lengths_of(options.length_schedule, options.tokens_per_sample)
+        for flag, changes in (("mask_prob", first != last), ("length_schedule", self.lengths)):
+            if changes and not max_update:
+                said = f"--{flag.replace('_', '-')} {getattr(options, flag)}"
+                raise UserError(f"{said}: is about shares of a run; say how long it is by --max-update")
+        if self.lengths and (whole_inputs or options.within_documents or options.next_sentence):
+            raise UserError("--length-schedule: cuts plain blocks, no inputs, documents or pairs; leave it out")
         self.masking = masked_blocks.Masking(
             vocab_size=len(dictionary),
             mask_index=self.special.mask,
@@ -126,6 +153,29 @@ class MaskedText:
         """The one beside the data; None where there is none."""
         folder = tokenizer_of(self.folders[0])
         return load_tokenizer(folder) if folder.is_dir() else None
+
+    @cached_property
+    def log_frequencies(self) -> np.ndarray:
+        """Of each id in the training text (V,): :func:`~lazyformer_fairseq.data.frequencies.log_frequencies`."""
+        texts = (MappedItems(Path(folder) / "train").ids for folder in self.folders)
+        counts = frequencies.count_pieces(texts, len(self.dictionary))
+        return frequencies.log_frequencies(counts, self.special)
+
+    def cost_of_frequencies(self, batches: Iterable[dict[str, Any]]) -> float:
+        """Bits a target of batches, of a model that knows frequencies alone."""
+        targets = torch.cat([batch["target"].flatten() for batch in batches])
+        counts = np.bincount(targets[targets.ne(self.special.pad)].numpy(), minlength=len(self.dictionary))
+        return frequencies.cost_in_bits(self.log_frequencies, counts)
+
+    @torch.no_grad()
+    def start_bias(self, model: nn.Module) -> None:
+        """Where a model of this dictionary asks for it (``--frequency-bias``), sets the bias of its fresh head.
+
+        So it begins on the plateau, whose cost is :meth:`cost_of_frequencies` (Karpathy, 2019, "A Recipe for Training
+        Neural Networks": initialise the final layer's bias).
+        """
+        if getattr(getattr(model, "cfg", None), "frequency_bias", False):
+            model.encoder.lm_head.bias.copy_(torch.from_numpy(self.log_frequencies))
 
     def split(self, name: str) -> "EpochShard":
         """A split as samples, checked first (``verify``).
@@ -167,6 +217,7 @@ class MaskedText:
         dataset = self.blocks(items, items.sizes, path, masking, is_training, types)
         if is_training:
             dataset.set_epoch(epoch)
+            dataset.is_cut = bool(self.lengths)
         return dataset
 
     def blocks(
@@ -191,10 +242,16 @@ class MaskedText:
         return make(items, sizes, options.tokens_per_sample, **ends, **how, **own)
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """A training batch with the masks that the run's update `update`, from 0, is to have: linear over the run."""
-        masking, done = self.masking, min(1, update / max(1, self.max_update - 1))
-        share = masking.probability + done * (masking.last - masking.probability)
-        return masked_blocks.at_share(batch, share, masking.pad_index)
+        """A training batch as the run's update `update`, from 0, reads it: with its masks, linear over the run; cut."""
+        masking, done, length = self.masking, min(1, update / max(1, self.max_update - 1)), self.length_at(update)
+        if masking.last is not None:
+            share = masking.probability + done * (masking.last - masking.probability)
+            batch = masked_blocks.at_share(batch, share, masking.pad_index)
+        return batch if length is None else masked_blocks.cut(batch, length, masking.pad_index)
+
+    def length_at(self, update: int) -> Optional[int]:
+        """Of the pieces that an update reads, from 0; None where it reads whole blocks."""
+        return next((length for length, until in self.lengths if update < until * self.max_update), None)
 
     def _begins_word(self) -> np.ndarray:
         """Which ids do, bool (V,)."""

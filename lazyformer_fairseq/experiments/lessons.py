@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.datasets.masked_blocks import CHANGING
 from lazyformer_fairseq.data.datasets.token_streams import (
     Cut,
     EpochSegments,
@@ -114,6 +115,7 @@ class MaskedBlocks(Lesson):
 
     def build_model(self) -> nn.Module:
         model = self.network.build(self.dictionary)
+        self.texts.start_bias(model)
         if self.texts.options.within_documents:
             check_takes_documents(model, "--within-documents")
         if self.texts.options.next_sentence:
@@ -124,7 +126,7 @@ class MaskedBlocks(Lesson):
         return EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed)
 
     def at_update(self, batch: Batch, update: int) -> Batch:
-        return self.texts.at_update(batch, update) if "mask_shares" in batch else batch
+        return batch if CHANGING.isdisjoint(batch) else self.texts.at_update(batch, update)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict]:
         return losses.masked_lm(model, batch, self.texts.special.pad)

@@ -21,6 +21,7 @@ from fairseq.logging import metrics
 from fairseq.models.ema import EMA
 from typing_extensions import override
 
+from lazyformer_fairseq.data.datasets.masked_blocks import CHANGING
 from lazyformer_fairseq.devices.nvidia_smi import precision_on
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
@@ -134,9 +135,9 @@ class SafeTrainer(fairseq_trainer.Trainer):
     def _prepare_sample(self, sample, is_dummy=False):
         """Called before each pass of an update: the place to say how far it is, and on a processor to give it up.
 
-        A batch whose masks depend on the update gets those of this one.
+        A batch that depends on the update is made that of this one.
         """
-        if sample and "mask_shares" in sample and not is_dummy:
+        if sample and not CHANGING.isdisjoint(sample) and not is_dummy:
             sample = self.task.at_update(sample, self.get_num_updates())
         if self._passes and not is_dummy:
             made, of = self._passes

@@ -42,13 +42,15 @@ class MaskedTextCollator:
         text: where the samples come from.
 
     Raises:
-        UserError: text of pairs, or whose share of masks changes: Trainer trains neither.
+        UserError: text of pairs, or whose masks or lengths change: Trainer trains neither.
     """
 
     def __init__(self, text: MaskedText):
         options = text.options
-        if options.next_sentence or text.masking.last is not None:
-            what = "next_sentence" if options.next_sentence else f"mask_prob {options.mask_prob}"
+        changes = {"mask_prob": text.masking.last is not None, "length_schedule": bool(text.lengths)}
+        if options.next_sentence or any(changes.values()):
+            name = next((name for name, does in changes.items() if does), "")
+            what = f"{name} {getattr(options, name)}" if name else "next_sentence"
             raise UserError(f"{what}: not in transformers' Trainer; take fairseq-train, or a loop of your own")
         self.pad, self.collater = text.special.pad, text.dataset("train").collater
 

@@ -148,6 +148,7 @@ _NAMED = {
     # For one GPU: 8 layers of 512. What M2x4 saves in four query and key projections widens its feed-forward.
     "bert_small": EncoderArchitecture("M1x8", 2048, 512, 8, 0.1, 32, None, "for one GPU (ours)"),
     "lazyformer_small": EncoderArchitecture("M2x4", 2304, 512, 8, 0.0, 32, None, "for one GPU (ours)"),
+    "bert_laptop": EncoderArchitecture("(sf)x7", 768, 192, 6, 0.0, 32, None, "for one core (ours)"),
     # The other two rows of PAR's Table 4. Parameters counted, as par_bert_base's: at 30,522 pieces they are those of
     # the published models.
     "bert_base_absolute": _base_size("(sf)x12", "PAR, Table 4", millions=111.2),

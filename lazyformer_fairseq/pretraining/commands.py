@@ -17,7 +17,15 @@ from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 from lazyformer_fairseq.pretraining.launch import Launch, find_config, words_of_options
 from lazyformer_fairseq.pretraining.phases import pretrain_in_phases
-from lazyformer_fairseq.pretraining.recipes import CAUSAL_CHOICES, PHASES, RECIPES, causal_options
+from lazyformer_fairseq.pretraining.recipes import (
+    CAUSAL_CHOICES,
+    LAPTOP_ARCH,
+    PHASES,
+    RECIPES,
+    SAVES,
+    causal_options,
+    laptop,
+)
 
 WEIGHTS = "model.safetensors"
 
@@ -35,8 +43,9 @@ class Pretraining(Launch):
     )
     recipe: Optional[str] = option(
         None, "See above; the last two are for causal archs.",
-        choices=("table5", *PHASES, "phases", *CAUSAL_CHOICES), shown="table5, or the arch's",
+        choices=("table5", "laptop", *PHASES, "phases", *CAUSAL_CHOICES), shown="table5, or the arch's",
     )  # fmt: skip
+    without: tuple[str, ...] = option((), "Options of --recipe laptop to leave out.", metavar="NAME,...")
     phase1: str = option("", "With --recipe phases, for phase 1 alone, as '--max-update 100'.", metavar="'OPTIONS'")
     phase2: str = option("", "For phase 2 alone.", metavar="'OPTIONS'")
     distill: Optional[Path] = option(None, "If ARCH is a folder: a teacher, checkpoint or folder.", metavar="ORIGINAL")
@@ -56,6 +65,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     --sublayer-pattern '(sff)x5 (f)x9'.
 
     \b
+    --recipe laptop: 20,000 updates of 2 x 512 tokens, Muon, for one core and a small arch, such as bert_laptop
     --recipe phase1: 7,038 updates of 65,536 sequences of 128 tokens, LAMB, peak rate 6e-3, 28.43% warm-up
     --recipe phase2: 1,563 updates of 32,768 sequences of 512 tokens, LAMB, peak rate 4e-3, 12.8% warm-up
     --recipe phases: both, in DIR/phase1 and DIR/phase2, which starts from phase 1's weights; see docs/reproduce.md
@@ -108,8 +118,10 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if run.recipe and warm:
         raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
     if run.recipe and is_causal != (run.recipe in CAUSAL_CHOICES):
-        kind, others = ("causal", CAUSAL_CHOICES) if is_causal else ("masked", ("table5", *PHASES, "phases"))
+        kind, others = ("causal", CAUSAL_CHOICES) if is_causal else ("masked", ("table5", "laptop", *PHASES, "phases"))
         raise UserError(f"--recipe {run.recipe}: {arch} is a {kind} language model; give {' or '.join(others)}")
+    if run.without and run.recipe != "laptop":
+        raise UserError(f"--without {','.join(run.without)}: is of --recipe laptop")
     if "sublayer_pattern" in wanted:
         plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
     if is_causal:
@@ -120,6 +132,11 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     save_dir = wanted.get("save_dir") or f"checkpoints/{Path(arch).absolute().name}"
     run = run if warm else run.in_fast_precision(Path(save_dir))
     recipe = RECIPES["continue" if warm else run.recipe or "table5"]
+    of_recipe = shlex.split(recipe.options)
+    if run.recipe == "laptop":
+        of_recipe = [*as_words(laptop(run.without, wanted)), *SAVES.split()]
+    elif not (run.recipe or warm or run.found or run.dry_run):
+        click.echo(f"no GPU here: {LAPTOP_ARCH} and --recipe laptop learn something in minutes", err=True)
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
     _refuse_missing(data, run)
@@ -133,9 +150,9 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     batch = run.per_gpu or (at_once if run.distill else run.batch(job, at_once))
     options = f"""
         --task full_sentences_masked_lm --criterion {"continued_masked_lm" if warm else "masked_lm_accuracy"}
-        {recipe.options} --batch-size {batch} --required-batch-size-multiple 1
+        --batch-size {batch} --required-batch-size-multiple 1
         --no-epoch-checkpoints --num-workers 2 --log-format simple --seed 1"""
-    words = [*model, *sizes, *shlex.split(options), "--save-dir", save_dir]
+    words = [*model, *sizes, *of_recipe, *options.split(), "--save-dir", save_dir]
     if warm:
         words += ["--finetune-from-model", str(warm / WEIGHTS)]
     if run.distill:

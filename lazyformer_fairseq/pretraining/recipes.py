@@ -1,8 +1,12 @@
-"""Recipes: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine."""
+"""Recipes: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine; laptop serves others."""
 
+import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
+from lazyformer_fairseq.arguments import as_words
+from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.patterns.architectures import CausalArchitecture
 
 LAZYFORMER_KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
@@ -31,6 +35,45 @@ class Recipe:
 ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
     --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01
     --save-interval-updates 5000 --keep-interval-updates 3 --log-interval 100"""
+
+# For a small model on one core, which is to leave the plateau of frequencies in minutes: see each option's help. Names
+# are those of fairseq-train's options; `lazyformer compare`, `demo` and `search` read the same table.
+LAPTOP: Mapping[str, Any] = {
+    **{"encoder_normalize_before": True, "no_token_positional_embeddings": True, "relative_position_buckets": 32},
+    **dict.fromkeys(("local_heads", "zero_last_maps", "frequency_bias"), True),
+    **dict.fromkeys(("dropout", "attention_dropout", "weight_decay"), 0.0),
+    **{"mask_prob": 0.3, "length_schedule": "128:0.8"},
+    **{"optimizer": "muon", "lr": 0.02, "muon_scale": "original"},
+    **{"adam_lr": 3e-3, "adam_betas": "(0.9,0.98)", "clip_norm": 1.0},
+    **{"lr_scheduler": "linear_warmup", "warmup_ratio": 0.01},
+}
+LAPTOP_ARCH = "bert_laptop"
+LAPTOP_HELP = "laptop: Muon, short blocks first and a start that knows neighbours and frequencies, for one core"
+
+
+def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[str, Any]:
+    """Options of :data:`LAPTOP` by name.
+
+    Args:
+        without: names of some, which are left out; without Muon Adam learns, at its own rate.
+        given: names of options that a user gives, which are left out too.
+
+    Raises:
+        UserError: a name in `without` is none of them.
+    """
+    left_out = {name.replace("-", "_") for name in without}
+    if unknown := sorted(left_out - LAPTOP.keys()):
+        names = [name.replace("_", "-") for name in LAPTOP]
+        raise UserError(f"--without {unknown[0]}: the recipe has {', '.join(names)}{nearest(unknown[0], names)}")
+    found = {name: value for name, value in LAPTOP.items() if name not in left_out}
+    if "optimizer" in {*left_out, *given}:
+        found = {name: value for name, value in found.items() if name not in ("muon_scale", "adam_lr")}
+        found |= {"optimizer": "fused_adam", "lr": LAPTOP["adam_lr"]}
+    if "lr_scheduler" in left_out:
+        found["lr_scheduler"] = "linear_warmup"
+    return {name: value for name, value in found.items() if name not in given}
+
+
 RECIPES = {
     # LazyFormer, Table 5; and a tenth of it, for a trained model.
     "table5": Recipe(None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),
@@ -41,6 +84,8 @@ RECIPES = {
     "phase2": Recipe(512, 32_768, 1_563, f"{NVLAMB} --lr 4e-3 --warmup-ratio 0.128"),
 }
 PHASES = ("phase1", "phase2")
+SAVES = "--save-interval-updates 1000 --keep-interval-updates 2 --log-interval 100"
+RECIPES["laptop"] = Recipe(512, 2, 20_000, f"{shlex.join(as_words(LAPTOP))} {SAVES}")
 
 CAUSAL_CHOICES = ("nvidia", "transformer-xl")
 _NVIDIA = """

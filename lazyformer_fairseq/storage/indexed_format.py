@@ -102,6 +102,7 @@ class MappedItems(Sequence):
 
     Attributes:
         sizes: ids of each item, (items,).
+        ids: of all items, one item after the other.
 
     Raises:
         UserError: see :func:`read_index`.
@@ -111,10 +112,10 @@ class MappedItems(Sequence):
         self._prefix = prefix
         self._index = read_index(prefix)
         self.sizes = self._index.sizes
-        self._ids = np.empty(0, self._index.dtype)
+        self.ids = np.empty(0, self._index.dtype)
         if self._index.bytes:
-            self._ids = np.memmap(f"{prefix}.bin", self._index.dtype, "r")
-            self._ids._mmap.madvise(mmap.MADV_WILLNEED)
+            self.ids = np.memmap(f"{prefix}.bin", self._index.dtype, "r")
+            self.ids._mmap.madvise(mmap.MADV_WILLNEED)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -125,7 +126,7 @@ class MappedItems(Sequence):
     def read(self, first: int, last: int) -> np.ndarray:
         """The ids of items `first` to `last`, both included, one item after the other, as they lie in the file."""
         start = int(self._index.pointers[first]) // self._index.dtype.itemsize
-        return np.asarray(self._ids[start : start + int(self.sizes[first : last + 1].sum())])
+        return np.asarray(self.ids[start : start + int(self.sizes[first : last + 1].sum())])
 
     def __reduce__(self):
         return MappedItems, (self._prefix,)

@@ -14,7 +14,7 @@ LENGTHS = ("words per sentence", "words per document", "sentences per document")
 
 
 def made_manifest() -> dict[str, Any]:
-    split = {"sentences": 120_000, "tokens": 2_345_678, "unknown_share": 0.0123, "unigram_entropy_bits": 9.5}
+    split = {"sentences": 120_000, "tokens": 2_345_678, "unknown_share": 0.0123, "frequencies_bits": 9.5}
     return {
         "format_version": 1,
         "settings": {"vocab_size": 32_768, "spacy_model": None, "text": {"lower_case": True}},
@@ -33,7 +33,7 @@ def made_manifest() -> dict[str, Any]:
         "vocabulary": {"words": 1000, "kept_words": 800, "min_count": 3, "dropped_types_share": 0.2,
                        "dropped_tokens_share": 0.004, "size": 32_768},
         "train": split,
-        "valid": {"sentences": 0, "tokens": 0, "unknown_share": None, "unigram_entropy_bits": None},
+        "valid": {"sentences": 0, "tokens": 0, "unknown_share": None, "frequencies_bits": None},
         "lengths": {name: {"edges": [1, 2, 4, 8, 16], "counts": [0, 5, 9, 0]} for name in LENGTHS},
         "shards": 2,
         "versions": {"python": "3.11.2"},

@@ -1,9 +1,11 @@
 """A corpus opened in one call: samples, masks and shards of epochs are those of fairseq's task; with any loader."""
 
+import math
 import pickle
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import assert_equal_state, build_toy_corpus
@@ -14,7 +16,9 @@ from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.options import options_of_arch
 from lazyformer_fairseq.storage.indexed_format import MappedItems, is_older_format
+from lazyformer_fairseq.trained.hub import model_of
 
 OPTIONS = {
     "plain": {"tokens_per_sample": 24},
@@ -113,6 +117,44 @@ def test_formats_that_fairseq_alone_reads_are_told_apart_and_read_where_it_is(ki
     assert_equal_state(task.dataset("train")[3], open_masked_text(three_shards, tokens_per_sample=24).split("train")[3])
 
 
+def test_short_blocks_come_first_with_the_tokens_and_targets_of_whole_ones(three_shards):
+    text = open_masked_text(three_shards, 3, max_update=10, tokens_per_sample=40, length_schedule="8:0.3,16:0.75")
+    assert [text.length_at(update) for update in range(10)] == [8] * 3 + [16] * 5 + [None] * 2
+    batch = next(iter(EpochBatches(text.split("train"), 5, seed=3)))
+    assert "to_cut" not in next(iter(EpochBatches(text.split("valid"), 5, shuffle=False)))
+    pad = text.special.pad
+    whole_ids, whole_targets = batch["net_input"]["src_tokens"], batch["target"]
+    assert text.at_update(batch, 9) is batch
+    for update, length in ((0, 8), (3, 16)):
+        cut = text.at_update(batch, update)
+        ids, targets = cut["net_input"]["src_tokens"], cut["target"]
+        assert ids.shape == targets.shape and ids.size(1) == length and ids.ne(pad).any(1).all()
+        assert torch.equal(ids[ids.ne(pad)], whole_ids[whole_ids.ne(pad)])
+        assert torch.equal(targets[targets.ne(pad)], whole_targets[whole_targets.ne(pad)])
+        assert torch.equal(targets.flatten()[cut["masked_positions"]], targets[targets.ne(pad)])
+        assert torch.equal(cut["net_input"]["src_lengths"], ids.ne(pad).sum(1))
+        assert cut["net_input"]["has_padding"] == bool(ids.eq(pad).any()) and cut["ntokens"] == ids.ne(pad).sum()
+
+
+def test_frequencies_are_of_the_training_text_and_their_cost_of_what_is_scored(three_shards):
+    text = open_masked_text(three_shards, tokens_per_sample=24)
+    ids = np.concatenate([np.fromfile(path, np.uint16) for path in three_shards.glob("shard*/train.bin")]).tolist()
+    scored = sorted(set(range(len(text.dictionary))) - set(text.special))
+    counts = {id: ids.count(id) + 1 for id in scored}
+    assert min(counts.values()) == 1  # of a piece that does not occur
+    batches = [text.split("valid").collater([text.split("valid")[number] for number in (0, 1)])]
+    targets = [id for id in batches[0]["target"].flatten().tolist() if id != text.special.pad]
+    bits = [-math.log2(counts[id] / sum(counts.values())) for id in targets]
+    assert text.cost_of_frequencies(batches) == pytest.approx(sum(bits) / len(bits))
+    model = model_of(options_of_arch("bert_laptop_tiny", frequency_bias=True), text.dictionary)
+    text.start_bias(model)
+    bias = model.encoder.lm_head.bias
+    expected = [math.log(counts.get(id, 1) / sum(counts.values())) for id in range(len(bias))]
+    assert bias.tolist() == pytest.approx(expected, abs=1e-6)
+    text.start_bias(other := model_of(options_of_arch("bert_laptop_tiny"), text.dictionary))
+    assert not other.encoder.lm_head.bias.any()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -120,7 +162,15 @@ def test_formats_that_fairseq_alone_reads_are_told_apart_and_read_where_it_is(ki
             {"mask_probability": 0.2},
             "mask_probability: no option of masked text; there are tokens_per_sample, mask_prob",
         ),
-        ({"mask_prob": "0.3:0.15"}, "--mask-prob 0.3:0.15: is the share over a run"),
+        ({"mask_prob": "0.3:0.15"}, "--mask-prob 0.3:0.15: is about shares of a run"),
+        ({"length_schedule": "8:0.8"}, "--length-schedule 8:0.8: is about shares of a run; .* by --max-update"),
+        ({"length_schedule": "8"}, "--length-schedule 8: give lengths, each with the share"),
+        ({"length_schedule": "8:0.5,16:0.5"}, "--length-schedule 8:0.5,16:0.5: give lengths"),
+        ({"length_schedule": "2:0.5"}, "--length-schedule 2:0.5: give lengths"),
+        (
+            {"length_schedule": "8:0.5", "within_documents": True, "max_update": 2},
+            "--length-schedule: cuts plain blocks",
+        ),
         ({"document_positions": True}, "--document-positions: is of --within-documents"),
     ],
 )

@@ -242,7 +242,7 @@ def test_rows_of_the_package_datasets_train(text, tmp_path):
     assert 0 < loss_on(rows, tokenizer, text, tmp_path / "out") < 2 * math.log(len(text.dictionary))
 
 
-@pytest.mark.parametrize("options", [{"next_sentence": True}, {"mask_prob": "0.3:0.15"}])
+@pytest.mark.parametrize("options", [{"next_sentence": True}, {"mask_prob": "0.3:0.15"}, {"length_schedule": "8:0.5"}])
 def test_text_that_trainer_cannot_train_on_is_refused(options, text):
     with pytest.raises(UserError, match="not in transformers' Trainer"):
         MaskedTextCollator(open_masked_text(text.data, max_update=9, **options))

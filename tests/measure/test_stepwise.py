@@ -7,23 +7,29 @@ import pytest
 import torch
 from helpers import ROOT, load_script
 
+from lazyformer_fairseq.arguments import as_words
+from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network, Streams
 from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
 from lazyformer_fairseq.measure.stepwise import CHECKPOINT, MOST_SKIPPED, Learning, Lesson, StepwiseTraining
-from lazyformer_fairseq.modules.networks.options import options_of_arch
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
+from lazyformer_fairseq.options import chosen
 
 UPDATES, HALF = 8, 3
 MASKED = "--task full_sentences_masked_lm --tokens-per-sample 32 --criterion masked_lm_accuracy --max-positions 32"
 STREAMS = "--task stream_language_modeling --tgt-len 6 --criterion causal_lm --mem-len 5 --adaptive-softmax-cutoff 20"
 BATCHES = {"masked": ("bert_tiny", MASKED, 4), "streams": ("transformer_xl_tiny", STREAMS, 3)}
+RECIPE = {"length_schedule": "8:0.3,16:0.8", "mask_prob": "0.3:0.15", "local_heads": True, "zero_last_maps": True}
+RECIPE |= {"frequency_bias": True, "encoder_normalize_before": True}
+BATCHES["laptop"] = ("bert_laptop_tiny", f"{MASKED} {shlex.join(as_words(RECIPE))}", 4)
 BATCHES["listops"] = ("bert_tiny", "--task glue --criterion glue", 16)
 ADAM = ("fused_adam", {"adam_betas": "(0.9, 0.98)"}, "linear_warmup", {"warmup_ratio": 0.3})
 LAMB = ("nvlamb", {"weight_decay": 0.1, "max_weight_norm": 10.0, "no_bias_correction": True}, "cosine")
 LAMB += ({"warmup_updates": 2, "min_lr": 0.001},)
 MUON = ("muon", {"adam_lr": 1e-3, "no_decay_bias_and_norm": True}, "wsd", {"warmup_updates": 1, "decay_share": 0.5})
 CASES = [("masked", ADAM, "fp32"), ("masked", LAMB, "fp16"), ("masked", MUON, "bf16"), ("masked", ADAM, "bf16")]
-CASES += [("streams", ADAM, "fp32"), ("streams", LAMB, "fp32"), ("listops", ADAM, "fp32")]
+CASES += [("laptop", MUON, "fp32"), ("streams", ADAM, "fp32"), ("streams", LAMB, "fp32"), ("listops", ADAM, "fp32")]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +37,7 @@ def folders(data_folder, lm_data, tmp_path_factory) -> dict[str, Path]:
     listops = tmp_path_factory.mktemp("tasks") / "listops"
     splits = {"train": 60, "valid": 10, "test": 10}
     prepare_listops(ListOpsSettings(splits, min_length=4, max_length=6, max_depth=2, max_arguments=4), listops)
-    return {"masked": data_folder, "streams": lm_data, "listops": listops}
+    return {"masked": data_folder, "laptop": data_folder, "streams": lm_data, "listops": listops}
 
 
 def lesson_of(what: str, folder: Path) -> Lesson:
@@ -41,8 +47,10 @@ def lesson_of(what: str, folder: Path) -> Lesson:
         return Streams(network, str(folder), batch_size, 1, {"tgt_len": 6})
     if what == "listops":
         return LabelledTexts(Network(options_of_arch(arch)), str(folder), batch_size, 1)
-    network = Network(options_of_arch(arch, max_positions=32))
-    return MaskedBlocks(network, str(folder), batch_size, 1, UPDATES, {"tokens_per_sample": 32})
+    recipe = RECIPE if what == "laptop" else {}
+    network = Network(options_of_arch(arch, max_positions=32, **chosen(MaskedLMOptions, recipe)))
+    text = {"tokens_per_sample": 32, **chosen(MaskedTextOptions, recipe)}
+    return MaskedBlocks(network, str(folder), batch_size, 1, UPDATES, text)
 
 
 def learning_of(how: tuple, precision: str = "fp32", **more) -> Learning:

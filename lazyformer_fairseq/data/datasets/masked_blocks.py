@@ -22,6 +22,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset, by_jittered_length, collate_sources
@@ -292,6 +293,23 @@ def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
     return {**others, "net_input": net_input, "target": target, "masked_positions": places[stays]}
 
 
+CHANGING = {"mask_shares", "to_cut"}  # a batch with one of these depends on the update that reads it
+
+
+def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
+    """A batch of which each row is a piece of `length` tokens of a block; those of padding alone are left out.
+
+    So an update has the same tokens and targets whatever the length is, in the same order.
+    """
+    whole = batch["net_input"]["src_tokens"], batch["target"]
+    rows = [F.pad(each, (0, -each.size(1) % length), value=pad).view(-1, length) for each in whole]
+    tokens, target = (each[rows[0].ne(pad).any(1)] for each in rows)
+    sizes = tokens.ne(pad).sum(1)
+    net_input = {"src_tokens": tokens, "src_lengths": sizes, "has_padding": bool((sizes < length).any())}
+    places = target.flatten().ne(pad).nonzero().squeeze(1)
+    return {**batch, "net_input": batch["net_input"] | net_input, "target": target, "masked_positions": places}
+
+
 # Batches are as wide as a multiple of this, if the blocks may be. Matrix units read whole eights, and full blocks end
 # anywhere in the last of them: 505 to 512 tokens are one shape, to compile or to choose a kernel for, not eight.
 WIDTH_MULTIPLE = 8
@@ -310,9 +328,14 @@ class MaskedBlocksDataset(SizedDataset):
         shuffle: whether batches hold blocks in random order.
         name: path of the data without its ending.
 
+    Attributes:
+        is_cut: whether batches are to be cut, see :func:`cut`, as the update says that reads them.
+
     Raises:
         UserError: where the items are not sentences.
     """
+
+    is_cut = False
 
     def __init__(
         self,
@@ -361,6 +384,7 @@ class MaskedBlocksDataset(SizedDataset):
             "target": target,
             "masked_positions": target.flatten().ne(pad).nonzero().squeeze(1),
             **({"mask_shares": torch.cat(scheduled)} if scheduled else {}),
+            **({"to_cut": True} if self.is_cut else {}),
         }
 
     def ordered_indices(self) -> np.ndarray:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams, open_tokens
+from lazyformer_fairseq.data.frequencies import cost_in_bits, count_pieces, log_frequencies
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
-from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob, unigram_bits
+from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.lessons import Network, Streams
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
@@ -54,7 +56,7 @@ class LanguageModel(ComparedTask):
         cutoffs = tuple(self.settings.sizes["adaptive_softmax_cutoff"])
         return CausalSizes(*of_all, cutoffs=cutoffs, normalize_before=self.settings.normalize_before)
 
-    def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
+    def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
         """Of segments with a full memory; of the softmax the first band alone."""
         sizes = self.settings.sizes
         how = {"time": sizes["tgt_len"], "memory": sizes["mem_len"], "batch": sizes["batch_size"]}
@@ -75,13 +77,17 @@ class LanguageModel(ComparedTask):
         }
 
     def describe_data(self) -> dict[str, Any]:
-        """The data's manifest, and the perplexity of a model that has only a split's own word frequencies."""
-        texts = {split: open_tokens(Path(self.settings.data) / split) for split in SPLITS}
-        bits = {split: unigram_bits(tokens) for split, tokens in texts.items()}
+        """The data's manifest, and what frequencies cost, as bits and as perplexity."""
+        folder = Path(self.settings.data)
+        texts = {split: open_tokens(folder / split) for split in ("train", *SPLITS)}
+        dictionary = load_dictionary(folder / "dict.txt")
+        counts = {split: count_pieces([tokens], len(dictionary)) for split, tokens in texts.items()}
+        logarithms = log_frequencies(counts["train"], (dictionary.bos(), dictionary.pad()))
+        bits = {split: cost_in_bits(logarithms, counts[split]) for split in SPLITS}
         return {
-            "manifest": read_manifest(Path(self.settings.data)),
-            "unigram_bits": bits,
-            "unigram_perplexity": {split: 2**found for split, found in bits.items()},
+            "manifest": read_manifest(folder),
+            "frequencies_bits": bits,
+            "frequencies_perplexity": {split: 2**found for split, found in bits.items()},
             "validation": {"tokens": min(len(texts["valid"]), self.settings.validation_tokens)},
         }
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, open_masked_text
+from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, lengths_of, open_masked_text
 from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic
 from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
-from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob, unigram_bits
+from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network
 from lazyformer_fairseq.experiments.trainings import Job, Training
 from lazyformer_fairseq.extras import needs_fairseq
@@ -24,6 +24,7 @@ from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.stepwise import Lesson, StepwiseTraining, moved
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
+from lazyformer_fairseq.options import mask_shares
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, sizes_of
 
@@ -42,8 +43,7 @@ class MaskedLM(ComparedTask):
         return self.settings.sizes["tokens_per_sample"]
 
     def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Lesson:
-        text = {"tokens_per_sample": self.longest, **self.given(MaskedTextOptions)}
-        settings = self.settings
+        settings, text = self.settings, vars(self._training_text)
         return MaskedBlocks(self.network(spec), settings.data, settings.sizes["batch_size"], seed, updates, text)
 
     def network(self, spec: ModelSpec) -> Network:
@@ -69,7 +69,11 @@ class MaskedLM(ComparedTask):
             return Network(
                 HuggingFaceBertOptions(**{"model_type": spec.arch, **sizes, "encoder_layers": spec.layers, **given})
             )
+        recipe = self._options(MaskedLMOptions, self.settings.how.options)
+        if not self._buckets(spec):
+            recipe.pop("local_heads", None)
         options = {
+            **recipe,
             **{**sizes, "sublayer_pattern": spec.pattern, "encoder_normalize_before": self.settings.normalize_before},
             "relative_position_buckets": self._buckets(spec),
             "attention_dropout": self._own_options(spec).get("attention_dropout", 0.0),
@@ -83,15 +87,23 @@ class MaskedLM(ComparedTask):
         options |= {f"encoder_{name}": width for name, width in widths.items()}
         return sizes_of(options | self._parts(spec), vocab_size)
 
-    def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
+    def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
         """Of full blocks."""
-        how = {"batch": self.settings.sizes["batch_size"], "predicted": self.predicted}
-        return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), self.longest, **how)
+        how = {"batch": self.settings.sizes["batch_size"] * self.longest // length, "predicted": self.predicted(length)}
+        return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), length, **how)
 
     @property
-    def predicted(self) -> int:
-        """Tokens of an input that the head sees."""
-        return max(1, round(self.longest * self._text.masking.probability))
+    def lengths(self) -> tuple[tuple[int, float], ...]:
+        return (*lengths_of(self._training_text.length_schedule, self.longest), (self.longest, 1.0))
+
+    def predicted(self, length: int) -> int:
+        """Tokens of an input that the head sees, at first."""
+        return max(1, round(length * mask_shares(self._training_text.mask_prob)[0]))
+
+    @property
+    def _training_text(self) -> MaskedTextOptions:
+        of_recipe = self._options(MaskedTextOptions, self.settings.how.options)
+        return MaskedTextOptions(**{"tokens_per_sample": self.longest, **of_recipe})
 
     def measure(self, training: StepwiseTraining) -> dict[str, float]:
         """`loss`, bits a masked piece, and `accuracy`, percent of these."""
@@ -113,22 +125,20 @@ class MaskedLM(ComparedTask):
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
-        """Unigram entropy of the words that are to be found in validation, and how many these are."""
+        """What frequencies cost, of the pieces that are to be found in validation, and how many these are."""
         pad = self._text.special.pad
-        targets = torch.cat([batch["target"].flatten() for batch in self._batches])
-        targets = targets[targets.ne(pad)].numpy()
         return {
-            "unigram_bits": {"valid": unigram_bits(targets)},
+            "frequencies_bits": {"valid": self._text.cost_of_frequencies(self._batches)},
             "validation": {
                 "tokens": sum(int(batch["ntokens"]) for batch in self._batches),
-                "predicted": len(targets),
+                "predicted": sum(int(batch["target"].ne(pad).sum()) for batch in self._batches),
                 "seed": SEED,
             },
         }
 
     @cached_property
     def _text(self) -> MaskedText:
-        """Apart from the trainings': it validates all of them."""
+        """Apart from the trainings': it validates all of them, under masks that no recipe changes."""
         text = {"tokens_per_sample": self.longest, **self.given(MaskedTextOptions)}
         return open_masked_text(self.settings.data, SEED, max_update=1, **text)
 
@@ -177,7 +187,6 @@ class Diagnostic(MaskedLM):
     """Trains on a folder of `lazyformer diagnostics`."""
 
     OPTIONS = (MaskedLMOptions,)
-    predicted = 0
 
     @cached_property
     def prepared(self) -> PreparedDiagnostic:
@@ -185,6 +194,13 @@ class Diagnostic(MaskedLM):
         if (made := found.manifest["task"].lower()) != asked:
             raise UserError(f"{self.settings.data}: is of --task {made}, not {asked}")
         return found
+
+    def predicted(self, length: int) -> int:
+        return 0
+
+    @property
+    def lengths(self) -> tuple[tuple[int, float], ...]:
+        return ((self.longest, 1.0),)
 
     @property
     def longest(self) -> int:

@@ -180,7 +180,7 @@ def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
     return {
         "parameters": training.parameters,
         "parameters_without_embeddings": training.parameters - _in_embeddings(training.model),
-        "flops_per_update": compared.flops_of_update(spec, len(training.lesson.dictionary)),
+        "flops_per_update": compared.mean_flops(spec, len(training.lesson.dictionary)),
         "peak_memory_bytes": peak,
     }
 
@@ -284,7 +284,15 @@ def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, 
         for _ in Progress(range(trial), desc="trial", unit=" updates", leave=False):
             for training in trainings.values():
                 training.update()
-    return {name: 1000 * float(np.median(training.seconds[TRIAL_WARM_UP:])) for name, training in trainings.items()}
+    return {name: 1000 * _mean_of_medians(compared, training.seconds) for name, training in trainings.items()}
+
+
+def _mean_of_medians(compared: ComparedTask, seconds: Sequence[float]) -> float:
+    """Of the updates of each length of inputs the median, each for the share that it has of a training."""
+    phases = compared.phases(len(seconds), TRIAL_WARM_UP)
+    of_phases = zip(phases, np.diff([0.0, *(end for _, end in compared.lengths)]), strict=True)
+    medians = [(share, np.median(seconds[made.start : made.stop])) for (_, made), share in of_phases if made]
+    return float(sum(share * median for share, median in medians) / sum(share for share, _ in medians))
 
 
 def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:

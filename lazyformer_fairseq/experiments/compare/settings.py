@@ -2,15 +2,18 @@
 
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Optional, Union
 
+from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec, read_models
 from lazyformer_fairseq.options import check, duration, option
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
+from lazyformer_fairseq.pretraining.recipes import LAPTOP, LAPTOP_HELP, laptop
+from lazyformer_fairseq.pretraining.recipes import RECIPES as PRETRAINING
 
 Size = Union[int, float, bool, tuple[int, ...], None]
 
@@ -88,7 +91,7 @@ TASKS = (
             24: {"bert": "(sf)x12", "lazyformer": "M2x6", "par_bert": "(sff)x5 (f)x9"},
         },
         _sizes(128, 512, 8, tokens_per_sample=128, relative_position_buckets=32),
-        {"adam": 2e-3, "nvidia": 1e-2},
+        {"adam": 2e-3, "nvidia": 1e-2, "laptop": LAPTOP["lr"]},
         clip_norm=1.0,
         budget=75.0,
         takes_externals=True,
@@ -136,17 +139,19 @@ class Recipe:
         help: one line.
         warmup_ratio: share of the updates until the highest rate.
         decayed_to: share of the highest rate that is left in the end.
-        optimizer, options: as fairseq-train's options of these names.
+        optimizer, options: as fairseq-train's options of these names; also of models, text and schedule.
     """
 
     help: str
-    warmup_ratio: float
-    decayed_to: float
-    optimizer: str
-    options: Mapping[str, Any]
+    warmup_ratio: float = 0.0
+    decayed_to: float = 0.0
+    optimizer: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def schedule(self, rate: float, updates: int) -> tuple[str, dict[str, Any]]:
         """Its name and options, for a training of so many updates."""
+        if "lr_scheduler" in self.options:
+            return self.options["lr_scheduler"], dict(self.options)
         if not self.decayed_to:
             return "linear_warmup", {"warmup_ratio": self.warmup_ratio}
         return "cosine", {"warmup_updates": round(self.warmup_ratio * updates), "min_lr": self.decayed_to * rate}
@@ -161,7 +166,9 @@ RECIPES = {
         "nvlamb",
         {"weight_decay": 0.0, "max_weight_norm": 10.0, "no_bias_correction": True},
     ),
+    "laptop": Recipe(LAPTOP_HELP.partition(": ")[2], optimizer=LAPTOP["optimizer"], options=LAPTOP),
 }
+LAPTOP_SIZES = {"tokens_per_sample": PRETRAINING["laptop"].tokens, "batch_size": PRETRAINING["laptop"].sequences}
 
 
 MODELS, SIZES, VALIDATION = "Models", "Sizes, of all models", "Validation"  # sections of --help
@@ -274,6 +281,7 @@ class CompareSettings:
     recipe: str = of_learning(
         "adam", f"{'; '.join(f'{name}: {recipe.help}' for name, recipe in RECIPES.items())}.", choices=tuple(RECIPES)
     )
+    without: Optional[tuple[str, ...]] = of_learning(None, "Options of laptop to leave out.", metavar="NAME,...")
     normalize_before: bool = option(
         True, "LayerNorms stand before sublayers, or behind them.", "--pre-norm/--post-norm", section=SIZES
     )
@@ -318,6 +326,10 @@ class CompareSettings:
         from lazyformer_fairseq.measure.costs.machine import device_named
 
         row = self.row
+        if self.recipe not in row.rates:
+            raise UserError(f"--recipe {self.recipe}: is not for --task {self.task}; give {' or '.join(row.rates)}")
+        if self.without and self.recipe != "laptop":
+            raise UserError(f"--without {','.join(self.without)}: is of --recipe laptop")
         if foreign := sorted(name for name in self.sizes.keys() - row.sizes.keys() if self.sizes[name] is not None):
             raise UserError(f"--{foreign[0].replace('_', '-')}: means nothing for --task {self.task}")
         given = {name: value for name, value in self.sizes.items() if value is not None}
@@ -326,9 +338,9 @@ class CompareSettings:
         return {
             "models": models,
             "baseline": self.baseline or next(iter(models)),
-            "sizes": {**row.sizes, **given},
+            "sizes": {**row.sizes, **(LAPTOP_SIZES if self.recipe == "laptop" else {}), **given},
             **length,
-            "rates": self.rates or (row.rates[self.recipe],),
+            "rates": self.rates or (self.how.options.get("lr", row.rates[self.recipe]),),
             "device": device,
             "in_turn": (device == "cpu" or count_gpus() < 2) if self.in_turn is None else self.in_turn,
             "precision": self.precision or precision_on(device),
@@ -337,6 +349,15 @@ class CompareSettings:
     @property
     def row(self) -> Task:
         return find_task(self.task)
+
+    @cached_property
+    def how(self) -> Recipe:
+        """The recipe, without what is left out of it."""
+        if self.recipe != "laptop":
+            return RECIPES[self.recipe]
+        chosen = {"optimizer"} & options_by_name(self.fairseq_options).keys()
+        found = laptop(self.without or (), chosen)
+        return replace(RECIPES["laptop"], optimizer=found.get("optimizer", ""), options=found)
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:

@@ -1,20 +1,19 @@
 """What a task does for a comparison, and the training of one of its models."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
-import numpy as np
-
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
-from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
+from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training
 from lazyformer_fairseq.measure.stepwise import Learning, Lesson, StepwiseTraining
 from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES, row_of
-from lazyformer_fairseq.options import option, read_words
+from lazyformer_fairseq.options import chosen, option, read_words
 from lazyformer_fairseq.patterns.kinds import Sizes
 
 POINTS = 10  # of a curve
@@ -82,8 +81,24 @@ class ComparedTask(ABC):
         """Its sizes for formulas. Those of two models compare whatever the vocabulary is."""
 
     @abstractmethod
-    def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
-        """Counted on the model; a backward pass costs twice a forward pass."""
+    def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
+        """Counted on the model, of inputs of a length; a backward pass costs twice a forward pass."""
+
+    @property
+    def lengths(self) -> tuple[tuple[int, float], ...]:
+        """Of inputs, and the share of the updates until which they have it."""
+        return ((0, 1.0),)
+
+    def phases(self, updates: int, begin: int = 0) -> list[tuple[int, range]]:
+        """Of a training, the length of inputs and the updates, from 0, that have it; of those from `begin` on."""
+        ends = [begin, *(max(begin, math.ceil(end * updates)) for _, end in self.lengths)]
+        return [(length, range(*of)) for (length, _), of in zip(self.lengths, pairwise(ends), strict=True)]
+
+    def mean_flops(self, spec: ModelSpec, vocab_size: int) -> int:
+        """Of an update, over a training."""
+        shares = pairwise((0.0, *(end for _, end in self.lengths)))
+        found = [self.flops_of_update(spec, vocab_size, length) for length, _ in self.lengths]
+        return round(sum(flops * (end - begin) for flops, (begin, end) in zip(found, shares, strict=True)))
 
     @abstractmethod
     def measure(self, training: StepwiseTraining) -> dict[str, float]:
@@ -107,26 +122,25 @@ class ComparedTask(ABC):
 
     def learning(self, seed: int, rate: float, updates: int) -> Learning:
         """How a model learns in so many updates: by the recipe, and what the user's further options say."""
-        settings, recipe = self.settings, RECIPES[self.settings.recipe]
+        settings, recipe = self.settings, self.settings.how
         schedule, schedule_options = recipe.schedule(rate, updates)
-        chosen = {"optimizer": recipe.optimizer, "lr_scheduler": schedule, **self.given(Chosen)}
+        named = {"optimizer": recipe.optimizer, "lr_scheduler": schedule, **self.given(Chosen)}
         return Learning(
             updates,
             rate,
             seed,
-            optimizer=chosen["optimizer"],
-            optimizer_options=self._options(OPTIMIZERS[chosen["optimizer"]][1], recipe.options),
-            schedule=chosen["lr_scheduler"],
-            schedule_options=self._options(SCHEDULES[chosen["lr_scheduler"]][1], schedule_options),
-            clip_norm=chosen.get("clip_norm", settings.row.clip_norm),
+            optimizer=named["optimizer"],
+            optimizer_options=self._options(OPTIMIZERS[named["optimizer"]][1], recipe.options),
+            schedule=named["lr_scheduler"],
+            schedule_options=self._options(SCHEDULES[named["lr_scheduler"]][1], schedule_options),
+            clip_norm=named.get("clip_norm", recipe.options.get("clip_norm", settings.row.clip_norm)),
             precision=settings.precision,
             device=settings.device,
         )
 
     def _options(self, kind: type, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the recipe that an optimizer or schedule has, and the user's."""
-        known = {each.name for each in fields(kind)}
-        return {**{name: value for name, value in of_recipe.items() if name in known}, **self.given(kind)}
+        """Those of the recipe that an optimizer or schedule has, models or text; and the user's."""
+        return {**chosen(kind, of_recipe), **self.given(kind)}
 
     def given(self, kind: type) -> dict[str, Any]:
         """The user's further options of a dataclass, by name.
@@ -137,12 +151,12 @@ class ComparedTask(ABC):
         by_name = dict(
             pairwise(part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word]))
         )
-        recipe = RECIPES[self.settings.recipe]
+        recipe = self.settings.how
         schedule = recipe.schedule(0.0, 0)[0]
         rows = (("--optimizer", OPTIMIZERS, recipe.optimizer), ("--lr-scheduler", SCHEDULES, schedule))
         of_learning = [row_of(flag, row, by_name.get(flag, usual))[1] for flag, row, usual in rows]
         found = read_words(words, *self.OPTIONS, Chosen, *of_learning)
-        return {each.name: found[each.name] for each in fields(kind) if each.name in found}
+        return chosen(kind, found)
 
     def data_files(self) -> dict[str, Path]:
         """What the models read, for checksums, by a name that does not depend on where the data lies."""
@@ -166,11 +180,13 @@ class ComparedTraining(Training):
         super().__init__(job)
         self.compared = compared
         self.points = frozenset(points(job.updates, POINTS))
-        self.flops_of_update = compared.flops_of_update(job.spec, len(self.lesson.dictionary))
+        symbols, phases = len(self.lesson.dictionary), compared.phases(job.updates)
+        self.flops = [(compared.flops_of_update(job.spec, symbols, length), made) for length, made in phases]
 
     def measure(self) -> Mapping[str, float]:
         found = self.compared.measure(self)
-        return {**found, "tokens": sum(self.tokens), "flops": self.updates * self.flops_of_update}
+        flops = sum(flops * len(range(made.start, min(made.stop, self.updates))) for flops, made in self.flops)
+        return {**found, "tokens": sum(self.tokens), "flops": flops}
 
     def is_due(self) -> bool:
         return self.updates in self.points
@@ -183,10 +199,3 @@ class ComparedTraining(Training):
 def points(total: int, count: int) -> list[int]:
     """Updates at which a training of `total` is validated: `count` of them, the end among them, most of them early."""
     return sorted({max(1, round(total * (number / count) ** POINTS_LEAN)) for number in range(1, count + 1)})
-
-
-def unigram_bits(tokens: np.ndarray) -> float:
-    """Entropy of the tokens' own frequencies, bits a token."""
-    shares = np.bincount(tokens) / len(tokens)
-    shares = shares[shares > 0]
-    return float(-(shares * np.log2(shares)).sum())

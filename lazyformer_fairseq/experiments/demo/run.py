@@ -16,6 +16,7 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.data.glue import find_task
 from lazyformer_fairseq.data.labelled_files import read_split
+from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, SAME_FOR_BOTH, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
@@ -23,7 +24,10 @@ from lazyformer_fairseq.experiments.folder import experiment, kept
 from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network
 from lazyformer_fairseq.experiments.trainings import Job, Training, train_in_turn
 from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning
-from lazyformer_fairseq.modules.networks.options import options_of_arch
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
+from lazyformer_fairseq.optim.named import OPTIMIZERS
+from lazyformer_fairseq.optim.schedules import WarmupOptions
+from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
@@ -141,26 +145,29 @@ class DemoTraining(Training):
         self.clock.keep()
 
 
-def network_of(name: str) -> Network:
-    """What builds a model of MODELS."""
+def network_of(name: str, recipe: Mapping[str, Any]) -> Network:
+    """What builds a model of MODELS, by options of a recipe."""
     arch, sizes = MODELS[name]
-    return Network(options_of_arch(arch, **SAME_FOR_BOTH, **sizes))
+    return Network(options_of_arch(arch, **{**chosen(MaskedLMOptions, recipe), **SAME_FOR_BOTH, **sizes}))
+
+
+def lesson_of(settings: DemoSettings, name: str, data: Path) -> MaskedBlocks:
+    """What a model of MODELS learns in pre-training."""
+    of_run = settings.sequences, settings.seed, settings.updates
+    text = {**chosen(MaskedTextOptions, settings.how), "tokens_per_sample": settings.tokens_per_sample}
+    return MaskedBlocks(network_of(name, settings.how), str(data), *of_run, text, batch_size_valid=128)
 
 
 def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
     """Pre-trains all MODELS, or resumes, each in `folder`/NAME; returns what that came to, by model."""
+    how = {"optimizer": "fused_adam", "adam_betas": "(0.9, 0.98)", "warmup_ratio": 0.2, **settings.how}
     learning = Learning(
-        *(settings.updates, settings.rate, settings.seed),
-        optimizer_options={"adam_betas": "(0.9, 0.98)"},
-        schedule_options={"warmup_ratio": 0.2},
+        *(settings.updates, settings.rate, settings.seed, how["optimizer"]),
+        optimizer_options=chosen(OPTIMIZERS[how["optimizer"]][1], how),
+        schedule_options=chosen(WarmupOptions, how),
         clip_norm=CLIP_NORM,
     )
-    jobs = []
-    for name in MODELS:
-        of_run = settings.sequences, settings.seed, settings.updates
-        text = {"tokens_per_sample": settings.tokens_per_sample}
-        lesson = MaskedBlocks(network_of(name), str(data), *of_run, text, batch_size_valid=128)
-        jobs.append(Job(name, lesson, learning, folder / name, settings.updates))
+    jobs = [Job(name, lesson_of(settings, name, data), learning, folder / name, settings.updates) for name in MODELS]
     trainings = _train_until("pre-training", jobs, ("loss", "accuracy"), clock, PRETRAINED_BY)
     return {
         training.name: {
@@ -184,7 +191,8 @@ def finetune(settings: DemoSettings, task: Path, folder: Path, clock: Clock) -> 
     learning = Learning(updates, 1e-3, settings.seed, schedule_options=schedule, clip_norm=CLIP_NORM)
     jobs = []
     for name in MODELS:
-        lesson = LabelledTexts(network_of(name), str(task), 32, settings.seed, "CoLA", folder / name / CHECKPOINT)
+        of_run = settings.seed, "CoLA", folder / name / CHECKPOINT
+        lesson = LabelledTexts(network_of(name, settings.how), str(task), 32, *of_run)
         jobs.append(Job(name, lesson, learning, folder / "finetuned" / name, updates))
     trainings = _train_until("fine-tuning", jobs, ("matthews",), clock, FINETUNED_BY)
     return {
@@ -244,15 +252,14 @@ def _updates_that_fit(made: list[int], most: int, spent: float, left: float) -> 
 
 def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, results: Results) -> None:
     manifest = read_json(data / "manifest.json")
-    entropy = manifest["valid"]["unigram_entropy_bits"]
+    lesson = lesson_of(settings, next(iter(MODELS)), data)
+    cost = lesson.texts.cost_of_frequencies(lesson.held_out("valid"))
     text = f"{table(results)}\n\n{updates_reached(settings, results)}"
     (folder / "table.md").write_text(text + "\n")
-    draw(results, entropy, folder / "loss.png")
+    draw(results, cost, folder / "loss.png")
     print(f"\n{text}\n")
     for name, result in results.items():
-        print(
-            f"{name}: {result['loss']:.2f} bits a masked token; the held-out text's unigram entropy is {entropy:.2f}."
-        )
+        print(f"{name}: {result['loss']:.2f} bits a masked token; by the training text's frequencies {cost:.2f}.")
     print(
         f"Pre-trained on {manifest['train']['tokens']:,} tokens, in updates of {settings.sequences} blocks of at most "
         f"{settings.tokens_per_sample} tokens, in turn in one process."
@@ -293,13 +300,13 @@ def updates_reached(settings: DemoSettings, results: Results) -> str:
     return f"Each model made {pretraining} of pre-training and {finetuning} of fine-tuning{why}."
 
 
-def draw(results: Results, unigram_entropy: float, path: Path) -> None:
-    """Validation loss against updates and against training time, with the text's unigram entropy, to a PNG."""
+def draw(results: Results, frequencies: float, path: Path) -> None:
+    """Validation loss against updates and against training time, with what frequencies cost, to a PNG."""
     with picture(path, 1, 2, (5, 4), sharey=True) as (panels,):
         for axis, key, label in zip(panels, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
             for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
                 axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
-            axis.axhline(unigram_entropy, color="grey", linestyle=":", label="unigram entropy of the text")
+            axis.axhline(frequencies, color="grey", linestyle=":", label="frequencies alone")
             axis.set_xlabel(label)
         panels[0].set_ylabel("validation loss, bits a masked token")
         panels[0].legend()

@@ -1,9 +1,11 @@
 """What the demo trains: two tiny models of the same size, on the same batches."""
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import duration, option
+from lazyformer_fairseq.pretraining.recipes import LAPTOP_HELP, laptop
 
 # Equal parameters, as in the paper's Table 2: what the lazy attention saves in projections widens its feed-forward.
 MODELS = {
@@ -29,7 +31,7 @@ class DemoSettings:
         sequences: of an update.
         minutes: in which all must be over, at the price of fewer updates; None for no limit.
         updates: of pre-training, at most.
-        rate: peak learning rate of pre-training.
+        rate: peak learning rate of pre-training; None for the recipe's, or 2e-3.
         finetuning_updates: on the acceptability task, at most.
         seed: of everything.
     """
@@ -49,8 +51,10 @@ class DemoSettings:
         metavar="TIME",
         shown="4min, or none with --updates",
     )
+    recipe: Optional[str] = option(None, f"How they learn. {LAPTOP_HELP}.", choices=("laptop",), shown="Adam")
+    without: Optional[tuple[str, ...]] = option(None, "Options of --recipe laptop to leave out.", metavar="NAME,...")
     updates: Optional[int] = option(None, "Updates of pre-training, at most.", low=FEWEST, shown="5000")
-    rate: float = 2e-3
+    rate: Optional[float] = None
     finetuning_updates: int = 400
     seed: int = 1
 
@@ -58,3 +62,11 @@ class DemoSettings:
         if self.minutes is None and self.updates is None:
             object.__setattr__(self, "minutes", 4.0)
         object.__setattr__(self, "updates", self.updates or 5000)
+        object.__setattr__(self, "rate", self.rate or self.how.get("lr", 2e-3))
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """Options of the recipe by name, where there is one."""
+        if self.without and not self.recipe:
+            raise UserError(f"--without {','.join(self.without)}: is of --recipe laptop")
+        return laptop(self.without or ()) if self.recipe else {}

@@ -46,6 +46,7 @@ def search() -> None:
     help="Layers to search.  [default: as many as the baseline or ARCH has]",
 )
 @click.option("--baseline-pattern", help="What is compared with; of as many sublayers.  [default: sf, half as often]")
+@click.option("--recipe", type=click.Choice(["laptop"]), help="Options of model and masks that it sets, not of LAMB.")
 @takes(SearchSettings, into="")
 @LATENCIES
 def run(
@@ -54,6 +55,7 @@ def run(
     device: Optional[str],
     sublayers: Optional[int],
     baseline_pattern: Optional[str],
+    recipe: Optional[str],
     candidates: Sequence[str],
     latencies: Optional[Path],
     **given: Any,
@@ -74,11 +76,14 @@ def run(
     """
     refuse_missing_folders(data)
     from lazyformer_fairseq.experiments.search.latency import read_price_list
-    from lazyformer_fairseq.experiments.search.material import read_given
+    from lazyformer_fairseq.experiments.search.material import read_given, words_of_recipe
     from lazyformer_fairseq.experiments.search.run import report_of, run_search
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     names = read_candidates(tuple(candidates))
+    if recipe and given["task"] != "masked-lm":
+        raise UserError(f"--recipe {recipe}: is for --task masked-lm")
+    given["fairseq_options"] = (*(words_of_recipe() if recipe else ()), *given["fairseq_options"])
     options, _ = read_given(given["task"], given["arch"], given["fairseq_options"])
     settings = SearchSettings(
         data=str(Path(data).absolute()),

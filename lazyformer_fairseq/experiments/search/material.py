@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
 from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams, check_memory_fits
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
@@ -22,8 +23,9 @@ from lazyformer_fairseq.experiments.search.supernet import Choices, SinglePath, 
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
-from lazyformer_fairseq.options import mask_shares, read_words
+from lazyformer_fairseq.options import chosen, mask_shares, read_words
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.pretraining.recipes import LAPTOP
 
 # By task: options of the models and of the data, the architectures, and the name of the defaults.
 KINDS = {
@@ -58,6 +60,13 @@ def read_given(task: str, arch: str, given: Sequence[str]) -> tuple[Options, dic
         ) from None
     text = {each.name: words.pop(each.name) for each in fields(of_data) if each.name in words}
     return read_options(kind, {**(rows[arch].options() if arch in rows else {}), **words}), text
+
+
+def words_of_recipe() -> list[str]:
+    """Of the recipe laptop what a search has, which trains in blocks of one length, under one share of masks."""
+    found = {**chosen(MaskedLMOptions, LAPTOP), **chosen(MaskedTextOptions, LAPTOP)}
+    found["mask_prob"], _ = mask_shares(found["mask_prob"])
+    return as_words({name: value for name, value in found.items() if name != "length_schedule"})
 
 
 class BlocksPart:

@@ -60,7 +60,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         self.masking = self.text.masking
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """A training batch with the masks that the run's update `update`, from 0, is to have."""
+        """A training batch as the run's update `update`, from 0, is to read it."""
         return self.text.at_update(batch, update)
 
     @classmethod
@@ -74,6 +74,8 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             UserError: a model that has no place for it.
         """
         model = super().build_model(cfg, from_checkpoint)
+        if not from_checkpoint:
+            self.text.start_bias(model)
         if self.cfg.within_documents:
             check_takes_documents(model, "--within-documents")
         if self.cfg.next_sentence:

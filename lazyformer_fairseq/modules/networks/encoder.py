@@ -386,3 +386,34 @@ def init_bert_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.table)
     if isinstance(module, AttentionSublayer):
         module.start_copies()
+
+
+LOCAL = (-1, 1, -2, 2)  # distances of keys
+FAVOUR = 6.0  # added to a score: a weight of 403 to 1
+
+
+@torch.no_grad()
+def start_as_asked(encoder: Encoder, local_heads: bool, zero_last_maps: bool) -> None:
+    """What some models start with in place of :func:`init_bert_weights`'s values.
+
+    Args:
+        local_heads: T5's table favours the distances -1, 1, -2 and 2, one in each of the first four heads, so that
+            attention need not find out first where neighbours are (ours; that attention maps are learned slowly is
+            what holds a loss on its first plateau: Gopalani and Hu, 2025, arXiv 2506.13688).
+        zero_last_maps: each sublayer adds nothing to the stream at first (Fixup, Zhang et al., 2019, arXiv 1901.09321;
+            ReZero, Bachlechner et al., 2020, arXiv 2003.04887, has a gate that is zero for it).
+
+    Raises:
+        UserError: there is no such table or it has no bucket for each of these distances, or a sublayer does not say
+            which map is its last.
+    """
+    if local_heads:
+        bias, distances = encoder.relative_position_bias, torch.tensor(LOCAL[: encoder.num_heads])
+        if bias is None or bias.num_buckets // 4 <= max(LOCAL):
+            raise UserError("--local-heads: needs --relative-position-buckets 12 or more")
+        buckets = relative_position_bucket(distances, bias.num_buckets, bias.max_distance)
+        bias.table[buckets, torch.arange(len(distances))] = FAVOUR
+    for sublayer in encoder.sublayers if zero_last_maps else ():
+        if isinstance(sublayer, ResidualSublayer):
+            for weight in sublayer.inner.last_map().parameters():
+                weight.zero_()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks import heads
-from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights, start_as_asked
 from lazyformer_fairseq.modules.networks.options import DROPOUTS, MaskedLMOptions, backend_of, norms_and_biases
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 
@@ -40,6 +40,7 @@ class MaskedLM(nn.Module):
         self.encoder = _EncoderWithHead(options, vocab_size, padding_idx)
         self.classification_heads = nn.ModuleDict()
         self.apply(init_bert_weights)
+        start_as_asked(self.encoder.sentence_encoder, options.local_heads, options.zero_last_maps)
 
     def forward(
         self,

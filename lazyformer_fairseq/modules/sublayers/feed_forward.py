@@ -73,6 +73,9 @@ class FeedForward(Sublayer):
         how = options.activation, options.activation_dropout, planned.values.get("gate", "")  # old exports lack it
         return cls(options.embed_dim, options.ffn_embed_dim, *how)
 
+    def last_map(self) -> nn.Module:
+        return self.fc2
+
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
         """What the activation and the second map remember: two of (B, T, W), of which ReLU shares one, and a mask.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.errors import NotCounted
+from lazyformer_fairseq.errors import NotCounted, UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.patterns.attention_kinds import Value
@@ -98,6 +98,16 @@ class Sublayer(nn.Module):
     @abstractmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Sublayer":
         """Builds one with fresh weights for this place of a plan; ``planned.values`` has the settings."""
+
+    def last_map(self) -> nn.Module:
+        """What makes its output, and makes zero where all its weights are zero: by default `out_proj`.
+
+        Raises:
+            UserError: there is none, and its class does not say which one.
+        """
+        if (found := getattr(self, "out_proj", None)) is None:
+            raise UserError(f"--zero-last-maps: {type(self).__name__} has no out_proj, and no last_map of its own")
+        return found
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:

@@ -3,7 +3,7 @@ from unittest import mock
 
 import pytest
 import torch
-from every_kind import ON_A_CPU
+from every_kind import ENCODERS, ON_A_CPU
 from helpers import dictionary_of
 from tiny_networks import loud
 from torch import nn
@@ -17,6 +17,10 @@ from lazyformer_fairseq.modules.networks.encoder import (
     relative_position_bucket,
 )
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
+from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
+from lazyformer_fairseq.modules.sublayers.interface import Sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 PAD, VOCABULARY = 1, 50
@@ -201,3 +205,49 @@ def test_bias_and_gradient_equal_a_lookup_by_pair(time):
 def test_impossible_tables_are_refused(buckets, max_distance):
     with pytest.raises(ValueError, match=str(buckets)):
         RelativePositionBias(2, buckets, max_distance)
+
+
+# --- What a model starts with
+
+
+def start_of(**options):
+    sizes = {"encoder_embed_dim": 24, "encoder_ffn_embed_dim": 32, "encoder_attention_heads": 6, "max_positions": 16}
+    torch.manual_seed(1)
+    return MaskedLM(MaskedLMOptions(**{**sizes, "encoder_normalize_before": True, **options}), VOCABULARY)
+
+
+def test_local_heads_begin_at_a_neighbour_each_and_the_others_free():
+    bias = start_of(local_heads=True).encoder.sentence_encoder.relative_position_bias
+    by_distance = relative_position_bucket(torch.arange(-8, 9), bias.num_buckets, bias.max_distance)
+    table = bias.table.detach()[by_distance]  # (distances, heads)
+    expected = torch.zeros(17, 6)
+    for head, distance in enumerate((-1, 1, -2, 2)):
+        expected[8 + distance, head] = 6.0
+    assert torch.equal(table, expected)
+    two = start_of(local_heads=True, encoder_attention_heads=2).encoder.sentence_encoder.relative_position_bias
+    assert two.table.count_nonzero() == 2
+    assert not start_of().encoder.sentence_encoder.relative_position_bias.table.any()
+
+
+@pytest.mark.parametrize("buckets", [0, 8])
+def test_local_heads_need_a_bucket_for_each_distance(buckets):
+    with pytest.raises(UserError, match="--local-heads: needs --relative-position-buckets 12 or more"):
+        start_of(local_heads=True, relative_position_buckets=buckets)
+
+
+@pytest.mark.parametrize("pattern", ["sflf", "c[form=lightweight]f[gate=gelu]", "sk-", *ENCODERS])
+def test_last_maps_that_are_zero_leave_the_stream_as_it_is(pattern):
+    tokens = random_tokens(2, 16)
+    options = {"sublayer_pattern": pattern, "relative_position_buckets": 0, "attention_backend": "eager"}
+    model = start_of(zero_last_maps=True, **options).eval()
+    states = model(tokens, features_only=True, return_all_hiddens=True)[1]["inner_states"]
+    assert len(states) > 1 and all(torch.equal(state, states[0]) for state in states)
+    usual = start_of(**options).state_dict()
+    changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, usual[name])}
+    assert changed and all(name.split(".")[-2] in ("out_proj", "fc2") for name in changed)
+
+
+def test_a_sublayer_that_names_no_last_map_is_refused_in_words(monkeypatch):
+    monkeypatch.setattr(FeedForward, "last_map", Sublayer.last_map)
+    with pytest.raises(UserError, match="--zero-last-maps: FeedForward has no out_proj, and no last_map of its own"):
+        start_of(zero_last_maps=True)

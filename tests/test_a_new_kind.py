@@ -39,7 +39,7 @@ def test_it_is_parsed_with_its_settings_and_help_names_it():
     assert plan("m")[0].values == {"width": 3}
     assert (len(attention.consumers), between.consumers) == (1, ())
     assert find_kind("local mean") is LOCAL_MEAN and "m (local mean)" in table.describe_letters()
-    assert {kind.letter for kind in kinds()} == {"s", "l", "k", "c", "f", "-", "m"}
+    assert {kind.letter for kind in kinds()} == {"s", "l", "k", "c", "r", "f", "-", "m"}
 
 
 def test_settings_come_from_yaml_too(tmp_path):

@@ -29,6 +29,8 @@ DISTRIBUTION = "distribution"
 KEYS_AND_VALUES = "keys and values"
 # Forms of a convolution's filters.
 DEPTHWISE, LIGHTWEIGHT = "depthwise", "lightweight"
+# Cells of a recurrence.
+BRC, NBRC, MINGRU = "brc", "nbrc", "mingru"
 # Norms, of all sublayers of a network.
 LAYER, RMS = NORMS = "layer", "rms"
 
@@ -235,6 +237,21 @@ for _kind in (
             ),
         ),
         colour="#009E73",
+    ),
+    Kind(
+        letter="r",
+        name="recurrence",
+        help="a state that gates change token by token; in encoders half of it from either end of the text",
+        source="Vecoven et al., 2020, section 3; mingru: Feng et al., 2024, section 3.1",
+        modules=_modules("recurrent:Recurrent"),
+        settings=(
+            Setting(
+                "cell",
+                NBRC,
+                "brc: gates of a number read it alone; nbrc: the whole state; mingru: the input, all steps at once",
+                choices=(BRC, NBRC, MINGRU),
+            ),
+        ),
     ),
     Kind(
         letter="f",

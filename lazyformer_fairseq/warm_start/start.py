@@ -17,6 +17,7 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
 from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
+from lazyformer_fairseq.modules.sublayers.recurrent import Recurrent
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.report.tables import markdown_table
@@ -219,7 +220,7 @@ def can_start_fresh(planned: PlannedSublayer) -> bool:
 
 
 def _last_map(module: type) -> Optional[str]:
-    last = {AttentionSublayer: "out_proj.", FeedForward: "fc2.", Convolution: "out_proj."}
+    last = {AttentionSublayer: "out_proj.", FeedForward: "fc2.", Convolution: "out_proj.", Recurrent: "out_proj."}
     return next((name for base, name in last.items() if issubclass(module, base)), None)
 
 

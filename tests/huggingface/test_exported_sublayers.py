@@ -97,8 +97,8 @@ def combined() -> list[str]:
 
 
 def pattern_of(settings: str) -> str:
-    """An s, and what can read it; a pattern of convolution is one already."""
-    if settings[:1] == "c":
+    """An s, and what can read it; a pattern of convolution or recurrence is one already."""
+    if is_pattern(settings):
         return settings
     s = f"s[{settings}]" if settings else "s"
     try:
@@ -108,9 +108,13 @@ def pattern_of(settings: str) -> str:
     return f"{s}flk{s}kl"
 
 
+def is_pattern(settings: str) -> bool:
+    return settings[:1] == "c" or settings[:2] == "r["
+
+
 def buckets_of(settings: str) -> int:
     """Of T5's bias: where a kind can have it, it has it."""
-    values = read_sublayer(f"s[{settings}]").values if settings and settings[0] != "c" else with_defaults(())
+    values = read_sublayer(f"s[{settings}]").values if settings and not is_pattern(settings) else with_defaults(())
     return 0 if any("bias" in choice.refuses for choice in variant_classes(values)) else 8
 
 
@@ -118,11 +122,12 @@ ONE_OF_EACH = ["", *(EXAMPLES[name][-1] for name in KINDS), "window=2,global=giv
 CONVOLUTIONS = [
     f"c{settings}fsc{settings}" for settings in ("", "[width=4]", "[width=5,form=lightweight]", "[width=1]")
 ]
+RECURRENCES = [f"r[cell={cell}]fsr[cell={cell}]" for cell in ("brc", "nbrc", "mingru")]
 # A row that is nothing but padding has no influence, and gives no NaN.
 CASES = ((torch.float64, ("none", "both", "a row"), 1e-9), (torch.float32, ("left", "right"), 1e-5))
 
 
-@pytest.mark.parametrize("settings", [*SETTINGS, *combined(), *CONVOLUTIONS])
+@pytest.mark.parametrize("settings", [*SETTINGS, *combined(), *CONVOLUTIONS, *RECURRENCES])
 @torch.no_grad()
 def test_exported_blocks_are_ours(settings):
     for dtype, sides, within in CASES:
@@ -141,7 +146,7 @@ def test_exported_blocks_are_ours(settings):
             exported(ids, global_attention_mask=torch.full_like(ids, 2))
 
 
-@pytest.mark.parametrize("settings", [*ONE_OF_EACH, "cfc[form=lightweight]"])
+@pytest.mark.parametrize("settings", [*ONE_OF_EACH, "cfc[form=lightweight]", *RECURRENCES])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_gradients_are_ours_with_checkpoints_too(settings):
     ours, exported = both(settings, torch.float64)
@@ -213,11 +218,22 @@ def assert_same(found: Any, network: nn.Module, settings: str) -> None:
         torch.testing.assert_close(found(given)[is_text], expected[is_text], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in ONE_OF_EACH[1:])])
+@pytest.mark.parametrize(
+    "settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in (*ONE_OF_EACH[1:], RECURRENCES[2]))]
+)
 def test_torch_exports_one_graph_for_all_sizes(settings):
     network = model(settings)
     graph = exported(network, settings).module()
     assert_same(lambda given: graph(**given).logits, network, settings)
+
+
+@pytest.mark.parametrize("settings", RECURRENCES[1:2])
+def test_a_loop_is_one_graph_for_one_length_alone(settings):
+    network, given = model(settings), texts(3, 9, settings)
+    with pytest.raises(ValueError, match=r"export it for one length, or take r\[cell=mingru\]"):
+        exported(network, settings)
+    graph = torch.export.export(network, (), given, strict=False).module()
+    torch.testing.assert_close(graph(**given).logits, network(**given).logits)
 
 
 @pytest.mark.slow
@@ -232,7 +248,7 @@ def test_torch_compile_makes_one_graph(settings, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", STATIC)
+@pytest.mark.parametrize("settings", [*STATIC, RECURRENCES[2]])
 def test_onnx_computes_the_same(settings, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -247,7 +263,7 @@ def test_onnx_computes_the_same(settings, tmp_path):
     assert_same(run, network, settings)
 
 
-@pytest.mark.parametrize("settings", [*ONE_OF_EACH, "synthesizer=factorised_random+fixed,rank=4"])
+@pytest.mark.parametrize("settings", [*ONE_OF_EACH, "synthesizer=factorised_random+fixed,rank=4", *RECURRENCES])
 def test_fresh_weights_are_drawn_as_ours_are(settings):
     given = {"max_positions": TOKENS, "relative_position_buckets": buckets_of(settings)}
     ours = Encoder(pattern_of(settings), None, WIDTH, FFN, HEADS, **given).apply(init_bert_weights).state_dict()

@@ -217,6 +217,7 @@ PATTERNS = {
     "plain": ("(sf)x2", {}),
     "lazy": ("s f l f k f", {}),
     "convolution": ("c f s f", {"normalize_before": True}),
+    "recurrence": ("r f s r[cell=brc] r[cell=mingru]", {}),
     "window": ("s[window=3] f l f", {}),
     "span": ("s[span=8] f", {}),
     "same length": ("(sf)x2", {"same_length": True, "mem_len": 4}),

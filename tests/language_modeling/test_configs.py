@@ -20,6 +20,7 @@ OF_OTHERS = {
     "adaptive_span_small": (512, 96, 7680),
     "all_attention_small": (512, 96, 7680),
     "longformer_small": (2048, 32, 0),
+    "mingru_base": (192, 256, 192),
     "sparse_transformer_base": (12_288, 4, 0),
 }
 

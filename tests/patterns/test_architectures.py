@@ -6,8 +6,10 @@ import torch
 from helpers import ROOT, count_parameters
 from omegaconf import OmegaConf
 
+from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 PAPER = {name: row for name, row in ARCHITECTURES.items() if row.parameters_in_millions}
 CONFIGS = ROOT / "configs" / "pretraining"
@@ -71,6 +73,15 @@ def test_modernberts_layers_are_where_transformers_has_them():
 def test_linformer_adds_as_many_projections_as_its_section_4_counts(name, projected, suffix, matrices):
     bert = count_parameters("bert_base") - 32 * 12  # which has a relative bias
     assert count_parameters(f"{name}{suffix}_base") - bert == matrices * projected * 512
+
+
+def test_falling_linformer_costs_what_its_mean_of_128_positions_costs():
+    falling, even = (ARCHITECTURES[f"{name}_base"].sublayer_pattern for name in ("linformer_falling", "linformer_128"))
+    projected = [planned.values["linformer"] for planned in plan(falling) if planned.kind.letter == "s"]
+    assert projected == sorted(projected, reverse=True) and sum(projected) == 12 * 128 and len(set(projected)) > 1
+    assert count_parameters("linformer_falling_base") == count_parameters("linformer_128_base") == 112_812_800
+    sizes = EncoderSizes(32_768, 768, 3072, 12, 512, 0)
+    assert count_flops(falling, sizes, 512) == count_flops(even, sizes, 512)
 
 
 @pytest.mark.parametrize("rows", [ARCHITECTURES, CAUSAL_ARCHITECTURES], ids=["encoders", "language models"])

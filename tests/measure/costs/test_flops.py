@@ -32,6 +32,7 @@ OF_BOTH = [
     "s[window=99] k l",
     "s[entmax=learned] l",
     "s f[gate=silu] c",
+    "r r[cell=brc] f s r[cell=mingru]",
 ]
 MODERN = {"norm": "rms", "linear_bias": False}  # with a gate
 SYNTHESIZERS = ["factorised_dense", "factorised_random", "factorised_random+dot,persistent=3", "random+dense+dot"]

@@ -124,6 +124,9 @@ def quick_cases():
     for pattern, precision in product(("(c)x4", "(c[width=4])x4"), ("fp32", "bf16")):
         yield _encoder, pattern, "eager", precision, TINY
     yield _causal, "(c[width=9])x4", "eager", "fp32", CAUSAL_TINY
+    for cell, precision in product(("brc", "nbrc", "mingru"), ("fp32", "bf16")):
+        yield _encoder, f"(r[cell={cell}])x4", "eager", precision, TINY
+        yield _causal, f"(r[cell={cell}])x4", "eager", precision, CAUSAL_TINY
     yield _encoder, "(f[gate=silu])x4", "eager", "fp32", {**TINY, **MODERN}
     yield _causal, "(sf[gate=relu])x2", "recompute", "bf16", {**CAUSAL_TINY, "norm": "rms", "no_linear_bias": True}
 

@@ -25,7 +25,9 @@ def assert_same(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("pattern", ["skf", "cfc[form=lightweight,width=4]f", *(f"{s}flf" for s in ("s", *ENCODERS))])
+@pytest.mark.parametrize(
+    "pattern", ["skf", "cfc[form=lightweight,width=4]f", "rfr[cell=mingru]f", *(f"{s}flf" for s in ("s", *ENCODERS))]
+)
 def test_each_document_alone_has_the_same_states(pattern):
     buckets = 0 if any(name in pattern for name in NO_BIAS) else 8
     encoder = build(ENCODER, pattern, relative_position_buckets=buckets, token_types=2)

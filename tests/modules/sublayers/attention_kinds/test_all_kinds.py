@@ -182,7 +182,10 @@ def test_a_k_with_the_queries_of_the_s_is_the_s_or_is_refused(direction, s):
 
 @settings(max_examples=8)
 @given(st.lists(st.lists(st.booleans(), min_size=TOKENS, max_size=TOKENS).filter(any), min_size=1, max_size=4))
-@pytest.mark.parametrize("pattern", [f"{s} f l c {s} l f" for s in ENCODERS] + ["s f l k c[width=4] s l k f"])
+@pytest.mark.parametrize(
+    "pattern",
+    [f"{s} f l c {s} l f" for s in ENCODERS] + ["s f l k c[width=4] s l k f", "r r[cell=brc] s l r[cell=mingru] f"],
+)
 def test_a_texts_features_do_not_depend_on_padding_or_on_its_batch(pattern, is_text):
     """Wherever padding stands, and whatever stands there."""
     network, is_text = build(ENCODER, pattern), torch.tensor(is_text)

@@ -1,0 +1,352 @@
+"""The ``r`` sublayer: a state that gates change from token to token.
+
+With x_t the input, U what projects it, * a product number by number, and h_0 = 0, the state h_t is
+
+- of brc (Vecoven et al., 2020, section 3.1) c * h_{t-1} + (1 - c) * tanh(U x_t + a * h_{t-1}), with
+  a = 1 + tanh(U_a x_t + w_a * h_{t-1}) and c = sigmoid(U_c x_t + w_c * h_{t-1});
+- of nbrc (section 3.2) the same with W_a h_{t-1} and W_c h_{t-1} in the gates;
+- of mingru (Feng et al., 2024, section 3.1) (1 - z) * h_{t-1} + z * U x_t, with z = sigmoid(U_z x_t).
+
+Shapes have time first, (T, S, B, ...) for S directions; H is the state of one. It is in single precision or better.
+"""
+
+from functools import partial
+from itertools import pairwise
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
+from lazyformer_fairseq.modules.sublayers.attention import with_memory
+from lazyformer_fairseq.modules.sublayers.interface import (
+    Context,
+    Output,
+    SharedState,
+    Sublayer,
+    SublayerOptions,
+    by_document,
+)
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import BRC, MINGRU, NBRC, Sizes
+
+# On a processor: numbers of a step that cost more than calling torch does, and those that stay near the core.
+AT_ONCE, CACHED = 2**13, 2**17
+
+
+class Recurrent(Sublayer):
+    """V h + b: the states of all tokens, projected. Gates and what enters the state have biases too.
+
+    An encoder reads each text in both directions, with half of the width for each; the second one begins at the text's
+    last token. A causal model starts from zero at the first token that it remembers: segments give what the whole text
+    gives while the memory reaches back to its start.
+
+    Parameters with C = `embed_dim` and H = C / directions: brc 4 C^2 + 6 C, nbrc 4 C^2 + 4 C + 2 C H, mingru
+    3 C^2 + 3 C. The gates' own weights start at 1 (brc) and Glorot-uniform (nbrc), as in the published code.
+
+    Raises:
+        UserError: an encoder's width is odd.
+    """
+
+    attends = takes_documents = True
+    has_scores = False
+
+    def __init__(self, embed_dim: int, cell: str = NBRC, is_causal: bool = False, longest: int = 0):
+        super().__init__()
+        self.cell, self.longest, self.directions = cell, longest, 1 if is_causal else 2
+        if embed_dim % self.directions:
+            raise UserError(f"r[cell={cell}]: an embedding dimension of {embed_dim} must be even, for two directions")
+        size, parts = embed_dim // self.directions, 2 if cell == MINGRU else 3
+        self.in_proj = Linear(embed_dim, parts * embed_dim)  # of each direction gates (a, c or z), then what enters
+        self.in_proj.blocks = parts * self.directions
+        self.out_proj = Linear(embed_dim, embed_dim)
+        self.register_parameter("weight", None)
+        if cell == BRC:
+            self.weight = nn.Parameter(torch.ones(self.directions, 2 * size))
+        elif cell == NBRC:
+            self.weight = nn.Parameter(torch.empty(self.directions, size, 2 * size))
+            nn.init.uniform_(self.weight, -((3 / size) ** 0.5), (3 / size) ** 0.5)
+
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Recurrent":
+        return cls(options.embed_dim, planned.values["cell"], options.is_causal, options.max_positions)
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """What is projected, in single precision, the states, in both precisions, and the memory.
+
+        Backward the gradient of what is projected comes besides, and is rearranged; before, a block of steps needs
+        about four times its numbers.
+        """
+        parts, keys = 2 if planned.values["cell"] == MINGRU else 3, run.batch * run.keys * sizes.embed_dim
+        exact, own = SINGLE * keys, run.number * keys
+        kept = (parts + 1) * exact + own + own * run.memory // run.keys
+        block = 4 * SINGLE * (min(CACHED, parts * keys) if run.device == "cpu" else parts * keys)
+        return Memory(kept, 2 * parts * own, parts * exact + max(block, parts * own))
+
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        projected = self.in_proj(with_memory(memory_BMC, x_BTC))
+        states, _ = by_document(self._states, [projected], below, shared)
+        return self.out_proj(states[:, -x_BTC.size(1) :]), {}
+
+    def _states(self, projected: Tensor, below: SharedState, shared: Context) -> tuple[Tensor, SharedState]:
+        """What :attr:`in_proj` gives (B, K, ...) -> states of all directions (B, K, C)."""
+        turn = partial(_turn, lengths_B=shared.scores.lengths_B)
+        ways = projected.chunk(self.directions, -1)
+        ways = [ways[0], *map(turn, ways[1:])]
+        exact = torch.promote_types(projected.dtype, torch.float32)
+        x_TSBG = torch.stack([way.transpose(0, 1) for way in ways], 1).to(exact)
+        weight = None if self.weight is None else self.weight.to(exact)
+        states_TSBH = run(x_TSBG, weight, self.longest)
+        first, *others = (way.transpose(0, 1).to(projected.dtype) for way in states_TSBH.unbind(1))
+        return torch.cat([first, *map(turn, others)], -1), {}
+
+
+def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
+    """Each text from its last token to its first; padding, which is behind it, stays there."""
+    if lengths_B is None:
+        return x_BTE.flip(1)
+    places, lengths_B1 = torch.arange(x_BTE.size(1), device=x_BTE.device), lengths_B[:, None]
+    from_BT = torch.where(places < lengths_B1, lengths_B1 - 1 - places, places)
+    return x_BTE.gather(1, from_BT[..., None].expand_as(x_BTE))
+
+
+def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
+    """The states (T, S, B, H) after each token.
+
+    A graph by torch.export has as many steps as its example; with mingru's scan it is for any length.
+
+    Args:
+        x_TSBG: projected inputs, of the gates and of what enters: G is 3 H with `weight`, else 2 H.
+        weight: by which gates read the state: (S, 2 H) for brc, (S, H, 2 H) for nbrc; None for mingru.
+        longest: T at most, in a graph for any T.
+
+    Raises:
+        ValueError: brc or nbrc in a graph for any length.
+    """
+    is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    if not (is_exported or torch.jit.is_tracing()):
+        return _States.apply(x_TSBG, weight)
+    time = x_TSBG.size(0)
+    if weight is None:
+        return scan_by_doubling(*_mingru(x_TSBG), time if isinstance(time, int) else longest)
+    if not isinstance(time, int):
+        raise ValueError(
+            "r with brc or nbrc goes from token to token, and a graph holds as many steps as its example has tokens: "
+            "export it for one length, or take r[cell=mingru]"
+        )
+    states = [torch.zeros_like(_parts(x_TSBG)[1][0])]
+    for x in x_TSBG:
+        states.append(_step(*_parts(x), states[-1], weight))
+    return torch.stack(states[1:])
+
+
+def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of both gates, and of what enters."""
+    size = x.size(-1) // 3
+    return x[..., : 2 * size], x[..., 2 * size :]
+
+
+def _gates(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What a and c are made of, after one step (S, B, 2 H) or all."""
+    if weight.dim() == 2:
+        of_state = torch.cat([before, before], -1) * weight[:, None]
+    elif x.dim() == 3:
+        return torch.baddbmm(x, before, weight).chunk(2, -1)
+    else:
+        of_state = torch.einsum("tsbh,shg->tsbg", before, weight)
+    return (x + of_state).chunk(2, -1)
+
+
+def _step(gates: Tensor, enters: Tensor, before: Tensor, weight: Tensor, out: Optional[Tensor] = None) -> Tensor:
+    """h_t of brc or nbrc."""
+    a, c = _gates(gates, before, weight)
+    entering = torch.addcmul(enters + before, before, a.tanh()).tanh()
+    return torch.lerp(entering, before, c.sigmoid(), out=out)
+
+
+def _mingru(x: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - z, and z U x."""
+    gate, enters = x.chunk(2, -1)
+    return (-gate).sigmoid(), gate.sigmoid() * enters
+
+
+def _at_a_time(x_TSBG: Tensor) -> list[slice]:
+    """Steps whose numbers stay near a processor's core, block by block; all of them elsewhere."""
+    time = len(x_TSBG)
+    block = max(1, CACHED * time // x_TSBG.numel()) if x_TSBG.device.type == "cpu" else time
+    return [slice(start, start + block) for start in range(0, time, block)]
+
+
+class _States(torch.autograd.Function):
+    """States of all steps. It keeps its inputs and the states, of which the backward pass makes all gates at once.
+
+    The gradient g_t of a state is that of its own output plus what the next step hands back, again a recurrence:
+    without a matrix in the gates one of number by number, which a scan computes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
+        states = (recurrence if torch.compiler.is_compiling() else _forward)(x_TSBG, weight)
+        ctx.save_for_backward(x_TSBG, weight, states)
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_TSBH: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+        x_TSBG, weight, states = ctx.saved_tensors
+        compute = recurrence_gradients if torch.compiler.is_compiling() else _backward
+        d_x, *d_weight = compute(d_TSBH, x_TSBG, weight, states)
+        return d_x, (d_weight or [None])[0]
+
+
+# Operators: torch.compile would write out each step.
+
+
+@torch.library.custom_op("lazyformer::recurrence", mutates_args=())
+def recurrence(x: Tensor, weight: Optional[Tensor]) -> Tensor:
+    """As :func:`run`."""
+    return _forward(x, weight)
+
+
+@recurrence.register_fake
+def _(x: Tensor, weight: Optional[Tensor]) -> Tensor:
+    return x.new_empty(_states_shape(x, weight))
+
+
+@torch.library.custom_op("lazyformer::recurrence_gradients", mutates_args=())
+def recurrence_gradients(d: Tensor, x: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
+    """Those of inputs and, if there is one, of the weight."""
+    return _backward(d, x, weight, states)
+
+
+@recurrence_gradients.register_fake
+def _(d: Tensor, x: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
+    return [torch.empty_like(each, memory_format=torch.contiguous_format) for each in (x, weight) if each is not None]
+
+
+def _states_shape(x: Tensor, weight: Optional[Tensor]) -> tuple[int, ...]:
+    return (*x.shape[:-1], x.size(-1) // (2 if weight is None else 3))
+
+
+def _as_given(x: Tensor) -> torch.autocast:
+    """In the precision of what is given."""
+    return torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False)
+
+
+def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
+    states = x_TSBG.new_empty(_states_shape(x_TSBG, weight))
+    if x_TSBG.is_meta and weight is not None:  # where products are counted: all of them in one
+        return _step(*_parts(x_TSBG), states, weight)
+    before = torch.zeros_like(states[0])
+    with _as_given(x_TSBG):
+        for part in _at_a_time(x_TSBG):
+            x, found = x_TSBG[part], states[part]
+            if weight is None:
+                keep, enters = _mingru(x)
+                enters[0].addcmul_(keep[0], before)
+                found.copy_(scan(keep, enters))
+            else:
+                for *inputs, state in zip(*(each.unbind() for each in (*_parts(x), found)), strict=True):
+                    before = _step(*inputs, before, weight, out=state)
+            before = found[-1]
+    return states
+
+
+def _backward(d_TSBH: Tensor, x_TSBG: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
+    """From the end, block by block: all gates of a block at once."""
+    d_x, handed = torch.empty_like(x_TSBG), torch.zeros_like(states[0])
+    d_weight = [] if weight is None else [torch.zeros_like(weight)]
+    with _as_given(x_TSBG):
+        for part in reversed(_at_a_time(x_TSBG)):
+            first = states[part.start - 1 : part.start] if part.start else torch.zeros_like(states[:1])
+            before = torch.cat([first, states[part][:-1]])
+            by_before, by_enters, by_gates = _derivatives(x_TSBG[part], before, weight)
+            g, handed = _hand_back(d_TSBH[part], handed, by_before, by_gates, weight)
+            d_gates = by_gates * g[..., None, :]
+            torch.cat([d_gates.flatten(-2), by_enters * g], -1, out=d_x[part])
+            if weight is not None and weight.dim() == 2:
+                d_weight[0] += (before[..., None, :] * d_gates).sum((0, 2)).flatten(-2)
+            elif weight is not None:
+                d_weight[0] += torch.einsum("tsbh,tsbg->shg", before, d_gates.flatten(-2))
+    return [d_x, *d_weight]
+
+
+def _derivatives(x: Tensor, before: Tensor, weight: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each state by the one before it and by what enters, (T, S, B, H), and by the gates, (T, S, B, gates, H).
+
+    By the state before: number by number, what goes through the gates of nbrc left out.
+    """
+    if weight is None:
+        gate, enters = x.chunk(2, -1)
+        by_enters = gate.sigmoid()
+        by_before = 1 - by_enters
+        return by_before, by_enters, (by_enters * by_before * (enters - before))[..., None, :]
+    gates, enters = _parts(x)
+    a, c = _gates(gates, before, weight)
+    a, c = a.tanh(), c.sigmoid()
+    entering = torch.addcmul(enters + before, before, a).tanh_()
+    by_enters = (1 - c) * (1 - entering * entering)
+    by_gates = torch.stack([by_enters * before * (1 - a * a), (before - entering) * c * (1 - c)], -2)
+    by_before = torch.addcmul(c, by_enters, 1 + a)
+    if weight.dim() == 2:
+        by_before += (by_gates * weight.unflatten(-1, (2, -1))[:, None]).sum(-2)
+    return by_before, by_enters, by_gates
+
+
+def _hand_back(
+    d_TSBH: Tensor, handed: Tensor, by_before: Tensor, by_gates: Tensor, weight: Optional[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The gradient of each state, of those of the outputs and of what the step behind hands back; what these do."""
+    if weight is None or weight.dim() == 2:
+        d = d_TSBH.flip(0)
+        d[0] += handed
+        g = scan(by_before.roll(-1, 0).flip(0), d).flip(0)
+        return g, by_before[0] * g[0]
+    found = torch.empty_like(d_TSBH)
+    for d, of_state, of_gates, g in reversed(list(zip(d_TSBH, by_before, by_gates, found, strict=True))):
+        torch.add(d, handed, out=g)
+        handed = torch.baddbmm(of_state * g, (of_gates * g[..., None, :]).flatten(-2), weight.mT)
+    return found, handed
+
+
+def scan(a_T: Tensor, b_T: Tensor, chunks: Optional[int] = None) -> Tensor:
+    """h_t = a_t * h_{t-1} + b_t for all t, with h before the first of 0; exact, whatever a; not differentiable.
+
+    Chunks of the sequence go from step to step side by side, then each takes the last state of the one before it: the
+    square root of T steps twice, in place of T. One chunk is the loop, which is what a processor does best once a step
+    has enough to compute.
+
+    Args:
+        a_T, b_T: (T, ...).
+        chunks: how many; None for what suits the device.
+    """
+    time = len(a_T)
+    if chunks is None:
+        most = int(time**0.5)
+        chunks = min(most, max(1, AT_ONCE * time // a_T.numel())) if a_T.device.type == "cpu" else most
+    length = -(-time // chunks)
+    more = chunks * length - time
+    a, h = (F.pad(each, (0,) * (2 * each.dim() - 1) + (more,)) for each in (a_T, b_T))
+    a, h = a.unflatten(0, (chunks, length)), (h if more else h.clone()).unflatten(0, (chunks, length))
+    kept = a.clone() if chunks > 1 else a
+    for (before, state), keep in zip(pairwise(h.unbind(1)), a.unbind(1)[1:], strict=True):
+        state.addcmul_(keep, before)
+    for (before, product), keep in zip(pairwise(kept.unbind(1)), a.unbind(1)[1:], strict=True) if chunks > 1 else ():
+        torch.mul(before, keep, out=product)
+    for (before, states), keep in zip(pairwise(h), kept[1:], strict=True):
+        states.addcmul_(keep, before[-1])
+    return h.flatten(0, 1)[:time]
+
+
+def scan_by_doubling(a_T: Tensor, b_T: Tensor, longest: int) -> Tensor:
+    """The same for at most `longest` steps, in rounds that each double how far a step has looked: in graphs."""
+    reach = 1
+    while reach < longest:
+        far = [F.pad(each, (0,) * (2 * each.dim() - 2) + (reach, 0))[: each.size(0)] for each in (a_T, b_T)]
+        a_T, b_T, reach = a_T * far[0], torch.addcmul(b_T, a_T, far[1]), 2 * reach
+    return b_T

@@ -181,7 +181,7 @@ _NAMED = {
     "linformer_falling_base": _base_size(
         "(s[linformer=192]f)x4 (s[linformer=128]f)x4 (s[linformer=64]f)x4", "Linformer, section 4 (our reading)"
     ),
-    "nbrc_base": _base_size("(r[cell=nbrc]f)x12", "nBRC in place of attention (ours)"),
+    "nbrc_base": _base_size("(r[cell=nbrc]f)x12", "nBRC for attention (ours)"),
     "modernbert_base": _modernbert("(s[window=64,rope=10000]f[gate=gelu])x2", 1152, "ModernBERT, section 2.1"),
     # What an l saves in queries and keys widens the feed-forwards.
     "lazy_modernbert_base": _modernbert(
@@ -274,7 +274,7 @@ _NAMED_CAUSAL = {
     "transformer_xl_24b": _24b("(sf)x12"),
     "par_transformer_24b": _24b("(sff)x5 (f)x9"),
     "sandwich_transformer_24b": _24b("(s)x6 (sf)x6 (f)x6"),
-    "mingru_base": _base("(r[cell=mingru]f)x16", "minGRU in place of attention (ours)"),
+    "mingru_base": _base("(r[cell=mingru]f)x16", "minGRU for attention (ours)"),
     # Segments remember nothing. Windows grow from 32 to 512 with a mean of 230 (Table 4): which layer has which is our
     # reading. In the last three pairs of layers two heads have gaps of 1, 2 and 3 tokens.
     "longformer_small": CausalArchitecture(

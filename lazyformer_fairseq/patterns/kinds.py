@@ -241,14 +241,14 @@ for _kind in (
     Kind(
         letter="r",
         name="recurrence",
-        help="a state that gates change token by token; in encoders half of it from either end of the text",
-        source="Vecoven et al., 2020, section 3; mingru: Feng et al., 2024, section 3.1",
+        help="a state that gates change token by token; in encoders half of it from either end",
+        source="Vecoven et al., 2020; mingru: Feng et al., 2024",
         modules=_modules("recurrent:Recurrent"),
         settings=(
             Setting(
                 "cell",
                 NBRC,
-                "brc: gates of a number read it alone; nbrc: the whole state; mingru: the input, all steps at once",
+                "gates of brc read their own number, nbrc's the whole state, mingru's none: all steps at once",
                 choices=(BRC, NBRC, MINGRU),
             ),
         ),

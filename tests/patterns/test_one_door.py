@@ -8,6 +8,7 @@ from lazyformer_fairseq.patterns.kinds import kinds
 
 # Where a letter is no kind's: "s" ends an English plural, "k" is short for keys.
 NO_KINDS = {"data/text/moses.py", "huggingface/families.py"}
+NO_PATTERNS = {"lr", "lrs", "fr"}  # learning rates, French
 OF_KINDS = ("modules/sublayers/",)  # one file a kind
 
 
@@ -30,7 +31,7 @@ def letters_asked_for(tree: ast.AST, letters: set[str]) -> list[int]:
         for part in asked:
             parts = part.elts if isinstance(part, (ast.Tuple, ast.List, ast.Set)) else [part]
             words = [each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-            if any(word and set(word) <= letters for word in words):
+            if any(word and word not in NO_PATTERNS and set(word) <= letters for word in words):
                 found.append(part.lineno)
     return found
 

@@ -325,6 +325,8 @@ def why_not_modernbert(source: Source) -> str:
         return "it has learned positions, a relative position bias or token types, ModernBERT none"
     if str(cfg.norm) == RMS:
         return "it has RMSNorm, ModernBERT LayerNorm"
+    if cfg.reversible:
+        return "its layers are reversible (--reversible), ModernBERT's are not"
     if cfg.plain_lm_head or cfg.untied_lm_head:
         return "its masked-LM head is plain or untied (--plain-lm-head, --untied-lm-head), ModernBERT's neither"
     return f"ModernBERT's heads are others than its head {source.head.name}" if source.head is not None else ""

@@ -29,7 +29,7 @@ OPPOSITES = {
     "untied_lm_head": "tie_word_embeddings",
     "no_token_positional_embeddings": "position_embeddings",
 }
-OF_A_RUN = ("compile", "copy_positions")  # they have no place in a config
+OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # they have no place in a config
 
 
 def settings_of(options: Any) -> dict[str, Any]:

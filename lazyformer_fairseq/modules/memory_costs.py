@@ -50,6 +50,7 @@ class Pass:
         activation: gelu or relu.
         normalize_before: pre-norm.
         back_end: from a sublayer that computes scores to the back end that does it.
+        checkpoints, reversible: of the network, see :class:`~lazyformer_fairseq.modules.networks.stack.Stack`.
     """
 
     batch: int
@@ -64,6 +65,8 @@ class Pass:
     activation: str = "gelu"
     normalize_before: bool = False
     back_end: Callable[[PlannedSublayer], str] = lambda maker: "eager"
+    checkpoints: bool = False
+    reversible: bool = False
 
     @property
     def number(self) -> int:

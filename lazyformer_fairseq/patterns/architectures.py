@@ -12,7 +12,7 @@ _NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates"
 
 # Of an encoder's row, what is neither its pattern nor a size, and stays where widths are others.
 PARTS = ("norm", "no_norm_bias", "no_linear_bias", "embedding_norm", "plain_lm_head", "untied_lm_head")
-PARTS = (*PARTS, "no_token_positional_embeddings")
+PARTS = (*PARTS, "no_token_positional_embeddings", "reversible")
 
 
 class Architecture:
@@ -54,6 +54,7 @@ class EncoderArchitecture(Architecture):
     embedding_norm: Optional[bool] = None
     plain_lm_head: Optional[bool] = None
     untied_lm_head: Optional[bool] = None
+    reversible: Optional[bool] = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,11 @@ _NAMED = {
     "adaptively_sparse_base": _base_size("(s[entmax=learned]f)x12", "adaptively sparse, section 3"),
     # As many buckets as make a chunk of 64 twice as long as a mean bucket (section 2, "LSH attention").
     "reformer_base": _base_size("(s[buckets=128,rounds=4]f)x12", "Reformer, section 2", 0.0, max_positions=4096),
+    "reformer_reversible_base": replace(
+        _base_size("(s[buckets=128,rounds=4]f)x12", "Reformer, sections 2 and 3", 0.0, max_positions=4096),
+        encoder_normalize_before=True,
+        reversible=True,
+    ),
     **_linformers("linformer_base", 256),
     **_linformers("linformer_128_base", 128),
     "lazy_linformer_base": EncoderArchitecture(

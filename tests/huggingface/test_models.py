@@ -25,7 +25,9 @@ from lazyformer_fairseq import (
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.models.encoder import LazyFormerModel
 from lazyformer_fairseq.modules.attention import attend
+from lazyformer_fairseq.modules.networks import stack
 from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.recomputed import segments_of
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers import attention
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -114,9 +116,11 @@ def test_the_back_end_is_chosen_by_name_and_attentions_are_eager(monkeypatch):
         tiny(attention_backend="fastest")
 
 
-def test_gradient_checkpointing_leaves_gradients_and_spans_cost():
+def test_gradient_checkpointing_leaves_gradients_and_spans_cost(monkeypatch):
     pattern = "s[span=8,span_loss=0.5] f l f"
     config = LazyFormerCausalConfig(**SIZES, **NO_DROPOUT, sublayer_pattern=pattern)
+    plans = []
+    monkeypatch.setattr(stack, "segments_of", lambda *given: plans.append(segments_of(*given)) or plans[-1])
     for model in (tiny(pattern), LazyFormerForCausalLM(config)):
         model.train()(some_ids(), labels=LABELS).loss.backward()
         wanted = {name: weight.grad for name, weight in model.named_parameters()}
@@ -127,6 +131,7 @@ def test_gradient_checkpointing_leaves_gradients_and_spans_cost():
         assert wanted.keys() == {name for name, _ in model.named_parameters()}
         for name, weight in model.named_parameters():
             assert_close(weight.grad, wanted[name])
+        assert plans.pop() == [[0, 1, 2, 3]]
         span = next(module for module in model.modules() if hasattr(module, "penalty_weight"))
         span.shares.data += 0.5
         assert model(some_ids(), labels=LABELS).loss - model.eval()(some_ids(), labels=LABELS).loss > 1

@@ -224,6 +224,11 @@ class Supernet(nn.Module):
 
     def __init__(self, model: nn.Module, network: Stack, choices: Choices):
         super().__init__()
+        if network.reversible or network.checkpoints:
+            raise UserError(
+                "--reversible, --checkpoint-activations: layers of a supernet mix what sublayers hand on, so that none "
+                "is computed anew; leave them out"
+            )
         self.model = model
         self.choices = choices
         self.mixtures = _into_layers(network.sublayers, choices)

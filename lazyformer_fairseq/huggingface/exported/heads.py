@@ -25,6 +25,7 @@ from lazyformer_fairseq.huggingface.exported.modelling import (
     norm_options,
     other_heads,
     run_sublayers,
+    turns_of,
 )
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
@@ -137,8 +138,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         shared = self.context(x, 0, padding_mask, global_positions)
         if output_attentions or config._attn_implementation == "eager":
             shared = shared._replace(back_end=eager)
-        checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
-        x, states, probabilities = run_sublayers(self.sublayers, x, shared, bool(output_attentions), checkpoint)
+        x, states, probabilities = self.through_sublayers(
+            x, shared, bool(output_attentions), bool(output_hidden_states)
+        )
         x = x if self.final_layer_norm is None else self.final_layer_norm(x)
         pooled = None if self.pooler is None else self.pooler(x)
         states = (*states[:-1], x) if output_hidden_states else (x,)
@@ -153,6 +155,13 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             attentions=tuple(probabilities) if output_attentions else None,
         )
         return output if wants_dict(config, return_dict) else output.to_tuple()
+
+    def through_sublayers(
+        self, x_BTC: Tensor, shared: Context, output_attentions: bool, output_hidden_states: bool
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """As :func:`run_sublayers`, whatever states are asked for."""
+        checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
+        return run_sublayers(self.sublayers, x_BTC, shared, output_attentions, checkpoint, turns_of(self.config))
 
     def context(self, x_BTC: Tensor, memory: int, padding_BT: Optional[Tensor], given_BT: Optional[Tensor]) -> Context:
         """What all sublayers share in a pass: what shapes scores, by padding and global positions, and the back end."""

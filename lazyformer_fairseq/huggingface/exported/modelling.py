@@ -5,7 +5,7 @@ reach in the package, merged into one.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ DEFAULTS = {
     "relative_position_max_distance": 128,
     "classifier": "dense",
     "classifier_dropout": 0.0,
+    "reversible": False,
     "initializer_range": 0.02,
     "attention_backend": "auto",
     "sparse_prediction": None,
@@ -83,6 +84,7 @@ class LazyFormerConfig(PretrainedConfig):
         norm, norm_bias: "layer" or "rms", and whether LayerNorms have a bias.
         linear_bias: whether linear maps of sublayers, and of the masked-LM head, have biases.
         plain_lm_head: whether that head is the output map alone.
+        reversible: whether sublayers change two streams in turn; without lazyformer_fairseq training keeps them all.
         activation_dropout: after the activation of the feed-forward sublayers.
         position_embeddings: whether there are learned positions.
         pooler: whether the encoder has BERT's, which a model has that was imported with one.
@@ -174,18 +176,21 @@ def run_sublayers(
     shared: Context,
     output_attentions: bool = False,
     checkpoint: Any = None,
+    turns: Collection[int] = (),
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The last output, the input and all outputs, and attention probabilities where they are asked for.
 
     Args:
         shared: of this pass.
+        turns: of reversible layers, see :func:`turns_of`; what goes into the next sublayer then is an output.
         checkpoint: called with (function, x, below) in place of the function, as to save memory in training.
     """
     seen: list[Any] = []  # distributions
     shared = shared._replace(observe=seen.append if output_attentions else None)
     all_states, probabilities = [x_BTC], []
     below: dict[str, Any] = {}
-    for sublayer in sublayers:
+    start = other = x_BTC  # of two streams, the one that is read, and the one that gets what is made of it
+    for place, sublayer in enumerate(sublayers):
         if checkpoint is None:
             x_BTC, handed_on = sublayer(x_BTC, below, shared)
         else:
@@ -194,8 +199,21 @@ def run_sublayers(
             distribution = seen.pop() if seen else below[DISTRIBUTION]  # an l attends with what it reads
             probabilities.append(distribution.probabilities.expand(x_BTC.size(0), -1, -1, -1))
         below = {**below, **handed_on}
+        if place in turns:
+            x_BTC, other = other + (x_BTC - start), start
+            start = x_BTC
         all_states.append(x_BTC)
-    return x_BTC, all_states, probabilities
+    return ((x_BTC + other) / 2 if turns else x_BTC), all_states, probabilities
+
+
+def turns_of(config: LazyFormerConfig) -> list[int]:
+    """Of reversible layers, behind which places the streams change their parts: where nothing above reads from below.
+
+    None of a model without.
+    """
+    plan = config.plan if config.reversible else ()
+    reads = [place if each["giver"] is None else each["giver"] for place, each in enumerate(plan)]
+    return [place for place in range(len(reads)) if min(reads[place + 1 :], default=len(reads)) > place]
 
 
 def source_code(config: LazyFormerConfig) -> str:

@@ -14,7 +14,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.exported.heads import IGNORED
-from lazyformer_fairseq.huggingface.exported.modelling import run_sublayers
 from lazyformer_fairseq.huggingface.settings import options_of, settings_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
@@ -100,13 +99,11 @@ class _Decoder(CausalDecoder):
     def run(
         self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        if not (self.gradient_checkpointing and self.training) or isinstance(memory, LazyFormerMemory):
-            return super().run(x_BTC, shared, return_all, memory)
-        x, states, _ = run_sublayers(self.sublayers, x_BTC, shared, False, self._checkpoint)
-        return x, states if return_all else [], []
+        self.checkpoints = self.gradient_checkpointing
+        return super().run(x_BTC, shared, return_all, memory)
 
-    def _checkpoint(self, function: Any, *arguments: Any) -> Any:
-        return self._gradient_checkpointing_func(function, *arguments, use_reentrant=False)
+    def checkpoint(self, *arguments: Any) -> Any:
+        return self._gradient_checkpointing_func(*arguments, use_reentrant=False)
 
 
 class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):

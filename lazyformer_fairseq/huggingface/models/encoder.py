@@ -75,8 +75,8 @@ class LazyFormerModel(heads.LazyFormerModel, _Unbuilt):
             return super().forward(*inputs, output_attentions, output_hidden_states, return_dict)
         config, tokens = self.config, inputs_embeds if input_ids is None else input_ids
         wants_attentions = config.output_attentions if output_attentions is None else output_attentions
-        if wants_attentions or (self.gradient_checkpointing and self.training):
-            raise ValueError("documents: without output_attentions and gradient checkpointing")
+        if wants_attentions:
+            raise ValueError("documents: without output_attentions")
         wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         mask = self.find_padding(input_ids, attention_mask)
         given = self._global_positions(global_attention_mask), token_type_ids, documents, positions_begin_anew
@@ -85,6 +85,24 @@ class LazyFormerModel(heads.LazyFormerModel, _Unbuilt):
         states = (*states[:-1], x) if wants_states else None
         output = BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled, hidden_states=states)
         return output if heads.wants_dict(config, return_dict) else output.to_tuple()
+
+    def run(self, *args: Any) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """As the encoder's; transformers says whether it checkpoints."""
+        self.checkpoints = self.gradient_checkpointing
+        return Encoder.run(self, *args)
+
+    def checkpoint(self, *args: Any) -> Any:
+        """By the function that transformers has for it."""
+        return self._checkpoint(*args)
+
+    def through_sublayers(
+        self, x_BTC: Tensor, shared: Context, output_attentions: bool, output_hidden_states: bool
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """By the encoder, which recomputes by lazy blocks; with attentions as the exported one."""
+        if output_attentions:
+            return super().through_sublayers(x_BTC, shared, output_attentions, output_hidden_states)
+        x, states, _ = self.run(x_BTC, shared, output_hidden_states)
+        return x, states, []
 
     def context(self, *args: Any) -> Context:
         """As the encoder's."""

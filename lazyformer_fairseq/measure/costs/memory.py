@@ -13,9 +13,12 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.modules.networks.recomputed import runs_of, segments_of
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, Sizes
+
+RANDOM_STATE = 5056  # bytes of a processor's generator of random numbers
 
 
 class UpdateMemory(NamedTuple):
@@ -70,7 +73,8 @@ def count_update_memory(
     before = weights + held + buckets + carried + (gradients if accumulates else 0)
     highest, activations = 0, 0
     for now, made in _moments(sublayers, sizes, run, predicted):
-        there = before + now + (0 if accumulates else made)
+        # Reversible layers hand over all gradients at their end, and add none up before.
+        there = before + now + (0 if accumulates and not run.reversible else made)
         if there > highest:
             highest, activations = there, now
     return UpdateMemory(weights, gradients + buckets, held, carried, activations, highest)
@@ -100,26 +104,51 @@ def _moments(
     embedding = network.count_embedding_memory(sizes, run)
     predicted = run.batch * run.time if predicted is None else predicted
     head = head_kind.count_memory(sizes, run, predicted)
-    kept, scratch = embedding.kept, 0
-    for cost in costs:
-        kept, scratch = kept + cost.kept, max(scratch, cost.scratch)
-        yield kept + cost.forward + scratch, 0
+    groups, between, at_all_times, in_backward = _recomputed(sublayers, sizes, run)
+    kept, scratch = embedding.kept + at_all_times, 0
+    for group in groups:
+        inside = kept
+        for cost in (costs[place] for place in group):
+            inside, scratch = inside + cost.kept, max(scratch, cost.scratch)
+            yield inside + cost.forward + scratch, 0
+        kept = inside if between is None else kept + between
     kept += head.kept
     yield kept + head.forward + scratch, 0
     yield kept + head.backward + scratch, 0
-    kept -= head.kept
+    kept += in_backward - head.kept
     made, more = flops.count_other_parameters(sizes) * run.number, 0
     pendings = _pending_at(sublayers, costs)
-    for planned, cost, pending in reversed(list(zip(sublayers, costs, pendings, strict=True))):
-        more = max(more, cost.more_scratch)
-        yield kept + cost.backward + pending + scratch + more, made
-        made += flops.count_sublayer_parameters(planned, sizes) * run.number
-        kept -= cost.kept
+    for group in reversed(groups):
+        if between is not None:
+            kept += sum(costs[place].kept for place in group) - between
+        for place in reversed(group):
+            cost = costs[place]
+            more = max(more, cost.more_scratch)
+            yield kept + cost.backward + pendings[place] + scratch + more, made
+            made += flops.count_sublayer_parameters(sublayers[place], sizes) * run.number
+            kept -= cost.kept
     made += sum(flops.count_common_parameters(sublayers, sizes).values()) * run.number
     # The embedding's gradient of the table that both share, which adds to the head's.
     table = max(words * width for words, width in sizes.bands) if is_causal else sizes.vocab_size * sizes.embed_dim
     table = 0 if not is_causal and sizes.untied_lm_head else table
     yield kept + embedding.backward + scratch + more + table * run.number, made
+
+
+def _recomputed(
+    sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass
+) -> tuple[list[list[int]], Optional[int], int, int]:
+    """Places that are computed anew together; bytes kept between two of these, None where all is kept; bytes kept at
+    all times, and more in the backward pass."""
+    # What streams remembered before this pass goes into it once more.
+    remembered = _count_carried(sublayers, sizes, run)
+    if run.reversible:
+        runs, stream = runs_of(sublayers), run.batch * run.time * sizes.embed_dim * max(SINGLE, run.number)
+        states = RANDOM_STATE * len(runs)
+        return runs, 0, 2 * stream + states + remembered, 2 * stream + run.tokens(sizes.embed_dim)
+    if run.checkpoints:
+        segments = segments_of(sublayers, sizes.direction)
+        return segments, run.tokens(sizes.embed_dim), RANDOM_STATE * len(segments) + remembered, 0
+    return [list(range(len(sublayers)))], None, 0, 0
 
 
 def _pending_at(sublayers: Sequence[PlannedSublayer], costs: Sequence[Memory]) -> list[int]:

@@ -127,7 +127,8 @@ class Job:
         c = self.config
         drops = (c.dropout > 0, c.attention_dropout > 0, c.activation_dropout > 0)
         is_pre_norm = c.decoder_normalize_before if self.is_causal else c.encoder_normalize_before
-        how = (*drops, str(c.activation_fn), is_pre_norm, lambda maker: back_end)
+        recomputed = c.checkpoint_activations, c.reversible
+        how = (*drops, str(c.activation_fn), is_pre_norm, lambda maker: back_end, *recomputed)
         return Pass(batch, self.time, self.memory_length, precision, device, self.features, *how)
 
     @property

@@ -4,6 +4,7 @@ Bias, padding, causality, relative positions, mask, keys that are no tokens, and
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional, Protocol
 
@@ -66,6 +67,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         self._written: dict[Hashable, Any] = {}  # sublayers of a forward pass share it
+        self.outlasts_checkpoints = False  # whether what is written is no part of torch's checkpoint around it
 
     def with_padding(self, padding_mask_BK: Tensor) -> "Scores":
         """The same over sequences with padding, True in the mask, behind the text of each.
@@ -86,7 +88,7 @@ class Scores:
         """The same with parts of a sublayer's own; what all sublayers of a forward pass share is written once."""
         own = replace(self, **parts)
         if not parts.keys() & _SHARED:
-            own._written = self._written
+            own._written, own.outlasts_checkpoints = self._written, self.outlasts_checkpoints
         return own
 
     def first_sequences(self, count: int) -> "Scores":
@@ -97,7 +99,8 @@ class Scores:
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` returns, the same object for all sublayers of a forward pass that share padding and mask."""
         if key not in self._written:
-            self._written[key] = make()
+            with _as_without_checkpoints() if self.outlasts_checkpoints else nullcontext():
+                self._written[key] = make()
         return self._written[key]
 
     @property
@@ -201,6 +204,11 @@ class Scores:
 
 def _laid_out(added: Optional[Tensor], layout: Optional[Callable[[Tensor], Tensor]]) -> Optional[Tensor]:
     return added if added is None or layout is None else layout(added)
+
+
+def _as_without_checkpoints() -> AbstractContextManager:
+    """autograd keeps what it would keep outside of a checkpoint."""
+    return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept)
 
 
 class FlatScores(NamedTuple):

@@ -12,6 +12,8 @@ from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.kinds import parse_cutoffs
 
+_SAME_NAMES = ("mem_len", "clamp_len", "same_length", "reversible")
+
 
 def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, Any]:
     """Those of the :class:`CausalDecoder` that a model's options describe."""
@@ -26,7 +28,7 @@ def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, An
         "activation": ACTIVATIONS[str(options.activation_fn)],
         "normalize_before": options.decoder_normalize_before,
         "attention_backend": backend_of(options),
-        **{name: getattr(options, name) for name in (*DROPOUTS, "mem_len", "clamp_len", "same_length")},
+        **{name: getattr(options, name) for name in (*DROPOUTS, *_SAME_NAMES)},
         **norms_and_biases(options),
     }
 
@@ -54,6 +56,7 @@ class CausalLM(nn.Module):
         self.cfg = options
         self.padding_idx = padding_idx
         self.decoder = CausalDecoder(**decoder_arguments(options, vocab_size))
+        self.decoder.checkpoints = options.checkpoint_activations
         self.softmax = AdaptiveSoftmax(self.decoder.embedding)
         self.apply(partial(init_transformer_xl_weights, std=options.init_std))
 

@@ -130,7 +130,8 @@ class MaskedLM(nn.Module):
 
 
 _SAME_NAMES = ("max_positions", "relative_position_buckets", "relative_position_max_distance", "token_types",
-               "layer_norm_eps", "no_token_positional_embeddings", "embedding_norm", *DROPOUTS)  # fmt: skip
+               "layer_norm_eps", "no_token_positional_embeddings", "embedding_norm", "reversible",
+               *DROPOUTS)  # fmt: skip
 
 
 def encoder_arguments(options: MaskedLMOptions, vocab_size: int, padding_idx: int) -> dict[str, Any]:
@@ -157,6 +158,7 @@ class _EncoderWithHead(nn.Module):
         super().__init__()
         self.sentence_encoder = Encoder(**encoder_arguments(options, vocab_size, padding_idx))
         self.sentence_encoder.compiles = options.compile
+        self.sentence_encoder.checkpoints = options.checkpoint_activations
         self.lm_head = heads.MaskedLMHead(
             options.encoder_embed_dim,
             self.sentence_encoder.embed_tokens,

@@ -19,6 +19,8 @@ BACKENDS_HELP = (
     "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused do not; auto "
     "takes the fastest that was measured"
 )
+CHECKPOINTS_HELP = "training keeps what goes into layers and lazy blocks alone, and recomputes the rest"
+REVERSIBLE_HELP = "pre-norm: sublayers change two streams in turn; training recomputes all from the last"
 PRIMERS = "of feed-forward sublayers; relu_squared is Primer's"
 _ENCODER = ARCHITECTURES["lazyformer_m2x6_s"]
 _DECODER = CAUSAL_ARCHITECTURES["transformer_xl_base"]
@@ -63,6 +65,8 @@ class MaskedLMOptions:
     relative_position_max_distance: int = option(128, "from this distance on all relative positions share a bucket")
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
     compile: bool = option(False, "in training, run sublayers and masked-LM loss through torch.compile")
+    checkpoint_activations: bool = option(False, CHECKPOINTS_HELP)
+    reversible: bool = option(False, REVERSIBLE_HELP)
 
 
 @dataclass
@@ -91,6 +95,8 @@ class CausalLMOptions:
     same_length: bool = option(False, "every query sees --mem-len tokens before it; else all of memory and segment")
     init_std: float = option(0.02, "standard deviation of the weights at first")
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
+    checkpoint_activations: bool = option(False, CHECKPOINTS_HELP)
+    reversible: bool = option(False, REVERSIBLE_HELP)
 
 
 Options = Union[MaskedLMOptions, CausalLMOptions]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS
@@ -24,6 +25,14 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.choices import Timed
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS, NormOptions
+from lazyformer_fairseq.modules.networks.recomputed import (
+    add_up,
+    keeping,
+    run_reversible,
+    runs_of,
+    segments_of,
+    unwritten,
+)
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
@@ -71,6 +80,12 @@ class StreamMemory:
         None at the start of streams.
         """
         return self.states[sublayer].to(x_BTC) if self.states else None
+
+    def part(self, first: int, count: int) -> "StreamMemory":
+        """That of some attending sublayers, as it is now."""
+        part = StreamMemory()
+        part.states = self.states[first : first + count]
+        return part
 
     def remember(self, inputs: list[Tensor], mem_len: int) -> None:
         """Adds a segment; keeps the last `mem_len` tokens of memory and segment.
@@ -120,11 +135,15 @@ class Stack(nn.Module):
         norm: of all norms, LAYER or RMS.
         norm_bias: whether LayerNorms have a bias.
         linear_bias: whether linear maps of sublayers have biases.
+        reversible: whether sublayers, pre-norm, update two streams in turn, which the backward pass computes anew from
+            the last ones; see :func:`~lazyformer_fairseq.modules.networks.recomputed.run_reversible`.
 
     Attributes:
         direction: ENCODER or CAUSAL: which module a kind has here.
         attention_backend: may be set between two forward passes; weights do not depend on it.
         compiles: whether torch.compile takes the sublayers in training; may be set in the same way.
+        checkpoints: whether training keeps the inputs of layers alone, and computes the rest anew in the backward pass
+            (Sparse Transformer, section 5.4); may be set in the same way. With `reversible` there is nothing to do.
         features: of its scores besides padding, see :attr:`Scores.features`.
 
     Raises:
@@ -151,6 +170,7 @@ class Stack(nn.Module):
         norm: str = LAYER,
         norm_bias: bool = True,
         linear_bias: bool = True,
+        reversible: bool = False,
     ):
         super().__init__()
         if not 0 < layer_norm_eps < 1:
@@ -165,7 +185,18 @@ class Stack(nn.Module):
         self.norm = NormOptions(layer_norm_eps, norm, norm_bias)
         self.plan = plan(pattern, self.direction)
         self.attention_backend = attention_backend
-        self.compiles = False
+        self.compiles = self.checkpoints = False
+        self.reversible = reversible
+        if reversible:
+            self._refuse_irreversible()
+
+    def _refuse_irreversible(self) -> None:
+        if not self.normalize_before:
+            part = "decoder" if self.direction == CAUSAL else "encoder"
+            raise UserError(f"--reversible: a post-norm cannot be undone; give --{part}-normalize-before too")
+        for planned in self.plan:
+            if not planned.kind.module(self.direction).is_residual:
+                raise UserError(f"--reversible: {planned.text} has no residual connection; leave it out of the pattern")
 
     def build_sublayers(self) -> nn.ModuleList:
         """One module per place of the plan, with fresh weights."""
@@ -331,8 +362,46 @@ class Stack(nn.Module):
             The last output (B, T, C); the input and all outputs with `return_all`; the inputs of attending sublayers,
             where there is a memory.
         """
-        run = compiled(_run) if self.compiles and self.training else _run
-        return run(self.sublayers, x_BTC, shared, return_all, memory)
+        takes = len(self.sublayers) == len(self.plan)  # else they are others than the pattern's
+        compiles = self.compiles and self.training
+        if self.reversible and takes:
+            return self._run_reversible(compiled(add_up) if compiles else add_up, x_BTC, shared, return_all, memory)
+        run = compiled(_run) if compiles else _run
+        if not (self.checkpoints and takes and self.training and torch.is_grad_enabled()):
+            return run(self.sublayers, x_BTC, shared, return_all, memory)
+        segment = partial(_run_anew, run) if compiles else run  # a compiled graph cannot write once for all segments
+        shared = shared if compiles else keeping(shared)
+        segments = self._modules_by(segments_of(self.plan, self.direction), memory)
+        all_states, attended = [x_BTC] if return_all else [], []
+        for sublayers, past in segments:
+            x_BTC, states, inputs = self.checkpoint(segment, sublayers, x_BTC, shared, return_all, past)
+            all_states, attended = [*all_states, *states[1:]], [*attended, *inputs]
+        return x_BTC, all_states, attended
+
+    def checkpoint(self, function: Callable, *arguments: Any) -> Any:
+        """What `function` returns, of which the backward pass computes anew what it needs."""
+        return checkpoint(function, *arguments, use_reentrant=False)
+
+    def _run_reversible(
+        self, branch: Callable, x_BTC: Tensor, shared: Context, return_all: bool, memory: Optional[StreamMemory]
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """As :meth:`run`; `return_all` keeps all in training, and what goes into each sublayer is its state."""
+        units = self._modules_by(runs_of(self.plan), memory)
+        x, inputs = run_reversible(units, x_BTC, shared, branch, keeps=return_all)
+        attended = [each for each, sublayer in zip(inputs, self.sublayers, strict=True) if sublayer.attends]
+        return x, [*inputs, x] if return_all else [], attended if memory is not None else []
+
+    def _modules_by(
+        self, places: list[list[int]], memory: Optional[StreamMemory]
+    ) -> list[tuple[list[nn.Module], Optional[StreamMemory]]]:
+        """Sublayers in groups, each with its part of the memory as it is before this pass."""
+        found, first = [], 0
+        for group in places:
+            sublayers = [self.sublayers[place] for place in group]
+            count = sum(sublayer.attends for sublayer in sublayers)
+            found.append((sublayers, None if memory is None else memory.part(first, count)))
+            first += count
+        return found
 
 
 def _eager(consumers: int, settings: Given) -> str:
@@ -362,6 +431,10 @@ def _with(workload: Workload, settings: Given) -> Workload:
     for choice in variant_classes(values):
         workload = choice.workload(workload, values)
     return workload
+
+
+def _run_anew(run: Callable, sublayers: list[nn.Module], x_BTC: Tensor, shared: Context, *more: Any) -> Any:
+    return run(sublayers, x_BTC, unwritten(shared), *more)
 
 
 def _run(

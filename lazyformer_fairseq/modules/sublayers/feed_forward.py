@@ -155,14 +155,19 @@ class ResidualSublayer(nn.Module):
 
         `memory_BMC` comes from before any LayerNorm; sublayers that do not attend ignore it.
         """
+        y, handed_on = self.branch(x_BTC, below, shared, memory_BMC)
+        x_BTC = x_BTC + y
+        return (x_BTC if self.normalize_before else self.layer_norm(x_BTC)), handed_on
+
+    def branch(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        """F alone, after dropout: what is added to x."""
         has_memory = self.attends and memory_BMC is not None
         memory = (self._normalised(memory_BMC),) if has_memory else ()
         if has_memory or self.inner.takes_documents:
             y, handed_on = self.inner(self._normalised(x_BTC), below, shared, *memory)
         else:
             y, handed_on = by_document(self.inner, [self._normalised(x_BTC)], below, shared)
-        x_BTC = x_BTC + F.dropout(y, self.dropout, self.training)
-        return (x_BTC if self.normalize_before else self.layer_norm(x_BTC)), handed_on
+        return F.dropout(y, self.dropout, self.training), handed_on
 
     def _normalised(self, x: Tensor) -> Tensor:
         return self.layer_norm(x) if self.normalize_before else x

@@ -52,7 +52,7 @@ def test_an_archs_own_sizes_may_be_without_learned_positions(monkeypatch):
     assert tables[0] - tables[1] == compared.longest * bert.embed_dim
 
 
-@pytest.mark.parametrize("name", ["modernbert_tiny", "neobert_tiny"])
+@pytest.mark.parametrize("name", ["modernbert_tiny", "neobert_tiny", "reformer_reversible_tiny"])
 def test_an_archs_own_sizes_are_all_that_its_parameters_depend_on(name):
     """What a training is told builds what is counted: norms, biases, positions, head."""
     settings = settings_of({"bert": "bert_tiny", "modern": f"{name}; sizes=own"})

@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train, 
     )
 
 
-MODERN = ("modernbert_tiny", "lazy_modernbert_tiny", "neobert_tiny", "bert_modern_tiny")
+MODERN = ("modernbert_tiny", "lazy_modernbert_tiny", "neobert_tiny", "bert_modern_tiny", "reformer_reversible_tiny")
 
 
 @pytest.mark.slow

@@ -53,7 +53,8 @@ def _case(
 ) -> Case:
     cfg, features = model.cfg, network.features
     drops = (cfg.dropout > 0, cfg.attention_dropout > 0, cfg.activation_dropout > 0)
-    rest = (str(cfg.activation_fn), network.normalize_before, lambda maker: back_end)
+    recomputed = (cfg.checkpoint_activations, cfg.reversible)
+    rest = (str(cfg.activation_fn), network.normalize_before, lambda maker: back_end, *recomputed)
     run = Pass(batch, time, memory, precision, device, features, *drops, *rest)
     return Case(model, network, run, predicted)
 
@@ -127,6 +128,12 @@ def quick_cases():
     for cell, precision in product(("brc", "nbrc", "mingru"), ("fp32", "bf16")):
         yield _encoder, f"(r[cell={cell}])x4", "eager", precision, TINY
         yield _causal, f"(r[cell={cell}])x4", "eager", precision, CAUSAL_TINY
+    for number, pattern in enumerate(("(sf)x8", "M2x4", "(f)x8")):
+        for build, sizes in ((_encoder, TINY), (_causal, CAUSAL_TINY)):
+            part, precision = ("decoder" if build is _causal else "encoder"), ("fp32", "bf16", "fp32")[number]
+            back_end = "fused" if number else "eager"
+            yield build, pattern, back_end, precision, {**sizes, "checkpoint_activations": True}
+            yield build, pattern, back_end, precision, {**sizes, "reversible": True, f"{part}_normalize_before": True}
     yield _encoder, "(f[gate=silu])x4", "eager", "fp32", {**TINY, **MODERN}
     yield _causal, "(sf[gate=relu])x2", "recompute", "bf16", {**CAUSAL_TINY, "norm": "rms", "no_linear_bias": True}
 

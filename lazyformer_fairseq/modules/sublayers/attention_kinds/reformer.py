@@ -1,4 +1,4 @@
-"""``s[buckets=b]``: attention among positions that hash alike (Reformer, section 2), without its reversible layers.
+"""``s[buckets=b]``: attention among positions that hash alike (Reformer, section 2); ``--reversible`` has its layers.
 
 A key is the query of its position, scaled to length one. A round of hashing gives each position a bucket; positions
 are sorted by bucket (and by place in the text within it) and cut into chunks. A query looks at keys of its own bucket,

@@ -8,11 +8,13 @@ from helpers import false_nvidia_smi, run_script
 from in_process import assert_recipe, dry_run, pretrain, settings_of
 from omegaconf import DictConfig, OmegaConf
 
+from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import cpuinfo
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates, settle_update_size
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.pretraining.launch import CONFIGS
+from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
+from lazyformer_fairseq.pretraining.recipes import LAPTOP
 
 pytestmark = pytest.mark.usefixtures("without_gpus")
 script = partial(run_script, "pretrain.sh")
@@ -139,6 +141,8 @@ def test_a_yaml_file_gets_the_sizes_of_this_machine(gpus):
         ("bert_base data --gpus", "'--gpus' requires an argument"),
         ("bert_base data --gpus 0", "'0' is no number of GPUs; write for example 8, or 8x16GB"),
         ("bert_base data --gpus 3", "error: 256 sequences an update do not divide among 3 processes; give --sequence"),
+        ("bert_base data --without lr", "error: --without lr: is of --recipe laptop"),
+        ("bert_base data --recipe laptop --without lt", "error: --without lt: the recipe has encoder-normalize-before"),
         ("bert_base data --master node0", "error: --master node0: give HOST:PORT"),
         ("bert_base data --node-rank 1", "error: --node-rank 1: --nodes 1 are numbered from 0 to 0"),
         ("bert_bas data", "error: bert_bas: no such arch or folder; did you mean bert_base, "),
@@ -161,6 +165,29 @@ def test_what_cannot_run_is_said(tmp_path, arguments, message):
     run = pretrain(*arguments.split())
     assert (run.returncode, run.stdout) == (2 if "argument" in message or "number of GPUs" in message else 1, "")
     assert message in run.stderr
+
+
+def test_the_recipe_laptop_is_its_table_less_what_is_given_or_left_out():
+    words = ("bert_laptop", "some data", "--recipe", "laptop")
+    cfg = settings_of(*words)
+    parts = (cfg.model, cfg.task, cfg.optimizer, cfg.lr_scheduler, cfg.optimization)
+    found = {name: part[name] for part in parts for name in LAPTOP if name in part and name != "lr"}
+    assert {**LAPTOP, **found} == LAPTOP and LAPTOP.keys() - found.keys() == {"optimizer", "lr_scheduler", "lr"}
+    assert (cfg.optimizer._name, cfg.lr_scheduler._name, cfg.optimization.lr) == ("muon", "wsd", [0.02])
+    sizes = cfg.dataset.batch_size * cfg.optimization.update_freq[0], cfg.task.tokens_per_sample
+    assert (*sizes, cfg.optimization.max_update) == (2, 512, 20_000)
+    given = "--optimizer fused_adam --lr-scheduler linear_warmup --mask-prob 0.2 --max-update 9"
+    cfg = settings_of(*words, "--without", "local-heads,length-schedule", *given.split())
+    assert (cfg.optimizer._name, cfg.optimization.lr, cfg.task.mask_prob) == ("fused_adam", [LAPTOP["adam_lr"]], "0.2")
+    assert not cfg.model.local_heads and not cfg.task.length_schedule and cfg.model.zero_last_maps
+
+
+def test_a_machine_without_a_gpu_is_told_of_the_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Launch, "_become", lambda *_: None)
+    (tmp_path / "data").mkdir()
+    for words, count in (((), 1), (("--recipe", "laptop"), 0), (("--recipe", "table5"), 0)):
+        main(["pretrain", "bert_base", str(tmp_path / "data"), *words], standalone_mode=False)
+        assert capsys.readouterr().err.count("no GPU here: bert_laptop and --recipe laptop") == count
 
 
 def cfg_of(text: str) -> DictConfig:

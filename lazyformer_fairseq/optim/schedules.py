@@ -182,7 +182,6 @@ class WSDSchedule(WarmupSchedule):
         if not 0 <= cfg.decay_share <= 1:
             raise UserError(f"--decay-share {cfg.decay_share}: must lie in [0, 1]")
         self.warmup = cfg.warmup_updates or math.ceil(cfg.warmup_ratio * cfg.max_update)
-        self.decay_start = cfg.max_update - math.ceil(cfg.decay_share * cfg.max_update)
         self.whole = f"--max-update {cfg.max_update} with --decay-share {cfg.decay_share}"
         self._refuse_overlap()
 
@@ -191,6 +190,11 @@ class WSDSchedule(WarmupSchedule):
             raise UserError(
                 f"{self.whole}: the decay would begin after update {self.decay_start}, in the {self.warmup} of warm-up"
             )
+
+    @property
+    def decay_start(self) -> int:
+        """Updates before the decay; follows ``max_update`` where a run finds out how long it will be."""
+        return self.cfg.max_update - math.ceil(self.cfg.decay_share * self.cfg.max_update)
 
     @property
     def warmup_updates(self) -> int:

@@ -42,10 +42,10 @@ LAPTOP: Mapping[str, Any] = {
     **{"encoder_normalize_before": True, "no_token_positional_embeddings": True, "relative_position_buckets": 32},
     **dict.fromkeys(("local_heads", "zero_last_maps", "frequency_bias"), True),
     **dict.fromkeys(("dropout", "attention_dropout", "weight_decay"), 0.0),
-    **{"mask_prob": 0.3, "length_schedule": "128:0.8"},
+    **{"mask_prob": "0.3", "length_schedule": "128:0.8"},
     **{"optimizer": "muon", "lr": 0.02, "muon_scale": "original"},
-    **{"adam_lr": 3e-3, "adam_betas": "(0.9,0.98)", "clip_norm": 1.0},
-    **{"lr_scheduler": "linear_warmup", "warmup_ratio": 0.01},
+    **{"adam_lr": 3e-3, "adam_betas": "(0.9,0.98)", "clip_norm": 0.0},
+    **{"lr_scheduler": "wsd", "warmup_ratio": 0.01, "decay_share": 0.5, "decay": "linear"},
 }
 LAPTOP_ARCH = "bert_laptop"
 LAPTOP_HELP = "laptop: Muon, short blocks first and a start that knows neighbours and frequencies, for one core"
@@ -55,7 +55,8 @@ def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[s
     """Options of :data:`LAPTOP` by name.
 
     Args:
-        without: names of some, which are left out; without Muon Adam learns, at its own rate.
+        without: names of some, which are left out; without the optimizer Adam learns, at its own rate, and without the
+            schedule the rate falls from the start on.
         given: names of options that a user gives, which are left out too.
 
     Raises:
@@ -65,12 +66,14 @@ def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[s
     if unknown := sorted(left_out - LAPTOP.keys()):
         names = [name.replace("_", "-") for name in LAPTOP]
         raise UserError(f"--without {unknown[0]}: the recipe has {', '.join(names)}{nearest(unknown[0], names)}")
-    found = {name: value for name, value in LAPTOP.items() if name not in left_out}
-    if "optimizer" in {*left_out, *given}:
-        found = {name: value for name, value in found.items() if name not in ("muon_scale", "adam_lr")}
-        found |= {"optimizer": "fused_adam", "lr": LAPTOP["adam_lr"]}
-    if "lr_scheduler" in left_out:
-        found["lr_scheduler"] = "linear_warmup"
+    others, usual = {*left_out, *given}, {}
+    if "optimizer" in others:
+        others |= {"muon_scale", "adam_lr", "lr"}
+        usual |= {"optimizer": "fused_adam", "lr": LAPTOP["adam_lr"]}
+    if "lr_scheduler" in others:
+        others |= {"decay_share", "decay"}
+        usual["lr_scheduler"] = "linear_warmup"
+    found = {**{name: value for name, value in LAPTOP.items() if name not in others}, **usual}
     return {name: value for name, value in found.items() if name not in given}
 
 

@@ -25,8 +25,7 @@ from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, 
 from lazyformer_fairseq.experiments.trainings import Job, Training, train_in_turn
 from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
-from lazyformer_fairseq.optim.named import OPTIMIZERS
-from lazyformer_fairseq.optim.schedules import WarmupOptions
+from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import picture
@@ -158,15 +157,22 @@ def lesson_of(settings: DemoSettings, name: str, data: Path) -> MaskedBlocks:
     return MaskedBlocks(network_of(name, settings.how), str(data), *of_run, text, batch_size_valid=128)
 
 
-def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
-    """Pre-trains all MODELS, or resumes, each in `folder`/NAME; returns what that came to, by model."""
-    how = {"optimizer": "fused_adam", "adam_betas": "(0.9, 0.98)", "warmup_ratio": 0.2, **settings.how}
-    learning = Learning(
+def learning_of(settings: DemoSettings) -> Learning:
+    """How they learn in pre-training."""
+    usual = {"optimizer": "fused_adam", "adam_betas": "(0.9, 0.98)", "lr_scheduler": "linear_warmup"}
+    how = {**usual, "warmup_ratio": 0.2, "clip_norm": CLIP_NORM, **settings.how}
+    return Learning(
         *(settings.updates, settings.rate, settings.seed, how["optimizer"]),
         optimizer_options=chosen(OPTIMIZERS[how["optimizer"]][1], how),
-        schedule_options=chosen(WarmupOptions, how),
-        clip_norm=CLIP_NORM,
+        schedule=how["lr_scheduler"],
+        schedule_options=chosen(SCHEDULES[how["lr_scheduler"]][1], how),
+        clip_norm=how["clip_norm"],
     )
+
+
+def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
+    """Pre-trains all MODELS, or resumes, each in `folder`/NAME; returns what that came to, by model."""
+    learning = learning_of(settings)
     jobs = [Job(name, lesson_of(settings, name, data), learning, folder / name, settings.updates) for name in MODELS]
     trainings = _train_until("pre-training", jobs, ("loss", "accuracy"), clock, PRETRAINED_BY)
     return {

@@ -62,7 +62,8 @@ class DemoSettings:
         if self.minutes is None and self.updates is None:
             object.__setattr__(self, "minutes", 4.0)
         object.__setattr__(self, "updates", self.updates or 5000)
-        object.__setattr__(self, "rate", self.rate or self.how.get("lr", 2e-3))
+        usual = self.how.get("lr", 2e-3)
+        object.__setattr__(self, "rate", self.rate or usual)
 
     @property
     def how(self) -> dict[str, Any]:

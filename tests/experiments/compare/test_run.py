@@ -332,6 +332,7 @@ def test_parts_of_the_recipe_are_left_out(data_folder):
     options, text, learning, _ = laptop_of(data_folder, {"bert": "sf"}, without=without)
     assert not (options.local_heads or options.no_token_positional_embeddings or text.length_schedule)
     assert options.zero_last_maps and learning.optimizer == "muon"
+    assert laptop_of(data_folder, {"bert": "sf"}, without=("lr-scheduler",))[2].schedule == "linear_warmup"
     for how in ({"without": ("optimizer",)}, {"words": "--optimizer fused_adam"}):
         learning = laptop_of(data_folder, {"bert": "sf"}, **how)[2]
         assert (learning.optimizer, learning.rate) == ("fused_adam", LAPTOP["adam_lr"])

@@ -28,6 +28,7 @@ from lazyformer_fairseq.experiments.demo.text import (
     texts_of_module,
     write_acceptability_task,
 )  # fmt: skip
+from lazyformer_fairseq.pretraining.recipes import LAPTOP
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,20 @@ def test_the_report_is_complete_and_a_rerun_trains_nothing(finished, settings, c
     assert (folder / "table.md").read_text().strip() in printed
     with pytest.raises(UserError, match=r"a demo of other settings \(.*updates is 24 there, 99 here.*another folder"):
         run_demo(DemoSettings(updates=99), folder)
+
+
+def test_both_learn_by_the_recipe_that_is_asked_for(finished, settings):
+    data, (first, _) = finished[0] / "data", MODELS
+    by_recipe = replace(settings, recipe="laptop", without=("local-heads",), rate=None)
+    learning, lesson = run.learning_of(by_recipe), run.lesson_of(by_recipe, first, data)
+    made = {**vars(lesson.network.options), **vars(lesson.texts.options), **learning.optimizer_options}
+    made |= {**learning.schedule_options, "optimizer": learning.optimizer, "lr": learning.rate}
+    made |= {"lr_scheduler": learning.schedule, "clip_norm": learning.clip_norm, "local_heads": True}
+    assert {name: made[name] for name in LAPTOP} == LAPTOP
+    assert not lesson.network.options.local_heads and lesson.texts.options.tokens_per_sample == 32
+    assert (settings.rate, run.learning_of(settings).optimizer) == (2e-3, "fused_adam")
+    with pytest.raises(UserError, match="--without lr: is of --recipe laptop"):
+        replace(settings, without=("lr",))
 
 
 def test_a_text_that_fails_does_not_claim_the_folder(settings, tmp_path):

@@ -18,7 +18,9 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
 from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
+from lazyformer_fairseq.options import mask_shares
 from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.pretraining.recipes import LAPTOP
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
 CANDIDATES = "--candidates s,l,f,identity"
@@ -178,6 +180,13 @@ def test_an_update_in_pieces_is_that_of_the_whole(task, arch, options, data_fold
     torch.testing.assert_close(whole, divided, atol=1e-5, rtol=1e-5)
     if task == "language-model":
         torch.testing.assert_close(gradients, others, atol=1e-6, rtol=1e-4)
+
+
+def test_the_recipe_laptop_gives_model_and_masks_and_words_behind_it_win():
+    words = (*material.words_of_recipe(), "--dropout", "0.3")
+    options, text = material.read_given("masked-lm", "bert_tiny", words)
+    assert (options.local_heads, options.frequency_bias, options.zero_last_maps, options.dropout) == (*[True] * 3, 0.3)
+    assert options.encoder_normalize_before and text == {"mask_prob": str(mask_shares(LAPTOP["mask_prob"])[0])}
 
 
 @pytest.mark.parametrize("parts", [None, 4])

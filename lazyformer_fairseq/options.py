@@ -240,6 +240,17 @@ def mask_shares(given: Any) -> tuple[float, float]:
         ) from None
 
 
+def computed_tokens(task: Mapping[str, Any], tokens: int, predicted: int) -> int:
+    """Of a text of so many tokens, those that an encoder computes: of ``masked_permuted_lm`` predicted ones come again.
+
+    Args:
+        task: fairseq's settings of it, by name.
+    """
+    if task.get("_name") != "masked_permuted_lm":
+        return tokens
+    return tokens + predicted * (1 if str(task.get("permuted_only")) == "True" else 2)
+
+
 def flag_of(one: dataclasses.Field) -> str:
     """``--name-of-the-field``, or the flag that the field gives."""
     return (one.metadata["option"].flags or (f"--{one.name.replace('_', '-')}",))[0]

@@ -19,7 +19,10 @@ from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, Mask
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdamConfig, MuonConfig, NvLambConfig
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import PolynomialWarmupConfig, WarmupConfig, WSDConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
-from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
+from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
+    FullSentencesMaskedLMConfig,
+    MaskedPermutedLMConfig,
+)
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingConfig
 from lazyformer_fairseq.finetuning.tasks.squad import SquadConfig
 from lazyformer_fairseq.finetuning.texts import GlueConfig
@@ -54,6 +57,7 @@ CONFIGS = {
     "Language models": CausalLMConfig,
     "Every task": ReliabilityConfig,
     "`--task full_sentences_masked_lm`": FullSentencesMaskedLMConfig,
+    "`--task masked_permuted_lm`": MaskedPermutedLMConfig,
     "`--task glue`": GlueConfig,
     "`--task squad`": SquadConfig,
     "`--task stream_language_modeling`": StreamLanguageModelingConfig,

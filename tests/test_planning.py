@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,23 @@ def test_auto_plans_for_the_hungriest_that_it_may_take():
     assert fit(job_of_arch("par_transformer_base_0s"), V100).batch == 32, "nothing attends"
 
 
-@pytest.mark.parametrize("arch", ["bert_base", "lazyformer_m2x6_s"])
+@pytest.mark.parametrize("arch", ["bert_base", "lazyformer_m2x6_s", "mpnet_base"])
 def test_the_arch_and_its_yaml_are_the_same_training(arch):
     by_name, by_file = job_of_arch(arch), job_of_yaml(CONFIGS / "pretraining" / f"{arch}.yaml")
     assert all(getattr(by_name, each) == getattr(by_file, each) for each in ("tokens", "flops", "parameters"))
     assert fit(by_name, V100) == fit(by_file, V100)
+
+
+def test_permuted_text_is_computed_with_its_masks():
+    """Of 512 tokens 77 are predicted, and come twice more; XLNet's once."""
+    plain, both = (job_of_arch(arch) for arch in ("bert_base", "mpnet_base"))
+    only = job_of_launch("mpnet_base", None, "none", ["--permuted-only"])
+    assert [job.computed for job in (plain, both, only)] == [512, 666, 589] and plain.tokens == both.tokens
+    assert plain.flops < only.flops < both.flops
+    assert job_of_launch("bert_base", None, "none", ["--task", "masked_permuted_lm"]).flops == both.flops
+    assert "fused" not in possible_back_ends(replace(both, config=replace(both.config, attention_dropout=0)), "cuda")
+    peaks = [job.count_memory(8, "bf16", "cuda", "recompute").peak for job in (plain, only, both)]
+    assert peaks == sorted(peaks)
 
 
 def test_settings_of_hydra_and_those_of_a_language_model():

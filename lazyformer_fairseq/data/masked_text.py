@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from lazyformer_fairseq.data import frequencies
 from lazyformer_fairseq.data.datasets import masked_blocks
+from lazyformer_fairseq.data.datasets.permuted_blocks import PermutedBlocksDataset
 from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
 from lazyformer_fairseq.data.shards import check_data, data_folders, tokenizer_of
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary, mask_index_of
@@ -52,6 +53,17 @@ class MaskedTextOptions:
     )
 
 
+@dataclass
+class PermutedTextOptions(MaskedTextOptions):
+    """How text becomes masked and permuted blocks."""
+
+    permuted_only: bool = option(False, "XLNet's: nothing stands for tokens that are not predicted yet")
+
+
+MASKED, PERMUTED = "full_sentences_masked_lm", "masked_permuted_lm"
+OPTIONS = {MASKED: MaskedTextOptions, PERMUTED: PermutedTextOptions}  # of tasks, by fairseq-train's names
+
+
 def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
     """``64:0.3,128:0.8`` as lengths, and the shares of the updates until which they last; none that cut no block.
 
@@ -70,22 +82,25 @@ def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
     return [(length, end) for length, end in lengths if length < longest]
 
 
-def open_masked_text(data: str, seed: int = 1, max_update: int = 0, **options: Any) -> "MaskedText":
-    """What ``lazyformer corpus`` wrote, as fairseq-train's task ``full_sentences_masked_lm`` reads it.
+def open_masked_text(data: str, seed: int = 1, max_update: int = 0, task: str = MASKED, **options: Any) -> "MaskedText":
+    """What ``lazyformer corpus`` wrote, as fairseq-train's task of that name reads it.
 
     Args:
         data: a corpus, which means its shards in order, one an epoch; or folders of binarised data as ``a:b:c``.
         seed: all that is random depends on it, the epoch and a block's number alone.
         max_update: updates of the run, where `mask_prob` changes over it.
-        options: fields of :class:`MaskedTextOptions`.
+        task: a key of :data:`OPTIONS`.
+        options: fields of the task's :class:`MaskedTextOptions` or :class:`PermutedTextOptions`.
 
     Raises:
-        UserError: no such folder, no dictionary in it, or options that do not fit together.
+        UserError: no such folder or task, no dictionary in it, or options that do not fit together.
     """
-    if unknown := sorted(set(options) - set(MaskedTextOptions.__dataclass_fields__)):
-        raise UserError(f"{unknown[0]}: no option of masked text; there are {', '.join(vars(MaskedTextOptions()))}")
+    if task not in OPTIONS:
+        raise UserError(f"task {task}: must be {' or '.join(OPTIONS)}")
+    if unknown := sorted(set(options) - set(OPTIONS[task].__dataclass_fields__)):
+        raise UserError(f"{unknown[0]}: no option of masked text; there are {', '.join(vars(OPTIONS[task]()))}")
     dictionary = load_dictionary(Path(data_folders(str(data))[0]) / "dict.txt")
-    return MaskedText(str(data), MaskedTextOptions(**options), dictionary, seed, max_update)
+    return MaskedText(str(data), OPTIONS[task](**options), dictionary, seed, max_update)
 
 
 class MaskedText:
@@ -93,11 +108,13 @@ class MaskedText:
 
     Args:
         data, seed, max_update: as of :func:`open_masked_text`.
-        options: those of :class:`MaskedTextOptions`, which fairseq's config has too.
+        options: those of :class:`MaskedTextOptions`, which fairseq's config has too, or of a class in
+            :data:`OPTIONS`.
         dictionary: of the folders; it gets a ``<mask>`` where it has none.
         whole_inputs: an item is a block.
 
     Attributes:
+        is_permuted: whether blocks are.
         special: ids of the special symbols.
         masking: what is masked, and how.
 
@@ -117,6 +134,10 @@ class MaskedText:
     ):
         self.data, self.options, self.dictionary, self.seed = data, options, dictionary, seed
         self.max_update, self.whole_inputs = max_update, whole_inputs
+        self.is_permuted = hasattr(options, "permuted_only")
+        for name in ("next_sentence", "within_documents") if self.is_permuted else ():
+            if getattr(options, name):
+                raise UserError(f"--{name.replace('_', '-')}: not of text that is permuted; leave it out")
         if options.within_documents and options.next_sentence:
             raise UserError("--within-documents: the two texts of --next-sentence must see each other; leave one out")
         if options.document_positions and not options.within_documents:
@@ -126,8 +147,10 @@ class MaskedText:
         first, last = mask_shares(options.mask_prob)
         self.lengths = lengths_of(options.length_schedule, options.tokens_per_sample)
         for flag, changes in (("mask_prob", first != last), ("length_schedule", self.lengths)):
+            said = f"--{flag.replace('_', '-')} {getattr(options, flag)}"
+            if changes and self.is_permuted:
+                raise UserError(f"{said}: text that is permuted does not change over a run; leave it out")
             if changes and not max_update:
-                said = f"--{flag.replace('_', '-')} {getattr(options, flag)}"
                 raise UserError(f"{said}: is about shares of a run; say how long it is by --max-update")
         if self.lengths and (whole_inputs or options.within_documents or options.next_sentence):
             raise UserError("--length-schedule: cuts plain blocks, no inputs, documents or pairs; leave it out")
@@ -234,6 +257,8 @@ class MaskedText:
         own = {name: getattr(options, name) for name in ("within_documents", "document_positions")}
         if self.whole_inputs:
             make, own = masked_blocks.MaskedInputsDataset, {}
+        elif self.is_permuted:
+            make, own = PermutedBlocksDataset, {"permuted_only": options.permuted_only}
         elif options.next_sentence:
             separators = (self.tokenizer or TextTokenizer).separators
             make, own = SentencePairsDataset, {"separators": separators, "has_token_types": types}

@@ -25,7 +25,7 @@ from lazyformer_fairseq.data.datasets.token_streams import (
 )
 from lazyformer_fairseq.data.glue import find_task
 from lazyformer_fairseq.data.labelled_files import TaskDescription
-from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions
+from lazyformer_fairseq.data.masked_text import MASKED, OPTIONS, MaskedText
 from lazyformer_fairseq.data.prepared_folder import PreparedTask, load_prepared
 from lazyformer_fairseq.data.shards import data_folders, tokenizer_of
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
@@ -40,6 +40,7 @@ from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, C
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBert, HuggingFaceBertOptions
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
+from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted
 from lazyformer_fairseq.storage.indexed_format import check_items
 from lazyformer_fairseq.trained import checkpoints, hub, match
 
@@ -87,9 +88,10 @@ class MaskedBlocks(Lesson):
     """Masked language modelling, of a corpus, or of the inputs of a prepared task.
 
     Args:
-        text: of :class:`MaskedTextOptions`, by name.
+        text: of the task's options, by name.
         updates: in which masks may change.
         whole_inputs: each input is a block.
+        task: what is learned, a key of :data:`~lazyformer_fairseq.data.masked_text.OPTIONS`.
         batch_size_valid: by default as in training.
     """
 
@@ -101,12 +103,13 @@ class MaskedBlocks(Lesson):
     text: Mapping[str, Any] = field(default_factory=dict)
     whole_inputs: bool = False
     batch_size_valid: Optional[int] = None
+    task: str = MASKED
     CRITERION: ClassVar[str] = "MaskedLMAccuracyCriterion"
 
     @cached_property
     def texts(self) -> MaskedText:
         dictionary = load_dictionary(Path(data_folders(self.data)[0]) / "dict.txt")
-        given = MaskedTextOptions(**self.text)
+        given = OPTIONS[self.task](**self.text)
         return MaskedText(self.data, given, dictionary, self.seed, self.updates, self.whole_inputs)
 
     @property
@@ -118,6 +121,8 @@ class MaskedBlocks(Lesson):
         self.texts.start_bias(model)
         if self.texts.options.within_documents:
             check_takes_documents(model, "--within-documents")
+        if self.texts.is_permuted:
+            check_takes_permuted(model, f"--task {self.task}")
         if self.texts.options.next_sentence:
             raise UserError("--next-sentence: is for fairseq-train; leave it out")
         return model
@@ -143,7 +148,7 @@ class MaskedBlocks(Lesson):
         }
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        name = "inputs_masked_lm" if self.whole_inputs else "full_sentences_masked_lm"
+        name = "inputs_masked_lm" if self.whole_inputs else self.task
         task = {"_name": name, "data": self.data, "seed": self.seed, **asdict(self.texts.options)}
         return {"model": self.network.settings(), "task": task, "criterion": {"_name": "masked_lm_accuracy"}}
 

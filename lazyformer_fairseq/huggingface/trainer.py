@@ -42,15 +42,15 @@ class MaskedTextCollator:
         text: where the samples come from.
 
     Raises:
-        UserError: text of pairs, or whose masks or lengths change: Trainer trains neither.
+        UserError: text of pairs, permuted, or whose masks or lengths change: Trainer trains none of these.
     """
 
     def __init__(self, text: MaskedText):
         options = text.options
+        asked = {"next_sentence": options.next_sentence, "task masked_permuted_lm": text.is_permuted}
         changes = {"mask_prob": text.masking.last is not None, "length_schedule": bool(text.lengths)}
-        if options.next_sentence or any(changes.values()):
-            name = next((name for name, does in changes.items() if does), "")
-            what = f"{name} {getattr(options, name)}" if name else "next_sentence"
+        asked |= {f"{name} {getattr(options, name)}": does for name, does in changes.items()}
+        if what := next((what for what, is_asked in asked.items() if is_asked), ""):
             raise UserError(f"{what}: not in transformers' Trainer; take fairseq-train, or a loop of your own")
         self.pad, self.collater = text.special.pad, text.dataset("train").collater
 

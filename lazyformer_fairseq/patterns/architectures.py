@@ -7,7 +7,8 @@ A new model is a new row. Every row also has a tiny twin of the same pattern for
 from dataclasses import dataclass, fields, replace
 from typing import Optional, Union
 
-_NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates", "recipe"}
+MASKED_LM = "full_sentences_masked_lm"
+_NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates", "recipe", "task"}
 
 
 # Of an encoder's row, what is neither its pattern nor a size, and stays where widths are others.
@@ -34,6 +35,7 @@ class EncoderArchitecture(Architecture):
         max_positions: None for the model's default, 512.
         no_token_positional_embeddings: whether there are no learned positions; None for the model's default, as for
             all that come after it.
+        task: what `lazyformer pretrain` has it learn, by fairseq-train's name.
     """
 
     sublayer_pattern: str
@@ -55,6 +57,7 @@ class EncoderArchitecture(Architecture):
     plain_lm_head: Optional[bool] = None
     untied_lm_head: Optional[bool] = None
     reversible: Optional[bool] = None
+    task: str = MASKED_LM
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,10 @@ _NAMED = {
     "bert_small": EncoderArchitecture("M1x8", 2048, 512, 8, 0.1, 32, None, "for one GPU (ours)"),
     "lazyformer_small": EncoderArchitecture("M2x4", 2304, 512, 8, 0.0, 32, None, "for one GPU (ours)"),
     "bert_laptop": EncoderArchitecture("(sf)x7", 768, 192, 6, 0.0, 32, None, "for one core (ours)"),
+    # 110M in the paper, whose dictionary has 30,527 pieces.
+    "mpnet_base": EncoderArchitecture(
+        "(sf)x12", 3072, 768, 12, 0.1, 32, None, "MPNet, section 3.1", task="masked_permuted_lm"
+    ),
     # The other two rows of PAR's Table 4. Parameters counted, as par_bert_base's: at 30,522 pieces they are those of
     # the published models.
     "bert_base_absolute": _base_size("(sf)x12", "PAR, Table 4", millions=111.2),

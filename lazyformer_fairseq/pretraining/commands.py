@@ -12,7 +12,7 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.measure.planning import ON_PROCESSOR
 from lazyformer_fairseq.options import Command, option, refuse_out_of_bounds, takes
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, MASKED_LM
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 from lazyformer_fairseq.pretraining.launch import Launch, find_config, words_of_options
@@ -148,8 +148,9 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if not run.distill:  # whose memory is not counted
         run.show_plan(job)
     batch = run.per_gpu or (at_once if run.distill else run.batch(job, at_once))
+    task, criterion = (MASKED_LM, "continued_masked_lm") if warm else (ARCHITECTURES[arch].task, "masked_lm_accuracy")
     options = f"""
-        --task full_sentences_masked_lm --criterion {"continued_masked_lm" if warm else "masked_lm_accuracy"}
+        --task {task} --criterion {criterion}
         --batch-size {batch} --required-batch-size-multiple 1
         --no-epoch-checkpoints --num-workers 2 --log-format simple --seed 1"""
     words = [*model, *sizes, *of_recipe, *options.split(), "--save-dir", save_dir]

@@ -25,7 +25,9 @@ OPTIONS = {
     "words": {"tokens_per_sample": 24, "whole_word_masks": True, "mask_prob": "0.3:0.15", "leave_unmasked_prob": 0.2},
     "documents": {"tokens_per_sample": 40, "within_documents": True, "document_positions": True},
     "pairs": {"tokens_per_sample": 40, "next_sentence": True, "random_token_prob": 0.3},
+    "permuted": {"tokens_per_sample": 24, "permuted_only": False, "whole_word_masks": True},
 }
+PERMUTED = {"task": "masked_permuted_lm", "seed": 3, "tokens_per_sample": 60, "mask_prob": 0.2}
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +40,18 @@ def three_shards(tmp_path_factory) -> Path:
     ("what", "size"), [*((what, {"max_sentences": 5}) for what in OPTIONS), ("plain", {"max_tokens": 120})]
 )
 def test_epochs_are_those_of_the_task_to_the_last_mask(what, size, three_shards):
-    from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
-        FullSentencesMaskedLMConfig,
-        FullSentencesMaskedLMTask,
-    )
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 
     options, run = OPTIONS[what], {"seed": 3, "max_update": 20}
-    text = open_masked_text(three_shards, **run, **options)
+    name = "masked_permuted_lm" if what == "permuted" else "full_sentences_masked_lm"
+    text = open_masked_text(three_shards, task=name, **run, **options)
     splits = {name: pickle.loads(pickle.dumps(text.split(name))) for name in ("train", "valid")}
     batches = {
         name: EpochBatches(split, size.get("max_sentences"), size.get("max_tokens"), 3, shuffle=name == "train")
         for name, split in splits.items()
     }
-    config = FullSentencesMaskedLMConfig(data=str(three_shards), **run, no_save=True, **options)
-    task = FullSentencesMaskedLMTask.setup_task(config)
+    config = TASK_DATACLASS_REGISTRY[name](data=str(three_shards), **run, no_save=True, **options)
+    task = TASK_REGISTRY[name].setup_task(config)
     for epoch in (1, 2, 3, 4):  # the last one reads the first shard again
         task.load_dataset("train", epoch)
         task.load_dataset("valid")
@@ -81,6 +81,56 @@ def test_a_plain_loader_reads_it_and_validation_stays_the_same(three_shards):
     ids = train.block(0)
     assert (ids[0], ids[-1]) == (text.special.bos, text.special.eos)
     assert text.tokenizer.dictionary == text.dictionary
+
+
+def test_permuted_text_is_the_text_whose_last_words_are_asked_for(three_shards):
+    """Every token once in its place; whole words are asked for, never <s> or </s>; 8:1:1 in both groups of masks."""
+    text = open_masked_text(three_shards, whole_word_masks=True, **PERMUTED)
+    blocks, begins = text.split("train").now, text.tokenizer.begins_word
+    of_masks, orders, predicted = [], [], 0
+    for sample, block in ((blocks[index], blocks.block(index)) for index in range(40)):
+        time, (source, positions, target) = (
+            len(block),
+            (sample[key].numpy() for key in ("source", "positions", "target")),
+        )
+        count = (len(source) - time) // 2
+        assert sorted(positions[:time]) == list(range(time)) and (source[:time] == block[positions[:time]]).all()
+        groups = [slice(time - count, time), slice(time, time + count), slice(time + count, None)]
+        assert all((positions[group] == positions[groups[0]]).all() for group in groups)
+        assert (source[groups[1]] == source[groups[2]]).all()
+        assert (target[: time + count] == text.special.pad).all() and (target[groups[2]] == source[groups[0]]).all()
+        asked = set(positions[groups[0]])
+        assert asked and not asked & {0, *np.flatnonzero(np.isin(block, [*text.special]))}
+        for place in range(1, time):  # pieces of a word with the one before
+            if not begins[block[place]] and block[place - 1] not in text.special and block[place] not in text.special:
+                assert (place in asked) == (place - 1 in asked)
+        of_masks.append(np.stack([source[groups[1]], target[groups[2]]]))
+        orders.append((positions[groups[0]], positions[: time - count]))
+        predicted += count / np.isin(block, [*text.special], invert=True).sum()
+    source, target = np.concatenate(of_masks, 1)
+    shares = [(source == text.special.mask).mean(), (source == target).mean()]
+    assert shares == [pytest.approx(0.8, abs=0.06), pytest.approx(0.1, abs=0.05)] and predicted / 40 == pytest.approx(
+        0.2, abs=0.03
+    )
+    assert any((np.diff(order) < 0).any() for order, _ in orders) and any(
+        (np.diff(rest) < 0).any() for _, rest in orders
+    )
+    only = open_masked_text(three_shards, permuted_only=True, whole_word_masks=True, **PERMUTED).split("train").now
+    for index in range(3):
+        both, (one, other) = orders[index][0], (each[index] for each in (blocks, only))
+        assert (other["source"][-len(both) :] == text.special.mask).all() and len(one["source"]) - len(both) == len(
+            other["source"]
+        )
+        assert torch.equal(one["positions"][: -len(both)], other["positions"])
+    batch = blocks.collater([blocks[0], blocks[1]])
+    assert batch["ntokens"] == blocks.sizes[:2].sum() and batch["net_input"]["turns"].shape[1:] == (
+        3,
+        batch["target"].size(1),
+    )
+    before = np.concatenate(orders[0][::-1])
+    assert (blocks[0]["positions"].numpy()[: len(before)] == before).all()
+    blocks.set_epoch(2)
+    assert (blocks[0]["positions"].numpy()[: len(before)] != before).any()
 
 
 @pytest.mark.parametrize("kind", ["cached", "mmap", "raw", "none"])
@@ -172,6 +222,11 @@ def test_frequencies_are_of_the_training_text_and_their_cost_of_what_is_scored(t
             "--length-schedule: cuts plain blocks",
         ),
         ({"document_positions": True}, "--document-positions: is of --within-documents"),
+        ({"task": "mpnet"}, "task mpnet: must be full_sentences_masked_lm or masked_permuted_lm"),
+        ({"permuted_only": True}, "permuted_only: no option of masked text"),
+        ({**PERMUTED, "next_sentence": True}, "--next-sentence: not of text that is permuted"),
+        ({**PERMUTED, "within_documents": True}, "--within-documents: not of text that is permuted"),
+        ({**PERMUTED, "mask_prob": "0.3:0.15"}, "--mask-prob 0.3:0.15: text that is permuted does not"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options, words, three_shards):

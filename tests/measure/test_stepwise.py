@@ -23,6 +23,8 @@ BATCHES = {"masked": ("bert_tiny", MASKED, 4), "streams": ("transformer_xl_tiny"
 RECIPE = {"length_schedule": "8:0.3,16:0.8", "mask_prob": "0.3:0.15", "local_heads": True, "zero_last_maps": True}
 RECIPE |= {"frequency_bias": True, "encoder_normalize_before": True}
 BATCHES["laptop"] = ("bert_laptop_tiny", f"{MASKED} {shlex.join(as_words(RECIPE))}", 4)
+PERMUTED = MASKED.replace("full_sentences_masked_lm", "masked_permuted_lm") + " --permuted-only --whole-word-masks"
+BATCHES["permuted"] = ("mpnet_tiny", PERMUTED, 4)
 BATCHES["listops"] = ("bert_tiny", "--task glue --criterion glue", 16)
 ADAM = ("fused_adam", {"adam_betas": "(0.9, 0.98)"}, "linear_warmup", {"warmup_ratio": 0.3})
 LAMB = ("nvlamb", {"weight_decay": 0.1, "max_weight_norm": 10.0, "no_bias_correction": True}, "cosine")
@@ -30,6 +32,7 @@ LAMB += ({"warmup_updates": 2, "min_lr": 0.001},)
 MUON = ("muon", {"adam_lr": 1e-3, "no_decay_bias_and_norm": True}, "wsd", {"warmup_updates": 1, "decay_share": 0.5})
 CASES = [("masked", ADAM, "fp32"), ("masked", LAMB, "fp16"), ("masked", MUON, "bf16"), ("masked", ADAM, "bf16")]
 CASES += [("laptop", MUON, "fp32"), ("streams", ADAM, "fp32"), ("streams", LAMB, "fp32"), ("listops", ADAM, "fp32")]
+CASES += [("permuted", ADAM, "fp32"), ("permuted", ADAM, "bf16")]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,13 @@ def folders(data_folder, lm_data, tmp_path_factory) -> dict[str, Path]:
     listops = tmp_path_factory.mktemp("tasks") / "listops"
     splits = {"train": 60, "valid": 10, "test": 10}
     prepare_listops(ListOpsSettings(splits, min_length=4, max_length=6, max_depth=2, max_arguments=4), listops)
-    return {"masked": data_folder, "laptop": data_folder, "streams": lm_data, "listops": listops}
+    return {
+        "masked": data_folder,
+        "laptop": data_folder,
+        "permuted": data_folder,
+        "streams": lm_data,
+        "listops": listops,
+    }
 
 
 def lesson_of(what: str, folder: Path) -> Lesson:
@@ -49,8 +58,9 @@ def lesson_of(what: str, folder: Path) -> Lesson:
         return LabelledTexts(Network(options_of_arch(arch)), str(folder), batch_size, 1)
     recipe = RECIPE if what == "laptop" else {}
     network = Network(options_of_arch(arch, max_positions=32, **chosen(MaskedLMOptions, recipe)))
-    text = {"tokens_per_sample": 32, **chosen(MaskedTextOptions, recipe)}
-    return MaskedBlocks(network, str(folder), batch_size, 1, UPDATES, text)
+    task = {"task": "masked_permuted_lm"} if what == "permuted" else {}
+    text = {"permuted_only": True, "whole_word_masks": True} if task else chosen(MaskedTextOptions, recipe)
+    return MaskedBlocks(network, str(folder), batch_size, 1, UPDATES, {"tokens_per_sample": 32, **text}, **task)
 
 
 def learning_of(how: tuple, precision: str = "fp32", **more) -> Learning:

@@ -37,6 +37,10 @@ def test_rows_of_pars_table_4_count_what_the_published_models_count(name, family
     assert ours - head + token_types + pooler == without_head
 
 
+def test_mpnet_has_the_papers_110_million_at_its_pieces():
+    assert count_parameters("mpnet_base", 30_527) == pytest.approx(110e6, rel=0.01)
+
+
 def test_the_small_models_lie_between_tiny_and_base_and_are_equally_large():
     bert, lazy = (count_parameters(name) for name in ("bert_small", "lazyformer_small"))
     assert bert == 42_556_160 and lazy == pytest.approx(bert, rel=1e-4)

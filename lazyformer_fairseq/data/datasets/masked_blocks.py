@@ -357,6 +357,11 @@ class MaskedBlocksDataset(SizedDataset):
         self.bos, self.eos, self.masking = bos, eos, masking
         self.seed, self.shuffle, self.name = seed, shuffle, name
 
+    @property
+    def most(self) -> int:
+        """Tokens of a row of a batch."""
+        return self.tokens_per_sample
+
     @abstractmethod
     def block(self, index: int) -> np.ndarray:
         """Block `index` as ids (T,), before masking."""
@@ -375,7 +380,7 @@ class MaskedBlocksDataset(SizedDataset):
         if not samples:
             return {}
         longest = max(len(sample["source"]) for sample in samples)
-        time = min(longest + -longest % WIDTH_MULTIPLE, self.tokens_per_sample)
+        time = min(longest + -longest % WIDTH_MULTIPLE, self.most)
         pad = self.masking.pad_index
         target = pad_right([sample["target"] for sample in samples], pad, time)
         scheduled = [sample["mask_shares"] for sample in samples if "mask_shares" in sample]

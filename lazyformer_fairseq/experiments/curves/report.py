@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.options import mask_shares
+from lazyformer_fairseq.options import computed_tokens, mask_shares
 from lazyformer_fairseq.patterns.kinds import sizes_of
 from lazyformer_fairseq.report.figures import label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING
@@ -29,6 +29,7 @@ from lazyformer_fairseq.report.tables import markdown_table
 AXES = ("updates", "tokens", "hours", "flops")
 OF_TASK = {
     "full_sentences_masked_lm": "validation loss, bits a masked token",
+    "masked_permuted_lm": "validation loss, bits a predicted token",
     "stream_language_modeling": "validation loss, bits a token",
 }
 FORWARD_AND_BACKWARD = 3  # a backward pass is two forward passes
@@ -279,7 +280,8 @@ def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:
     else:
         length, memory, predicted = int(task["tgt_len"]), int(model["mem_len"]), None
     sizes = sizes_of(model, symbols)
-    forward = count_flops(model["sublayer_pattern"], sizes, length, memory, predicted=predicted)
+    computed = computed_tokens(task, length, predicted or 0)
+    forward = count_flops(model["sublayer_pattern"], sizes, computed, memory, predicted=predicted)
     return FORWARD_AND_BACKWARD * forward / length
 
 

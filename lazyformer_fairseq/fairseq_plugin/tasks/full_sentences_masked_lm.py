@@ -1,6 +1,6 @@
-"""Tasks ``full_sentences_masked_lm`` and ``inputs_masked_lm``: masked language modelling on blocks of text.
+"""Tasks ``full_sentences_masked_lm``, ``masked_permuted_lm`` and ``inputs_masked_lm``: masked LM on blocks of text.
 
-The first is on FULL-SENTENCES blocks (LazyFormer, appendix A).
+The first is on FULL-SENTENCES blocks (LazyFormer, appendix A), the second on the same blocks, permuted (MPNet).
 With ``--next-sentence`` on pairs of texts, as BERT was pre-trained: see
 :mod:`lazyformer_fairseq.data.datasets.sentence_pairs`.
 """
@@ -15,6 +15,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
+from lazyformer_fairseq.data import masked_text
 from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions
 from lazyformer_fairseq.data.shards import data_folders, keep_tokenizer, prefixes, tokenizer_of
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
@@ -24,6 +25,7 @@ from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
+from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted
 from lazyformer_fairseq.storage.indexed_format import is_older_format
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             self.text.start_bias(model)
         if self.cfg.within_documents:
             check_takes_documents(model, "--within-documents")
+        if self.text.is_permuted:
+            check_takes_permuted(model, f"--task {masked_text.PERMUTED}")
         if self.cfg.next_sentence:
             if not hasattr(model, "register_next_sentence_head"):
                 raise UserError("--next-sentence: is for encoders of this package; leave it out")
@@ -93,9 +97,11 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             raise UserError(f"--criterion {cfg._name}: does not learn next sentences; give --criterion {PAIRS_NEED[0]}")
         if self.cfg.next_sentence and getattr(cfg, "distill", None):
             raise UserError("--distill: a teacher teaches words alone; leave it out, or --next-sentence")
-        if self.cfg.within_documents and getattr(cfg, "distill", None) and cfg.distill_attention_weight:
+        what = f"--task {masked_text.PERMUTED}" if self.text.is_permuted else "--within-documents"
+        is_apart = self.cfg.within_documents or self.text.is_permuted
+        if is_apart and getattr(cfg, "distill", None) and cfg.distill_attention_weight:
             raise UserError(
-                "--within-documents: the attention that --distill compares is that of whole blocks; give "
+                f"{what}: the attention that --distill compares is that of whole blocks; give "
                 "--distill-attention-weight 0"
             )
         return super().build_criterion(cfg, from_checkpoint)
@@ -127,6 +133,16 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
 
     def max_positions(self) -> int:
         return self.cfg.tokens_per_sample
+
+
+MaskedPermutedLMConfig = as_fairseq_reads(
+    masked_text.PermutedTextOptions, "MaskedPermutedLMConfig", base=FullSentencesMaskedLMConfig
+)
+
+
+@register_task(masked_text.PERMUTED, dataclass=MaskedPermutedLMConfig)
+class MaskedPermutedLMTask(FullSentencesMaskedLMTask):
+    """MPNet's: predicts the last tokens of permuted blocks; with ``--permuted-only`` XLNet's."""
 
 
 @register_task("inputs_masked_lm", dataclass=FullSentencesMaskedLMConfig)

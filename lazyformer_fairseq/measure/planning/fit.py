@@ -130,8 +130,8 @@ def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
 
 def _auto_may_take(job: Job, place: Place, batch: int) -> list[str]:
     possible = possible_back_ends(job, place.device)
-    number, keys = NUMBER[place.precision], job.memory_length + job.time
-    distributions = batch * job.sizes.num_heads * job.time * keys * number * len(_makers(job))
+    number, keys = NUMBER[place.precision], job.memory_length + job.computed
+    distributions = batch * job.sizes.num_heads * job.computed * keys * number * len(_makers(job))
     small = [
         name
         for name in possible

@@ -1,7 +1,7 @@
 """What is to be trained, from the name of an arch or a YAML file: all that formulas need."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,13 +18,14 @@ from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, backend_of, with_new_names
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
-from lazyformer_fairseq.options import mask_shares, refuse_out_of_bounds
+from lazyformer_fairseq.options import computed_tokens, mask_shares, refuse_out_of_bounds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
 
 MASKED = 0.15  # of all tokens, by default
 KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
+TAKEN_EMPTY = ("sublayer_pattern", "permuted_only")
 KEYS = ("model", "task", "dataset", "optimization", "optimizer")  # of a YAML file, that formulas need
 _SYMBOLS = 5  # of fairseq's, and the mask, which a dictionary's file does not list
 
@@ -41,6 +42,7 @@ class Job:
         per_update: sequences of an update.
         max_update: updates.
         masked: of all tokens those that the head predicts, in the update with most; 1 for causal models.
+        task: fairseq's settings of it.
         optimizer: its name; of those known here muon alone keeps less than two moments.
     """
 
@@ -52,6 +54,7 @@ class Job:
     max_update: int
     masked: float
     optimizer: str = ""
+    task: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         """Raises a UserError for a number that no training has."""
@@ -101,10 +104,15 @@ class Job:
         return 3 + 2 + lasting
 
     @property
+    def computed(self) -> int:
+        """Tokens of a sequence that the network computes."""
+        return computed_tokens(self.task, self.time, round(self.masked * self.time))
+
+    @property
     def flops(self) -> int:
         """In all: the backward pass of a product is two. What a back end computes anew does not count."""
         predicted = round(self.masked * self.time)
-        once = count_flops(self.pattern, self.sizes, self.time, self.memory_length, predicted=predicted)
+        once = count_flops(self.pattern, self.sizes, self.computed, self.memory_length, predicted=predicted)
         return 3 * once * self.per_update * self.max_update
 
     @property
@@ -129,13 +137,15 @@ class Job:
         is_pre_norm = c.decoder_normalize_before if self.is_causal else c.encoder_normalize_before
         recomputed = c.checkpoint_activations, c.reversible
         how = (*drops, str(c.activation_fn), is_pre_norm, lambda maker: back_end, *recomputed)
-        return Pass(batch, self.time, self.memory_length, precision, device, self.features, *how)
+        return Pass(batch, self.computed, self.memory_length, precision, device, self.features, *how)
 
     @property
     def features(self) -> frozenset[str]:
         """Of the network's scores."""
         if self.is_causal:
             return CausalDecoder.features | ({"mask"} if self.config.same_length else set())
+        if self.computed > self.time:
+            return frozenset({"learned"})  # with the bias of each pair
         return frozenset({"bias"} if self.config.relative_position_buckets else ())
 
 
@@ -147,7 +157,8 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
     """
     if row := ARCHITECTURES.get(arch_named(arch)):
         config = MaskedLMOptions(**row.options())
-        return _job(arch, config, vocab_size, row.max_positions or 512, 256, 1_000_000, MASKED)
+        length = row.max_positions or 512
+        return _job(arch, config, vocab_size, length, 256, 1_000_000, MASKED, "", {"_name": row.task})
     row = CAUSAL_ARCHITECTURES[arch]
     return _job(arch, CausalLMOptions(**row.options()), vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
 
@@ -173,7 +184,7 @@ def job_of_yaml(path: Path, groups: Optional[Mapping[str, str]] = None) -> Job:
     per_update = task.get("sequences_per_update") or given.get("dataset", {}).get("batch_size", 256)
     masked = 1.0 if is_causal else max(mask_shares(task.get("mask_prob", MASKED)))
     optimizer = str(given.get("optimizer", {}).get("_name", ""))
-    return _job(path.stem, config, None, time, per_update, updates, masked, optimizer)
+    return _job(path.stem, config, None, time, per_update, updates, masked, optimizer, task)
 
 
 def job_of_launch(
@@ -189,7 +200,7 @@ def job_of_launch(
     Raises:
         UserError: as :func:`job_of_arch`, :func:`job_of_yaml` and :func:`with_options` do.
     """
-    options = {name: value for name, value in options_by_name(given).items() if value or name == "sublayer_pattern"}
+    options = {name: value for name, value in options_by_name(given).items() if value or name in TAKEN_EMPTY}
     if by_hydra := [word for word in given if word.startswith("optimizer._name=")]:
         options["optimizer"] = by_hydra[-1].partition("=")[2]
     groups = {name: options[name] for name in ("recipe",) if name in options}
@@ -211,8 +222,12 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
     changed = {names[name] or name: _number(name, value) for name, value in options.items() if name in names}
     if "mask_prob" in options and not job.is_causal:
         changed["masked"] = max(mask_shares(options["mask_prob"]))
-    optimizer = str(options.get("optimizer", job.optimizer))
-    return replace(job, config=_with(job.config, options), optimizer=optimizer, **changed)
+    optimizer, task = str(options.get("optimizer", job.optimizer)), dict(job.task)
+    if "task" in options:
+        task["_name"] = options["task"]
+    if "permuted_only" in options:  # a switch has no value
+        task["permuted_only"] = options["permuted_only"].lower() in ("", "true")
+    return replace(job, config=_with(job.config, options), optimizer=optimizer, task=task, **changed)
 
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:

@@ -45,6 +45,7 @@ class Scores:
         given_BK, given_places_BG: True at the positions that the caller gives, and where they are, T in place of those
             that a sequence lacks. No back end reads them: a kind of attention makes `seen_BK` of them.
         learned_BNTK: learned scores to add, or (1, N, T, K) for all sequences alike; None for none.
+        places_BT: where each token stands in its text, if not at its index. No back end reads them.
         dropout: on the weights, of a block that has it computed in pieces; None for none. Other back ends are told of
             dropout by its rate.
     """
@@ -63,6 +64,7 @@ class Scores:
     learned_BNTK: Optional[Tensor] = None
     given_BK: Optional[Tensor] = None
     given_places_BG: Optional[Tensor] = None
+    places_BT: Optional[Tensor] = None
     dropout: Optional[Dropout] = None
 
     def __post_init__(self) -> None:
@@ -92,9 +94,15 @@ class Scores:
         return own
 
     def first_sequences(self, count: int) -> "Scores":
-        """Those of the first sequences of a batch, of what a forward pass shares; nothing is written yet."""
-        parts = ((name, getattr(self, name)) for name in ("lengths_B", "seen_BK", "given_BK", "given_places_BG"))
-        return replace(self, **{name: part[:count] for name, part in parts if part is not None})
+        """Those of the first sequences of a batch, of what a forward pass shares; nothing is written yet.
+
+        What the network learns for each sequence leads to no gradient of its own.
+        """
+        names = ("lengths_B", "seen_BK", "given_BK", "given_places_BG", "places_BT", "learned_BNTK")
+        parts = {name: part[:count] for name in names if (part := getattr(self, name)) is not None}
+        if (learned := parts.get("learned_BNTK")) is not None:
+            parts["learned_BNTK"] = learned.detach().requires_grad_(learned.requires_grad)
+        return replace(self, **parts)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What `make` returns, the same object for all sublayers of a forward pass that share padding and mask."""

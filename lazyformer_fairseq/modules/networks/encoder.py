@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -14,12 +14,15 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.documents import Documents, TextInARow
+from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted, check_turns, sees
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
+
+INDEX = 8  # bytes of one
 
 
 def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
@@ -67,6 +70,13 @@ class RelativePositionBias(nn.Module):
         distance = torch.arange(1 - time, time, device=self.table.device)
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
         return Scores(self.table, bucket_by_distance, self.max_distance)
+
+    def of_places(self, places_BT: Tensor, most: int) -> Tensor:
+        """The bias (B, N, T, T) of each pair of tokens that stand at these places, all below `most`."""
+        distance = torch.arange(1 - most, most, device=self.table.device)
+        by_distance_ND = self.table[relative_position_bucket(distance, self.num_buckets, self.max_distance)].t()
+        ahead_BTT = places_BT[:, None, :] - places_BT[:, :, None]
+        return by_distance_ND[:, ahead_BTT + most - 1].transpose(0, 1)
 
 
 class TextFirst(NamedTuple):
@@ -136,6 +146,7 @@ class Encoder(Stack):
     """
 
     direction = ENCODER
+    takes_permuted = True
 
     def __init__(
         self,
@@ -199,6 +210,8 @@ class Encoder(Stack):
         token_types_BT: Optional[Tensor] = None,
         documents: Optional[Sequence[Sequence[int]]] = None,
         positions_begin_anew: bool = False,
+        positions_BT: Optional[Tensor] = None,
+        turns_B3T: Optional[Tensor] = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Encodes.
 
@@ -215,6 +228,9 @@ class Encoder(Stack):
                 token sees its own document alone, and padding is not computed. None for one document a sequence.
             positions_begin_anew: whether each document has the positions from the first one on; else those of its
                 sequence go on.
+            positions_BT, turns_B3T: of permuted tokens where each stands in its text, and when it sees others and is
+                seen (:mod:`.permuted`), int64; padding, which is never seen, has any position. T may be more than
+                `max_positions`.
 
         Returns:
             Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`). Zeros at padding
@@ -223,8 +239,11 @@ class Encoder(Stack):
         Raises:
             ValueError: as :meth:`embed`.
             UserError: positions where no sublayer asks for them, none where one does, or others than (B, T) booleans;
-                token types where the model has none; documents of other lengths than the text.
+                token types where the model has none; documents of other lengths than the text; permuted tokens where
+                a sublayer or the back end cannot take them.
         """
+        if turns_B3T is not None:
+            return self._encode_permuted(tokens_BT, token_types_BT, positions_BT, turns_B3T, return_all)
         self._check_global_positions(global_positions_BT, tokens_BT)
         given = (global_positions_BT, token_types_BT)
         if documents is not None:
@@ -255,32 +274,57 @@ class Encoder(Stack):
         positions = None if row is None else row.positions_S
         x = tokens_BT if self.embed_tokens is None else self.embed(tokens_BT, token_types_BT, positions)
         shared = self.context(x, 0, padding_mask_BT, global_positions_BT, None if row is None else row.lengths)
-        x, all_states, _ = self.run(x, shared, return_all)
+        return self._run(x, shared, return_all)
+
+    def _encode_permuted(
+        self,
+        tokens_BT: Tensor,
+        token_types_BT: Optional[Tensor],
+        positions_BT: Optional[Tensor],
+        turns_B3T: Tensor,
+        return_all: bool,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The bias of each pair, -inf where a token does not see another, goes into all scores as learned ones do."""
+        check_takes_permuted(self, "turns")
+        check_turns(turns_B3T, positions_BT, tokens_BT.shape[:2], self.max_positions)
+        x = tokens_BT if self.embed_tokens is None else self.embed(tokens_BT, token_types_BT, positions_BT)
+        if self.relative_position_bias is not None and self.has_scores:
+            added = self.relative_position_bias.of_places(positions_BT, self.max_positions).to(x.dtype)
+        else:
+            added = x.new_zeros(()).expand(len(x), self.num_heads, x.size(1), x.size(1))
+        added = added.masked_fill(~sees(turns_B3T)[:, None], float("-inf"))
+        shape = Scores(learned_BNTK=added, places_BT=positions_BT)
+        return self._run(x, Context(shape, self.back_end(x, shape)), return_all)
+
+    def _run(self, x_BTC: Tensor, shared: Context, return_all: bool) -> tuple[Tensor, list[Tensor]]:
+        x, all_states, _ = self.run(x_BTC, shared, return_all)
         return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
 
     def embed(
         self,
         tokens_BT: Tensor,
         token_types_BT: Optional[Tensor] = None,
-        positions_T: Optional[np.ndarray] = None,
+        positions: Optional[Union[np.ndarray, Tensor]] = None,
     ) -> Tensor:
         """What the first sublayer reads (B, T, C).
 
         Args:
             tokens_BT: ids, or embeddings of words (B, T, C).
-            positions_T: of the tokens; by default their places.
+            positions: of the tokens, (T,) or as a tensor (B, T), whose bounds the caller checks; by default their
+                places.
 
         Raises:
             ValueError: where the positions, or T, exceed `max_positions`.
             UserError: token types where the model has none.
         """
-        time = tokens_BT.size(1) if positions_T is None else int(positions_T.max()) + 1
-        if time > self.max_positions:
+        is_array = isinstance(positions, np.ndarray)
+        time = int(positions.max()) + 1 if is_array else tokens_BT.size(1)
+        if time > self.max_positions and not isinstance(positions, Tensor):
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
         x = tokens_BT if tokens_BT.is_floating_point() else self.embed_tokens(tokens_BT)
         rows = self.embed_positions
         if rows is not None:
-            places = None if positions_T is None else torch.from_numpy(positions_T).to(tokens_BT.device)
+            places = torch.from_numpy(positions).to(tokens_BT.device) if is_array else positions
             x = x + (rows.weight[:time] if places is None else rows(places))
         if self.embed_token_types is not None:
             types = self.embed_token_types
@@ -292,9 +336,14 @@ class Encoder(Stack):
 
     @staticmethod
     def count_embedding_memory(sizes: EncoderSizes, run: Pass) -> Memory:
-        """The first sublayer's input, a dropout mask, and what LayerNorm remembers (pre-norm: the last one)."""
+        """The first sublayer's input, a dropout mask, and what LayerNorm remembers (pre-norm: the last one).
+
+        Of permuted tokens also the bias of each pair, where it comes from, and its gradient.
+        """
         x, mask = run.tokens(sizes.embed_dim), run.mask_of_tokens(sizes.embed_dim) if run.dropout else 0
-        return Memory(2 * x + mask + 2 * SINGLE * run.batch * run.time, x, 2 * x)
+        pairs = run.batch * run.time**2 if "learned" in run.features else 0
+        of_pairs = pairs * (2 * sizes.num_heads * run.number + INDEX + 1)
+        return Memory(of_pairs + 2 * x + mask + 2 * SINGLE * run.batch * run.time, x, 2 * x)
 
     @property
     def asking(self) -> list[str]:

@@ -32,7 +32,7 @@ class MaskedLM(nn.Module):
 
     per_word: ClassVar[str] = "encoder.sentence_encoder.embed_tokens.weight"  # the weight with a row for each word
     takes_positions = True  # for a loss: `masked_tokens` may be places among the B * T
-    takes_documents = True  # for whoever makes batches
+    takes_documents = takes_permuted = True  # for whoever makes batches
 
     def __init__(self, options: MaskedLMOptions, vocab_size: int, padding_idx: int = 1):
         super().__init__()
@@ -55,6 +55,8 @@ class MaskedLM(nn.Module):
         token_types: Optional[Tensor] = None,
         documents: Optional[Sequence[Sequence[int]]] = None,
         positions_begin_anew: bool = False,
+        positions: Optional[Tensor] = None,
+        turns: Optional[Tensor] = None,
         **unused,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Encodes, and applies the requested head.
@@ -73,6 +75,7 @@ class MaskedLM(nn.Module):
             token_types: (B, T), which of two texts a token is of, for models with ``--token-types``; None for type 0.
             documents, positions_begin_anew: of each sequence the lengths of documents that do not see each other, as
                 :meth:`~lazyformer_fairseq.modules.networks.encoder.Encoder.forward` takes them. No padding is computed.
+            positions, turns: of permuted tokens (B, T) and (B, 3, T), which it takes too.
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
@@ -82,7 +85,7 @@ class MaskedLM(nn.Module):
         is_headless = features_only or classification_head_name is not None
         output, extra = self.encoder(
             src_tokens, is_headless, masked_tokens, return_all_hiddens, has_padding,
-            (global_positions, token_types, documents, positions_begin_anew),
+            (global_positions, token_types, documents, positions_begin_anew, positions, turns),
         )  # fmt: skip
         if classification_head_name is None:
             return output, extra

@@ -61,7 +61,7 @@ class AttentionSublayer(Sublayer):
         query_makers: what it makes of queries.
     """
 
-    attends = takes_documents = True
+    attends = takes_documents = takes_permuted = True
     projections: ClassVar[Projections]
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -182,6 +182,7 @@ class ChoosingAttention(AttentionSublayer):
         of_choice = replace(options, values=planned.values)
         self.choices = build_choices(of_choice)
         self.takes_documents = all(type(each).project is AttentionVariant.project for each in self.choices.values())
+        self.takes_permuted = all(each.takes_permuted for each in self.choices.values())
         self.value_makers = build_values(of_choice)
         self.query_makers, self.key_makers = (
             build_vectors(of_choice) if there else nn.ModuleDict() for there in (self.has_queries, self.has_keys)

@@ -85,6 +85,7 @@ class AttentionVariant(nn.Module):
             search mixes.
         makes_vectors: whether it makes others of queries and keys, which autograd then keeps beside those projected.
         has_positions: whether its scores know of positions by themselves: a causal model then adds none.
+        takes_permuted: as of a :class:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer`.
     """
 
     refuses: ClassVar[Mapping[str, str]] = {}
@@ -93,6 +94,7 @@ class AttentionVariant(nn.Module):
     has_probabilities: ClassVar[bool] = True
     makes_vectors: ClassVar[bool] = False
     has_positions: ClassVar[bool] = False
+    takes_permuted: ClassVar[bool] = False
 
     def __init__(self, options: SublayerOptions):
         super().__init__()

@@ -50,7 +50,7 @@ class FeedForward(Sublayer):
         gate: a key of GATES, in place of `activation`; "" for none.
     """
 
-    takes_documents = True
+    takes_documents = takes_permuted = True
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Identity(Sublayer):
     """``-``: x, without a residual connection or LayerNorm: a search chose no sublayer here (PAR Transformer, 2.1)."""
 
     is_residual = False
+    takes_permuted = True
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Identity":

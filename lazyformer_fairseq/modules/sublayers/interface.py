@@ -87,12 +87,15 @@ class Sublayer(nn.Module):
         is_residual: whether the network puts LayerNorm and a residual connection around it.
         takes_documents: whether it takes the tokens of several documents in a row, because it mixes none or groups
             them itself (:func:`by_document`). Else the network groups its inputs.
+        takes_permuted: whether tokens may come in any order, with their places beside them: because it mixes none, or
+            as scores let it and by these places alone (:mod:`lazyformer_fairseq.modules.networks.permuted`).
     """
 
     attends: ClassVar[bool] = False
     has_scores: ClassVar[bool] = True
     is_residual: ClassVar[bool] = True
     takes_documents: bool = False
+    takes_permuted: bool = False
 
     @classmethod
     @abstractmethod

@@ -24,6 +24,7 @@ from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.modules.sublayers.interface import Sublayer
+from lazyformer_fairseq.patterns.architectures import MASKED_LM
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import EncoderSizes
 from lazyformer_fairseq.report.numbers import with_spread
@@ -225,12 +226,16 @@ WIDE = {"encoder_embed_dim": 128, "encoder_ffn_embed_dim": 512, "encoder_attenti
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "optimizer"), [("fp32", "fused_adam"), ("bf16", "fused_adam"), ("fp32", "muon"), ("bf16", "muon")]
+    ("precision", "optimizer", "task"),
+    [
+        *((*given, MASKED_LM) for given in product(("fp32", "bf16"), ("fused_adam", "muon"))),
+        *((precision, "fused_adam", "masked_permuted_lm") for precision in ("fp32", "bf16")),
+    ],
 )
-def test_an_update_of_fairseq(data_folder, tmp_path, precision, optimizer):
+def test_an_update_of_fairseq(data_folder, tmp_path, precision, optimizer, task):
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in WIDE.items())
     command = (
-        f"--user-dir {ROOT / 'lazyformer_fairseq'} --task full_sentences_masked_lm --tokens-per-sample 64 "
+        f"--user-dir {ROOT / 'lazyformer_fairseq'} --task {task} --tokens-per-sample 64 "
         f"--criterion masked_lm_accuracy --arch bert_tiny {sizes} --attention-backend eager --batch-size 8 --cpu "
         f"--optimizer {optimizer} --lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
     )
@@ -248,7 +253,7 @@ def test_an_update_of_fairseq(data_folder, tmp_path, precision, optimizer):
     peak = peak_memory(training.update, "cpu")
     job = with_options(
         job_of_arch("bert_tiny", len(training.task.dictionary)),
-        {**WIDE, "tokens_per_sample": 64, "optimizer": optimizer},
+        {**WIDE, "tokens_per_sample": 64, "optimizer": optimizer, "task": task},
     )
     counted = job.count_memory(8, precision, "cpu", "eager")
     assert counted.weights + counted.optimizer == pytest.approx(held, rel=0.01)

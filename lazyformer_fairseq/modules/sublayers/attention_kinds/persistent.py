@@ -24,6 +24,7 @@ class Persistent(AttentionVariant):
     """
 
     has_probabilities = False  # not of tokens alone
+    takes_permuted = True
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)

@@ -20,7 +20,7 @@ class QKNorm(AttentionVariant):
     ``k`` has one of its own for its queries.
     """
 
-    counts_memory = makes_vectors = True
+    counts_memory = makes_vectors = takes_permuted = True
 
     @classmethod
     def build_vectors(cls, options: SublayerOptions) -> nn.Module:

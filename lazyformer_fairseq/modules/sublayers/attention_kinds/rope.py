@@ -26,7 +26,7 @@ class Rope(AttentionVariant):
     """
 
     counts_memory = True
-    has_positions = makes_vectors = True
+    has_positions = makes_vectors = takes_permuted = True
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
@@ -54,6 +54,7 @@ class Turn(nn.Module):
         make = partial(_cosines_and_sines, self.base, keys, x_BNTD)
         # A compiler finds out itself that all sublayers make the same, and would make a graph for each number of keys.
         turns = make() if torch.compiler.is_compiling() else scores.once((self.base, keys, x_BNTD.dtype), make)
+        places_AG = scores.places_BT if places_AG is None else places_AG
         if places_AG is not None:
             places = places_AG.clamp(max=keys - 1)
             turns = (each[0, 0, places][:, None] for each in turns)

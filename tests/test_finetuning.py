@@ -24,7 +24,7 @@ FINETUNING = "--criterion glue --batch-size 16 --best-checkpoint-metric matthews
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"
 ARCHS = [
     *("--arch lazyformer_m2x6_s_tiny", "--arch par_bert_tiny", "--arch bert_tiny --encoder-normalize-before"),
-    "--arch bert_tiny --sublayer-pattern '(sff)x2 lf'",
+    *("--arch bert_tiny --sublayer-pattern '(sff)x2 lf'", "--arch mpnet_tiny --sublayer-pattern M2"),
 ]
 
 
@@ -34,13 +34,14 @@ def pretrained(data_folder, tmp_path, fairseq_train):
 
     def run(arch: str) -> Path:
         options = f"{arch} --criterion masked_lm_accuracy --batch-size 4 --max-update 1 --disable-validation"
-        fairseq_train(data_folder, options, tmp_path / "pre-trained")
+        task = {"task": "masked_permuted_lm --tokens-per-sample 32"} if "mpnet" in arch else {}
+        fairseq_train(data_folder, options, tmp_path / "pre-trained", **task)
         return tmp_path / "pre-trained" / "checkpoint_last.pt"
 
     return run
 
 
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, *ARCHS[:2]))
+@pytest.mark.parametrize("arch", mostly_slow(ARCHS, *ARCHS[:2], ARCHS[-1]))
 def test_a_checkpoint_of_any_arch_fine_tunes(glue, tmp_path, fairseq_train, pretrained, arch):
     checkpoint = pretrained(arch)
     options = f"{arch} {FINETUNING} --finetune-from-model {checkpoint} --max-update 1"

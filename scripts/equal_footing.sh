@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One row of the records in docs/compare.md: its model and the track's baseline, by the rules of that page.
+# A row of the records in docs/compare.md, or a track: its models and its baseline, by the rules of that page.
 set -euo pipefail
 
 fail() {
@@ -9,33 +9,37 @@ fail() {
 
 usage() {
   cat <<'HELP'
-usage: scripts/equal_footing.sh ROW DATA OUT [options of `lazyformer compare`]
+usage: scripts/equal_footing.sh TRACK[/ROW] DATA OUT [options of `lazyformer compare`]
        scripts/equal_footing.sh --list
 
-Trains the model of a row and the baseline of its track as docs/compare.md rules, and writes curves, tables and
-pictures to OUT. Stop it at any time; rerun to resume. --list prints the rows.
+Trains the model of a row, or those of all rows, and the baseline of the track as docs/compare.md rules, and writes
+curves, tables and pictures to OUT. Stop it at any time; rerun to resume. --list prints the rows.
 
 DATA is the track's corpus, which the page builds by one command. Data with other checksums is refused; to try the rules
 on a text of yours, give --any-data: the result is then no record.
-Options that follow win. With other seeds (three or more) or shares it is still a record; with other options
-it is not.
+Options that follow win. With other seeds (three or more) it is still a record; with other options it is not.
 HELP
 }
 
-# row: model. What stands before the slash is the track.
+# TRACK/ROW: its model.
 rows() {
   cat <<'ROWS'
-cpu-512/lazyformer (sflf)x3 sf
+cpu-512/lazyformer M2x3 M1
+cpu-512/lazyformer_m6 M6 M1
 cpu-512/par (sff)x3 (f)x5
+cpu-512/lazy_par sfflff sff (f)x5
+cpu-512/sandwich (s)x2 (sf)x5 (f)x2
 cpu-512/conv (cf)x3 sf (cf)x3
+cpu-512/window (s[window=64] f)x6 sf
+cpu-512/shared_keys (sfkf)x3 sf
+cpu-512/modern (s[qk_norm] f[gate=gelu])x7
 cpu-512/roberta fairseq:roberta_base; layers=7
-cpu-512/hf hf:bert; layers=7
-cpu-2048/lazyformer (sflf)x3 sf
-cpu-2048/window (s[window=256] f)x6 sf
+cpu-512/hf_bert hf:bert; layers=7
+cpu-512/hf_modernbert hf:modernbert; layers=7; ffn=512
+cpu-2048/lazyformer M2x3 M1
+cpu-2048/lazyformer_m6 M6 M1
 cpu-2048/conv (cf)x3 sf (cf)x3
-gpu-512/lazyformer M2x6
-gpu-512/par (sff)x5 (f)x9
-gpu-512/conv (cf)x5 (sf)x2 (cf)x5
+cpu-2048/window (s[window=256] f)x6 sf
 ROWS
 }
 
@@ -48,39 +52,28 @@ case ${1:---help} in
   --help) usage; exit 0 ;;
   --list) rows; exit 0 ;;
 esac
-[[ $# -ge 3 ]] || fail "give ROW, DATA and OUT; see scripts/equal_footing.sh --help"
+[[ $# -ge 3 ]] || fail "give TRACK or TRACK/ROW, DATA and OUT; see scripts/equal_footing.sh --help"
 row=$1 data=$2 out=$3
 shift 3
 
-model=$(rows | sed -n "s|^$row ||p")
-[[ $model ]] || fail "$row: no such row; scripts/equal_footing.sh --list prints them"
-track=${row%%/*} name=${row#*/}
+models=(--model 'bert=(sf)x7')
+while read -r name model; do
+  [[ $name == "$row" || $name == "$row"/* ]] && models+=(--model "${name#*/}=$model")
+done < <(rows)
+[[ ${#models[@]} -gt 2 ]] || fail "$row: no such row or track; scripts/equal_footing.sh --list prints them"
 
 # What docs/compare.md calls the rules of a track.
-rules=(--task masked-lm --seeds 1,2,3 --post-norm --relative-position-buckets 32 --equal-parameters --baseline bert)
+rules=(--task masked-lm --recipe laptop --seeds 1,2,3 --equal-parameters --baseline bert --device cpu --alone
+  --embed-dim 192 --ffn-embed-dim 768 --heads 6 --lr 1e-2,2e-2,4e-2 --rate-updates 500 --validation-tokens 31232)
+export OMP_NUM_THREADS=1
 checksums=(8710cfef1e56bee55ea8b56b07d354be4dd8d8094f26806fc307dd957d3aa1fe
   85213b5a3cac8fd5633547a5bd60edf8bef79da7c0da8bba33823bf204bf3b20)
-case $track in
-  cpu-*)
-    baseline='(sf)x7'
-    export OMP_NUM_THREADS=1
-    rules+=(--device cpu --embed-dim 192 --ffn-embed-dim 768 --heads 6 --budget 10min
-      --lr 2.5e-4,5e-4,1e-3,2e-3 --rate-updates 400 --time-fractions 0.7,0.5,0.3,0.2 --validation-tokens 31232)
-    ;;
-  gpu-*)
-    baseline='(sf)x12'
-    rules+=(--device cuda --embed-dim 640 --ffn-embed-dim 2560 --heads 10 --budget 3min --batch-size 32
-      --lr 2.5e-4,5e-4,1e-3,2e-3 --rate-updates 400 --time-fractions 0.7,0.5,0.3,0.2)
-    checksums=()
-    ;;
-esac
-case $track in
-  cpu-512) rules+=(--tokens-per-sample 512 --batch-size 2) ;;
-  cpu-2048) rules+=(--tokens-per-sample 2048 --batch-size 1) ;;
-  gpu-512) rules+=(--tokens-per-sample 512) ;;
+case ${row%%/*} in
+  cpu-512) rules+=(--tokens-per-sample 512 --batch-size 2 --budget 10min) ;;
+  cpu-2048) rules+=(--tokens-per-sample 2048 --batch-size 1 --budget 30min) ;;
 esac
 
-if [[ ! $any_data && ${#checksums[@]} -gt 0 ]]; then
+if [[ ! $any_data ]]; then
   files=("$data/shard0/train.bin" "$data/shard0/valid.bin")
   for number in 0 1; do
     [[ -f ${files[number]} ]] || fail "${files[number]}: no such file; docs/compare.md has the command that builds it"
@@ -108,5 +101,4 @@ python=python3
 [[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
-exec "$python" -m lazyformer_fairseq.cli compare "$data" "$out" --model "bert=$baseline" --model "$name=$model" \
-  "${options[@]}" "$@"
+exec "$python" -m lazyformer_fairseq.cli compare "$data" "$out" "${models[@]}" "${options[@]}" "$@"

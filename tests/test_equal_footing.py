@@ -7,13 +7,14 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import pytest
 from helpers import PAGES, ROOT, run_script, write_program
 
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models
-from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of, times_to_target
+from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of
 from lazyformer_fairseq.experiments.compare.settings import find_task
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
@@ -30,34 +31,35 @@ ROWS = dict(line.split(" ", 1) for line in call("--list").stdout.splitlines())
 
 def record_line(comparison: Comparison, name: str, log: str) -> str:
     """The cells of a record, behind its row."""
-    (time,) = (time for time in times_to_target(comparison) if time.model == name and time.clock == "whole")
-    seconds, updates = time.ratios["seconds"], time.ratios["updates"]
-    if seconds.reached < len(seconds.by_seed):
-        missing = len(seconds.by_seed) - seconds.reached
-        return f"not reached by {missing} of {len(seconds.by_seed)} seeds | | | [results.json]({log})"
-    ratio = f"{seconds.median:.3f} ({seconds.low:.3f} to {seconds.high:.3f})"
-    return f"{time.median('seconds'):.1f} | {ratio} | {updates.median:.3f} | [results.json]({log})"
+    model, baseline = comparison.longest(name), comparison.longest("bert")
+    ends, before = ({seed: run.final["loss"] for seed, run in each.runs.items()} for each in (model, baseline))
+    beside = [ends[seed] - before[seed] for seed in ends]
+    updates = model.facts["updates"] / baseline.facts["updates"]
+    spread = f"{median(beside):+.2f} ({min(beside):+.2f} to {max(beside):+.2f})"
+    bits = f"{median(ends.values()):.2f} ({min(ends.values()):.2f} to {max(ends.values()):.2f})"
+    return f"{bits} | {spread} | {updates:.2f} | [results.json]({log})"
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_is_a_model_and_its_record_what_its_log_says_or_not_measured(row):
     model = read_models({"bert": "(sf)x7", "it": ROWS[row]}, find_task("masked-lm"), SIZES)["it"]
     assert not model.is_external or model.layers == 7, "as many layers as the baseline"
-    file = RECORDS / f"{row.replace('/', '-')}.json"
-    if not file.exists():
-        assert LINES[row] == f"{NOT_YET} | | |", f"{row}: a figure without its log, {file.name}"
+    track, name = row.split("/")
+    results = {file: read_json(file) for file in sorted(RECORDS.glob(f"{track}*.json"))}
+    logs = [(file, log) for file, log in results.items() if log["settings"]["models"].get(name) == ROWS[row]]
+    if not logs:
+        assert LINES[row] == f"{NOT_YET} | | |", f"{row}: a figure without its log"
         return
-    results, name = read_json(file), row.split("/")[1]
-    comparison = comparison_of(results)
-    assert results["settings"]["models"][name] == ROWS[row] and len(comparison.longest(name).runs) >= 3
+    ((file, log),) = logs
+    comparison, settings = comparison_of(log), log["settings"]
+    assert settings["recipe"] == "laptop" and settings["budget"] == {"cpu-512": 600, "cpu-2048": 1800}[track]
+    assert settings["sizes"]["tokens_per_sample"] == int(track.split("-")[1])
+    assert len(comparison.longest(name).runs) >= 3
     assert LINES[row] == record_line(comparison, name, f"records/{file.name}")
-    rates = {tuple(each["rate"] for each in model["tries"]) for model in results["models"].values()}
-    assert len(rates) == 1 and "As many tries for each" in PAGE, "rule 7"
-    number = {3: "three", 4: "four"}[len(rates.pop())]
-    assert number == "four" or f"Both records tried {number} rates each" in PAGE, "unless its record says otherwise"
-    if row.startswith("cpu"):
-        sums = [sum_ for name, sum_ in results["data"]["checksums"].items() if name.endswith(".bin")]
-        assert all(sum_ in PAGE for sum_ in sums)
+    rates = {tuple(each["rate"] for each in model["tries"]) for model in log["models"].values()}
+    assert len(rates) == 1 and len(*rates) == 3 and "the same three rates" in PAGE
+    sums = [sum_ for name, sum_ in log["data"]["checksums"].items() if name.endswith(".bin")]
+    assert all(sum_ in PAGE for sum_ in sums)
 
 
 @pytest.fixture
@@ -79,9 +81,7 @@ def options_of(tmp_path):
     return read
 
 
-@pytest.mark.parametrize(
-    ("row", "length", "batch"), [("cpu-512/conv", 512, 2), ("cpu-2048/window", 2048, 1), ("gpu-512/par", 512, 32)]
-)
+@pytest.mark.parametrize(("row", "length", "batch"), [("cpu-512/conv", 512, 2), ("cpu-2048/window", 2048, 1)])
 def test_the_script_does_what_the_page_says_of_a_track(options_of, row, length, batch):
     options = options_of("--any-data", row, "data", "out dir")
     track, name = row.split("/")
@@ -89,16 +89,22 @@ def test_the_script_does_what_the_page_says_of_a_track(options_of, row, length, 
     sizes = line.replace(",", "")
     said = "the same" if track == "cpu-2048" else f"{options['embed_dim']} wide feed-forward {options['ffn_embed_dim']}"
     assert said in sizes and f"n = {length} batch {batch}" in sizes
-    assert f"{options['budget'] / 60:g} minutes" in sizes and f"`{options['specs']['bert']}` post-norm" in sizes
+    assert f"{options['budget'] / 60:g} minutes" in sizes and f"`{options['specs']['bert']}`" in sizes
     assert (options["tokens_per_sample"], options["batch_size"]) == (length, batch)
-    assert options["specs"][name] == ROWS[row] and options["baseline"] == "bert" and options["out"] == Path("out dir")
-    assert options["seeds"] == (1, 2, 3) and len(options["rates"]) == 4 and options["equal_parameters"]
-    assert options["device"] == track.split("-")[0].replace("gpu", "cuda") and not options["normalize_before"]
+    assert options["specs"].keys() == {"bert", name} and options["specs"][name] == ROWS[row]
+    assert options["baseline"] == "bert" and options["out"] == Path("out dir")
+    assert options["seeds"] == (1, 2, 3) and len(options["rates"]) == 3 and options["equal_parameters"]
+    assert (options["device"], options["recipe"], options["in_turn"]) == ("cpu", "laptop", False)
+
+
+def test_a_track_is_all_of_its_rows(options_of):
+    of_track = {row.split("/")[1]: model for row, model in ROWS.items() if row.startswith("cpu-2048/")}
+    assert options_of("--any-data", "cpu-2048", "data", "out")["specs"] == {"bert": "(sf)x7", **of_track}
 
 
 def test_options_that_follow_take_the_place_of_the_tracks(options_of):
     options = options_of("--any-data", "cpu-512/conv", "data", "out", "--seeds", "4,5,6", "--time-fractions", "0.3")
-    assert options["seeds"] == (4, 5, 6) and options["shares"] == (0.3,) and options["rate_updates"] == 400
+    assert options["seeds"] == (4, 5, 6) and options["shares"] == (0.3,) and options["rate_updates"] == 500
     options = options_of("--any-data", "cpu-512/conv", "data", "out", "--updates", "9")
     assert (options["updates"], options["budget"]) == (9, None)
 
@@ -107,9 +113,9 @@ def test_other_data_and_rows_are_refused_and_the_pages_are_the_scripts(tmp_path)
     assert LINES.keys() == ROWS.keys()
     sums = re.findall(r"\b[0-9a-f]{64}\b", SCRIPT.read_text())
     assert len(sums) == 2 and all(sum_ in PAGE for sum_ in sums)
-    assert call("cpu-512/nothing", "data", "out").stderr.startswith("error: cpu-512/nothing: no such row")
-    assert call("cpu-512/conv").stderr.startswith("error: give ROW, DATA and OUT")
-    assert call().stdout.startswith("usage: scripts/equal_footing.sh ROW DATA OUT")
+    assert call("cpu-512/nothing", "data", "out").stderr.startswith("error: cpu-512/nothing: no such row or track")
+    assert call("cpu-512/conv").stderr.startswith("error: give TRACK or TRACK/ROW, DATA and OUT")
+    assert call().stdout.startswith("usage: scripts/equal_footing.sh TRACK[/ROW] DATA OUT")
     (tmp_path / "shard0").mkdir()
     for name in ("train.bin", "valid.bin"):
         (tmp_path / "shard0" / name).write_bytes(b"other")

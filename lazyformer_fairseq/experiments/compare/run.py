@@ -4,6 +4,7 @@ How long each trains, and how wide its feed-forward sublayers are, is decided on
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 import numpy as np
+import torch
 from torch import nn
 
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
@@ -76,10 +78,12 @@ def _train(compared: ComparedTask, jobs: Sequence[CompareJob], description: str)
 
 
 def _count_workers(settings: CompareSettings) -> int:
-    """Processes at a time, one per GPU; 0 for turns in this one."""
+    """Processes at a time, one per GPU, or as many as torch's threads leave processors for; 0 for turns in this one."""
     if settings.in_turn:
         return 0
-    return len(visible_gpus()) if settings.device == "cuda" else 1
+    if settings.device == "cuda":
+        return len(visible_gpus())
+    return max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
 
 
 @dataclass(frozen=True)

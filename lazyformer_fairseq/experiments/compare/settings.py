@@ -294,7 +294,8 @@ class CompareSettings:
     )
     in_turn: Optional[bool] = of_place(
         None,
-        "Update by update in turn in one process, or each in a process of its own, GPU by GPU.",
+        "Update by update in turn in one process, or each in a process of its own, GPU by GPU; on a processor as "
+        "many at a time as OMP_NUM_THREADS leaves room for.",
         "--in-turn/--alone",
         shown="alone where there are several GPUs",
     )

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -426,3 +427,10 @@ def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):
     models = {"models": {"lazy": "sflf"}, "baseline": "lazy"}
     found = compare(tiny(lm_data, "language-model", seeds=(1,), updates=1, **models), tmp_path, [])
     assert found["settings"]["sizes"]["heads"] == 2
+
+
+@pytest.mark.parametrize(("in_turn", "threads", "workers"), [(True, 1, 0), (False, 1, 4), (False, 3, 1), (False, 8, 1)])
+def test_on_a_processor_as_many_train_alone_as_threads_leave_room_for(in_turn, threads, workers, monkeypatch):
+    monkeypatch.setattr(comparison_run.os, "sched_getaffinity", lambda process: range(4))
+    monkeypatch.setattr(comparison_run.torch, "get_num_threads", lambda: threads)
+    assert comparison_run._count_workers(SimpleNamespace(in_turn=in_turn, device="cpu")) == workers

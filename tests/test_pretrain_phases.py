@@ -21,9 +21,12 @@ from lazyformer_fairseq.child_process import Ended
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.language_modeling.evaluate import load_model
 from lazyformer_fairseq.measure.planning.job import job_of_yaml
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
-from lazyformer_fairseq.pretraining.recipes import RECIPES
+from lazyformer_fairseq.pretraining.recipes import RECIPES, longformer_phases
 from lazyformer_fairseq.trained.checkpoints import read_weights
 from lazyformer_fairseq.trained.export import export
 
@@ -289,3 +292,65 @@ def test_a_killed_run_ends_with_the_same_bits(without_gpus, folders, data_folder
     assert list(at_once["model"]) == list(torch.load(folders / "new" / "checkpoint_last.pt")["model"])
     assert not torch.equal(at_once["model"][V_PROJ], fresh[V_PROJ])  # a plain model, and it has learned
     LazyFormerModel.from_pretrained(tmp_path / "killed").fill_mask("the <mask> is here")
+
+
+# --- Longformer's five phases
+
+TABLE_12 = [
+    (2_048, 2.5e-4, 32, 32, 430_000, 10_000),
+    (4_096, 1.25e-4, 64, 32, 50_000, 5_000),
+    (8_192, 6.25e-5, 128, 16, 50_000, 5_000),
+    (16_384, 3.125e-5, 256, 16, 35_000, 3_500),
+    (23_040, 1.5625e-5, 512, 16, 5_000, 500),
+]
+NAMES = ("tgt_len", "lr", "window", "sequences_per_update", "max_update", "warmup_updates")
+
+
+def window_of(pattern: str) -> int:
+    return dict(plan(pattern)[0].settings)["window"]
+
+
+def schedule(phases: dict[str, dict[str, str]]) -> list[tuple[float, ...]]:
+    rows = [options | {"window": window_of(options["sublayer_pattern"])} for options in phases.values()]
+    return [tuple(float(row[name]) for name in NAMES) for row in rows]
+
+
+def test_longformers_phases_are_table_12():
+    pattern = CAUSAL_ARCHITECTURES["longformer_small"].sublayer_pattern
+    phases = longformer_phases(pattern, {})
+    assert schedule(phases) == TABLE_12
+    last = plan(phases["phase5"]["sublayer_pattern"])
+    assert max(dict(each.settings).get("window", 0) for each in last) == 8_192
+    assert [dict(each.settings).get("dilation") for each in last] == [
+        dict(each.settings).get("dilation") for each in plan(pattern)
+    ]
+    with pytest.raises(UserError, match=r"doubles windows, of which \(sf\)x2 has none"):
+        longformer_phases("(sf)x2", {})
+
+
+def test_one_command_trains_all_phases_and_each_checkpoint_has_its_own_pattern(start, lm_data):
+    words = "--tgt-len 8 --lr 1e-3 --max-update 2 --batch-size 2 --sequences-per-update 2 --num-workers 0"
+    words = f"{words} --disable-validation --sublayer-pattern s[window=2]fs[window=3]lf --decoder-embed-dim 16"
+    command = ["pretrain", "longformer_small_tiny", str(lm_data), *words.split(), "--save-dir", "out"]
+    command += ["--mem-len", "0", "--recipe", "longformer", "--phase5", "--max-update 3"]
+    start.kill_at = 6  # in phase 3
+    killed = CliRunner().invoke(main, command)
+    assert (killed.exit_code, start.started) == (137, ["phase1", "phase2", "phase3"]), killed.output
+    start.kill_at = None
+    done = CliRunner().invoke(main, command)
+    assert (done.exit_code, start.started[3:]) == (0, ["phase3", "phase4", "phase5"]), done.output
+    assert f"lazyformer lm evaluate out/phase5/checkpoint_last.pt {lm_data}" in done.output
+    log = []
+    for number in range(1, 6):
+        path = Path(f"out/phase{number}/checkpoint_last.pt")
+        state = torch.load(path)
+        cfg = state["cfg"]
+        windows = window_of(cfg["model"]["sublayer_pattern"])
+        log.append((cfg["task"]["tgt_len"], cfg["optimization"]["lr"][0], windows, updates_of(state)))
+        model = load_model(path, lm_data, "cpu")[0]
+        assert [row.values["window"] for row in model.decoder.plan if row.kind.letter == "s"] == [
+            2 * 2 ** (number - 1), 3 * 2 ** (number - 1)
+        ]  # fmt: skip
+    assert log == [(8, 1e-3, 2, 2), (16, 5e-4, 4, 2), (32, 2.5e-4, 8, 2), (64, 1.25e-4, 16, 2), (90, 6.25e-5, 32, 3)]
+    first, second = (weights(f"out/phase{number}")["decoder.sublayers.0.inner.out_proj.weight"] for number in (1, 2))
+    assert 0 < (first - second).abs().max() < 0.01, "phase 2 goes on with the weights of phase 1"

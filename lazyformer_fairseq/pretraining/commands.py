@@ -20,11 +20,14 @@ from lazyformer_fairseq.pretraining.phases import pretrain_in_phases
 from lazyformer_fairseq.pretraining.recipes import (
     CAUSAL_CHOICES,
     LAPTOP_ARCH,
+    LONGFORMER,
+    LONGFORMER_PHASE,
     PHASES,
     RECIPES,
     SAVES,
     causal_options,
     laptop,
+    longformer_phases,
 )
 
 WEIGHTS = "model.safetensors"
@@ -42,12 +45,15 @@ class Pretraining(Launch):
         None, "A multiple of nodes x gpus.", low=1, shown="the recipe's, 256 for table5; a causal arch's"
     )
     recipe: Optional[str] = option(
-        None, "See above; the last two are for causal archs.",
+        None, "See above; the last four are for causal archs.",
         choices=("table5", "laptop", *PHASES, "phases", *CAUSAL_CHOICES), shown="table5, or the arch's",
     )  # fmt: skip
     without: tuple[str, ...] = option((), "Options of --recipe laptop to leave out.", metavar="NAME,...")
-    phase1: str = option("", "With --recipe phases, for phase 1 alone, as '--max-update 100'.", metavar="'OPTIONS'")
+    phase1: str = option("", "With phases or longformer, for phase 1 alone, as '--max-update 9'.", metavar="'OPTIONS'")
     phase2: str = option("", "For phase 2 alone.", metavar="'OPTIONS'")
+    phase3: str = option("", "For phase 3 alone, of longformer.", metavar="'OPTIONS'")
+    phase4: str = option("", "For phase 4 alone.", metavar="'OPTIONS'")
+    phase5: str = option("", "For phase 5 alone.", metavar="'OPTIONS'")
     distill: Optional[Path] = option(None, "If ARCH is a folder: a teacher, checkpoint or folder.", metavar="ORIGINAL")
 
 
@@ -97,7 +103,10 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25, streams that start elsewhere each
     epoch; *_large 16,000 of warm-up, decay to 0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the
     archs of other papers: Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates
-    of warm-up.
+    of warm-up. --recipe longformer, for longformer_small: all five phases of Longformer's Table 12, in DIR/phase1 to
+    DIR/phase5, each from the weights of the one before; from one to the next windows and segments double (2,048 to
+    23,040 tokens) and the rate halves (2.5e-4 to 1.5625e-5), and checkpoints record that. --tgt-len, --lr and
+    --sublayer-pattern are the first phase's. --recipe longformer-phase is the optimizer of one.
 
     Rows are streams through the text, each with its memory; options call them sequences. On fewer GPUs an update takes
     several segments of fewer streams, one after the other. It saves every 1,000 updates, memory included, which starts
@@ -124,11 +133,18 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         raise UserError(f"--without {','.join(run.without)}: is of --recipe laptop")
     if "sublayer_pattern" in wanted:
         plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
+    if run.recipe in ("phases", LONGFORMER):
+        own = {name: value for name, value in vars(run).items() if name.startswith("phase")}
+        for_all = [*words_of_options(run, without=("recipe", *own)), *given]
+        if run.recipe == LONGFORMER:
+            pattern = wanted.get("sublayer_pattern") or CAUSAL_ARCHITECTURES[arch].sublayer_pattern
+            phases = longformer_phases(pattern, options_by_name(for_all))
+            phases = {phase: {"recipe": LONGFORMER_PHASE, **options} for phase, options in phases.items()}
+        else:
+            phases = {phase: {"recipe": phase} for phase in PHASES}
+        return pretrain_in_phases(arch, data, for_all, phases, own, run.dry_run)
     if is_causal:
         return _pretrain_causal(arch, data, given, run)
-    if run.recipe == "phases":
-        words = words_of_options(run, without=("recipe", "phase1", "phase2"))
-        return pretrain_in_phases(arch, data, [*words, *given], run.phase1, run.phase2, run.dry_run)
     save_dir = wanted.get("save_dir") or f"checkpoints/{Path(arch).absolute().name}"
     run = run if warm else run.in_fast_precision(Path(save_dir))
     recipe = RECIPES["continue" if warm else run.recipe or "table5"]

@@ -1,26 +1,28 @@
-"""``lazyformer pretrain --recipe phases``: PAR BERT's two phases, each a ``lazyformer pretrain`` of its own.
+"""PAR BERT's two phases, and Longformer's five, each a ``lazyformer pretrain`` of its own that goes on with weights.
 
 OUT/phases.json             the settings, the same at every start
-OUT/phase1, OUT/phase2      what `lazyformer pretrain` writes; finished.json in it once all updates are made
+OUT/phase1, OUT/phase2 ...  what `lazyformer pretrain` writes; finished.json in it once all updates are made
 """
 
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
 import click
 
-from lazyformer_fairseq.arguments import options_by_name, refuse_missing_folders, words_of
+from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing_folders, words_of
 from lazyformer_fairseq.child_process import run_to_its_end
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.pretraining.recipes import PHASES, RECIPES
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.pretraining.recipes import RECIPES
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings
 
 LAST, FINISHED = "checkpoint_last.pt", "finished.json"
 OWN = {
     "recipe": "each phase has its own",
-    "save_dir": "give it once, for both phases: a folder for each is made in it",
+    "save_dir": "give it once, for all phases: a folder for each is made in it",
     "finetune_from_model": "phase 2 starts from phase 1; give it in --phase1 to start phase 1 from a model",
 }
 # What may change when a pre-training is resumed: it changes how it runs, not what is trained.
@@ -33,19 +35,30 @@ FREE = (
 )
 
 
-def pretrain_in_phases(arch: str, data: str, given: list[str], phase1: str, phase2: str, is_dry: bool) -> None:
-    """Runs both phases, each as a process, to their ends. A phase that is finished is not repeated.
+def pretrain_in_phases(
+    arch: str,
+    data: str,
+    given: list[str],
+    phases: Mapping[str, Mapping[str, str]],
+    own: Mapping[str, str],
+    is_dry: bool,
+) -> None:
+    """Runs all phases, each as a process, to their ends. A phase that is finished is not repeated.
 
     Args:
-        given: options of ``lazyformer pretrain`` and of fairseq-train, for both phases.
-        phase1, phase2: more of these, for one phase, which win.
+        given: options of ``lazyformer pretrain`` and of fairseq-train, for all phases.
+        phases: by name, options of each, its `recipe` among them; they come before those that are given.
+        own: by name, more of a user's for one phase, which win.
 
     Raises:
         UserError: an option that cannot be given, or other settings than before in the same folder.
         SystemExit: a phase was stopped, or failed: with its exit code.
     """
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
-    words = {phase: _words(phase, own, given) for phase, own in zip(PHASES, (phase1, phase2), strict=True)}
+    words, before = {}, None
+    for phase, options in phases.items():
+        of_phase = as_words({name: value for name, value in options.items() if name != "recipe"})
+        words[phase] = _words(phase, own.get(phase, ""), [*given, *of_phase], is_first=not words)
     if not is_dry:
         refuse_missing_folders(data)
         kept = {  # of all phases' options those that decide what is trained
@@ -56,34 +69,39 @@ def pretrain_in_phases(arch: str, data: str, given: list[str], phase1: str, phas
         }
         settings = {"arch": arch, "data": data, **kept}
         keep_settings(out / "phases.json", settings, "a pre-training", begun=(out / "phase1").exists())
-    words["phase2"] += ["--finetune-from-model", str(out / "phase1" / LAST)]
-    for phase in PHASES:
-        _run(phase, arch, data, out / phase, words[phase], is_dry)
+    for phase, options in phases.items():
+        if before is not None:
+            words[phase] += ["--finetune-from-model", str(out / before / LAST)]
+        _run(phase, options["recipe"], arch, data, out / phase, words[phase], is_dry)
+        before = phase
     if not is_dry:
-        model = out / PHASES[-1] / LAST
-        click.echo(f"both phases are finished; the model is {model}. To fine-tune it:")
-        click.echo(f"  lazyformer finetune {model} GLUE_DATA RESULTS")
+        model = out / before / LAST
+        click.echo(f"all phases are finished; the model is {model}")
+        if arch in CAUSAL_ARCHITECTURES:
+            click.echo(f"To evaluate it:\n  lazyformer lm evaluate {model} {data}")
+            return
+        click.echo(f"To fine-tune it:\n  lazyformer finetune {model} GLUE_DATA RESULTS")
         click.echo(f"  lazyformer finetune --task squad {model} SQUAD_DATA RESULTS")
 
 
-def _words(phase: str, options: str, given: list[str]) -> list[str]:
+def _words(phase: str, options: str, given: list[str], is_first: bool) -> list[str]:
     """Options of `lazyformer pretrain`; of several with the same name the last counts."""
     own = words_of(options, f"--{phase}")
-    refused = OWN if phase == "phase2" else OWN.keys() - {"finetune_from_model"}
+    refused = OWN.keys() - {"finetune_from_model"} if is_first else OWN
     for name in (*options_by_name(own), *options_by_name(given)):
         if name in refused and (name in options_by_name(own) or name != "save_dir"):
             raise UserError(f"--{name.replace('_', '-')}: {OWN[name]}")
     return [*given, *own]
 
 
-def _run(phase: str, arch: str, data: str, folder: Path, words: list[str], is_dry: bool) -> None:
+def _run(phase: str, recipe: str, arch: str, data: str, folder: Path, words: list[str], is_dry: bool) -> None:
     """Runs a phase to its end, unless it is finished. Exits as the training does where it is stopped, or fails."""
     if not is_dry and _is_finished(phase, folder, words):
         click.echo(f"{phase}: finished already", err=True)
         return
     click.echo(f"{phase}: {folder}", err=True)
     command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", arch, data]
-    ended = run_to_its_end([*command, *words, "--recipe", phase, "--save-dir", str(folder)])
+    ended = run_to_its_end([*command, *words, "--recipe", recipe, "--save-dir", str(folder)])
     if ended.code:
         how = "stopped" if ended.was_stopped else f"ended with exit code {ended.code}"
         click.echo(f"{phase}: {how}; rerun to resume", err=True)
@@ -103,7 +121,7 @@ def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:
         made = look_into(last).updates
     except UserError:  # damaged: the training finds another one
         return False
-    if made < int(options_by_name(words).get("max_update", RECIPES[phase].updates)):
+    if made < int(options_by_name(words).get("max_update") or RECIPES[phase].updates):
         return False
     write_json(record, {"updates": made, "seen": datetime.now().isoformat(timespec="seconds")})
     return True

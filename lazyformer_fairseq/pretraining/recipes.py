@@ -1,5 +1,6 @@
 """Recipes: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine; laptop serves others."""
 
+import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -90,20 +91,62 @@ PHASES = ("phase1", "phase2")
 SAVES = "--save-interval-updates 1000 --keep-interval-updates 2 --log-interval 100"
 RECIPES["laptop"] = Recipe(512, 2, 20_000, f"{shlex.join(as_words(LAPTOP))} {SAVES}")
 
-CAUSAL_CHOICES = ("nvidia", "transformer-xl")
+LONGFORMER, LONGFORMER_PHASE = "longformer", "longformer-phase"
+CAUSAL_CHOICES = ("nvidia", "transformer-xl", LONGFORMER_PHASE, LONGFORMER)
 _NVIDIA = """
     --optimizer nvlamb --lamb-betas (0.9,0.999) --lamb-eps 1e-6 --weight-decay 0 --max-weight-norm 10
     --no-bias-correction --clip-norm 0.25 --lr-scheduler cosine --lr 0.01 --warmup-init-lr 0
     --roll"""
 
-# Of ``configs/language_modeling/recipe``, by the names of the YAML files: options of fairseq-train.
+# Options of fairseq-train: of ``configs/language_modeling/recipe`` by names of YAML files, and of Longformer's phases.
 CAUSAL_RECIPES = {
     "nvidia": f"{_NVIDIA} --min-lr 1e-3 --warmup-updates 1000",
     "nvidia_large": f"{_NVIDIA} --min-lr 1e-4 --warmup-updates 16000 --init-std 0.005",
     "transformer_xl": """
         --optimizer fused_adam --adam-betas (0.9,0.999) --adam-eps 1e-8 --weight-decay 0 --clip-norm 0.25
         --lr-scheduler cosine --lr 2.5e-4 --warmup-updates 1000""",
+    "longformer_phase": """
+        --optimizer fused_adam --adam-betas (0.9,0.999) --adam-eps 1e-8 --weight-decay 0.01 --clip-norm 0.25
+        --lr-scheduler fixed --lr 2.5e-4 --warmup-updates 10000 --decoder-normalize-before --activation-fn gelu""",
 }
+# Longformer, Table 12, of the small model's five phases: tokens of a segment, segments of an update, updates.
+_LONGFORMER = (
+    (2_048, 32, 430_000), (4_096, 32, 50_000), (8_192, 16, 50_000), (16_384, 16, 35_000), (23_040, 16, 5_000),
+)  # fmt: skip
+
+
+def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Options of each phase by name (Longformer, section 4.2): windows and segments double, the rate halves.
+
+    The last segments are not doubled in full, as there. Each phase warms up over a tenth of it, of at most 10,000
+    updates, and then keeps its rate.
+
+    Args:
+        pattern: of the first phase.
+        given: options for all phases: --tgt-len and --lr are the first one's, others stay as they are.
+
+    Raises:
+        UserError: no window could double.
+    """
+    if "window=" not in pattern:
+        raise UserError(f"--recipe {LONGFORMER} doubles windows, of which {pattern} has none; write s[window=32], say")
+    first, found = int(given.get("tgt_len", _LONGFORMER[0][0])), {}
+    for number, (tokens, rows, updates) in enumerate(_LONGFORMER):
+        updates = int(given.get("max_update", updates))
+        options = {
+            "tgt_len": first * tokens // _LONGFORMER[0][0],
+            "lr": f"{float(given.get('lr', 2.5e-4)) / 2**number:g}",
+            "sublayer_pattern": _with_windows_times(2**number, pattern),
+            "sequences_per_update": given.get("sequences_per_update", rows),
+            "max_update": updates,
+            "warmup_updates": given.get("warmup_updates", min(10_000, updates // 10)),
+        }
+        found[f"phase{number + 1}"] = {name: str(value) for name, value in options.items()}
+    return found
+
+
+def _with_windows_times(factor: int, pattern: str) -> str:
+    return re.sub(r"(window\s*=\s*)([0-9]+)", lambda found: f"{found[1]}{int(found[2]) * factor}", pattern)
 
 
 def causal_options(row: CausalArchitecture, choice: Optional[str]) -> str:

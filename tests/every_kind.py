@@ -23,6 +23,7 @@ EXAMPLES = {
     "buckets": ["buckets=4,rounds=2,chunk=4"],
     "qk_norm": ["qk_norm", "qk_norm,rope=100", "window=2,global=1,qk_norm"],
     "rope": ["rope=100", "window=2,global=1,rope=100"],
+    "positions": ["positions=absolute"],
     "linformer": ["linformer=3", "linformer=3,share=none", "linformer=3,share=kv", "linformer=3,share=layers"],
 }
 ON_A_CPU = tuple(name for name, row in BACK_ENDS.items() if row.supports("cpu", frozenset(), 64))  # and they train
@@ -30,7 +31,7 @@ TOKENS, WORDS, WIDTH, HEADS = 12, 17, 16, 2
 
 
 def rows(direction: str) -> list[AttentionKind]:
-    return [row for row in ATTENTION_KINDS if direction == ENCODER or not row.why_not_causal]
+    return [row for row in ATTENTION_KINDS if not (row.why_not_encoder if direction == ENCODER else row.why_not_causal)]
 
 
 def examples(row: AttentionKind, direction: str) -> list[str]:

@@ -52,7 +52,7 @@ def command_of(name: str) -> tuple[str, str]:
     of_glue = f"--task {group} --criterion {group} {TINY} --sublayer-pattern M2x2"
     return {
         "arch": ("corpus/shard0", f"{MASKED_LM} --arch {what} --max-positions 64 {ADAM}"),
-        "causal": ("lm/data", f"{CAUSAL} --arch {what} {ADAM}"),
+        "causal": ("lm/data", f"{CAUSAL} --arch {what} {ADAM}{' --mem-len 0' * what.startswith('igpt')}"),
         "kind": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {ADAM}"),
         "kind_dropout": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {DROPOUT} {ADAM}"),
         "causal_kind": ("lm/data", f"{SMALL_CAUSAL} --sublayer-pattern '{what}' {ADAM}"),

@@ -20,6 +20,7 @@ from lazyformer_fairseq.data.datasets.token_streams import (
     EpochSegments,
     StreamOptions,
     check_memory_fits,
+    item_length,
     open_tokens,
     shape_of,
 )
@@ -192,7 +193,7 @@ class Streams(Lesson):
     def batches(self) -> EpochSegments:
         options, ends = self.options, (self.dictionary.eos(), self.dictionary.pad())
         cut = Cut(options.roll, options.varlen, self.seed)
-        found = EpochSegments(self.tokens(), self.batch_size, options.tgt_len, *ends, cut)
+        found = EpochSegments(self.tokens(), self.batch_size, options.tgt_len, *ends, cut, item_length(self.data))
         check_memory_fits(self.mem_len, found.dataset)
         self._shape = shape_of(found.dataset, self.mem_len, options)
         return found

@@ -1,4 +1,4 @@
-"""``lazyformer lm``: prepares texts of language modelling, and evaluates models on them."""
+"""``lazyformer lm``: prepares texts and images, evaluates models on them, continues them, and probes what they know."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +18,16 @@ CORPORA = ("wikitext", "enwik8", "text8")
 
 @click.group(cls=Group)
 def lm() -> None:
-    """Language models: prepare their data, evaluate them.
+    """Language models, of text and of images: prepare their data, evaluate them, let them write and draw.
 
     \b
     lazyformer lm prepare wikitext wikitext-2 data/wikitext-2
     lazyformer pretrain par_transformer_base data/wikitext-103
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103
     lazyformer compare data/wikitext-2 results/compare --task language-model
+    lazyformer lm prepare-images photographs data/photographs
+    lazyformer pretrain igpt_s data/photographs
+    lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --output drawn.png
 
     More in docs/language_models.md.
     """
@@ -53,6 +56,49 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
     from lazyformer_fairseq.language_modeling import prepare as steps
 
     click.echo(steps.overview(steps.prepare(corpus, source, out, official)))
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """Options of ``lazyformer lm prepare-images``."""
+
+    side: int = option(32, "Pixels of a row, and of a column, after resizing.", low=1, high=1024)
+    colours: int = option(512, "The most of the palette.", low=2, high=60_000)
+    valid: float = option(0.05, "Share of the images, where SOURCE has no folder valid.", low=0, high=0.9)
+    test: float = option(0.05, "Share of the images, where SOURCE has no folder test.", low=0, high=0.9)
+    seed: int = option(1, "Which images these are; k-means.", low=0)
+    palette: Optional[Path] = option(None, "Take the palette of this prepared folder, so that its models read OUT.")
+
+    def __post_init__(self):
+        """Raises a UserError where no image is left for training."""
+        if self.valid + self.test >= 1:
+            raise UserError(f"--valid {self.valid:g} and --test {self.test:g}: leave no image for training")
+
+
+@lm.command("prepare-images")
+@click.argument("source", type=ExistingPath())
+@click.argument("out", type=A_PATH)
+@takes(Preparing)
+def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
+    """Turn images into the folder OUT, for models such as igpt_s: each pixel a colour of a palette.
+
+    SOURCE is a folder of pictures (PNG, JPEG, ...) or of .npy arrays (N, height, width) or (N, height, width, 3), uint8
+    or from 0 to 1. A folder for each class, or labels.npy with a label for each image in the order of their files, are
+    kept for `lazyformer lm probe`. Folders train, valid and test in SOURCE are the splits; else these are drawn.
+
+    k-means finds the palette in training pixels; colours that are few enough already stay as they are. The table says
+    what pixels cost that are predicted by their left and upper neighbours, counted with add-one smoothing.
+
+    OUT is written whole or not at all: dict.txt has the colours, palette.npy too.
+    """
+    refuse_filled_folder(out)
+    if not source.is_dir():
+        raise UserError(f"{source}: is no folder; give the one that holds the images")
+    if settings.palette is not None:
+        PREPARED.convert(settings.palette, None, None)
+    from lazyformer_fairseq.language_modeling import images
+
+    click.echo(images.overview(images.prepare_images(source, out, images.Preparation(**vars(settings)))))
 
 
 TRAINING_S = "the training's"
@@ -126,7 +172,7 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     of_file = {} if settings.lengths is None else read_lengths(settings.lengths)
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
         raise UserError(f"--json {settings.json}: its folder is not there; make it first")
-    from lazyformer_fairseq.data.datasets.token_streams import open_tokens
+    from lazyformer_fairseq.data.datasets.token_streams import item_length, open_tokens
     from lazyformer_fairseq.language_modeling import evaluate as evaluation
     from lazyformer_fairseq.language_modeling.prepare import read_manifest
     from lazyformer_fairseq.storage.json_files import write_json
@@ -136,8 +182,134 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     used = {"tgt_len": tgt_len}
     used |= {name: getattr(model.cfg, name) for name in ("mem_len", "clamp_len", "same_length")}
     used |= of_file | {name: value for name in used if (value := getattr(settings, name)) is not None}
-    result = evaluation.evaluate(model, tokens, dictionary.eos(), **used, batch_size=settings.batch_size)
+    how = {"batch_size": settings.batch_size, "item": item_length(data)}
+    result = evaluation.evaluate(model, tokens, dictionary.eos(), **used, **how)
     if settings.json is not None:
         about = {"checkpoint": str(checkpoint), "data": str(data), "split": settings.split, "unit": unit}
         write_json(settings.json, {**about, **used, "batch_size": settings.batch_size, **result.as_json()})
     click.echo(evaluation.in_words(result, unit, settings.split))
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of ``lazyformer lm sample``."""
+
+    output: Optional[Path] = option(None, "Of images: the picture, a PNG.", shown="sample.png")
+    count: int = option(8, "Images, or texts.", low=1)
+    complete: bool = option(False, "Images: draw the lower halves of so many images of --split, four times each.")
+    split: str = option("test", "Whose images are completed.", choices=("train", "valid", "test"))
+    prompt: str = option("", "Texts: what they begin with, symbols of dict.txt with spaces between.")
+    length: int = option(100, "Texts: tokens, those of --prompt included.", low=1)
+    temperature: float = option(1.0, "Lower is likelier; 0: always the likeliest.", low=0)
+    top_k: int = option(0, "Draw among so many likeliest colours or words; 0: all.", low=0)
+    seed: int = option(1, "Of what is drawn.", low=0)
+    device: Optional[str] = DEVICE()
+
+
+@lm.command()
+@click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
+@click.argument("data", type=PREPARED)
+@takes(Sampling)
+def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
+    """Let the model of CHECKPOINT draw images, or write texts, as those of DATA that it learned from.
+
+    \b
+    lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --count 16
+    lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --complete
+    lazyformer lm sample checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 --prompt 'The war'
+
+    In a picture of completions each row has what was given, four completions, and the image itself.
+    """
+    import torch
+
+    from lazyformer_fairseq.data.datasets.token_streams import item_length, open_tokens
+    from lazyformer_fairseq.language_modeling import evaluate as evaluation
+    from lazyformer_fairseq.language_modeling.sample import continue_tokens
+
+    model, dictionary, tgt_len = evaluation.load_model(checkpoint, data, settings.device)
+    item = item_length(data)
+    if settings.complete and not item:
+        raise UserError(f"--complete: {data} holds no images; give a --prompt to texts")
+    if settings.prompt and item:
+        raise UserError(f"--prompt: {data} holds images; --complete goes on from some of them")
+    allowed = torch.arange(len(dictionary)) >= dictionary.nspecial
+    how = {"eos": dictionary.eos(), "reach": model.decoder.mem_len + tgt_len - 1}
+    how |= {name: getattr(settings, name) for name in ("temperature", "top_k", "seed")}
+    if not item:
+        allowed[dictionary.eos()] = True  # the end of a line
+        words = settings.prompt.split()
+        if unknown := [word for word in words if word not in dictionary]:
+            raise UserError(
+                f"--prompt: {unknown[0]!r} is no symbol of {data / 'dict.txt'}{nearest(unknown[0], dictionary.symbols)}"
+            )
+        given = torch.tensor([[dictionary.index(word) for word in words]] * settings.count, dtype=torch.long)
+        for row in continue_tokens(model, given, settings.length, allowed_V=allowed, **how).tolist():
+            click.echo(" ".join(dictionary[token] for token in row).replace(" </s>", "\n"))
+        return
+    from lazyformer_fairseq.language_modeling import images
+
+    given = torch.empty(settings.count, 0, dtype=torch.long)
+    originals = torch.tensor(open_tokens(data / settings.split)[: settings.count * item].astype("int64")).view(-1, item)
+    if settings.complete:
+        given = originals[:, : item // 2].repeat_interleave(COMPLETIONS, 0)
+    found = continue_tokens(model, given, item, allowed_V=allowed, **how)
+    drawn = images.as_images(found, dictionary)
+    rows = [drawn[start : start + 8] for start in range(0, len(drawn), 8)]
+    if settings.complete:
+        whole = images.as_images(originals, dictionary)
+        rows = [[images.upper_half(one), *drawn[COMPLETIONS * n :][:COMPLETIONS], one] for n, one in enumerate(whole)]
+    path = settings.output or Path("sample.png")
+    images.write_grid(rows, path)
+    click.echo(f"{path}: {len(found)} images of {found.size(1)} pixels, each a colour of {int(allowed.sum())}")
+
+
+COMPLETIONS = 4  # of each image
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Options of ``lazyformer lm probe``."""
+
+    images: int = option(20_000, "At most so many of each split.", low=2)
+    batch_size: int = option(32, "Images that the model reads at once.", low=1)
+    device: Optional[str] = DEVICE()
+
+
+@lm.command()
+@click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
+@click.argument("data", type=PREPARED)
+@click.argument("output", type=A_PATH)
+@takes(Probing)
+def probe(checkpoint: Path, data: Path, output: Path, settings: Probing) -> None:
+    """Measure how well a linear probe tells the classes of DATA's images from each layer of CHECKPOINT's model.
+
+    A logistic regression learns from the means over all pixels of what each layer reads, on the training split; the
+    validation split chooses how strongly it is regularised. Raw pixels stand beside. OUTPUT gets probe.json and
+    probe.png.
+    """
+    from lazyformer_fairseq.data.datasets.token_streams import item_length
+    from lazyformer_fairseq.language_modeling import evaluate as evaluation
+    from lazyformer_fairseq.language_modeling import probe as probing
+    from lazyformer_fairseq.progress import Progress
+    from lazyformer_fairseq.storage.json_files import write_json
+
+    if not (item := item_length(data)):
+        raise UserError(f"{data}: holds no images; give a folder that `lazyformer lm prepare-images` wrote")
+    labelled = {split: probing.read_labelled(data, split, item, settings.images) for split in probing.SPLITS}
+    model, dictionary, _ = evaluation.load_model(checkpoint, data, settings.device)
+    with Progress(total=sum(len(each.ids) for each in labelled.values()), desc="reading", unit=" images") as bar:
+        features = {
+            split: {
+                probing.PIXELS: probing.raw_pixels(each.ids, dictionary),
+                **probing.mean_features(model, each.ids, dictionary.eos(), settings.batch_size, bar),
+            }
+            for split, each in labelled.items()
+        }
+    classes = {split: each.classes for split, each in labelled.items()}
+    results = {}
+    for name in Progress(features["train"], desc="probing", unit=" layers"):
+        results[name] = probing.probe({split: each[name] for split, each in features.items()}, classes)
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(output / "probe.json", results)
+    probing.draw(results, output / "probe.png")
+    click.echo(probing.table(results))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, check_memory_fits, cut_tokens
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
@@ -67,7 +67,7 @@ class Evaluation:
 def in_words(result: Evaluation, unit: str, split: str) -> str:
     """The number that the papers give for the unit, and the other one."""
     numbers = [f"perplexity {result.perplexity:.2f} per {unit}", f"{result.bits:.4f} bits per {unit}"]
-    if unit == "character":
+    if unit != "word":
         numbers.reverse()
     speed = f"{result.tokens / max(result.seconds, math.ulp(1.0)):,.0f} tokens/s"
     return f"{split}: {numbers[0]} ({numbers[1]}) over {result.tokens:,} {unit}s; {speed}"
@@ -118,6 +118,7 @@ def token_losses(
     clamp_len: int = 0,
     same_length: bool = False,
     batch_size: int = 1,
+    item: int = 0,
 ) -> np.ndarray:
     """Negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
 
@@ -130,12 +131,17 @@ def token_losses(
         clamp_len: longer distances count as this one; 0 for no limit.
         same_length: whether every query sees itself and the `mem_len` tokens before it.
         batch_size: streams.
+        item: tokens of each of the text's items that know nothing of each other, such as images; 0 for a text.
 
     Raises:
-        UserError: the model's kinds of attention have no such memory or mask.
+        UserError: there are items and a memory, or segments that are no items; the model's kinds of attention have no
+            such memory or mask.
     """
     refuse_same_length_without_memory(same_length, mem_len)
-    text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)
+    tokens = tokens[: len(tokens) - len(tokens) % item] if item else tokens
+    text = cut_tokens(tokens, 1, tgt_len, eos, model.padding_idx, item, keeps_rest=True)
+    if item:
+        check_memory_fits(mem_len, text)
     lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len)
     parts = Parts.of(len(text), batch_size, lead)
     device = next(model.parameters()).device

@@ -14,6 +14,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
+from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
@@ -149,8 +150,6 @@ class Characters:
 
 TextSource = Union[WordsOfLines, Characters]
 
-
-MANIFEST = "manifest.json"
 
 # Tokens of the splits and symbols of the training split, ends of lines among both (Merity et al., 2016). MD5 of whole
 # files, by those who distribute them (mattmahoney.net/dc/textdata.html).

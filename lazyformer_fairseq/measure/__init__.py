@@ -6,7 +6,7 @@ from typing import Any
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
-PIECES, WORDS, CHARACTERS = 32_768, 267_735, 204
+PIECES, WORDS, CHARACTERS, COLOURS = 32_768, 267_735, 204, 516
 
 
 def arch_named(name: str) -> str:
@@ -18,7 +18,9 @@ def arch_named(name: str) -> str:
 
 def usual_symbols(options: Mapping[str, Any]) -> int:
     """Where no data say how many a model of these options has: pieces of our tokenizers in encoders; words of
-    WikiText-103, where its softmax has bands for them; else bytes.
+    WikiText-103, where its softmax has bands for them; colours, and fairseq's own symbols, where it has absolute
+    positions; else bytes.
     """
     cutoffs = options.get("adaptive_softmax_cutoff")
-    return PIECES if cutoffs is None else WORDS if cutoffs else CHARACTERS
+    of_images = "positions=absolute" in options.get("sublayer_pattern", "")
+    return PIECES if cutoffs is None else WORDS if cutoffs else COLOURS if of_images else CHARACTERS

@@ -71,6 +71,7 @@ class CausalArchitecture(Architecture):
         rows: segments of an update.
         updates: of its training.
         recipe: of that, a file of ``configs/language_modeling/recipe``.
+        decoder_normalize_before: pre-norm; None for the model's default, as for all that come after it.
     """
 
     sublayer_pattern: str
@@ -89,6 +90,12 @@ class CausalArchitecture(Architecture):
     rows: int = 256
     updates: int = 40_000
     recipe: str = "transformer_xl"
+    decoder_normalize_before: Optional[bool] = None
+    activation_fn: Optional[str] = None
+    norm: Optional[str] = None
+    no_linear_bias: Optional[bool] = None
+    untied_softmax: Optional[bool] = None
+    scaled_init: Optional[bool] = None
 
 
 def _lazyformer(pattern, width, embed_dim, heads, attention_dropout, millions, table):
@@ -221,7 +228,13 @@ _NAMED = {
 
 def _with_tiny_twins(rows: dict[str, Architecture], **sizes) -> dict[str, Architecture]:
     sizes |= {"parameters_in_millions": None, "source": "for tests"}
-    return rows | {_twin(name): replace(row, **sizes) for name, row in rows.items()}
+    return rows | {_twin(name): _tiny(row, **sizes) for name, row in rows.items()}
+
+
+def _tiny(row: Architecture, **sizes) -> Architecture:
+    if "positions=absolute" in row.sublayer_pattern:  # without memory, as the row itself
+        sizes["mem_len"] = 0
+    return replace(row, **sizes)
 
 
 def _twin(name: str) -> str:
@@ -266,6 +279,14 @@ def _sukhbaatar(pattern: str, source: str) -> CausalArchitecture:
     return CausalArchitecture(pattern, 2048, 512, 8, 0.0, 0.3, 0.3, "", 1, 7680, None, source, 512, 96)
 
 
+def _igpt(layers: int, width: int, heads: int, updates: int = 1_000_000, recipe: str = "igpt") -> CausalArchitecture:
+    """Image GPT, of 32 x 32 pixels. Sizes are the paper's; norm, biases and heads those of the published code."""
+    sizes = (4 * width, width, heads, 0.0, 0.0, 0.0, "", 1, 0, None, "iGPT, section 3.3", 1024, 128, updates, recipe)
+    how = dict.fromkeys(("decoder_normalize_before", "no_linear_bias", "untied_softmax", "scaled_init"), True)
+    pattern = f"(s[positions=absolute,length=1024]f)x{layers}"
+    return CausalArchitecture(pattern, *sizes, activation_fn="gelu", norm="rms", **how)
+
+
 _NAMED_CAUSAL = {
     "transformer_xl_base": _base("(sf)x16", "PAR, Table 6", 192),
     "par_transformer_base": _base("(sfff)x6 (f)x8", "PAR, Table 6", 200),
@@ -304,6 +325,9 @@ _NAMED_CAUSAL = {
         "(s[fixed=128,summary=32]f)x30",
         *(2048, 512, 8, 0.4, 0.0, 0.0, "", 1, 0, None, "Sparse Transformer, section 7.2 (enwik8)", 12_288, 4),
     ),
+    "igpt_s": _igpt(24, 512, 8),
+    "igpt_m": _igpt(36, 1024, 8),
+    "igpt_l": _igpt(48, 1536, 16, recipe="igpt_large"),
 }
 
 CAUSAL_ARCHITECTURES = _with_tiny_twins(

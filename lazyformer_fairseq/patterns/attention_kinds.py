@@ -100,7 +100,7 @@ class AttentionKind:
         module: ``"file:Class"`` in ``modules/sublayers/attention_kinds``, an
             :class:`~lazyformer_fairseq.modules.sublayers.attention_variant.AttentionVariant`.
         settings: the first one switches it on; the others mean nothing without it. Rows may share those.
-        causal: whether causal models may have it; else `why_not_causal`.
+        why_not_causal, why_not_encoder: why causal models, or encoders, cannot have it; empty if they can.
         why_keys_stay: all settings by name -> why a ``k`` cannot read its keys and values, or "".
         excludes: names of first settings of other rows, or choices, that it cannot stand with, with the reason.
         check: (all settings by name, whether for a causal model or None) -> for each mistake the name of a setting, and
@@ -114,6 +114,7 @@ class AttentionKind:
     module: str
     settings: tuple[Setting, ...]
     why_not_causal: str = ""
+    why_not_encoder: str = ""
     excludes: Mapping[str, str] = ()
     why_keys_stay: Callable[[Mapping[str, Value]], str] = lambda values: ""
     check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda values, causal: ()
@@ -361,6 +362,18 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         module="rope:Rope",
         settings=(Setting("rope", 0, "of rotary positions; 10000 is usual", "base", low=2),),
     ),
+    AttentionKind(
+        choice=POSITIONS,
+        system="GPT",
+        help="embeddings have learned vectors of the first places, and scores know of no other positions",
+        source="Radford et al., 2018, section 4.1",
+        module="absolute:Absolute",
+        settings=(
+            Setting("positions", "", "absolute: learned, of `length` places, at the embedding", choices=("absolute",)),
+            _LENGTH,
+        ),
+        why_not_encoder="an encoder has learned positions already, unless --no-token-positional-embeddings",
+    ),
 )
 
 SETTINGS = tuple(dict.fromkeys(setting for row in ATTENTION_KINDS for setting in row.settings))
@@ -392,6 +405,8 @@ def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optiona
     for number, row in enumerate(chosen):
         if causal and row.why_not_causal:
             return row.name, f"{row.name} is not for causal models: {row.why_not_causal}"
+        if causal is False and row.why_not_encoder:
+            return row.name, f"{row.name} is not for encoders: {row.why_not_encoder}"
         for other in chosen:
             why = dict(row.excludes).get(other.name) or dict(row.excludes).get(other.choice)
             if why and other is not row:

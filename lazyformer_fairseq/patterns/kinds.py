@@ -338,6 +338,7 @@ class CausalSizes(Sizes):
         cutoffs: ids that start a new band of words; empty for a plain softmax.
         div_val: how many times narrower each band's vectors are than those of the band before.
         normalize_before: pre-norm, which adds a last LayerNorm.
+        untied_softmax: whether the softmax has vectors of words of its own.
     """
 
     direction: ClassVar[str] = CAUSAL
@@ -345,6 +346,7 @@ class CausalSizes(Sizes):
     cutoffs: Sequence[int] = ()
     div_val: int = 1
     normalize_before: bool = False
+    untied_softmax: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # counts are remembered by sizes
@@ -395,4 +397,5 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
         switches = ("no_token_positional_embeddings", "plain_lm_head", "untied_lm_head")
         return EncoderSizes(vocab_size, *widths, *rows, **{name: is_on(name) for name in switches}, **parts)
     cutoffs, factor = parse_cutoffs(options["adaptive_softmax_cutoff"]), int(options["adaptive_softmax_factor"])
+    parts["untied_softmax"] = is_on("untied_softmax")
     return CausalSizes(vocab_size, *widths, cutoffs, factor, is_on("decoder_normalize_before"), **parts)

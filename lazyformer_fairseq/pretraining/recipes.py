@@ -92,11 +92,17 @@ SAVES = "--save-interval-updates 1000 --keep-interval-updates 2 --log-interval 1
 RECIPES["laptop"] = Recipe(512, 2, 20_000, f"{shlex.join(as_words(LAPTOP))} {SAVES}")
 
 LONGFORMER, LONGFORMER_PHASE = "longformer", "longformer-phase"
-CAUSAL_CHOICES = ("nvidia", "transformer-xl", LONGFORMER_PHASE, LONGFORMER)
+CAUSAL_CHOICES = ("nvidia", "transformer-xl", "igpt", LONGFORMER_PHASE, LONGFORMER)
 _NVIDIA = """
     --optimizer nvlamb --lamb-betas (0.9,0.999) --lamb-eps 1e-6 --weight-decay 0 --max-weight-norm 10
     --no-bias-correction --clip-norm 0.25 --lr-scheduler cosine --lr 0.01 --warmup-init-lr 0
     --roll"""
+
+# Chen et al., 2020, section 3: Adam, an epoch of ImageNet to warm up, cosine decay to zero. Of the rates that it tries,
+# which stands for which model is our choice, and so is the clip.
+_IGPT = """
+    --optimizer fused_adam --adam-betas (0.9,0.95) --adam-eps 1e-8 --weight-decay 0 --clip-norm 1.0
+    --lr-scheduler cosine --warmup-updates 9609"""
 
 # Options of fairseq-train: of ``configs/language_modeling/recipe`` by names of YAML files, and of Longformer's phases.
 CAUSAL_RECIPES = {
@@ -108,6 +114,8 @@ CAUSAL_RECIPES = {
     "longformer_phase": """
         --optimizer fused_adam --adam-betas (0.9,0.999) --adam-eps 1e-8 --weight-decay 0.01 --clip-norm 0.25
         --lr-scheduler fixed --lr 2.5e-4 --warmup-updates 10000 --decoder-normalize-before --activation-fn gelu""",
+    "igpt": f"{_IGPT} --lr 3e-3",
+    "igpt_large": f"{_IGPT} --lr 1e-3",
 }
 # Longformer, Table 12, of the small model's five phases: tokens of a segment, segments of an update, updates.
 _LONGFORMER = (

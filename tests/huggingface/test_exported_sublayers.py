@@ -32,7 +32,7 @@ MORE = {
     "buckets": ["buckets=2,chunk=3", "buckets=8,rounds=3,chunk=5", "buckets=4"],
     "entmax": ["entmax=2", "entmax=1.01"],
 }
-KINDS = [row.name for row in ATTENTION_KINDS]
+KINDS = [row.name for row in ATTENTION_KINDS if not row.why_not_encoder]
 SETTINGS = ["", *(each for name in KINDS for each in EXAMPLES.get(name, []) + MORE.get(name, []))]
 
 

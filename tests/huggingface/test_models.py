@@ -228,6 +228,10 @@ PATTERNS = {
     "same length": ("(sf)x2", {"same_length": True, "mem_len": 4}),
     "without attention": ("f", {}),
     "no memory": ("s[strided=4] f", {"mem_len": 0}),
+    "absolute": (
+        "s[positions=absolute,length=14] f l k f",
+        {"mem_len": 0, "untied_softmax": True, "scaled_init": True},
+    ),
     "bands": ("(sf)x2", {"adaptive_softmax_cutoff": "10,25", "adaptive_softmax_factor": 2}),
 }
 

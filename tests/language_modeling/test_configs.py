@@ -19,6 +19,9 @@ SETTINGS = {"base": (192, 256), "large": (384, 128), "24b": (512, 96)}  # tokens
 OF_OTHERS = {
     "adaptive_span_small": (512, 96, 7680),
     "all_attention_small": (512, 96, 7680),
+    "igpt_l": (1024, 128, 0),
+    "igpt_m": (1024, 128, 0),
+    "igpt_s": (1024, 128, 0),
     "longformer_small": (2048, 32, 0),
     "mingru_base": (192, 256, 192),
     "sparse_transformer_base": (12_288, 4, 0),
@@ -80,7 +83,8 @@ def test_transformer_xls_adam_is_an_option(handed_over, name):  # noqa: F811
 @pytest.mark.parametrize("name", mostly_slow(NAMES, "par_transformer_24b"))
 def test_it_trains(hydra_main, lm_data, tmp_path, name):  # noqa: F811
     to = (f"task.data='{lm_data}'", f"checkpoint.save_dir={tmp_path}")
-    hydra_main(f"language_modeling/{name}", *TINY, *to, "dataset.disable_validation=true")
+    memory = ["model.mem_len=0"] if name.startswith("igpt") else []
+    hydra_main(f"language_modeling/{name}", *TINY, *memory, *to, "dataset.disable_validation=true")
     state = torch.load(tmp_path / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == 1
     cfg = OmegaConf.create(state["cfg"])

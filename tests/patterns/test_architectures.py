@@ -120,6 +120,16 @@ def test_the_sparse_transformer_differs_from_the_papers_by_what_we_say():
     assert theirs == pytest.approx(95e6, rel=0.005)
 
 
+@pytest.mark.parametrize(("name", "millions"), [("igpt_s", 76), ("igpt_m", 455), ("igpt_l", 1362)])
+def test_image_gpt_counts_what_the_paper_and_the_published_code_count(name, millions):
+    """Of 512 colours and the start; ours has u and v, which nothing reads, a bias a symbol, three symbols more."""
+    row = CAUSAL_ARCHITECTURES[name]
+    d, layers, vocabulary = row.decoder_embed_dim, len(plan(row.sublayer_pattern)) // 2, 512
+    theirs = 12 * layers * d * d + (2 * layers + 1) * d + 1024 * d + 2 * vocabulary * d + d
+    assert round(theirs / 1e6) == round(count_parameters(name, vocabulary + 4) / 1e6) == millions
+    assert count_parameters(name, vocabulary + 4) - theirs == (4 * 2 - 1) * d + 2 * d + vocabulary + 4
+
+
 @pytest.mark.parametrize(("rows", "model"), [(ARCHITECTURES, "lazyformer"), (CAUSAL_ARCHITECTURES, "lazyformer_lm")])
 def test_every_arch_is_registered_with_its_row(rows, model):
     """Without the seconds that it takes to parse a command line, as the tests below do."""

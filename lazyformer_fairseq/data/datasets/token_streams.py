@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lazyformer_fairseq.data.batches import EpochBatches
+from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import option
 from lazyformer_fairseq.storage.indexed_format import read_index
+from lazyformer_fairseq.storage.json_files import read_json
 
 
 @dataclass
@@ -155,9 +157,7 @@ class TokenStreams(Dataset):
             for first, last in self._stretches(row, start, end):
                 self._fill(source[row, filled:], target[row, filled:], first, last)
                 filled += last - first
-        counts = {"segment": segment, "nsentences": rows, "ntokens": int(target.ne(self.pad).sum())}
-        place = torch.full((rows,), segment)
-        return {"id": place, **counts, "net_input": {"src_tokens": source}, "target": target}
+        return _batch(segment, source, target, self.pad)
 
     def _stretches(self, row: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Where places `start` to `end` of a stream of this worker are in the text: in two parts around its end."""
@@ -182,16 +182,95 @@ class TokenStreams(Dataset):
         return sample
 
 
+class TokenItems(TokenStreams):
+    """Batches of items that know nothing of each other, such as images: a row each, predicted from ``</s>`` on.
+
+    In training they come in an order of each epoch's own, of its seed and number, and the last ones that fill no batch
+    are left out. With `keeps_rest` they come in theirs, and rows of `pad` fill the last batch.
+
+    Args:
+        tokens, rows, eos, pad, shards, shard, keeps_rest: as of :class:`TokenStreams`; rows of a batch are neighbours.
+        tgt_len: T, tokens of an item.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        rows: int,
+        tgt_len: int,
+        eos: int,
+        pad: int,
+        shards: int = 1,
+        shard: int = 0,
+        keeps_rest: bool = False,
+        cut: Cut = EVEN,
+    ):
+        self.items = tokens[: len(tokens) - len(tokens) % tgt_len].reshape(-1, tgt_len)
+        if rows < 1 or (len(self.items) < rows and not keeps_rest):
+            raise UserError(f"{len(self.items)} images in batches of {rows} (batch size x workers); give smaller ones")
+        if cut.varlen:
+            raise UserError("--varlen: is for streams of text; images are read whole")
+        order = np.arange(len(self.items))
+        if keeps_rest:
+            order = np.pad(order, (0, -len(order) % rows), constant_values=-1)
+        else:
+            order = np.random.default_rng((cut.seed, cut.epoch, 2)).permutation(order)
+        self.order = order[: len(order) - len(order) % rows].reshape(-1, rows)
+        self.tokens, self.rows, self.tgt_len, self.longest = tokens, rows, tgt_len, tgt_len
+        self.rows_of_shard, self.shard, self.eos, self.pad = rows // shards, shard, eos, pad
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, segment: int) -> dict[str, Any]:
+        if not 0 <= segment < len(self):
+            raise IndexError(segment)
+        own = self.order[segment, self.shard * self.rows_of_shard :][: self.rows_of_shard]
+        target = torch.from_numpy(self.items[own].astype(np.int64))
+        target[torch.from_numpy(own < 0)] = self.pad
+        source = torch.cat([torch.full_like(target[:, :1], self.eos), target[:, :-1]], 1)
+        return _batch(segment, source, target, self.pad)
+
+
+def cut_tokens(
+    tokens: np.ndarray, rows: int, tgt_len: int, eos: int, pad: int, item: int = 0, **how: Any
+) -> TokenStreams:
+    """Tokens as streams, or as items, for all who train on them or measure them.
+
+    Args:
+        item: tokens of an item, :func:`item_length`; 0 for a text.
+        how: further arguments of :class:`TokenStreams`.
+
+    Raises:
+        UserError: segments are no items; as these classes do.
+    """
+    if item and tgt_len != item:
+        raise UserError(f"--tgt-len {tgt_len}: these images have {item} pixels, all predicted at once; give {item}")
+    return (TokenItems if item else TokenStreams)(tokens, rows, tgt_len, eos, pad, **how)
+
+
+def item_length(folder: Union[str, Path]) -> int:
+    """Tokens of each item of a prepared folder whose items know nothing of each other; 0 where it holds a text."""
+    manifest = Path(folder) / MANIFEST
+    return int(read_json(manifest).get("item", 0)) if manifest.is_file() else 0
+
+
+def _batch(segment: int, source: Tensor, target: Tensor, pad: int) -> dict[str, Any]:
+    counts = {"segment": segment, "nsentences": len(source), "ntokens": int(target.ne(pad).sum())}
+    place = torch.full((len(source),), segment)
+    return {"id": place, **counts, "net_input": {"src_tokens": source}, "target": target}
+
+
 class EpochSegments(EpochBatches):
     """The segments of streams in order, epoch after epoch, as fairseq-train reads them; every one is a whole batch.
 
     Args:
-        tokens, rows, tgt_len, eos, pad: as of :class:`TokenStreams`.
+        tokens, rows, tgt_len, eos, pad, item: as of :func:`cut_tokens`.
         cut: of every epoch, but for its number.
     """
 
-    def __init__(self, tokens: np.ndarray, rows: int, tgt_len: int, eos: int, pad: int, cut: Cut = EVEN):
-        self._streams = lambda epoch: TokenStreams(tokens, rows, tgt_len, eos, pad, cut=cut._replace(epoch=epoch))
+    def __init__(self, tokens: np.ndarray, rows: int, tgt_len: int, eos: int, pad: int, cut: Cut = EVEN, item: int = 0):
+        self._streams = lambda epoch: cut_tokens(tokens, rows, tgt_len, eos, pad, item, cut=cut._replace(epoch=epoch))
         super().__init__(self._streams(1), batch_size=1, shuffle=False)
 
     @property
@@ -203,7 +282,9 @@ class EpochSegments(EpochBatches):
 
 
 def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
-    """Raises a UserError where a stream ends before its memory is full."""
+    """Raises a UserError where a stream ends before its memory is full, or is an image."""
+    if mem_len and isinstance(streams, TokenItems):
+        raise UserError(f"--mem-len {mem_len}: an image remembers no other one; give --mem-len 0")
     if mem_len + streams.tgt_len > streams.longest:
         raise UserError(
             f"--mem-len {mem_len}: with segments of {streams.tgt_len} tokens (--tgt-len) it is longer than a stream, "

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams, open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, cut_tokens, item_length, open_tokens
 from lazyformer_fairseq.data.frequencies import cost_in_bits, count_pieces, log_frequencies
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
@@ -107,7 +107,8 @@ class LanguageModel(ComparedTask):
             model, symbols, _ = load_model(checkpoint, data, device, self.settings.precision)
             costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
             tokens = open_tokens(data / "test")
-            streams = TokenStreams(tokens, 1, tgt_len, symbols.eos(), symbols.pad(), keeps_rest=True)
+            ends = symbols.eos(), symbols.pad(), item_length(data)
+            streams = cut_tokens(tokens, 1, tgt_len, *ends, keeps_rest=True)
             middle = streams[len(streams) // 2]
             segment = middle["net_input"]["src_tokens"].to(device), middle["target"].to(device)
             things[name] = next_segment(model, *segment, mem_len)
@@ -119,4 +120,5 @@ class LanguageModel(ComparedTask):
         """With the lengths of training."""
         sizes, tokens = self.settings.sizes, open_tokens(Path(self.settings.data) / split)[:most]
         lengths = {"tgt_len": sizes["tgt_len"], "mem_len": sizes["mem_len"], "batch_size": ROWS}
+        lengths["item"] = item_length(self.settings.data)
         return evaluate(training.model, tokens, training.lesson.dictionary.eos(), **lengths)

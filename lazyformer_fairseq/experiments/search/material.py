@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
-from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams, check_memory_fits
+from lazyformer_fairseq.data.datasets.token_streams import (
+    StreamOptions,
+    TokenStreams,
+    check_memory_fits,
+    cut_tokens,
+    item_length,
+)
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.lessons import MaskedBlocks, Network, Streams
@@ -158,12 +164,20 @@ def two_parts_of_blocks(dataset: SizedDataset, batch_size: int, pieces: int = 1)
 
 
 def two_parts_of_text(
-    tokens: np.ndarray, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int, pieces: int = 1
+    tokens: np.ndarray,
+    batch_size: int,
+    tgt_len: int,
+    mem_len: int,
+    eos: int,
+    pad: int,
+    pieces: int = 1,
+    item: int = 0,
 ) -> tuple[Part, Part]:
-    """As :func:`two_parts_of_blocks`, for one long text."""
+    """As :func:`two_parts_of_blocks`, for one long text, or for items of so many tokens."""
     border = _border(len(tokens), "tokens")
+    border -= border % (item or 1)
     weights, architecture = (
-        [TokenStreams(part, batch_size, tgt_len, eos, pad, pieces, piece) for piece in range(pieces)]
+        [cut_tokens(part, batch_size, tgt_len, eos, pad, item, shards=pieces, shard=piece) for piece in range(pieces)]
         for part in (tokens[:border], tokens[border:])
     )
     return StreamsPart(weights, mem_len), StreamsPart(architecture, mem_len)
@@ -242,4 +256,4 @@ class Material:
             return two_parts_of_blocks(lesson.texts.split("train").now, settings.batch_size, settings.parts)
         sizes = (settings.batch_size, *self.training_lengths)
         ends = self.dictionary.eos(), self.dictionary.pad()
-        return two_parts_of_text(lesson.tokens(), *sizes, *ends, settings.parts)
+        return two_parts_of_text(lesson.tokens(), *sizes, *ends, settings.parts, item_length(settings.data))

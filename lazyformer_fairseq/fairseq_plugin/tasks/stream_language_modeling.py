@@ -26,6 +26,8 @@ from lazyformer_fairseq.data.datasets.token_streams import (
     StreamOptions,
     TokenStreams,
     check_memory_fits,
+    cut_tokens,
+    item_length,
     open_tokens,
     shape_of,
 )
@@ -153,12 +155,13 @@ class StreamLanguageModelingTask(EncoderTask):
         if max_sentences is None:
             raise UserError("--max-tokens does not determine the number of streams; give --batch-size")
         is_training = dataset.split == self.cfg.train_subset
-        streams = TokenStreams(
+        streams = cut_tokens(
             dataset.tokens,
             rows=max_sentences * num_shards,
             tgt_len=self.cfg.tgt_len if is_training else self.cfg.valid_tgt_len or self.cfg.tgt_len,
             eos=self.dictionary.eos(),
             pad=self.dictionary.pad(),
+            item=item_length(self.cfg.data),
             shards=num_shards,
             shard=shard_id,
             keeps_rest=not is_training,

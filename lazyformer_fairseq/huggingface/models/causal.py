@@ -15,13 +15,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.exported.heads import IGNORED
 from lazyformer_fairseq.huggingface.settings import options_of, settings_of
-from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
-from lazyformer_fairseq.modules.networks.causal_lm import decoder_arguments
+from lazyformer_fairseq.modules.networks.causal_lm import decoder_arguments, softmax_of
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory, WholeMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
-from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL
@@ -61,26 +60,10 @@ class LazyFormerCausalConfig(PretrainedConfig):
         super().__init__(**{**found, "num_hidden_layers": len(plan(found["sublayer_pattern"], CAUSAL))})
 
 
-class LazyFormerMemory(StreamMemory):
-    """What a text remembers; a cache to transformers.
-
-    Args:
-        longest: most tokens to remember, as `mem_len` in training; None for all.
-
-    Attributes:
-        seen: tokens read so far.
-    """
+class LazyFormerMemory(WholeMemory):
+    """What a text remembers, all by default; a cache to transformers."""
 
     is_compileable, is_linear, layers = False, (False,), ()
-
-    def __init__(self, longest: Optional[int] = None):
-        super().__init__()
-        self.longest, self.seen = longest, 0
-
-    def remember(self, inputs: list[Tensor], mem_len: int) -> None:
-        """Adds a segment; `mem_len`, the decoder's, does not count."""
-        whole = self.length + sum(x.size(1) for x in inputs[:1])
-        super().remember(inputs, whole if self.longest is None else self.longest)
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Tokens read so far."""
@@ -123,8 +106,9 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: LazyFormerCausalConfig):
         super().__init__(config)
-        self.decoder = _Decoder(**decoder_arguments(options_of(config, CausalLMOptions), config.vocab_size))
-        self.softmax = AdaptiveSoftmax(self.decoder.embedding)
+        options = options_of(config, CausalLMOptions)
+        self.decoder = _Decoder(**decoder_arguments(options, config.vocab_size))
+        self.softmax = softmax_of(options, self.decoder.embedding, config.vocab_size)
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
@@ -138,13 +122,6 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         if new_num_tokens not in (None, self.config.vocab_size):
             raise UserError(f"{new_num_tokens} tokens: an adaptive softmax keeps its {self.config.vocab_size} words")
         return self.decoder.embedding
-
-    @property
-    def why_no_memory(self) -> str:
-        """Why some sublayer can attend to no memory, so that `generate` reads the whole text in each step; "" if all
-        can."""
-        rows = ((choice, planned) for planned in self.decoder.plan for choice in variant_classes(planned.values))
-        return next(filter(None, (choice.why_no_memory(planned.values) for choice, planned in rows)), "")
 
     def forward(
         self,
@@ -216,7 +193,7 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         return inputs if seen else {**inputs, "attention_mask": attention_mask}
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *unused: Any) -> None:
-        wanted = generation_config.use_cache is not False and not self.why_no_memory
+        wanted = generation_config.use_cache is not False and not self.decoder.why_no_memory
         if wanted and model_kwargs.get(CACHE) is None:
             model_kwargs[CACHE] = LazyFormerMemory()
 

@@ -26,7 +26,7 @@ from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import NormOptions
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
@@ -248,7 +248,8 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
         of_softmax = {"cutoffs": sizes.cutoffs, "div_val": sizes.div_val, **_parts(sizes)}
         with _WithoutNumbers():
             network = CausalDecoder(identity, *widths, 0, normalize_before=sizes.normalize_before, **of_softmax)
-            head = AdaptiveSoftmax(network.embedding)
+            own = AdaptiveEmbedding(*widths[:2], sizes.cutoffs, sizes.div_val) if sizes.untied_softmax else None
+            head = AdaptiveSoftmax(network.embedding, own)
         of_input = _count(lambda: [band.embed(token) for band in network.embedding.bands])
         of_prediction = _count(lambda: head.first_scores(features, network.embedding))
     else:

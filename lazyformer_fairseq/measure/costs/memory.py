@@ -130,7 +130,7 @@ def _moments(
     made += sum(flops.count_common_parameters(sublayers, sizes).values()) * run.number
     # The embedding's gradient of the table that both share, which adds to the head's.
     table = max(words * width for words, width in sizes.bands) if is_causal else sizes.vocab_size * sizes.embed_dim
-    table = 0 if not is_causal and sizes.untied_lm_head else table
+    table = 0 if (sizes.untied_softmax if is_causal else sizes.untied_lm_head) else table
     yield kept + embedding.backward + scratch + more + table * run.number, made
 
 

@@ -119,10 +119,12 @@ class AdaptiveSoftmax(nn.Module):
 
     Args:
         embedding: whose bands this serves. It owns the tables, so each call passes it again.
+        own: tables of its own in place of those, of equal sizes; None to share them.
     """
 
-    def __init__(self, embedding: AdaptiveEmbedding):
+    def __init__(self, embedding: AdaptiveEmbedding, own: Optional[AdaptiveEmbedding] = None):
         super().__init__()
+        self.own = own
         self.sizes = [band.size for band in embedding.bands]
         others = len(self.sizes) - 1
         self.bias = nn.Parameter(torch.zeros(sum(self.sizes)))
@@ -153,7 +155,7 @@ class AdaptiveSoftmax(nn.Module):
         Returns:
             (P,) in float32.
         """
-        first, *others = embedding.bands
+        first, *others = (self.own or embedding).bands
         biases = self.bias.split(self.sizes)
         in_head, rows_by_band = target, []
         for number, band in enumerate(others):
@@ -171,7 +173,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def log_probabilities(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """log P of all words, (..., V) in float32, from features (..., C)."""
-        first, *others = embedding.bands
+        first, *others = (self.own or embedding).bands
         head = _log_softmax(self.first_scores(features, embedding))
         parts = [head[..., : first.size]]
         for number, (band, bias) in enumerate(zip(others, self.bias.split(self.sizes)[1:], strict=True)):
@@ -181,7 +183,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def first_scores(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Scores (..., V_0 + bands - 1) of the first band's words and of the other bands, from features (..., C)."""
-        first = embedding.bands[0]
+        first = (self.own or embedding).bands[0]
         words = first.scores(features, self.bias[: first.size])
         if self.band_weight is None:
             return words

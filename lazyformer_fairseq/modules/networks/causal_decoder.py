@@ -1,5 +1,6 @@
 """The decoder of a causal language model: adaptive embeddings, then the stack of the pattern."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
@@ -18,8 +19,10 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbeddi
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBand
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer, check_heads, encode_distances
+from lazyformer_fairseq.modules.sublayers.attention_kinds.absolute import TABLE
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes
 
 
@@ -39,8 +42,11 @@ class CausalDecoder(Stack):
             Transformer-XL's code; else the whole memory and the segment up to itself.
         cutoffs: ids that start a new band of the embedding; empty for one band.
         div_val: how many times narrower each band is than the one before.
+        scaled_init: whether :func:`init_transformer_xl_weights` draws the last map of each sublayer smaller.
 
     Attributes:
+        positions: the table of ``s[positions=absolute]``, (length, C), which embeddings get times sqrt(C), as they have
+            it themselves; None where no sublayer asks for it.
         mem_len, clamp_len, same_length: may be set between two forward passes; weights do not depend on them.
 
     Raises:
@@ -63,6 +69,7 @@ class CausalDecoder(Stack):
         cutoffs: Sequence[int] = (),
         div_val: int = 1,
         activation: Callable[[Tensor], Tensor] = F.relu,
+        scaled_init: bool = False,
         **options: Any,
     ):
         _check_sizes(embed_dim, ffn_embed_dim, num_heads, mem_len, clamp_len)
@@ -70,12 +77,14 @@ class CausalDecoder(Stack):
         super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, activation=activation, **options)
         self.mem_len = mem_len
         self.clamp_len = clamp_len
+        self.scaled_init = scaled_init
         self.same_length = same_length
         if same_length:
             _refuse_back_end_without_mask(self.attention_backend)
         self.embedding = AdaptiveEmbedding(vocab_size, embed_dim, cutoffs, div_val)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
+        self.positions: Optional[nn.Parameter] = None
         self.sublayers = self.build_sublayers()
         # What nothing reads needs no gradient: on several GPUs DDP waits for one of every weight that requires it.
         attending = [getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers if sublayer.attends]
@@ -92,6 +101,17 @@ class CausalDecoder(Stack):
         words = sum(band.size for band in bands)
         return CausalSizes(words, *widths, *of_bands, self.normalize_before, **self.parts)
 
+    def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
+        built = super().build_sublayer(planned)
+        self.positions = self.options.common.get(TABLE)
+        return built
+
+    @property
+    def why_no_memory(self) -> str:
+        """Why some sublayer can attend to no memory, so that a text is read anew for each token; "" if all can."""
+        rows = ((choice, planned) for planned in self.plan for choice in variant_classes(planned.values))
+        return next(filter(None, (choice.why_no_memory(planned.values) for choice, planned in rows)), "")
+
     @property
     def mem_len(self) -> int:
         return self._mem_len
@@ -100,7 +120,7 @@ class CausalDecoder(Stack):
     def mem_len(self, length: int) -> None:
         for planned in self.plan if length else ():
             for choice in variant_classes(planned.values):
-                if why := choice.why_no_memory(planned.values):
+                if why := choice.why_no_memory(planned.values) or choice.why_no_segments:
                     raise UserError(f"--mem-len {length} is not for {planned.text}: {why}; give --mem-len 0")
         self._mem_len = length
 
@@ -154,14 +174,32 @@ class CausalDecoder(Stack):
         Returns:
             Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
         """
-        x = F.dropout(self.embedding(tokens_BT), self.dropout, self.training)
         past = StreamMemory() if memory is None else memory
+        x = self.embedding(tokens_BT)
+        if self.positions is not None:
+            x = x + self._places(past.seen, tokens_BT.size(1))
+        x = F.dropout(x, self.dropout, self.training)
         shared = self.context(x, past.length)
         x, all_states, inputs = self.run(x, shared, return_all, past)
         if memory is not None:
             memory.remember(inputs, self.mem_len)
         x = x if self.final_layer_norm is None else self.final_layer_norm(x)
         return F.dropout(x, self.dropout, self.training), all_states
+
+    def _places(self, seen: int, time: int) -> Tensor:
+        """Vectors (T, C) of the places of T tokens behind those `seen`."""
+        if seen + time > (length := self.positions.size(0)):
+            raise UserError(
+                f"{seen + time} tokens, but this model's table of positions has {length}: give shorter texts "
+                "(--tgt-len), or train a model with a longer one, s[positions=absolute,length=...]"
+            )
+        return self.positions[seen : seen + time] * math.sqrt(self.embed_dim)
+
+    def last_maps(self) -> list[nn.Linear]:
+        """Of each sublayer the linear map whose output goes to the residual connection, where it has one of ours."""
+        inner = (getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers)
+        found = (getattr(each, "out_proj", None) or getattr(each, "fc2", None) for each in inner)
+        return [each for each in found if each is not None]
 
 
 def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: int, clamp_len: int) -> None:
@@ -201,7 +239,8 @@ def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
     |---|---|
     | weights of linear maps, embeddings, bands in the head of the softmax, u and v | N(0, std) |
     | projections of bands | N(0, 0.01) |
-    | biases of linear maps, words and bands | 0 |
+    | biases of linear maps, words and bands; words' vectors in an untied softmax | 0 |
+    | with `scaled_init`: last maps of L sublayers | N(0, std / sqrt(L)), as GPT-2's |
     | LayerNorm | weight 1, bias 0 (torch's own; Transformer-XL draws the weight from N(1, std)) |
     | projections of global tokens | copies of the others |
     """
@@ -215,11 +254,18 @@ def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
             nn.init.normal_(module.projection, std=0.01)
     if isinstance(module, AdaptiveSoftmax):
         nn.init.zeros_(module.bias)
+        for band in () if module.own is None else module.own.bands:
+            nn.init.zeros_(band.table)
         if module.band_weight is not None:
             nn.init.normal_(module.band_weight, std=std)
             nn.init.zeros_(module.band_bias)
     if isinstance(module, CausalDecoder):
         nn.init.normal_(module.content_bias, std=std)
         nn.init.normal_(module.position_bias, std=std)
+        if module.positions is not None:
+            nn.init.normal_(module.positions, std=std)
+        maps = module.last_maps() if module.scaled_init else []
+        for linear in maps:
+            nn.init.normal_(linear.weight, std=std / math.sqrt(len(maps)))
     if isinstance(module, AttentionSublayer):
         module.start_copies()

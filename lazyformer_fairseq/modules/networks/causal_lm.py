@@ -5,14 +5,26 @@ from typing import Any, ClassVar, Optional
 
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.options import DROPOUTS, CausalLMOptions, backend_of, norms_and_biases
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.kinds import parse_cutoffs
 
-_SAME_NAMES = ("mem_len", "clamp_len", "same_length", "reversible")
+_SAME_NAMES = ("mem_len", "clamp_len", "same_length", "reversible", "scaled_init")
+
+
+def bands_of(options: CausalLMOptions) -> dict[str, Any]:
+    """Those of an :class:`AdaptiveEmbedding` beside vocabulary and width."""
+    return {"cutoffs": parse_cutoffs(options.adaptive_softmax_cutoff), "div_val": options.adaptive_softmax_factor}
+
+
+def softmax_of(options: CausalLMOptions, embedding: AdaptiveEmbedding, vocab_size: int) -> AdaptiveSoftmax:
+    """The head of a model of these options: on the tables of its embedding, or on its own."""
+    is_untied = options.untied_softmax
+    own = AdaptiveEmbedding(vocab_size, embedding.embed_dim, **bands_of(options)) if is_untied else None
+    return AdaptiveSoftmax(embedding, own)
 
 
 def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, Any]:
@@ -23,8 +35,7 @@ def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, An
         "embed_dim": options.decoder_embed_dim,
         "ffn_embed_dim": options.decoder_ffn_embed_dim,
         "num_heads": options.decoder_attention_heads,
-        "cutoffs": parse_cutoffs(options.adaptive_softmax_cutoff),
-        "div_val": options.adaptive_softmax_factor,
+        **bands_of(options),
         "activation": ACTIVATIONS[str(options.activation_fn)],
         "normalize_before": options.decoder_normalize_before,
         "attention_backend": backend_of(options),
@@ -34,7 +45,7 @@ def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, An
 
 
 class CausalLM(nn.Module):
-    """A causal decoder of any pattern and an adaptive softmax that is tied to its embedding.
+    """A causal decoder of any pattern and an adaptive softmax, tied to its embedding unless the options say otherwise.
 
     Args:
         options: of the model.
@@ -57,7 +68,7 @@ class CausalLM(nn.Module):
         self.padding_idx = padding_idx
         self.decoder = CausalDecoder(**decoder_arguments(options, vocab_size))
         self.decoder.checkpoints = options.checkpoint_activations
-        self.softmax = AdaptiveSoftmax(self.decoder.embedding)
+        self.softmax = softmax_of(options, self.decoder.embedding, vocab_size)
         self.apply(partial(init_transformer_xl_weights, std=options.init_std))
 
     def forward(

@@ -70,6 +70,11 @@ class StreamMemory:
         """M, the number of tokens remembered."""
         return self.states[0].size(1) if self.states else 0
 
+    @property
+    def seen(self) -> int:
+        """Tokens that were read before, where that is known to differ from those remembered."""
+        return self.length
+
     def clear(self) -> None:
         """Forgets everything: new streams start."""
         self.states = []
@@ -105,6 +110,28 @@ class StreamMemory:
     def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
         """Restores what :meth:`state_dict` returned. Tensors may be on any device; the model moves them."""
         self.states = list(state["states"])
+
+
+class WholeMemory(StreamMemory):
+    """What a text remembers while it is continued.
+
+    Args:
+        longest: most tokens to remember, as `mem_len` in training; None for all.
+
+    Attributes:
+        seen: tokens read so far, which whoever passes them counts.
+    """
+
+    seen = 0
+
+    def __init__(self, longest: Optional[int] = None):
+        super().__init__()
+        self.longest = longest
+
+    def remember(self, inputs: list[Tensor], mem_len: int) -> None:
+        """Adds a segment; `mem_len`, the decoder's, does not count."""
+        whole = self.length + sum(x.size(1) for x in inputs[:1])
+        super().remember(inputs, whole if self.longest is None else self.longest)
 
 
 def _last(memory_BMC: Optional[Tensor], x_BTC: Tensor, mem_len: int) -> Tensor:

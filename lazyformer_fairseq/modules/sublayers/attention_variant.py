@@ -86,6 +86,8 @@ class AttentionVariant(nn.Module):
         makes_vectors: whether it makes others of queries and keys, which autograd then keeps beside those projected.
         has_positions: whether its scores know of positions by themselves: a causal model then adds none.
         takes_permuted: as of a :class:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer`.
+        why_no_segments: why a causal model with it carries no memory from one segment to the next, though it may attend
+            to one of the whole text; empty if it may.
     """
 
     refuses: ClassVar[Mapping[str, str]] = {}
@@ -95,6 +97,7 @@ class AttentionVariant(nn.Module):
     makes_vectors: ClassVar[bool] = False
     has_positions: ClassVar[bool] = False
     takes_permuted: ClassVar[bool] = False
+    why_no_segments: ClassVar[str] = ""
 
     def __init__(self, options: SublayerOptions):
         super().__init__()

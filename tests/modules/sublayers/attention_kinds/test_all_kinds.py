@@ -158,7 +158,7 @@ def test_a_k_with_the_queries_of_the_s_is_the_s_or_is_refused(direction, s):
     except UserError as error:
         assert f"this k cannot read {s}: " in str(error)
         return
-    options = {"mem_len": 4} if direction == CAUSAL else {}
+    options = {"mem_len": 4} if direction == CAUSAL and "positions" not in s else {}
     network, memory = loud(build(direction, f"{s} k", **options)), ()
     first, second = (sublayer.inner for sublayer in network.sublayers)
     x_BTC = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
@@ -297,6 +297,9 @@ def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end, mon
         (ENCODER, "s[linformer=2]", {"relative_position_buckets": 8}, "linformer=2.*--relative-position-buckets 0"),
         (CAUSAL, "s[window=2,global=1]", {"mem_len": 5}, r"--mem-len 5 is not for s\[window=2,global=1\].*--mem-len 0"),
         (CAUSAL, "s[synthesizer=random]", {"mem_len": 3}, "--mem-len 3 is not for .*: a synthesizer has .*--mem-len 0"),
+        (CAUSAL, "s[positions=absolute]", {"mem_len": 3}, "--mem-len 3 is not for .*: absolute positions count from"),
+        (CAUSAL, "s[positions=absolute,length=9] s[positions=absolute,length=8]", {}, "length=8.: another .* length=9"),
+        (ENCODER, "s[positions=absolute]", {}, r"not for encoders: an encoder has learned positions already"),
     ],
 )
 def test_networks_that_cannot_have_it_are_refused(direction, s, options, message):
@@ -310,6 +313,8 @@ def test_inputs_that_it_cannot_have_are_refused():
         make_encoder("s[linformer=2]", max_positions=12)(vectors(1, 13))
     with pytest.raises(UserError, match="13 tokens, but .* scores for 12"):
         build(CAUSAL, "s[synthesizer=random,length=12]")(too_long)
+    with pytest.raises(UserError, match="13 tokens, but this model's table of positions has 12"):
+        build(CAUSAL, "s[positions=absolute,length=12]")(too_long)
     for s in ("s[window=2,global=1]", "s[synthesizer=random,length=12]"):
         decoder, memory = build(CAUSAL, s), StreamMemory()
         memory.remember([torch.zeros(2, 4, WIDTH)], 4)

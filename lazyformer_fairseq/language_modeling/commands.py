@@ -69,11 +69,6 @@ class Preparing:
     seed: int = option(1, "Which images these are; k-means.", low=0)
     palette: Optional[Path] = option(None, "Take the palette of this prepared folder, so that its models read OUT.")
 
-    def __post_init__(self):
-        """Raises a UserError where no image is left for training."""
-        if self.valid + self.test >= 1:
-            raise UserError(f"--valid {self.valid:g} and --test {self.test:g}: leave no image for training")
-
 
 @lm.command("prepare-images")
 @click.argument("source", type=ExistingPath())
@@ -98,7 +93,7 @@ def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
         PREPARED.convert(settings.palette, None, None)
     from lazyformer_fairseq.language_modeling import images
 
-    click.echo(images.overview(images.prepare_images(source, out, images.Preparation(**vars(settings)))))
+    click.echo(images.overview(images.prepare_images(source, out, settings)))
 
 
 TRAINING_S = "the training's"
@@ -220,50 +215,20 @@ def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
 
     In a picture of completions each row has what was given, four completions, and the image itself.
     """
-    import torch
+    from lazyformer_fairseq.data.datasets.token_streams import item_length
+    from lazyformer_fairseq.language_modeling import sample as sampling
 
-    from lazyformer_fairseq.data.datasets.token_streams import item_length, open_tokens
-    from lazyformer_fairseq.language_modeling import evaluate as evaluation
-    from lazyformer_fairseq.language_modeling.sample import continue_tokens
-
-    model, dictionary, tgt_len = evaluation.load_model(checkpoint, data, settings.device)
     item = item_length(data)
-    if settings.complete and not item:
-        raise UserError(f"--complete: {data} holds no images; give a --prompt to texts")
-    if settings.prompt and item:
-        raise UserError(f"--prompt: {data} holds images; --complete goes on from some of them")
-    allowed = torch.arange(len(dictionary)) >= dictionary.nspecial
-    how = {"eos": dictionary.eos(), "reach": model.decoder.mem_len + tgt_len - 1}
-    how |= {name: getattr(settings, name) for name in ("temperature", "top_k", "seed")}
+    if settings.complete if not item else settings.prompt:
+        raise UserError(f"{data}: holds {'images' if item else 'a text'}: --complete is for images, --prompt for texts")
+    how = {name: getattr(settings, name) for name in ("temperature", "top_k", "seed", "device")}
+    writer = sampling.Writer.load(checkpoint, data, **how)
     if not item:
-        allowed[dictionary.eos()] = True  # the end of a line
-        words = settings.prompt.split()
-        if unknown := [word for word in words if word not in dictionary]:
-            raise UserError(
-                f"--prompt: {unknown[0]!r} is no symbol of {data / 'dict.txt'}{nearest(unknown[0], dictionary.symbols)}"
-            )
-        given = torch.tensor([[dictionary.index(word) for word in words]] * settings.count, dtype=torch.long)
-        for row in continue_tokens(model, given, settings.length, allowed_V=allowed, **how).tolist():
-            click.echo(" ".join(dictionary[token] for token in row).replace(" </s>", "\n"))
-        return
-    from lazyformer_fairseq.language_modeling import images
-
-    given = torch.empty(settings.count, 0, dtype=torch.long)
-    originals = torch.tensor(open_tokens(data / settings.split)[: settings.count * item].astype("int64")).view(-1, item)
-    if settings.complete:
-        given = originals[:, : item // 2].repeat_interleave(COMPLETIONS, 0)
-    found = continue_tokens(model, given, item, allowed_V=allowed, **how)
-    drawn = images.as_images(found, dictionary)
-    rows = [drawn[start : start + 8] for start in range(0, len(drawn), 8)]
-    if settings.complete:
-        whole = images.as_images(originals, dictionary)
-        rows = [[images.upper_half(one), *drawn[COMPLETIONS * n :][:COMPLETIONS], one] for n, one in enumerate(whole)]
+        texts = writer.texts(settings.prompt, settings.count, settings.length)
+        return click.echo("\n\n".join(texts))
     path = settings.output or Path("sample.png")
-    images.write_grid(rows, path)
-    click.echo(f"{path}: {len(found)} images of {found.size(1)} pixels, each a colour of {int(allowed.sum())}")
-
-
-COMPLETIONS = 4  # of each image
+    writer.draw(path, settings.count, settings.split if settings.complete else None)
+    click.echo(f"{path}: {settings.count} {'completed ' * settings.complete}images of {item} pixels")
 
 
 @dataclass(frozen=True)
@@ -287,29 +252,8 @@ def probe(checkpoint: Path, data: Path, output: Path, settings: Probing) -> None
     validation split chooses how strongly it is regularised. Raw pixels stand beside. OUTPUT gets probe.json and
     probe.png.
     """
-    from lazyformer_fairseq.data.datasets.token_streams import item_length
-    from lazyformer_fairseq.language_modeling import evaluate as evaluation
     from lazyformer_fairseq.language_modeling import probe as probing
-    from lazyformer_fairseq.progress import Progress
-    from lazyformer_fairseq.storage.json_files import write_json
 
-    if not (item := item_length(data)):
-        raise UserError(f"{data}: holds no images; give a folder that `lazyformer lm prepare-images` wrote")
-    labelled = {split: probing.read_labelled(data, split, item, settings.images) for split in probing.SPLITS}
-    model, dictionary, _ = evaluation.load_model(checkpoint, data, settings.device)
-    with Progress(total=sum(len(each.ids) for each in labelled.values()), desc="reading", unit=" images") as bar:
-        features = {
-            split: {
-                probing.PIXELS: probing.raw_pixels(each.ids, dictionary),
-                **probing.mean_features(model, each.ids, dictionary.eos(), settings.batch_size, bar),
-            }
-            for split, each in labelled.items()
-        }
-    classes = {split: each.classes for split, each in labelled.items()}
-    results = {}
-    for name in Progress(features["train"], desc="probing", unit=" layers"):
-        results[name] = probing.probe({split: each[name] for split, each in features.items()}, classes)
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(output / "probe.json", results)
-    probing.draw(results, output / "probe.png")
+    results = probing.probe_layers(checkpoint, data, settings.images, settings.batch_size, settings.device)
+    probing.write(results, output)
     click.echo(probing.table(results))

@@ -8,7 +8,6 @@ frequent first, so whoever has the dictionary has the palette.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -22,6 +21,7 @@ from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.language_modeling.commands import Preparing
 from lazyformer_fairseq.language_modeling.prepare import SPLITS
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.tables import Table
@@ -37,26 +37,6 @@ BLOCK = 512  # images at a time
 Pixels = np.ndarray  # uint8 (images, side, side, 3)
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """How images become sequences.
-
-    Attributes:
-        side: pixels of a row, and of a column.
-        colours: the most that a palette may have.
-        valid, test: shares of the images, where SOURCE has no such splits.
-        seed: decides which images these are, and k-means.
-        palette: a prepared folder, whose palette is taken.
-    """
-
-    side: int = 32
-    colours: int = 512
-    valid: float = 0.05
-    test: float = 0.05
-    seed: int = 1
-    palette: Optional[Path] = None
-
-
 class Found(NamedTuple):
     """Files of images, how many each holds, and classes: a name for each image, or none."""
 
@@ -68,7 +48,7 @@ class Found(NamedTuple):
         return sum(self.counts)
 
 
-def prepare_images(source: Path, out: Path, how: Preparation) -> dict[str, Any]:
+def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
     """Writes the splits, their labels, dictionary, palette and manifest into `out`, whole or not at all.
 
     Args:
@@ -82,8 +62,9 @@ def prepare_images(source: Path, out: Path, how: Preparation) -> dict[str, Any]:
         UserError: a file that is no image, too few images, labels that do not fit; it names the file.
     """
     refuse_filled_folder(out)
-    has_splits = (source / "train").is_dir()
-    places = {split: source / split for split in SPLITS if (source / split).is_dir()} if has_splits else {"": source}
+    inner = {path.name: path for path in source.iterdir() if path.is_dir()}
+    has_splits = {"train"} <= inner.keys() <= {*SPLITS}
+    places = {split: inner[split] for split in SPLITS if split in inner} if has_splits else {"": source}
     found = {split: find_images(place) for split, place in places.items()}
     if len({part.classes is None for part in found.values()}) > 1:
         raise UserError(f"{source}: some of its splits have labels, others none")
@@ -125,16 +106,12 @@ def find_images(folder: Path) -> Found:
     counts = [len(_images_of(path)) if path.suffix == ARRAY else 1 for path in files]
     inner = {path.relative_to(folder).parts[0] for path in files if path.parent != folder}
     beside = [path for path in files if path.parent == folder]
+    labels = folder / LABELS
+    beside += [labels] if labels.is_file() else []
     if inner and beside:
-        raise UserError(
-            f"{beside[0]}: stands beside folders of images ({min(inner)}), which are classes: move it there"
-        )
-    classes = None
-    if inner:
-        classes = np.repeat([path.relative_to(folder).parts[0] for path in files], counts)
-    if (labels := folder / LABELS).is_file():
-        if inner:
-            raise UserError(f"{labels}: the folders beside it are classes already; remove it, or move all images here")
+        raise UserError(f"{beside[0]}: stands beside folders of images, such as {min(inner)}, which are classes")
+    classes = np.repeat([path.relative_to(folder).parts[0] for path in files], counts) if inner else None
+    if beside[-1:] == [labels]:
         classes = _load(labels).astype(str)
         if classes.shape != (sum(counts),):
             raise UserError(f"{labels}: has the shape {classes.shape}, but there are {sum(counts):,} images beside it")
@@ -159,7 +136,7 @@ def _images_of(path: Path) -> np.ndarray:
     array = array[None] if is_one else array
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[-1] != 3) or 0 in array.shape:
         raise UserError(f"{path}: has the shape {array.shape}; images are (N, height, width), in colours (..., 3)")
-    if array.dtype != np.uint8 and array.dtype.kind != "f":
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
         raise UserError(f"{path}: is {array.dtype}; give uint8, 0 to 255, or numbers from 0 to 1 with a fraction")
     return array
 
@@ -186,14 +163,12 @@ def _pictures(path: Path) -> Iterator[Image.Image]:
     for number, each in enumerate(_images_of(path)):
         if each.dtype != np.uint8:
             if not (each.min() >= 0 and each.max() <= 1):
-                raise UserError(
-                    f"{path}: image {number} has numbers beyond 0 to 1; divide by the largest, or give uint8"
-                )
+                raise UserError(f"{path}: image {number} has numbers beyond 0 to 1; divide all, or give uint8")
             each = np.rint(each * 255).astype(np.uint8)
         yield Image.fromarray(np.ascontiguousarray(each)).convert("RGB")
 
 
-def _share_out(source: Path, found: Mapping[str, Found], how: Preparation) -> dict[str, np.ndarray]:
+def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict[str, np.ndarray]:
     """Which images are of which split: those of its folder, or so many that are drawn of the training's."""
     places, start = {}, 0
     for split, part in found.items():
@@ -235,7 +210,7 @@ def _apart(colours: np.ndarray) -> np.ndarray:
     return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], -1)
 
 
-def _dictionary(pixels: Pixels, images: np.ndarray, how: Preparation) -> Dictionary:
+def _dictionary(pixels: Pixels, images: np.ndarray, how: Preparing) -> Dictionary:
     """Of the palette that is given, or that of the training images."""
     if how.palette is not None:
         palette_of(dictionary := load_dictionary(how.palette / "dict.txt"))
@@ -246,7 +221,8 @@ def _dictionary(pixels: Pixels, images: np.ndarray, how: Preparation) -> Diction
         counts[found] += often
     palette = there = np.flatnonzero(counts)
     if len(there) > how.colours:
-        sample = np.random.default_rng(how.seed).choice(there, FITTED, p=counts[there] / counts.sum())
+        pixels_seen = min(FITTED, int(counts.sum()))
+        sample = np.random.default_rng(how.seed).choice(there, pixels_seen, p=counts[there] / counts.sum())
         means = MiniBatchKMeans(how.colours, batch_size=8192, n_init=1, random_state=how.seed).fit(_apart(sample))
         red, green, blue = np.rint(means.cluster_centers_).astype(np.int32).clip(0, 255).T
         palette = np.unique((red << 16) + (green << 8) + blue)
@@ -313,15 +289,9 @@ def _counted(values: np.ndarray, asked: np.ndarray) -> np.ndarray:
 
 def overview(manifest: Mapping[str, Any]) -> str:
     """The manifest in words."""
-    rows = [
-        {
-            "split": split,
-            "images": f"{counts['items']:,}",
-            "pixels": f"{counts['tokens']:,}",
-            "bits a pixel by its neighbours": f"{counts['neighbour_bits']:.3f}",
-        }
-        for split, counts in manifest["splits"].items()
-    ]
+    names = {"items": "images", "tokens": "pixels", "neighbour_bits": "bits a pixel by its neighbours"}
+    rows = [{"split": split, **{name: f"{counts[key]:,}" for key, name in names.items()}}
+            for split, counts in manifest["splits"].items()]  # fmt: skip
     classes = f"; {len(manifest['classes'])} classes" if manifest["classes"] else ""
     side = manifest["side"]
     return f"{Table('', rows).printed('simple')}\n{manifest['vocabulary']} colours, {side} x {side} pixels{classes}"
@@ -336,22 +306,22 @@ def as_images(ids: Tensor, dictionary: Dictionary) -> np.ndarray:
     return palette_of(dictionary)[ids.numpy() - dictionary.nspecial].reshape(-1, side, side, 3)
 
 
-def upper_half(image: np.ndarray) -> np.ndarray:
-    """The pixels of its first half, those after them grey."""
-    flat = image.reshape(-1, 3).copy()
-    flat[len(flat) // 2 :] = 128
-    return flat.reshape(image.shape)
+def beside(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Rows (N, 2 + completions, ...): an image's upper half, its completions, and itself."""
+    given = halves.copy()
+    given.reshape(len(given), -1, 3)[:, halves[0].size // 6 :] = 128
+    return np.concatenate([given[:, None], drawn.reshape(len(halves), -1, *halves.shape[1:]), halves[:, None]], 1)
 
 
-def write_grid(rows: Sequence[Sequence[np.ndarray]], path: Path) -> None:
-    """A PNG of images, uint8 (side, side, 3) each, in rows of equal length; pixels of small ones are squares."""
-    side = rows[0][0].shape[0]
-    zoom, gap = max(1, math.ceil(96 / side)), 4
-    tiles = [[np.pad(_zoomed(each, zoom), ((0, gap), (0, gap), (0, 0)), constant_values=255) for each in row]
-             for row in rows]  # fmt: skip
+def write_grid(images: np.ndarray, columns: int, path: Path) -> None:
+    """A PNG of images, uint8 (N, side, side, 3), so many in a row; pixels of small ones are squares."""
+    zoom = max(1, math.ceil(96 / images.shape[1]))
+    large = (
+        np.pad(images, ((0, -len(images) % columns), *[(0, 0)] * 3), constant_values=255)
+        .repeat(zoom, 1)
+        .repeat(zoom, 2)
+    )
+    large = np.pad(large, ((0, 0), (0, 4), (0, 4), (0, 0)), constant_values=255)
+    rows = large.reshape(-1, columns, *large.shape[1:]).swapaxes(1, 2)
     with atomic_file(path) as file:
-        Image.fromarray(np.concatenate([np.concatenate(row, 1) for row in tiles])[:-gap, :-gap]).save(file, "PNG")
-
-
-def _zoomed(image: np.ndarray, times: int) -> np.ndarray:
-    return image.repeat(times, 0).repeat(times, 1)
+        Image.fromarray(rows.reshape(-1, columns * large.shape[2], 3)).save(file, "PNG")

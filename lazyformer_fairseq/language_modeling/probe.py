@@ -6,7 +6,7 @@ normalised input of each attending sublayer, and the features at the end. The sa
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Optional
 
 import numpy as np
 import torch
@@ -14,42 +14,53 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenItems, open_tokens
-from lazyformer_fairseq.data.text.dictionary_file import Dictionary
+from lazyformer_fairseq.data.datasets.token_streams import TokenItems, item_length, open_tokens
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.language_modeling.evaluate import load_model
 from lazyformer_fairseq.language_modeling.images import LABELS, palette_of
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import COLOURS, picture
 from lazyformer_fairseq.report.tables import Table
+from lazyformer_fairseq.storage.json_files import write_json
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of scikit-learn, of which the validation split chooses one
 SPLITS = ("train", "valid", "test")
 PIXELS = "raw pixels"
-Features = dict[str, np.ndarray]  # by name, (images, numbers)
 
 
-class Labelled(NamedTuple):
-    """Images of a split, ids (N, pixels), and their classes (N,)."""
+def probe_layers(
+    checkpoint: Path, data: Path, most: int, batch_size: int, device: Optional[str] = "cpu"
+) -> dict[str, dict[str, float]]:
+    """Accuracies by :func:`probe`, of raw pixels, then of each layer's features.
 
-    ids: np.ndarray
-    classes: np.ndarray
+    Args:
+        most: images of each split, the first ones.
 
-
-def read_labelled(data: Path, split: str, item: int, most: int) -> Labelled:
-    """The first images of a split. Raises a UserError where they have no labels."""
-    path = data / f"{split}.{LABELS}"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file: prepare images with labels, in a folder a class or with a {LABELS}")
-    ids = np.asarray(open_tokens(data / split)).reshape(-1, item)
-    classes = np.load(path, allow_pickle=False)
-    if classes.shape != (len(ids),):
-        raise UserError(f"{path}: has the shape {classes.shape}, but there are {len(ids):,} images; prepare them again")
-    return Labelled(ids[:most], classes[:most])
+    Raises:
+        UserError: the data are no images, or have no labels; as :func:`load_model` does.
+    """
+    if not (item := item_length(data)):
+        raise UserError(f"{data}: holds no images; give a folder that `lazyformer lm prepare-images` wrote")
+    labels = {split: data / f"{split}.{LABELS}" for split in SPLITS}
+    if lacking := [path for path in labels.values() if not path.is_file()]:
+        raise UserError(f"{lacking[0]}: no such file: prepare images by class, in folders or with a {LABELS}")
+    model, dictionary, _ = load_model(checkpoint, data, device)
+    ids = {split: open_tokens(data / split).reshape(-1, item)[:most] for split in SPLITS}
+    classes = {split: np.load(path, allow_pickle=False)[:most] for split, path in labels.items()}
+    features: dict[str, dict[str, np.ndarray]] = {}
+    with Progress(total=sum(map(len, ids.values())), desc="reading", unit=" images") as bar:
+        for split, of_split in ids.items():
+            colours = palette_of(dictionary)[of_split.astype(np.int64) - dictionary.nspecial]
+            found = mean_features(model, of_split, dictionary.eos(), batch_size, bar)
+            for name, each in {PIXELS: colours.reshape(len(colours), -1).astype(np.float32), **found}.items():
+                features.setdefault(name, {})[split] = each
+    shown = Progress(features.items(), total=len(features), desc="probing", unit=" layers")
+    return {name: probe(of_layer, classes) for name, of_layer in shown}
 
 
 @torch.inference_mode()
-def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, bar: Progress) -> Features:
+def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, bar: Progress) -> dict[str, np.ndarray]:
     """Of each attending sublayer, "layer 1" on, and of the "end"."""
     device, found = next(model.parameters()).device, {}
     decoder = model.decoder
@@ -67,11 +78,6 @@ def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, b
             found.setdefault(name, []).append(x_BTC.float().mean(1).cpu().numpy())
         bar.update(len(features))
     return {name: np.concatenate(parts)[: len(ids)] for name, parts in found.items()}
-
-
-def raw_pixels(ids: np.ndarray, dictionary: Dictionary) -> np.ndarray:
-    """(images, 3 pixels): the colours themselves."""
-    return palette_of(dictionary)[ids.astype(np.int64) - dictionary.nspecial].reshape(len(ids), -1).astype(np.float32)
 
 
 def probe(features: Mapping[str, np.ndarray], classes: Mapping[str, np.ndarray], seed: int = 1) -> dict[str, float]:
@@ -94,16 +100,16 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
     return Table("", rows).printed()
 
 
-def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Accuracy by layer, and that of raw pixels as a line."""
+def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
+    """``probe.json``, and ``probe.png``: accuracy by layer, that of raw pixels as a line."""
     layers = [name for name in results if name != PIXELS]
-    with picture(path) as axes:
+    write_json(folder / "probe.json", results)
+    with picture(folder / "probe.png") as axes:
         axis = axes[0, 0]
         for split, colour in zip(("valid", "test"), COLOURS, strict=False):
-            axis.plot(
-                range(1, len(layers) + 1), [results[name][split] for name in layers], "o-", color=colour, label=split
-            )
+            axis.plot(layers, [results[name][split] for name in layers], "o-", color=colour, label=split)
             axis.axhline(results[PIXELS][split], color=colour, linestyle=":", label=f"{split}, {PIXELS}")
-        axis.set_xlabel("layer whose input is read; the last point: the end")
+        axis.set_xticks(range(len(layers)), [name.removeprefix("layer ") for name in layers])
+        axis.set_xlabel("layer, by what its attention reads")
         axis.set_ylabel("accuracy of a linear probe, %")
         axis.legend(frameon=False)

@@ -1,66 +1,107 @@
 """Continues texts and images, token by token: ``lazyformer lm sample``."""
 
-from typing import Optional
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
+from lazyformer_fairseq.data.datasets.token_streams import open_tokens
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.language_modeling import images
+from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model
 from lazyformer_fairseq.modules.networks.stack import WholeMemory
 from lazyformer_fairseq.progress import Progress
 
+COMPLETIONS, COLUMNS = 4, 8  # of each image; of a picture
 
-@torch.inference_mode()
-def continue_tokens(
-    model: CausalLM,
-    given_BP: Tensor,
-    length: int,
-    eos: int,
-    reach: int,
-    allowed_V: Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    seed: int = 1,
-) -> Tensor:
-    """What the model writes behind what is given, ids (B, `length`), the given ones included.
 
-    It remembers what it has read, where its sublayers can attend to a memory; else it reads all anew for each token.
+@dataclass
+class Writer:
+    """A language model that goes on.
 
-    Args:
-        model: in evaluation mode.
-        given_BP: ids, P of each; 0 for none.
-        eos: id of ``</s>``, from which the first token is predicted.
-        reach: most tokens that the memory holds.
-        allowed_V: True at ids that may be drawn.
+    Attributes:
+        data: the folder of its data.
+        loaded: the model, in evaluation mode, and its dictionary.
         temperature: by which log-probabilities are divided; 0 for the likeliest token.
-        top_k: draw among so many likeliest ones; 0 for all.
+        top_k: draw among so many likeliest tokens; 0 for all.
         seed: of what is drawn.
-
-    Raises:
-        UserError: the model has no places for so many tokens.
     """
-    device = next(model.parameters()).device
-    chance = torch.Generator(device).manual_seed(seed)
-    start = torch.full((len(given_BP), 1), eos, dtype=given_BP.dtype)
-    unread = ids = torch.cat([start, given_BP], 1).to(device)
-    memory: Optional[WholeMemory] = None if model.decoder.why_no_memory else WholeMemory(reach)
-    with Progress(total=length, initial=given_BP.size(1), desc="sampling", unit=" tokens", leave=False) as bar:
-        while ids.size(1) <= length:
-            features, _ = model(ids if memory is None else unread, memory=memory, features_only=True)
-            if memory is not None:
-                memory.seen += unread.size(1)
-            scores = model.softmax.log_probabilities(features[:, -1], model.decoder.embedding)
-            unread = _drawn(scores.masked_fill(~allowed_V.to(device), -torch.inf), temperature, top_k, chance)
-            ids = torch.cat([ids, unread], 1)
-            bar.update()
-    return ids[:, 1:].cpu()
 
+    data: Path
+    loaded: Loaded
+    temperature: float = 1.0
+    top_k: int = 0
+    seed: int = 1
 
-def _drawn(scores_BV: Tensor, temperature: float, top_k: int, chance: torch.Generator) -> Tensor:
-    """An id of each row, (B, 1)."""
-    if temperature == 0:
-        return scores_BV.argmax(-1, keepdim=True)
-    if top_k:
-        least = scores_BV.topk(min(top_k, scores_BV.size(-1))).values[:, -1:]
-        scores_BV = scores_BV.masked_fill(scores_BV < least, -torch.inf)
-    return torch.multinomial((scores_BV / temperature).softmax(-1), 1, generator=chance)
+    @classmethod
+    def load(cls, checkpoint: Path, data: Path, device: Optional[str] = "cpu", **how: Any) -> "Writer":
+        """Raises a UserError as :func:`load_model` does."""
+        return cls(data, load_model(checkpoint, data, device), **how)
+
+    def texts(self, prompt: str, count: int, length: int) -> list[str]:
+        """`count` of `length` tokens each, those of the prompt included; ends of lines are line breaks.
+
+        Raises:
+            UserError: a word of the prompt is not in the dictionary.
+        """
+        known, words = self.loaded.dictionary, prompt.split()
+        if unknown := [word for word in words if word not in known]:
+            near = nearest(unknown[0], known.symbols)
+            raise UserError(f"--prompt: {unknown[0]!r} is no symbol of {self.data / 'dict.txt'}{near}")
+        given = torch.tensor([[known.index(word) for word in words]] * count, dtype=torch.long)
+        rows = self.continued(given, length).tolist()
+        return [" ".join(known[token] for token in row).replace(" </s>", "\n") for row in rows]
+
+    def draw(self, path: Path, count: int, split: Optional[str] = None) -> None:
+        """A picture of `count` images, or of as many of a split whose lower halves are drawn several times each."""
+        item, dictionary = self.loaded.tgt_len, self.loaded.dictionary
+        if split is None:
+            found = self.continued(torch.empty(count, 0, dtype=torch.long), item)
+            return images.write_grid(images.as_images(found, dictionary), min(COLUMNS, count), path)
+        whole = np.asarray(open_tokens(self.data / split)[: count * item]).astype(np.int64).reshape(-1, item)
+        given = torch.from_numpy(whole[:, : item // 2]).repeat_interleave(COMPLETIONS, 0)
+        drawn = images.as_images(self.continued(given, item), dictionary)
+        rows = images.beside(images.as_images(torch.from_numpy(whole), dictionary), drawn)
+        images.write_grid(rows.reshape(-1, *rows.shape[2:]), rows.shape[1], path)
+
+    @torch.inference_mode()
+    def continued(self, given_BP: Tensor, length: int) -> Tensor:
+        """What the model writes behind what is given, ids (B, `length`), the given ones included.
+
+        It remembers what it has read, as much as in training, where its sublayers can attend to a memory; else it reads
+        all anew for each token. It never writes fairseq's own symbols; in texts it ends lines.
+
+        Raises:
+            UserError: the model has no places for so many tokens.
+        """
+        model, dictionary, tgt_len = self.loaded
+        device = next(model.parameters()).device
+        barred = torch.arange(len(dictionary), device=device) < dictionary.nspecial
+        barred[dictionary.eos()] = dictionary[dictionary.nspecial].startswith("#")  # colours have no lines
+        chance = torch.Generator(device).manual_seed(self.seed)
+        start = torch.full((len(given_BP), 1), dictionary.eos(), dtype=torch.long)
+        unread = ids = torch.cat([start, given_BP], 1).to(device)
+        reach = model.decoder.mem_len + tgt_len - 1
+        memory = None if model.decoder.why_no_memory else WholeMemory(reach)
+        with Progress(total=length, initial=given_BP.size(1), desc="sampling", unit=" tokens", leave=False) as bar:
+            while ids.size(1) <= length:
+                features, _ = model(ids if memory is None else unread, memory=memory, features_only=True)
+                if memory is not None:
+                    memory.seen += unread.size(1)
+                scores = model.softmax.log_probabilities(features[:, -1], model.decoder.embedding)
+                unread = self._drawn(scores.masked_fill(barred, -torch.inf), chance)
+                ids = torch.cat([ids, unread], 1)
+                bar.update()
+        return ids[:, 1:].cpu()
+
+    def _drawn(self, scores_BV: Tensor, chance: torch.Generator) -> Tensor:
+        """An id of each row, (B, 1)."""
+        if self.temperature == 0:
+            return scores_BV.argmax(-1, keepdim=True)
+        if self.top_k:
+            least = scores_BV.topk(min(self.top_k, scores_BV.size(-1))).values[:, -1:]
+            scores_BV = scores_BV.masked_fill(scores_BV < least, -torch.inf)
+        return torch.multinomial((scores_BV / self.temperature).softmax(-1), 1, generator=chance)

@@ -3,9 +3,11 @@
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import ROOT, load_script
+from in_process import invoke
 
 from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
@@ -25,6 +27,12 @@ RECIPE |= {"frequency_bias": True, "encoder_normalize_before": True}
 BATCHES["laptop"] = ("bert_laptop_tiny", f"{MASKED} {shlex.join(as_words(RECIPE))}", 4)
 PERMUTED = MASKED.replace("full_sentences_masked_lm", "masked_permuted_lm") + " --permuted-only --whole-word-masks"
 BATCHES["permuted"] = ("mpnet_tiny", PERMUTED, 4)
+BATCHES["images"] = (
+    "igpt_s_tiny",
+    "--task stream_language_modeling --criterion causal_lm --tgt-len 16 --dropout 0.1 "
+    "--sublayer-pattern (s[positions=absolute,length=16]f)x2",
+    4,
+)
 BATCHES["listops"] = ("bert_tiny", "--task glue --criterion glue", 16)
 ADAM = ("fused_adam", {"adam_betas": "(0.9, 0.98)"}, "linear_warmup", {"warmup_ratio": 0.3})
 LAMB = ("nvlamb", {"weight_decay": 0.1, "max_weight_norm": 10.0, "no_bias_correction": True}, "cosine")
@@ -33,6 +41,7 @@ MUON = ("muon", {"adam_lr": 1e-3, "no_decay_bias_and_norm": True}, "wsd", {"warm
 CASES = [("masked", ADAM, "fp32"), ("masked", LAMB, "fp16"), ("masked", MUON, "bf16"), ("masked", ADAM, "bf16")]
 CASES += [("laptop", MUON, "fp32"), ("streams", ADAM, "fp32"), ("streams", LAMB, "fp32"), ("listops", ADAM, "fp32")]
 CASES += [("permuted", ADAM, "fp32"), ("permuted", ADAM, "bf16")]
+CASES += [("images", ADAM, "fp32"), ("images", MUON, "bf16")]
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +49,12 @@ def folders(data_folder, lm_data, tmp_path_factory) -> dict[str, Path]:
     listops = tmp_path_factory.mktemp("tasks") / "listops"
     splits = {"train": 60, "valid": 10, "test": 10}
     prepare_listops(ListOpsSettings(splits, min_length=4, max_length=6, max_depth=2, max_arguments=4), listops)
-    return {
-        "masked": data_folder,
-        "laptop": data_folder,
-        "permuted": data_folder,
-        "streams": lm_data,
-        "listops": listops,
-    }
+    images = listops.parent / "images"
+    images.mkdir()
+    np.save(images / "noise.npy", np.random.default_rng(1).integers(0, 3, (40, 4, 4), dtype=np.uint8))
+    invoke("lm", "prepare-images", images, images / "data", *"--side 4 --valid 0.2 --test 0.2".split())
+    texts = {**dict.fromkeys(("masked", "laptop", "permuted"), data_folder), "streams": lm_data}
+    return {**texts, "listops": listops, "images": images / "data"}
 
 
 def lesson_of(what: str, folder: Path) -> Lesson:
@@ -54,6 +62,10 @@ def lesson_of(what: str, folder: Path) -> Lesson:
     if what == "streams":
         network = Network(options_of_arch(arch, mem_len=5, adaptive_softmax_cutoff="20"))
         return Streams(network, str(folder), batch_size, 1, {"tgt_len": 6})
+    if what == "images":
+        pattern = "(s[positions=absolute,length=16]f)x2"
+        network = Network(options_of_arch(arch, dropout=0.1, sublayer_pattern=pattern))
+        return Streams(network, str(folder), batch_size, 1, {"tgt_len": 16})
     if what == "listops":
         return LabelledTexts(Network(options_of_arch(arch)), str(folder), batch_size, 1)
     recipe = RECIPE if what == "laptop" else {}

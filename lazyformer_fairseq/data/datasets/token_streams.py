@@ -280,6 +280,10 @@ class EpochSegments(EpochBatches):
             self._batches = self.epoch, [np.array([segment]) for segment in range(len(self.dataset))]
         return self._batches[1]
 
+    def _after(self) -> int:
+        """Segments keep their order, but another epoch cuts other ones."""
+        return self.epoch + 1
+
 
 def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
     """Raises a UserError where a stream ends before its memory is full, or is an image."""

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
-from lazyformer_fairseq.data.datasets.token_streams import (
-    StreamOptions,
-    TokenStreams,
-    check_memory_fits,
-    cut_tokens,
-    item_length,
-)
+from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams, check_memory_fits, item_length
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.lessons import MaskedBlocks, Network, Streams
@@ -164,20 +158,12 @@ def two_parts_of_blocks(dataset: SizedDataset, batch_size: int, pieces: int = 1)
 
 
 def two_parts_of_text(
-    tokens: np.ndarray,
-    batch_size: int,
-    tgt_len: int,
-    mem_len: int,
-    eos: int,
-    pad: int,
-    pieces: int = 1,
-    item: int = 0,
+    tokens: np.ndarray, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int, pieces: int = 1
 ) -> tuple[Part, Part]:
-    """As :func:`two_parts_of_blocks`, for one long text, or for items of so many tokens."""
+    """As :func:`two_parts_of_blocks`, for one long text."""
     border = _border(len(tokens), "tokens")
-    border -= border % (item or 1)
     weights, architecture = (
-        [cut_tokens(part, batch_size, tgt_len, eos, pad, item, shards=pieces, shard=piece) for piece in range(pieces)]
+        [TokenStreams(part, batch_size, tgt_len, eos, pad, pieces, piece) for piece in range(pieces)]
         for part in (tokens[:border], tokens[border:])
     )
     return StreamsPart(weights, mem_len), StreamsPart(architecture, mem_len)
@@ -254,6 +240,8 @@ class Material:
         settings, lesson = self.settings, self._lesson(self.settings.baseline)
         if settings.task == "masked-lm":
             return two_parts_of_blocks(lesson.texts.split("train").now, settings.batch_size, settings.parts)
+        if item_length(settings.data):
+            raise UserError(f"{settings.data}: holds images, and a search divides a text; give one that holds a text")
         sizes = (settings.batch_size, *self.training_lengths)
         ends = self.dictionary.eos(), self.dictionary.pad()
-        return two_parts_of_text(lesson.tokens(), *sizes, *ends, settings.parts, item_length(settings.data))
+        return two_parts_of_text(lesson.tokens(), *sizes, *ends, settings.parts)

@@ -8,6 +8,7 @@ import click
 
 from lazyformer_fairseq.arguments import CONFIGS, ExistingPath
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.language_modeling.settings import Preparing
 from lazyformer_fairseq.options import DEVICE, Group, check, option, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
@@ -56,18 +57,6 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
     from lazyformer_fairseq.language_modeling import prepare as steps
 
     click.echo(steps.overview(steps.prepare(corpus, source, out, official)))
-
-
-@dataclass(frozen=True)
-class Preparing:
-    """Options of ``lazyformer lm prepare-images``."""
-
-    side: int = option(32, "Pixels of a row, and of a column, after resizing.", low=1, high=1024)
-    colours: int = option(512, "The most of the palette.", low=2, high=60_000)
-    valid: float = option(0.05, "Share of the images, where SOURCE has no folder valid.", low=0, high=0.9)
-    test: float = option(0.05, "Share of the images, where SOURCE has no folder test.", low=0, high=0.9)
-    seed: int = option(1, "Which images these are; k-means.", low=0)
-    palette: Optional[Path] = option(None, "Take the palette of this prepared folder, so that its models read OUT.")
 
 
 @lm.command("prepare-images")

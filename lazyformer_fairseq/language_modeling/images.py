@@ -21,8 +21,8 @@ from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.commands import Preparing
 from lazyformer_fairseq.language_modeling.prepare import SPLITS
+from lazyformer_fairseq.language_modeling.settings import Preparing
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder, refuse_filled_folder

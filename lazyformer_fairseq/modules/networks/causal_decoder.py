@@ -196,10 +196,8 @@ class CausalDecoder(Stack):
         return self.positions[seen : seen + time] * math.sqrt(self.embed_dim)
 
     def last_maps(self) -> list[nn.Linear]:
-        """Of each sublayer the linear map whose output goes to the residual connection, where it has one of ours."""
-        inner = (getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers)
-        found = (getattr(each, "out_proj", None) or getattr(each, "fc2", None) for each in inner)
-        return [each for each in found if each is not None]
+        """Of each sublayer the map whose output goes to the residual connection. UserError where one has none."""
+        return [sublayer.inner.last_map() for sublayer in self.sublayers if hasattr(sublayer, "inner")]
 
 
 def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: int, clamp_len: int) -> None:

@@ -33,6 +33,8 @@ BATCHES["images"] = (
     "--sublayer-pattern (s[positions=absolute,length=16]f)x2",
     4,
 )
+BATCHES |= {"nbrc": ("nbrc_tiny", MASKED, 4), "linformer": ("linformer_falling_tiny", MASKED, 4)}
+BATCHES["mingru streams"] = ("mingru_tiny", STREAMS, 3)
 BATCHES["listops"] = ("bert_tiny", "--task glue --criterion glue", 16)
 ADAM = ("fused_adam", {"adam_betas": "(0.9, 0.98)"}, "linear_warmup", {"warmup_ratio": 0.3})
 LAMB = ("nvlamb", {"weight_decay": 0.1, "max_weight_norm": 10.0, "no_bias_correction": True}, "cosine")
@@ -42,6 +44,8 @@ CASES = [("masked", ADAM, "fp32"), ("masked", LAMB, "fp16"), ("masked", MUON, "b
 CASES += [("laptop", MUON, "fp32"), ("streams", ADAM, "fp32"), ("streams", LAMB, "fp32"), ("listops", ADAM, "fp32")]
 CASES += [("permuted", ADAM, "fp32"), ("permuted", ADAM, "bf16")]
 CASES += [("images", ADAM, "fp32"), ("images", MUON, "bf16")]
+CASES += [("nbrc", ADAM, "fp32"), ("nbrc", MUON, "bf16"), ("linformer", ADAM, "bf16")]
+CASES += [("mingru streams", ADAM, precision) for precision in ("fp32", "bf16")]
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +57,13 @@ def folders(data_folder, lm_data, tmp_path_factory) -> dict[str, Path]:
     images.mkdir()
     np.save(images / "noise.npy", np.random.default_rng(1).integers(0, 3, (40, 4, 4), dtype=np.uint8))
     invoke("lm", "prepare-images", images, images / "data", *"--side 4 --valid 0.2 --test 0.2".split())
-    texts = {**dict.fromkeys(("masked", "laptop", "permuted"), data_folder), "streams": lm_data}
-    return {**texts, "listops": listops, "images": images / "data"}
+    data = {what: lm_data if what.endswith("streams") else data_folder for what in BATCHES}
+    return {**data, "listops": listops, "images": images / "data"}
 
 
 def lesson_of(what: str, folder: Path) -> Lesson:
     arch, _, batch_size = BATCHES[what]
-    if what == "streams":
+    if what.endswith("streams"):
         network = Network(options_of_arch(arch, mem_len=5, adaptive_softmax_cutoff="20"))
         return Streams(network, str(folder), batch_size, 1, {"tgt_len": 6})
     if what == "images":

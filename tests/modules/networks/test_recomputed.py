@@ -13,7 +13,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weigh
 from lazyformer_fairseq.modules.networks.recomputed import runs_of, segments_of
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.kinds import ENCODER
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 DROPOUT = {"dropout": 0.1, "activation_dropout": 0.1}
 REVERSIBLE = {"normalize_before": True, "reversible": True}
@@ -54,6 +54,12 @@ def both_ways(network: nn.Module, *given, **named) -> None:
 
 
 ways = pytest.mark.parametrize("how", [{}, REVERSIBLE], ids=["checkpoints", "reversible"])
+
+
+@ways
+@pytest.mark.parametrize("direction", [ENCODER, CAUSAL])
+def test_gradients_of_recurrences_are_those_without(direction, how):
+    both_ways(build(direction, "rfr[cell=mingru]fsf", **DROPOUT, **how).train(), tokens())
 
 
 @ways

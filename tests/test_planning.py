@@ -142,6 +142,7 @@ def test_other_files_are_refused(tmp_path: Path, text, message):
         ("bert_base --gpu-memory 1GB", "THIS DOES NOT FIT|Choose shorter sequences or a larger GPU."),
         ("bert_base --gpu-memory 1GB --precision fp32", "Choose shorter sequences, half precision or a larger GPU."),
         (f"{LONG} --attention-backend eager", "Choose --attention-backend recompute, shorter"),
+        ("nbrc_base --gpus 8x16GB", "118.3 million|eager"),  # nothing attends by a back end
         ("reformer_base --gpus 1", "s[buckets=128,rounds=4] is an estimate"),
     ],
 )

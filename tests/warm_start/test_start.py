@@ -84,7 +84,7 @@ def test_wider_feed_forwards_compute_the_same(pattern, width, options):
         (f"(s[window={POSITIONS},global=1] f)x2", {}, True),  # projections of global tokens start as copies
         (f"(s[strided={POSITIONS}] f)x2", {}, True),
         ("(s[window=2] f)x2", {}, False),
-        ("(sf)x4 lf k -", PRE_NORM, True),  # new sublayers add nothing
+        ("(sf)x4 lf k - c r", PRE_NORM, True),  # new sublayers add nothing
     ],
 )
 def test_what_computes_the_same(pattern, options, is_same):

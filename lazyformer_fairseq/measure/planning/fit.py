@@ -84,7 +84,8 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
         )
     share = job.per_update // place.processes
     most = min(share, ON_PROCESSOR) if place.device == "cpu" else share
-    if back_end not in (AUTO, *possible_back_ends(job, place.device)):
+    possible = possible_back_ends(job, place.device)
+    if possible and back_end not in (AUTO, *possible):
         raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
     for batch in (size for size in range(most, 0, -1) if share % size == 0):
         found = count_on(job, place, back_end, batch, share)

@@ -98,12 +98,16 @@ def test_the_table_of_options_is_that_of_the_code(section, config):
     assert written == table_of_options(config)
 
 
+def example_of(setting: attention_kinds.Setting) -> object:
+    return setting.default or (setting.choices or (f"{setting.low:g}",))[0]
+
+
 def test_the_tables_of_letters_and_of_settings_are_those_in_the_code():
     lines = PAGES["docs/patterns.md"].splitlines()
     rows = [f"| `{kind.letter}` | {kind.name} | {kind.help} | {kind.source} |" for kind in kinds()]
     assert [line for line in lines if re.match(r"\| `.` \|", line)] == rows
     of_kinds = [
-        f"| `{kind.letter}[{setting.name}={setting.default or setting.choices[0]}]` | {setting.unit} | {setting.help} |"
+        f"| `{kind.letter}[{setting.name}={example_of(setting)}]` | {setting.unit} | {setting.help} |"
         for kind in kinds()
         for setting in kind.settings
         if setting not in attention_kinds.SETTINGS

@@ -20,7 +20,14 @@ import torch
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from helpers import assert_equal_state, dictionary_of, stopped_at, train_words, updates_of
+from helpers import (
+    assert_equal_state,
+    dictionary_of,
+    stopped_at,
+    train_in_two_processes,
+    train_words,
+    updates_of,
+)
 from in_process import dry_run
 from torch.nn import functional as F
 
@@ -175,15 +182,21 @@ def test_the_screen_says_what_is_trained_how_far_and_how_long(data_folder, tmp_p
     assert_equal_state(with_screen["model"], without["model"])
 
 
+# Adam's large epsilon lets the length of a gradient count, and so how it was clipped.
+EXPERTS = "--sublayer-pattern sf[experts=4,top=1] --adam-eps 1 --clip-norm 0.5"
+
+
+@pytest.mark.parametrize("more", ["--clip-norm 0", EXPERTS])
 def test_two_processes_train_as_one_with_twice_the_update_freq(
-    data_folder, tmp_path, fairseq_train, free_port, warm_python
+    more, data_folder, tmp_path, fairseq_train, free_port, warm_python
 ):
-    options = f"{TINY} --max-update 6 --dropout 0 --attention-dropout 0"
+    """Experts are shared out, and their checkpoint is that of one process: which resumes from it."""
+    options = f"{TINY} --max-update 6 --dropout 0 --attention-dropout 0 --keep-updates-list 3 {more}"
     alone = fairseq_train(data_folder, f"{options} --update-freq 2", tmp_path / "alone")
     command = [
         *(warm_python / "lazyformer", "pretrain", "lazyformer_m2x6_s_tiny", data_folder),
         *("--gpus", "2", "--sequences-per-update", "8", "--master", f"127.0.0.1:{free_port}", "--precision", "fp32"),
-        *f"{options} --tokens-per-sample 32 --lr 1e-3 --num-workers 0 --clip-norm 0".split(),
+        *f"{options} --tokens-per-sample 32 --lr 1e-3 --num-workers 0".split(),
         *("--save-dir", str(tmp_path / "two")),
     ]
     run = subprocess.run(command, capture_output=True, text=True)
@@ -193,8 +206,36 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(
     assert (tmp_path / "two" / "train.log").read_text().count("| begin training epoch 1") == 1
     two = torch.load(tmp_path / "two" / "checkpoint_last.pt")
     assert updates_of(two) == 6
-    for name, weight in alone["model"].items():
-        torch.testing.assert_close(two["model"][name], weight, rtol=1e-4, atol=1e-5, msg=name)
+    (tmp_path / "again").mkdir()
+    shutil.copy(tmp_path / "two" / "checkpoint_update_3.pt", tmp_path / "again" / "checkpoint_last.pt")
+    again = fairseq_train(data_folder, f"{options} --update-freq 2", tmp_path / "again")
+    assert ("shared out over 2 processes" in (tmp_path / "two" / "train.log").read_text()) == (more == EXPERTS)
+    for found in (two, again):
+        assert list(found["model"]) == list(alone["model"])
+        for name, weight in alone["model"].items():
+            torch.testing.assert_close(found["model"][name], weight, rtol=1e-4, atol=1e-5, msg=name)
+        states = (each["last_optimizer_state"]["state"] for each in (found, alone))
+        for one, other in zip(*(each.items() for each in states), strict=True):
+            assert one[0] == other[0]
+            torch.testing.assert_close(one[1]["exp_avg"], other[1]["exp_avg"], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_with_experts_resume_bit_for_bit(data_folder, tmp_path, free_port):
+    """In half precision, whose weights in single precision are gathered too, from sums of many batches."""
+    options = f"{TINY} --sublayer-pattern sf[experts=4] --bf16 --update-freq 9 --max-update 4 --keep-updates-list 2"
+    for folder in ("whole", "again"):
+        if folder == "again":
+            (tmp_path / folder).mkdir()
+            shutil.copy(tmp_path / "whole" / "checkpoint_update_2.pt", tmp_path / folder / "checkpoint_last.pt")
+        run = train_in_two_processes(train_words(data_folder, options, tmp_path / folder), free_port)
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    whole, again = (torch.load(tmp_path / folder / "checkpoint_last.pt") for folder in ("whole", "again"))
+    assert_equal_state(whole["model"], again["model"])
+    assert_equal_state(whole["last_optimizer_state"], again["last_optimizer_state"])
+    one, two = (torch.load(tmp_path / "whole" / f"checkpoint_{name}.pt")["model"] for name in ("update_2", "last"))
+    experts = [name for name in one if ".experts." in name]
+    assert len(experts) == 4 * 4 and not any(torch.equal(one[name], two[name]) for name in experts)
 
 
 def test_the_log_reports_packing_accuracy_and_the_kernels_and_the_tokenizer_is_kept(

@@ -50,7 +50,8 @@ class Screen:
         made, most, freq = trainer.get_num_updates(), self._most, cfg.optimization.update_freq[0]
         batch, most_tokens, world = cfg.dataset.batch_size, cfg.dataset.max_tokens, trainer.data_parallel_world_size
         length = cfg.task.get("tokens_per_sample") or cfg.task.get("tgt_len")
-        parameters = sum(weight.numel() for weight in trainer.get_model().parameters())
+        here = sum(weight.numel() for weight in trainer.get_model().parameters())
+        parameters = here if trainer.experts is None else trainer.experts.parameters
         of_epoch = math.ceil(len(trainer.epoch_iterator) / freq)
         batch = f"{batch} sequences of {length} tokens" if batch else f"at most {most_tokens} tokens"
         device, whole = "GPU" if trainer.cuda else "processor", f"{most:,} updates" if most else "no end to updates"
@@ -63,7 +64,7 @@ class Screen:
         }
         for what, said in lines.items():
             self._say(what, said)
-        if not trainer.cuda:
+        if not trainer.cuda and trainer.experts is None:  # whose passes need all processes
             with torch.random.fork_rng(devices=[]):
                 self._tell_time(most - made, freq)
         self._began = self._said = time.monotonic()

@@ -34,6 +34,7 @@ from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
 from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.options import backend_of
+from lazyformer_fairseq.modules.shared_experts import SharedExperts, share_out
 from lazyformer_fairseq.optim.muon import mark_matrices
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         screen: what the run shows, for ``--log-seconds``.
         epoch_iterator: the one in use, for whoever saves between epochs.
         not_saved: why the last save failed, or None.
+        experts: those of the model, shared out over processes; None where each holds all.
         back_ends: that all processes know ``--attention-backend auto`` to have chosen.
     """
 
@@ -63,10 +65,12 @@ class SafeTrainer(fairseq_trainer.Trainer):
         """Whether a run with these arguments of fairseq's Trainer is one of ours."""
         return is_task_of_ours(type(task))
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any):
         """Starts a run, too: of a script that parses nothing."""
         start_run()
-        super().__init__(*args, **kwargs)
+        self.experts = shared_experts(cfg, model)
+        self._whole: Optional[tuple[dict, dict]] = None  # weights and optimizer, gathered for a checkpoint
+        super().__init__(cfg, task, model, *args, **kwargs)
         CHOICES.measures, CHOICES.waits = self.is_data_parallel_master, False
         self.back_ends: dict[str, Any] = {}
         self.preemption = Preemption(self)
@@ -87,6 +91,28 @@ class SafeTrainer(fairseq_trainer.Trainer):
         if self.cfg.optimizer._name == "muon":
             mark_matrices(self._model)
         super()._build_optimizer()
+        if self.experts is not None:
+            load = self._optimizer.load_state_dict
+            self._optimizer.load_state_dict = lambda state, *more: load(
+                self.experts.own_optimizer(state, *self._updated()), *more
+            )
+
+    def _updated(self) -> tuple[list[dict], list[torch.Tensor]]:
+        """The optimizer's groups, and the weights that it updates, in the model's order."""
+        copies = getattr(self.optimizer, "fp32_params", None)
+        return self.optimizer.optimizer.param_groups, copies or [p for p in self.model.parameters() if p.requires_grad]
+
+    def forget_gathered(self) -> None:
+        """After a checkpoint."""
+        self._whole = None
+
+    def gather_experts(self) -> None:
+        """Before a checkpoint: all processes call it, the first one has the whole model then."""
+        if self.experts is not None:
+            with self.preemption.busy():
+                optimizer = self.optimizer.state_dict()
+            optimizer = self.experts.whole_optimizer(optimizer, *self._updated())
+            self._whole = self.experts.whole_weights(self.model.state_dict()), optimizer
 
     # An update.
 
@@ -167,7 +193,13 @@ class SafeTrainer(fairseq_trainer.Trainer):
     def clip_grad_norm(self, clip_norm):
         """The last call before the optimizer steps: the guard judges the update."""
         clip = partial(super().clip_grad_norm, clip_norm)
+        if self.experts is not None:
+            clip = partial(self.optimizer.clip_grad_norm, clip_norm, self._norm_with_experts)
         return clip() if self.guard is None else self.guard.watch_clipping(clip)
+
+    def _norm_with_experts(self, norm: torch.Tensor) -> torch.Tensor:
+        groups, _ = self._updated()
+        return self.experts.norm(norm, (weight for group in groups for weight in group["params"]))
 
     @override
     def cumulative_training_time(self):
@@ -208,13 +240,22 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def state_dict(self):
-        """It asks for the time, which must not start another save."""
+        """It asks for the time, which must not start another save. Experts are those that were gathered."""
         with self.preemption.busy():
-            return super().state_dict()
+            state = super().state_dict()
+        if self._whole is not None:
+            (state["model"], optimizer), self._whole = self._whole, None
+            state |= {"last_optimizer_state": optimizer} if "last_optimizer_state" in state else {}
+        return state
 
     @override
     def save_checkpoint(self, filename, extra_state):
-        """Also saves what was skipped so far, and the back ends that were chosen."""
+        """Also saves what was skipped so far, and the back ends that were chosen.
+
+        Of experts that are shared out, and were not gathered, there is no whole: fairseq's crash.pt is left out.
+        """
+        if self.experts is not None and self._whole is None:
+            return logger.warning("%s is not written: it would lack the experts of other processes", filename)
         extra_state = {**extra_state, "attention_back_ends": self.back_ends}
         if self.guard is not None:
             extra_state = {**extra_state, "bad_updates": self.guard.state_dict()}
@@ -257,6 +298,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             return
         if hasattr(task, "gather_memory"):
             task.gather_memory()
+        self.gather_experts()
         self.consolidate_optimizer()
         extra_state = {"train_iterator": self.epoch_iterator.state_dict(), "val_loss": None}
         if hasattr(task, "get_checkpoint_dict"):
@@ -278,6 +320,16 @@ class SafeTrainer(fairseq_trainer.Trainer):
             or 0 < limits.stop_time_hours < self.cumulative_training_time() / 3600
             or 0 < self.cfg.checkpoint.patience <= _validations_without_progress()
         )
+
+
+def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
+    """Shares a model's experts out over all processes; None, and each has all, with what shares weights out itself."""
+    how, others = cfg.distributed_training, cfg.optimization.use_bmuf or cfg.ema.store_ema
+    others = others or how.zero_sharding != "none" or how.ddp_backend in ("slowmo", "fully_sharded") or cfg.common.tpu
+    if how.distributed_world_size == 1 or others:
+        return None
+    model.shared_experts = share_out(model, distributed_utils.get_data_parallel_group())
+    return model.shared_experts
 
 
 def _validations_without_progress() -> int:
@@ -343,6 +395,8 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
         return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
     if hasattr(trainer.task, "gather_memory") and not cfg.no_save:
         trainer.task.gather_memory()
+    if not cfg.no_save:
+        trainer.gather_experts()
     trainer.not_saved = None
     try:
         return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
@@ -352,6 +406,8 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
             raise UserError(f"{error}\nThe run is at its end; make room and run it again") from error
         logger.warning("%s\nThe run trains on; the next save tries again", error)
         return None
+    finally:
+        trainer.forget_gathered()
 
 
 def seeing_no_shared_parameter_where_there_is_none(catalog_shared_params, module, memo=None, prefix=""):

@@ -25,6 +25,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
+from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,9 @@ class FineTuningCriterion(FairseqCriterion):
         logits = model(**sample["net_input"], classification_head_name=self.head_name)[0].float()
         loss, log = self.score(sample, logits)
         size = len(sample["target"])
-        log |= {"loss": loss.detach(), "ntokens": sample["ntokens"], "nsentences": sample["nsentences"]}
+        scored = loss.detach()
+        loss = losses.with_experts(model, loss, size, log)
+        log |= {"loss": scored, "ntokens": sample["ntokens"], "nsentences": sample["nsentences"]}
         return loss, size, {**log, "sample_size": size}
 
     @abstractmethod

@@ -3,12 +3,14 @@
 Models that learn their spans (``s[span=...]``) pay for these: the gradient is that of the cross-entropy of a token plus
 each sublayer's ``span_loss`` times the mean span of its heads. The loss to log is the cross-entropy alone.
 
+So do models with experts (``f[experts=8]``): for the one that keeps these busy, times ``--experts-loss``.
+
 Each returns the summed loss in nats, spans included, the number of predicted tokens (the gradient's denominator), and
 what to log, in sums.
 """
 
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -74,15 +76,30 @@ def _to_log(sample: Sample, loss: Tensor, sample_size: Union[int, Tensor]) -> di
 
 
 def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
-    """The summed loss with that of spans, if the model has any; logs the latter, and their mean, times tokens."""
-    networks = (module for module in model.modules() if isinstance(module, Stack))
-    spans = next((network.options.common.get(SPANS, []) for network in networks), [])
+    """The summed loss with those of spans and experts; logs these, and the mean span, times tokens."""
+    loss, network = with_experts(model, loss, sample_size, to_log), _network(model)
+    spans = [] if network is None else network.options.common.get(SPANS, [])
     if not spans:
         return loss
     penalty = torch.stack([span.penalty() for span in spans]).sum() * sample_size
     to_log["span_loss"] = penalty.detach()
     to_log["span"] = torch.stack([span.spans.detach().mean() for span in spans]).mean() * sample_size
     return loss + penalty
+
+
+def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
+    """The summed loss with that of experts, if there are any; logs it times predictions, and choices without a slot."""
+    network = _network(model)
+    told = None if network is None else network.take_told()
+    if told is None:
+        return loss
+    penalty = told.loss * sample_size
+    to_log |= {"experts_loss": penalty.detach(), "experts_dropped": told.dropped, "experts_wanted": told.wanted}
+    return loss + penalty
+
+
+def _network(model: nn.Module) -> Optional[Stack]:
+    return next((module for module in model.modules() if isinstance(module, Stack)), None)
 
 
 def _score(logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:

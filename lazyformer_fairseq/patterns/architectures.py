@@ -171,6 +171,7 @@ _NAMED = {
     "par_bert_base": _base_size("(sff)x5 (f)x9", "PAR, Table 4", millions=127.8),
     "sandwich_bert_base": _base_size("(s)x6 (sf)x6 (f)x6", "Sandwich's order in BERT's size (ours)"),
     "lazy_par_bert_base": _base_size("(sfflff)x3 (f)x6", "lazy blocks in PAR (ours)", 0.0),
+    "gshard_base": _base_size("(sfsf[experts=8])x6", "GShard, section 2.2, in BERT's size (ours)"),
     # 256 tokens to either side, and <s>, which sees and is seen by all, as in its fine-tuning.
     "longformer_base": _base_size("(s[window=256,global=1]f)x12", "Longformer, section 5", max_positions=4096),
     "lazy_longformer_base": _base_size(

@@ -182,6 +182,13 @@ def describe_letters() -> str:
     return f"{', '.join(most)} or {last}"
 
 
+def _check_experts(values: Mapping[str, Value], causal: Optional[bool]) -> Optional[tuple[str, str]]:
+    given = next((name for name, default in (("top", 2), ("capacity", 1.25)) if values[name] != default), "")
+    if given and not values["experts"]:
+        return given, f"{given} needs experts, as in f[experts=8,{given}=...]"
+    return None
+
+
 def lazy_block(layers: int) -> str:
     """What ``Mb`` stands for (LazyFormer, section 3.1): a layer that attends, and b - 1 that reuse its distribution."""
     return "sf" + "lf" * (layers - 1)
@@ -257,7 +264,7 @@ for _kind in (
         letter="f",
         name="feed-forward",
         help="two linear maps and an activation; gated, a third map beside the first",
-        source="Vaswani et al., 2017, section 3.3; gated: Shazeer, 2020",
+        source="Vaswani et al., 2017, section 3.3; gated: Shazeer, 2020; experts: GShard, 2020, section 2.2",
         modules=_modules("feed_forward:FeedForward"),
         settings=(
             Setting(
@@ -266,7 +273,13 @@ for _kind in (
                 "activation of one map, which another is multiplied by; the width is that of each",
                 choices=("gelu", "silu", "relu"),
             ),
+            Setting("experts", 0, "feed-forwards in its place, of which a gate chooses for each token", low=2),
+            Setting("top", 2, "that a token goes to; training draws whether to a second", "experts", low=1, high=2),
+            Setting(
+                "capacity", 1.25, "an expert's slots in training; 1 is its equal part of a text", "parts", low=0.01
+            ),
         ),
+        check=_check_experts,
         colour="#0072B2",
     ),
     Kind(

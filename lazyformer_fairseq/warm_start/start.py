@@ -16,7 +16,7 @@ from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
-from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
+from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward
 from lazyformer_fairseq.modules.sublayers.recurrent import Recurrent
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
@@ -198,7 +198,7 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
             f"new sublayer {index} ({planned.text}) has no old one to start from, and cannot start without changing "
             f"what the model computes: give an old {planned.kind.letter} by --from-sublayers, or leave it out"
         )
-    is_last = f"{INNER}{last}"
+    is_last = (f"{INNER}{last}", *(f"{INNER}experts.{n}.{last}" for n in range(planned.values.get("experts", 0))))
     fresh = {
         name: torch.zeros_like(weight) if name.startswith(is_last) else weight.clone()
         for name, weight in sublayer.state_dict().items()
@@ -220,7 +220,8 @@ def can_start_fresh(planned: PlannedSublayer) -> bool:
 
 
 def _last_map(module: type) -> Optional[str]:
-    last = {AttentionSublayer: "out_proj.", FeedForward: "fc2.", Convolution: "out_proj.", Recurrent: "out_proj."}
+    last = dict.fromkeys((AttentionSublayer, Convolution, Recurrent), "out_proj.")
+    last |= dict.fromkeys((FeedForward, Experts), "fc2.")
     return next((name for base, name in last.items() if issubclass(module, base)), None)
 
 

@@ -66,10 +66,15 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
         sublayer: the new one with fresh weights, which stay where nothing is taken.
 
     Raises:
-        UserError: a feed-forward would become narrower or gets or loses a gate, or the settings are the same and yet
-            the shapes differ.
+        UserError: a feed-forward would become narrower, gets or loses a gate or experts, or the settings are the same
+            and yet the shapes differ.
     """
-    fresh = sublayer.state_dict()
+    fresh, experts = sublayer.state_dict(), [each.values.get("experts") for each in (planned, old.planned)]
+    if experts[0] != experts[1]:
+        raise UserError(
+            f"{planned.text} cannot take the weights of {old.planned.text}: they have not as many experts; give it "
+            "another by --from-sublayers, or - to start fresh"
+        )
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
     found, incomplete = set(), set()
     if isinstance(sublayer.inner, AttentionSublayer):

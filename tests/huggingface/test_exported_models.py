@@ -55,7 +55,7 @@ NEO = {"norm": "rms", "no_linear_bias": True, "plain_lm_head": True, "untied_lm_
 @pytest.mark.parametrize("options", [{}, NEO, {"no_norm_bias": True, "embedding_norm": True}], ids=str)
 @torch.no_grad()
 def test_pre_norm_wherever_padding_stands_with_and_without_a_mask(options, tmp_path):
-    pattern = "-sf[gate=silu]lf-kf" if options else "sflf-kf"
+    pattern = "-sf[gate=silu]lf[experts=3]-kf[experts=2,top=1]" if options else "sflf-kf"
     model = tiny_model("dense", encoder_normalize_before=True, sublayer_pattern=pattern, **options)
     code = code_in(export_custom(model, tmp_path))
     classes = (code.LazyFormerForMaskedLM, code.LazyFormerModel, code.LazyFormerForSequenceClassification)

@@ -35,12 +35,15 @@ BATCHES["images"] = (
 )
 BATCHES |= {"nbrc": ("nbrc_tiny", MASKED, 4), "linformer": ("linformer_falling_tiny", MASKED, 4)}
 BATCHES["mingru streams"] = ("mingru_tiny", STREAMS, 3)
+BATCHES["experts"] = ("gshard_tiny", MASKED, 4)
+BATCHES["experts streams"] = ("transformer_xl_tiny", f"{STREAMS} --sublayer-pattern (sf[experts=3])x2", 3)
 BATCHES["listops"] = ("bert_tiny", "--task glue --criterion glue", 16)
 ADAM = ("fused_adam", {"adam_betas": "(0.9, 0.98)"}, "linear_warmup", {"warmup_ratio": 0.3})
 LAMB = ("nvlamb", {"weight_decay": 0.1, "max_weight_norm": 10.0, "no_bias_correction": True}, "cosine")
 LAMB += ({"warmup_updates": 2, "min_lr": 0.001},)
 MUON = ("muon", {"adam_lr": 1e-3, "no_decay_bias_and_norm": True}, "wsd", {"warmup_updates": 1, "decay_share": 0.5})
 CASES = [("masked", ADAM, "fp32"), ("masked", LAMB, "fp16"), ("masked", MUON, "bf16"), ("masked", ADAM, "bf16")]
+CASES += [("experts", ADAM, "fp32"), ("experts", ADAM, "bf16"), ("experts streams", ADAM, "fp32")]
 CASES += [("laptop", MUON, "fp32"), ("streams", ADAM, "fp32"), ("streams", LAMB, "fp32"), ("listops", ADAM, "fp32")]
 CASES += [("permuted", ADAM, "fp32"), ("permuted", ADAM, "bf16")]
 CASES += [("images", ADAM, "fp32"), ("images", MUON, "bf16")]
@@ -64,7 +67,8 @@ def folders(data_folder, lm_data, tmp_path_factory) -> dict[str, Path]:
 def lesson_of(what: str, folder: Path) -> Lesson:
     arch, _, batch_size = BATCHES[what]
     if what.endswith("streams"):
-        network = Network(options_of_arch(arch, mem_len=5, adaptive_softmax_cutoff="20"))
+        pattern = {"sublayer_pattern": "(sf[experts=3])x2"} if "experts" in what else {}
+        network = Network(options_of_arch(arch, mem_len=5, adaptive_softmax_cutoff="20", **pattern))
         return Streams(network, str(folder), batch_size, 1, {"tgt_len": 6})
     if what == "images":
         pattern = "(s[positions=absolute,length=16]f)x2"

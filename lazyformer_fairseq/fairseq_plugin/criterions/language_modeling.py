@@ -58,6 +58,8 @@ class CausalLMCriterion(FairseqCriterion):
             metrics.log_scalar("span", total("span", logging_outputs) / sample_size, sample_size, round=1)
             span_loss = total("span_loss", logging_outputs) / sample_size / math.log(2)
             metrics.log_scalar("span_loss", span_loss, sample_size, round=5)
+        if "experts_loss" in logging_outputs[0]:
+            log_experts(logging_outputs, sample_size)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
@@ -86,6 +88,14 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
             bits = total("next_sentence_loss", logging_outputs) / pairs / math.log(2)
             metrics.log_scalar("next_sentence_loss", bits, pairs, round=3)
             metrics.log_scalar("next_sentence_accuracy", 100 * right / pairs, pairs, round=2)
+
+
+def log_experts(logging_outputs: list[dict], sample_size) -> None:
+    """The loss that keeps experts busy, in bits, and the percentage of choices that found no slot."""
+    experts_loss = total("experts_loss", logging_outputs) / sample_size / math.log(2)
+    metrics.log_scalar("experts_loss", experts_loss, sample_size, round=5)
+    dropped, wanted = total("experts_dropped", logging_outputs), total("experts_wanted", logging_outputs)
+    metrics.log_scalar("experts_dropped", 100 * dropped / wanted, wanted, round=2)
 
 
 def total(key: str, logging_outputs: list[dict]):

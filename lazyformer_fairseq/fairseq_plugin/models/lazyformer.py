@@ -50,6 +50,8 @@ class CheckedModel(BaseFairseqModel):
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; weights of another shape or dictionary give a UserError that names them."""
         self.upgrade_state_dict(state_dict)
+        if (experts := getattr(self, "shared_experts", None)) is not None:
+            state_dict = experts.own_weights(state_dict)
         match.copy_projections(state_dict, self)
         match.check_same_weights(state_dict, self.state_dict(), self.per_word)
         return BaseFairseqModel.load_state_dict(self, state_dict, strict, model_cfg, args)

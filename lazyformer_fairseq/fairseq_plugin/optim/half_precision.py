@@ -70,7 +70,8 @@ class FP16Optimizer(_ExactState, fp16_optimizer.FP16Optimizer):
     @override
     def build_optimizer(cls, cfg, params, **kwargs):
         """Weights stay apart without a GPU, which joining them needs, and where an update depends on their shapes."""
-        if not torch.cuda.is_available() or cfg.optimizer._name in ("nvlamb", "muon"):
+        has_experts = any(hasattr(weight, "expert") for weight in params)  # a mark, which one vector would lose
+        if not torch.cuda.is_available() or cfg.optimizer._name in ("nvlamb", "muon") or has_experts:
             cfg.common.fp16_no_flatten_grads = True
         return super().build_optimizer(cfg, params, **kwargs)
 
@@ -97,7 +98,8 @@ class FP16Optimizer(_ExactState, fp16_optimizer.FP16Optimizer):
             return super()._sync_fp16_grads_to_fp32()
         if self._needs_sync:
             for group in self.groups_of_sums:
-                _average([sums for _, sums in self._weights_and_sums()], group)
+                pairs = self._weights_and_sums()
+                _average([sums for weight, sums in pairs if not hasattr(weight, "expert")], group)
             self._add()
             self._needs_sync = False
 

@@ -20,7 +20,6 @@ from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, in
 from lazyformer_fairseq.modules.networks.causal_lm import decoder_arguments, softmax_of
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.modules.networks.stack import StreamMemory, WholeMemory
-from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL
@@ -180,8 +179,8 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         predicting = features_BTC[:, :-1].flatten(0, 1).index_select(0, places)
         nats = self.softmax.negative_log_likelihood(predicting, targets[places], self.decoder.embedding).sum()
         items = len(places) if items is None else items
-        spans = self.decoder.options.common.get(SPANS, ()) if self.training else ()
-        return nats / items + sum(span.penalty() for span in spans) * (len(places) / items)
+        penalty = self.decoder.penalty() if self.training else 0.0
+        return nats / items + penalty * (len(places) / items)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Optional[Tensor] = None, **given: Any

@@ -17,7 +17,6 @@ from lazyformer_fairseq.huggingface.settings import options_of, settings_of
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.masked_lm import encoder_arguments
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
-from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
 from lazyformer_fairseq.modules.sublayers.interface import Context
 
 
@@ -114,5 +113,5 @@ class LazyFormerModel(heads.LazyFormerModel, _Unbuilt):
         return self.embed(inputs_embeds if input_ids is None else input_ids, token_type_ids)
 
     def penalty(self) -> Union[Tensor, float]:
-        """What sublayers add to the loss of a token in nats: spans that are learned."""
-        return sum(span.penalty() for span in self.options.common.get(SPANS, ()))
+        """What sublayers add to the loss of a token in nats."""
+        return Encoder.penalty(self)

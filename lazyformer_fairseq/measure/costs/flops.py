@@ -30,7 +30,7 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbeddi
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
+from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
     RelativePositions,
@@ -71,6 +71,13 @@ def count_matrix_parameters(pattern: str, sizes: Sizes) -> int:
     """Those of sublayers' linear maps, which Muon takes."""
     sublayers = _plan(pattern, sizes.direction, kinds())
     return sum(_sublayer_parameters(planned, sizes)[2] for planned in sublayers)
+
+
+def count_experts_elsewhere(planned: PlannedSublayer, sizes: Sizes, processes: int) -> int:
+    """Parameters of a sublayer's experts that others hold of so many processes; see modules/shared_experts.py."""
+    if (experts := planned.values.get("experts", 0)) % processes:
+        return 0
+    return _sublayer_parameters(planned, sizes)[3] * (processes - 1) // processes if experts else 0
 
 
 def count_common_parameters(sublayers: Iterable[PlannedSublayer], sizes: Sizes) -> dict[str, int]:
@@ -212,8 +219,8 @@ def _parts(sizes: Sizes) -> dict[str, Any]:
 
 
 @lru_cache(_REMEMBERED)
-def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, Mapping[str, int], int]:
-    """A sublayer's own, by name those that it shares, and of its own those of linear maps."""
+def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, Mapping[str, int], int, int]:
+    """A sublayer's own, by name those that it shares, and of its own those of linear maps and those of experts."""
     options = _options(sizes)
     with _WithoutNumbers():
         sublayer = build_sublayer(planned.kind.module(sizes.direction), options, planned)
@@ -223,7 +230,11 @@ def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, M
     common = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
     own = set(sublayer.parameters()) - set(common.values())
     matrices = sum(each.weight.numel() for each in sublayer.modules() if isinstance(each, Linear))
-    return sum(map(torch.numel, own)), {name: each.numel() for name, each in common.items()}, matrices
+    experts = {
+        weight for each in sublayer.modules() if isinstance(each, Experts) for weight in each.experts.parameters()
+    }
+    of_all, of_experts = (sum(map(torch.numel, each)) for each in (own, experts))
+    return of_all, {name: each.numel() for name, each in common.items()}, matrices, of_experts
 
 
 class _Outside(NamedTuple):

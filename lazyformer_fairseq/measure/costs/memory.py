@@ -58,21 +58,22 @@ def count_update_memory(
         run: its forward and backward pass.
         predicted: tokens of a batch that the head predicts; None for all.
         accumulates: whether gradients of an earlier batch of the same update are there.
-        processes: several hold what they send each other.
+        processes: several hold what they send each other, and share experts out.
         optimizer: ``muon``, or one with two moments.
 
     Raises:
         UserError: the pattern cannot be read, or a kind of sublayer does not count its memory.
     """
     sublayers = plan(pattern, sizes.direction)
-    parameters = flops.count_parameters(pattern, sizes)
+    elsewhere = sum(flops.count_experts_elsewhere(planned, sizes, processes) for planned in sublayers)
+    parameters = flops.count_parameters(pattern, sizes) - elsewhere
     weights = gradients = parameters * run.number
     held = count_optimizer_bytes(parameters, run.number, count_single_moments(pattern, sizes, optimizer))
     buckets = gradients if processes > 1 else 0
     carried = _count_carried(sublayers, sizes, run)
     before = weights + held + buckets + carried + (gradients if accumulates else 0)
     highest, activations = 0, 0
-    for now, made in _moments(sublayers, sizes, run, predicted):
+    for now, made in _moments(sublayers, sizes, run, predicted, processes):
         # Reversible layers hand over all gradients at their end, and add none up before.
         there = before + now + (0 if accumulates and not run.reversible else made)
         if there > highest:
@@ -95,7 +96,7 @@ def count_single_moments(pattern: str, sizes: Sizes, optimizer: str) -> int:
 
 
 def _moments(
-    sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass, predicted: Optional[int]
+    sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass, predicted: Optional[int], processes: int
 ) -> Iterator[tuple[int, int]]:
     """(bytes of activations, bytes of gradients of weights made so far), at the highest points of an update."""
     is_causal = sizes.direction == CAUSAL
@@ -125,7 +126,8 @@ def _moments(
             cost = costs[place]
             more = max(more, cost.more_scratch)
             yield kept + cost.backward + pendings[place] + scratch + more, made
-            made += flops.count_sublayer_parameters(sublayers[place], sizes) * run.number
+            elsewhere = flops.count_experts_elsewhere(sublayers[place], sizes, processes)
+            made += (flops.count_sublayer_parameters(sublayers[place], sizes) - elsewhere) * run.number
             kept -= cost.kept
     made += sum(flops.count_common_parameters(sublayers, sizes).values()) * run.number
     # The embedding's gradient of the table that both share, which adds to the head's.

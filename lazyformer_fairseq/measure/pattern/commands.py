@@ -82,7 +82,8 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     elif not drawn:
         click.echo("no sublayer looks at other tokens")
     elif settings.output is None:
-        click.echo("\n\n".join([*map(look.text_picture, drawn), look.LEGEND]))
+        legends = {each.is_of_experts: look.LEGEND_OF_EXPERTS if each.is_of_experts else look.LEGEND for each in drawn}
+        click.echo("\n\n".join([*map(look.text_picture, drawn), *legends.values()]))
     else:
         look.draw_seen(drawn, settings.output)
         click.echo(f"written: {settings.output}")

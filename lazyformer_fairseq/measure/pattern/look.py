@@ -20,6 +20,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.modules.sublayers.feed_forward import Experts
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
 from lazyformer_fairseq.patterns.grammar import places_read, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
@@ -27,13 +28,18 @@ from lazyformer_fairseq.report.tables import markdown_table
 
 COLUMNS = 5  # of panels
 SHARES = ".inner.choices.span.shares"
-SEEN, FAINT, UNSEEN = "■", "□", "·"
+SEEN, FAINT, UNSEEN, DROPPED = "■", "□", "·", "×"
 LEGEND = (
     f"rows: queries, columns: keys; {SEEN} seen, {FAINT} with less than half the weight of its row's most, {UNSEEN} not"
+)
+LEGEND_OF_EXPERTS = (
+    f"of experts, rows: experts, columns: tokens of a text in training; {SEEN} first choice, {FAINT} second, {DROPPED} "
+    "not drawn, or without a slot"
 )
 HEAD_SIZE = 8
 # Weights so small that scores are nearly equal: how much a key counts is then the kind's doing, not the weights'.
 STD = 1e-3
+STD_OF_MODELS = 0.02
 # Of what the most important token counts for a query; less than this comes from the query itself, not from a key.
 NOTICEABLE = 1e-3
 
@@ -46,11 +52,13 @@ class Seen:
         title: the sublayer, and whom it reads.
         by_heads: (heads, weights) of each group of neighbouring heads that look at the same tokens. Weights are (T, K):
             how much the output at a token depends on the input at another, 1 for each row's greatest and 0 for what it
-            does not see. K = M + T, the memory of a causal model first.
+            does not see. K = M + T, the memory of a causal model first. Of experts (E, T): 1 for first choices, less
+            for second ones, below 0 for those without a slot.
     """
 
     title: str
     by_heads: tuple[tuple[range, Tensor], ...]
+    is_of_experts: bool = False
 
 
 def refuses_bias(pattern: str, direction: str) -> bool:
@@ -112,8 +120,23 @@ def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
         if inner.attends and planned.kind.reads != DISTRIBUTION and title not in found:
             inputs = [part for part in (memory_BMC, x_BTC) if part is not None]
             found[title] = Seen(title, tuple(_groups(_dependence(heads, inputs))))
+        if isinstance(inner, Experts) and title not in found:
+            found[title] = Seen(title, ((range(1), _choices(inner, x_BTC[0].detach())),), is_of_experts=True)
         below = {**below, **handed_on}
     return list(found.values())
+
+
+def _choices(experts: Experts, x_TC: Tensor) -> Tensor:
+    """What a text's tokens choose in training, (E, T), by weights as random as at first."""
+    nn.init.normal_(experts.gate.weight, std=STD_OF_MODELS)
+    gates_TE = experts.train().gates(x_TC)
+    text = torch.zeros(len(x_TC), dtype=torch.long), torch.tensor([len(x_TC)])
+    chosen_ET, found = torch.zeros(gates_TE.shape).t().contiguous(), experts.assign(gates_TE, *text)
+    for rank, experts_T in enumerate(gates_TE.topk(experts.top)[1].t()):
+        chosen_ET[experts_T, torch.arange(len(x_TC))] = -1.0 if rank == 0 else -0.5
+    chosen_ET[found.experts_P, found.tokens_P] *= -0.8  # 0.8 of first choices, 0.4 of second ones
+    experts.eval()
+    return chosen_ET
 
 
 def _run(
@@ -190,9 +213,13 @@ def text_picture(seen: Seen) -> str:
     blocks = []
     for heads, weights_TK in seen.by_heads:
         title = seen.title if len(seen.by_heads) == 1 else f"{seen.title}, {name_heads(heads)}"
-        signs = ([UNSEEN if one == 0 else FAINT if one < 0.5 else SEEN for one in row] for row in weights_TK.tolist())
+        signs = ([_sign(one) for one in row] for row in weights_TK.tolist())
         blocks.append("\n".join([title, *map(" ".join, signs)]))
     return "\n\n".join(blocks)
+
+
+def _sign(weight: float) -> str:
+    return DROPPED if weight < 0 else UNSEEN if weight == 0 else FAINT if weight < 0.5 else SEEN
 
 
 def name_heads(heads: range) -> str:

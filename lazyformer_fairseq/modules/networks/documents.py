@@ -87,6 +87,7 @@ class Documents:
         width: C, numbers of a token.
 
     Attributes:
+        lengths: of each document.
         groups: the longest documents first.
         scores: of each group, what shapes its distributions; the network sets it.
     """
@@ -96,6 +97,7 @@ class Documents:
     def __init__(self, lengths: np.ndarray, width: int, device: torch.device):
         alone = math.sqrt(ALONE * torch.get_num_threads() / width) if device.type == "cpu" else math.inf
         starts, order = np.cumsum(lengths) - lengths, np.argsort(-lengths, kind="stable")
+        self.lengths = lengths
         self.groups: list[Group] = []
         while len(order):
             longest = lengths[order[0]]

@@ -63,6 +63,7 @@ class MaskedLMOptions:
     token_types: int = option(0, "rows of a table that says which of two texts a token is of; BERT has 2")
     relative_position_buckets: int = option(_ENCODER.relative_position_buckets, "of T5's relative bias; 0: none")
     relative_position_max_distance: int = option(128, "from this distance on all relative positions share a bucket")
+    experts_loss: float = option(0.01, "weight of the loss that keeps the experts of f[experts=8] equally busy")
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
     compile: bool = option(False, "in training, run sublayers and masked-LM loss through torch.compile")
     checkpoint_activations: bool = option(False, CHECKPOINTS_HELP)
@@ -96,6 +97,7 @@ class CausalLMOptions:
     same_length: bool = option(False, "every query sees --mem-len tokens before it; else all of memory and segment")
     init_std: float = option(0.02, "standard deviation of the weights at first")
     scaled_init: bool = option(False, "the last map of each of L sublayers is smaller at first by sqrt(L) (GPT-2)")
+    experts_loss: float = option(0.01, "weight of the loss that keeps the experts of f[experts=8] equally busy")
     attention_backend: str = option(AUTO, BACKENDS_HELP, choices=(AUTO, *BACKENDS))
     checkpoint_activations: bool = option(False, CHECKPOINTS_HELP)
     reversible: bool = option(False, REVERSIBLE_HELP)
@@ -124,8 +126,9 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def norms_and_biases(options: Any) -> dict[str, Any]:
-    """Those options, as a network takes them."""
-    return {"norm": str(options.norm), "norm_bias": not options.no_norm_bias, "linear_bias": not options.no_linear_bias}
+    """Those options, and the weight of experts' loss, as a network takes them."""
+    has_bias = {"norm_bias": not options.no_norm_bias, "linear_bias": not options.no_linear_bias}
+    return {"norm": str(options.norm), **has_bias, "experts_loss": options.experts_loss}
 
 
 def plain_options(kind: type[SomeOptions], config: Any) -> SomeOptions:

@@ -1,9 +1,10 @@
 """The stack that encoder and causal decoder share. It builds the sublayers of a pattern and runs through them."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from lazyformer_fairseq.modules.networks.recomputed import (
 )
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
-from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
+from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, ResidualSublayer, Told
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
     RelativePositions,
@@ -164,6 +165,7 @@ class Stack(nn.Module):
         linear_bias: whether linear maps of sublayers have biases.
         reversible: whether sublayers, pre-norm, update two streams in turn, which the backward pass computes anew from
             the last ones; see :func:`~lazyformer_fairseq.modules.networks.recomputed.run_reversible`.
+        experts_loss: weight of the loss that keeps experts busy.
 
     Attributes:
         direction: ENCODER or CAUSAL: which module a kind has here.
@@ -198,6 +200,7 @@ class Stack(nn.Module):
         norm_bias: bool = True,
         linear_bias: bool = True,
         reversible: bool = False,
+        experts_loss: float = 0.01,
     ):
         super().__init__()
         if not 0 < layer_norm_eps < 1:
@@ -209,6 +212,9 @@ class Stack(nn.Module):
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.dropout = dropout
         self.normalize_before = normalize_before
+        if not 0 <= experts_loss < math.inf:
+            raise UserError(f"--experts-loss {experts_loss:g}: must be 0 or more")
+        self.experts_loss = experts_loss
         self.norm = NormOptions(layer_norm_eps, norm, norm_bias)
         self.plan = plan(pattern, self.direction)
         self.attention_backend = attention_backend
@@ -224,6 +230,10 @@ class Stack(nn.Module):
         for planned in self.plan:
             if not planned.kind.module(self.direction).is_residual:
                 raise UserError(f"--reversible: {planned.text} has no residual connection; leave it out of the pattern")
+            if planned.values.get("experts"):
+                raise UserError(
+                    f"--reversible: {planned.text} would not learn to use its experts equally; leave one out"
+                )
 
     def build_sublayers(self) -> nn.ModuleList:
         """One module per place of the plan, with fresh weights."""
@@ -247,6 +257,30 @@ class Stack(nn.Module):
         for choice in variant_classes(planned.values):
             for feature in choice.refuses.keys() & features:
                 raise UserError(f"{what}{planned.text}: {choice.refuses[feature]}")
+
+    def take_told(self) -> Optional[Told]:
+        """What its sublayers of experts tell of the last pass in training, once: weighted losses and counts, summed."""
+        told = [told for each in self.options.common.get(EXPERTS, ()) if (told := each.take_told()) is not None]
+        if not told:
+            return None
+        loss, dropped, wanted = (torch.stack(each).sum() for each in zip(*told, strict=True))
+        return Told(self.experts_loss * loss, dropped, wanted)
+
+    def penalty(self) -> Union[Tensor, float]:
+        """What sublayers add to the loss of a token in nats, of the last pass: spans that are learned, and experts."""
+        told = self.take_told()
+        spans = sum(span.penalty() for span in self.options.common.get(SPANS, ()))
+        return spans if told is None else spans + told.loss
+
+    @property
+    def compiles(self) -> bool:
+        return self._compiles
+
+    @compiles.setter
+    def compiles(self, is_on: bool) -> None:
+        if is_on and self.options.common.get(EXPERTS):
+            raise UserError("--compile: how many tokens go to an expert is not known beforehand; leave it out")
+        self._compiles = is_on
 
     @property
     def has_scores(self) -> bool:

@@ -1,7 +1,9 @@
-"""Sublayers of one token at a time, ``f`` and ``-``, and the residual connection around every sublayer."""
+"""Sublayers of one token at a time, ``f``, its experts and ``-``, and the residual connection around every sublayer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -69,9 +71,16 @@ class FeedForward(Sublayer):
         self.fc2 = Linear(ffn_embed_dim, embed_dim)
 
     @classmethod
-    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "FeedForward":
-        how = options.activation, options.activation_dropout, planned.values.get("gate", "")  # old exports lack it
-        return cls(options.embed_dim, options.ffn_embed_dim, *how)
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
+        values = planned.values  # old exports lack some
+        sizes = options.embed_dim, options.ffn_embed_dim
+        how = options.activation, options.activation_dropout, values.get("gate", "")
+        if not values.get("experts"):
+            return cls(*sizes, *how)
+        feed_forwards = [cls(*sizes, *how) for _ in range(values["experts"])]
+        built = Experts(options.embed_dim, feed_forwards, values["top"], values["capacity"], options.is_causal)
+        options.common.setdefault(EXPERTS, []).append(built)
+        return built
 
     def last_map(self) -> nn.Module:
         return self.fc2
@@ -80,10 +89,20 @@ class FeedForward(Sublayer):
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
         """What the activation and the second map remember: two of (B, T, W), of which ReLU shares one, and a mask.
 
-        With a gate four: both halves, what the gate lets through, and the product of the two.
+        With a gate four: both halves, what the gate lets through, and the product of the two. Of experts each has that
+        for the tokens that go to it, all of which find a slot here, and inputs and outputs of these besides.
         """
+        own, top = cls._count_own_memory(sizes, bool(planned.values["gate"]), run), planned.values["top"]
+        if not planned.values["experts"]:
+            return own
+        routed = top * run.tokens(sizes.embed_dim)
+        exact = SINGLE * run.batch * run.time * sizes.embed_dim if run.number < SINGLE else 0
+        return Memory(top * own.kept + 2 * routed + exact, top * own.forward + routed, top * own.backward + routed)
+
+    @staticmethod
+    def _count_own_memory(sizes: Sizes, is_gated: bool, run: Pass) -> Memory:
         hidden, output = run.tokens(sizes.ffn_embed_dim), run.tokens(sizes.embed_dim)
-        if planned.values["gate"]:
+        if is_gated:
             mask = run.mask_of_tokens(sizes.ffn_embed_dim) if run.activation_dropout else 0
             return Memory(4 * hidden + mask, output + (hidden if mask else 0), max(output, 2 * hidden))
         remembered = 2 if run.activation_dropout or run.activation != "relu" else 1
@@ -92,13 +111,207 @@ class FeedForward(Sublayer):
         return Memory(remembered * hidden + mask, output + (hidden if mask else 0), max(output, gradients))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        hidden = self.fc1(x_BTC)
+        return self.compute(x_BTC), {}
+
+    def compute(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)."""
+        hidden = self.fc1(x)
         if self.is_gated:
             gate, values = hidden.chunk(2, -1)
             hidden = self.activation(gate) * values
         else:
             hidden = self.activation(hidden)
-        return self.fc2(F.dropout(hidden, self.dropout, self.training)), {}
+        return self.fc2(F.dropout(hidden, self.dropout, self.training))
+
+
+# In the `common` of a network's options: its sublayers of experts.
+EXPERTS = "experts"
+
+
+class Assignment(NamedTuple):
+    """Of P pairs of a token and an expert that it wants, in the order of experts: those that have a slot, and how many.
+
+    Attributes:
+        tokens_P, experts_P, weights_P: numbers of both, and the weight of the expert's output.
+        counts_E: pairs of each expert.
+        wanted: all pairs that were to have a slot, a number.
+    """
+
+    tokens_P: Tensor
+    experts_P: Tensor
+    weights_P: Tensor
+    counts_E: Tensor
+    wanted: Tensor
+
+
+class Told(NamedTuple):
+    """What experts tell of a pass in training: their loss, and how many choices of an expert found no slot, of all."""
+
+    loss: Tensor
+    dropped: Tensor
+    wanted: Tensor
+
+
+class Experts(Sublayer):
+    """``f[experts=E]``: feed-forwards of which a gate chooses for each token (GShard, 2020, section 2.2, Algorithm 1).
+
+    The gate is softmax(x W) in single precision. The output is the chosen experts' weighted sum: of two, by their
+    shares of the gate of both; of one, by its gate (Switch Transformer, 2021, equation 2). Evaluation is that.
+
+    In training a text is a group, in which each expert has ceil(capacity top tokens / E) slots; padding takes none. The
+    first choices of all tokens take theirs in the order of the tokens, then the second ones do that are drawn, each
+    with twice its weight for probability (as in the authors' code those that are not drawn take no slot, where
+    Algorithm 1 counts them). A choice without a slot is dropped: without any, a token passes by the residual connection
+    alone. In causal models tokens take their slots one after the other, first and second together: so no slot depends
+    on what follows.
+
+    The loss that keeps experts busy is E^2 times Algorithm 1's: E times the sum over experts of the share of first
+    choices and the mean gate, averaged over texts; 1 where all are chosen equally.
+
+    Args:
+        feed_forwards: E of them.
+        top: 1 or 2.
+        is_causal: whether a token must not know of later ones.
+
+    Attributes:
+        count: E.
+        experts: those that are here, by number; all, unless
+            :class:`~lazyformer_fairseq.modules.shared_experts.SharedExperts` has shared them out.
+        exchange: (what computes, inputs (P, C) in the order of experts, counts (E,)) -> outputs (P, C), where they are.
+        told: of the last pass in training.
+    """
+
+    takes_documents = True
+
+    def __init__(
+        self, embed_dim: int, feed_forwards: Sequence[FeedForward], top: int, capacity: float, is_causal: bool = False
+    ):
+        super().__init__()
+        self.count, self.top, self.capacity, self.is_causal = len(feed_forwards), top, capacity, is_causal
+        self.gate = nn.Linear(embed_dim, self.count, bias=False)
+        self.experts = nn.ModuleDict({str(number): each for number, each in enumerate(feed_forwards)})
+        self.exchange: Optional[Callable[[Callable, Tensor, Tensor], Tensor]] = None
+        self.told: Optional[Told] = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "told": None}  # a graph cannot be copied
+
+    def take_told(self) -> Optional[Told]:
+        """What it tells, once."""
+        told, self.told = self.told, None
+        return told
+
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        x_SC = x_BTC.flatten(0, 1)
+        if x_BTC.is_meta:
+            return self._evenly(x_SC).view_as(x_BTC), {}
+        gates_SE = self.gates(x_SC)
+        if not self.training and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            return self._by_all(x_SC, gates_SE).view_as(x_BTC), {}
+        texts = self._texts(x_BTC, shared)
+        found = self.assign(gates_SE, *texts)
+        dropped = found.wanted - found.counts_E.sum()
+        self.told = Told(self._balance(gates_SE, *texts), dropped, found.wanted) if self.training else None
+        inputs_PC = x_SC.index_select(0, found.tokens_P)
+        if self.exchange is None:
+            outputs_PC = self.compute(inputs_PC, found.counts_E.tolist())
+        else:
+            outputs_PC = self.exchange(self.compute, inputs_PC, found.counts_E)
+        outputs_PC = outputs_PC * found.weights_P[:, None].to(outputs_PC.dtype)
+        y_SC = outputs_PC.new_zeros(x_SC.shape).index_add(0, found.tokens_P, outputs_PC)
+        return y_SC.view_as(x_BTC), {}
+
+    def compute(self, x_PC: Tensor, counts: Sequence[int]) -> Tensor:
+        """The outputs of the experts that are here, each of its part; one without tokens learns zeros, as DDP asks."""
+        parts = zip(self.experts.values(), x_PC.split(counts), strict=True)
+        return torch.cat([expert.compute(part_PC) for expert, part_PC in parts])
+
+    def gates(self, x_SC: Tensor) -> Tensor:
+        """(S, E): softmax of the gate's products, in single precision or better."""
+        exact = torch.promote_types(x_SC.dtype, torch.float32)
+        with torch.autocast(x_SC.device.type, enabled=False):
+            return F.linear(x_SC.to(exact), self.gate.weight.to(exact)).softmax(-1)
+
+    def _chosen(self, gates_SE: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and experts (S, K), the best first."""
+        best_SK, experts_SK = gates_SE.topk(self.top, -1)
+        return best_SK / best_SK.sum(-1, keepdim=True) if self.top > 1 else best_SK, experts_SK
+
+    def _texts(self, x_BTC: Tensor, shared: Context) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        """Of each token (S,) the number of its text; the tokens of each text; True at padding (S,), None for none."""
+        (batch, time), device = x_BTC.shape[:2], x_BTC.device
+        if shared.documents is not None:
+            lengths_G = torch.from_numpy(shared.documents.lengths).to(device)
+            return torch.arange(len(lengths_G), device=device).repeat_interleave(lengths_G), lengths_G, None
+        text_S = torch.arange(batch, device=device).repeat_interleave(time)
+        lengths_G, is_padding = torch.full((batch,), time, device=device), shared.scores.is_padding(time)
+        if is_padding is None:
+            return text_S, lengths_G, None
+        return text_S, lengths_G - is_padding.sum(-1), is_padding.flatten()
+
+    def assign(
+        self, gates_SE: Tensor, text_S: Tensor, lengths_G: Tensor, is_padding_S: Optional[Tensor] = None
+    ) -> Assignment:
+        """Which pairs of token and expert have a slot; in training second choices are drawn from torch's generator.
+
+        Args:
+            text_S, lengths_G, is_padding_S: the number of each token's text, tokens of texts, and where padding is.
+        """
+        weights_SK, experts_SK = self._chosen(gates_SE)
+        is_wanted_SK = torch.ones_like(experts_SK, dtype=torch.bool)
+        if is_padding_S is not None:
+            is_wanted_SK &= ~is_padding_S[:, None]
+        if self.training and self.top > 1:
+            draws_S1 = torch.rand(len(gates_SE), 1, dtype=gates_SE.dtype, device=gates_SE.device)
+            is_wanted_SK[:, 1:] &= draws_S1 < 2 * weights_SK[:, 1:]
+        tokens_SK = torch.arange(len(gates_SE), device=gates_SE.device)[:, None].expand_as(experts_SK)
+        # In the order in which they take slots; then sorted by expert, text and that order, those without a wish last.
+        both = ((each if self.is_causal else each.t()).flatten() for each in (tokens_SK, experts_SK, weights_SK))
+        tokens_P, experts_P, weights_P = both
+        is_wanted_P, texts = (is_wanted_SK if self.is_causal else is_wanted_SK.t()).flatten(), len(lengths_G)
+        queues = self.count * texts
+        queue_P = (experts_P * texts + text_S[tokens_P]).where(is_wanted_P, queues)
+        queue_P, order_P = queue_P.sort(stable=True)
+        starts = torch.searchsorted(queue_P, torch.arange(queues + 1, device=queue_P.device))
+        counts_EG, is_taken_P = starts.diff().view(self.count, texts), queue_P < queues
+        if self.training:
+            slots_G = self.slots(lengths_G)
+            place_P = torch.arange(len(queue_P), device=queue_P.device) - starts[queue_P]
+            is_taken_P &= place_P < slots_G[queue_P % texts]
+            counts_EG = counts_EG.minimum(slots_G)
+        taken_P = order_P[is_taken_P]
+        found = (each.index_select(0, taken_P) for each in (tokens_P, experts_P, weights_P))
+        return Assignment(*found, counts_EG.sum(1), is_wanted_P.sum())
+
+    def slots(self, lengths_G: Tensor) -> Tensor:
+        """Of an expert, for texts of so many tokens."""
+        return (lengths_G.double() * (self.capacity * self.top / self.count) - 1e-9).ceil().long()
+
+    def _balance(
+        self, gates_SE: Tensor, text_S: Tensor, lengths_G: Tensor, is_padding_S: Optional[Tensor] = None
+    ) -> Tensor:
+        """The loss that keeps experts busy, a number; of first choices alone, with a slot or without."""
+        is_first_SE = F.one_hot(gates_SE.argmax(-1), self.count).to(gates_SE)
+        if is_padding_S is not None:
+            is_first_SE, gates_SE = (each.masked_fill(is_padding_S[:, None], 0) for each in (is_first_SE, gates_SE))
+        empty_GE = gates_SE.new_zeros(len(lengths_G), self.count)
+        share_GE, mean_GE = (
+            empty_GE.index_add(0, text_S, each) / lengths_G[:, None].clamp(min=1) for each in (is_first_SE, gates_SE)
+        )
+        return self.count * (share_GE * mean_GE).sum(-1).mean()
+
+    def _by_all(self, x_SC: Tensor, gates_SE: Tensor) -> Tensor:
+        """For one graph, whose shapes must not hang on numbers: all experts see all tokens, and few count."""
+        weights_SK, experts_SK = self._chosen(gates_SE)
+        weights_SE = torch.zeros_like(gates_SE).scatter(-1, experts_SK, weights_SK).to(x_SC.dtype)
+        weighted = (expert.compute(x_SC) * weights_SE[:, int(n), None] for n, expert in self.experts.items())
+        return torch.stack(list(weighted)).sum(0)
+
+    def _evenly(self, x_SC: Tensor) -> Tensor:
+        """For what counts without numbers: the gate's products, and all experts chosen equally often."""
+        F.linear(x_SC, self.gate.weight)
+        parts = zip(self.experts.values(), x_SC.repeat(self.top, 1).tensor_split(self.count), strict=True)
+        return torch.cat([expert.compute(part) for expert, part in parts]).view(self.top, *x_SC.shape).sum(0)
 
 
 class Identity(Sublayer):

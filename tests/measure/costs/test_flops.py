@@ -33,6 +33,7 @@ OF_BOTH = [
     "s[entmax=learned] l",
     "s f[gate=silu] c",
     "r r[cell=brc] f s r[cell=mingru]",
+    "s f[experts=3,top=1,capacity=3]",
 ]
 MODERN = {"norm": "rms", "linear_bias": False}  # with a gate
 SYNTHESIZERS = ["factorised_dense", "factorised_random", "factorised_random+dot,persistent=3", "random+dense+dot"]

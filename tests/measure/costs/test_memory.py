@@ -136,6 +136,8 @@ def quick_cases():
             yield build, pattern, back_end, precision, {**sizes, "checkpoint_activations": True}
             yield build, pattern, back_end, precision, {**sizes, "reversible": True, f"{part}_normalize_before": True}
     yield _encoder, "(f[gate=silu])x4", "eager", "fp32", {**TINY, **MODERN}
+    yield _encoder, "(f[experts=4,capacity=2])x4", "eager", "fp32", TINY
+    yield _causal, "(sf[experts=4,top=1,capacity=2,gate=silu])x2", "recompute", "bf16", CAUSAL_TINY
     yield _causal, "(sf[gate=relu])x2", "recompute", "bf16", {**CAUSAL_TINY, "norm": "rms", "no_linear_bias": True}
 
 

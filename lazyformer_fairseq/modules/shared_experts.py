@@ -1,0 +1,207 @@
+"""Experts of ``f[experts=8]`` shared out over processes (GShard, 2020, section 3.1): each holds and computes its part.
+
+All other weights are on every process, which has texts of its own. Tokens go to their experts and back by torch's
+all-to-all. An expert sees the tokens of all processes, so the sum of its gradients is complete where it is; divided by
+the number of processes it is what averaging gives the other weights, whoever averages those. What is saved is what one
+process has: weights and moments are gathered, and each process takes its part of what is loaded.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, count
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.sublayers.feed_forward import Experts
+
+logger = logging.getLogger(__name__)
+
+MASTERS = "fp32_weights"  # of an optimizer's state: weights in single precision
+Groups = Sequence[Mapping[str, Any]]  # of an optimizer
+
+
+def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
+    """Leaves each process its part of the experts; None, and all everywhere, where processes do not divide them.
+
+    Call it on every process, on models of the same weights, before DDP and the optimizer take hold of them. DDP leaves
+    experts alone then. The weights that stay have a mark, ``expert``, as fairseq calls it.
+
+    Args:
+        group: of processes; by default all.
+    """
+    size, experts = distributed.get_world_size(group), [each for each in model.modules() if isinstance(each, Experts)]
+    odd = next((each.count for each in experts if each.count % size), None)
+    if size == 1 or not experts:
+        return None
+    if odd is not None:
+        logger.info("experts: %d processes cannot share %d evenly, so each holds all", size, odd)
+        return None
+    return SharedExperts(model, group)
+
+
+class SharedExperts:
+    """Of a model, whose experts it shares out.
+
+    Attributes:
+        keys, parameters: of the whole model's state, and how many it has.
+        names: of all weights that learn, as one process has them.
+        stands_for: by the name of a weight, that of the one here that is like it: of experts, the first that is here.
+        own: names of the experts' weights that are here.
+    """
+
+    def __init__(self, model: nn.Module, group: Any):
+        self.group, self.size, self.rank = group, distributed.get_world_size(group), distributed.get_rank(group)
+        self.keys = list(model.state_dict())
+        self.parameters = sum(weight.numel() for weight in model.parameters())
+        self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        self.stands_for: dict[str, str] = {}
+        for prefix, module in model.named_modules():
+            if isinstance(module, Experts):
+                self._share(f"{prefix}.experts.", module)
+        weights = dict(model.named_parameters())
+        self.own = self.stands_for.keys() & weights.keys()
+        for name in self.own:
+            weights[name].expert = True
+            weights[name].register_hook(partial(torch.mul, 1 / self.size))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(self.own))
+        logger.info("experts: shared out over %d processes", self.size)
+
+    def _share(self, prefix: str, module: Experts) -> None:
+        each = module.count // self.size
+        own = range(self.rank * each, (self.rank + 1) * each)
+        for number in range(module.count):
+            for name, _ in module.experts[str(number)].named_parameters():
+                self.stands_for[f"{prefix}{number}.{name}"] = f"{prefix}{own[0]}.{name}"
+        module.experts = nn.ModuleDict({str(number): module.experts[str(number)] for number in own})
+        module.exchange = partial(exchange, self.group, self.size)
+
+    def norm(self, norm: Tensor, weights: Iterable[Tensor]) -> Tensor:
+        """Of all gradients, each once, from that of the weights that are everywhere; the same on all processes.
+
+        Args:
+            weights: of an optimizer; those with a mark count here.
+        """
+        gradients = [each.grad for each in weights if hasattr(each, "expert") and each.grad is not None]
+        squares = torch.stack([each.float().square().sum() for each in gradients]).sum()
+        distributed.all_reduce(squares, group=self.group)
+        return (norm.float() ** 2 + squares.to(norm.device)).sqrt()
+
+    def own_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a whole model's state what is here."""
+        return {name: value for name, value in state.items() if name not in self.stands_for or name in self.own}
+
+    def whole_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole model's state from those of all, on the first process; {} on others. All must call it."""
+        found = self._gathered({name: value for name, value in state.items() if name in self.own})
+        both = {**state, **found}
+        return {**{name: both[name] for name in self.keys if name in both}, **both} if self.rank == 0 else {}
+
+    def whole_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
+        """The state of the whole model's optimizer, in the same way.
+
+        Args:
+            state: of this process's optimizer.
+            groups: its groups, which have these weights.
+            updated: the weights that it updates, in the model's order: its own, or their copies in single precision.
+        """
+        local = self._names_of(groups, updated)
+        numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
+        moments = {name: state["state"].get(number) for name, number in zip(chain(*local), numbers, strict=True)}
+        masters = dict(zip(self._local_names(), state.get(MASTERS, ()), strict=False))
+        sent = {name: (moments[name], masters.get(name)) for name in moments.keys() & self.own}
+        for name, (of_moments, master) in self._gathered(sent).items():
+            moments[name], masters[name] = of_moments, master
+        if self.rank:
+            return {}
+        names, number = self._whole_groups(local), count()
+        numbered = [[next(number) for _ in each] for each in names]
+        pairs = zip(chain(*numbered), chain(*names), strict=True)
+        return {
+            **state,
+            "state": {each: moments[name] for each, name in pairs if moments[name] is not None},
+            "param_groups": [{**a, "params": b} for a, b in zip(state["param_groups"], numbered, strict=True)],
+            **({MASTERS: [masters[name] for name in self.names]} if state.get(MASTERS) else {}),
+        }
+
+    def own_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
+        """Of the state of a whole model's optimizer what is here.
+
+        Raises:
+            UserError: weights were joined to one vector.
+        """
+        local = self._names_of(groups, updated)
+        names, saved = self._whole_groups(local), [group["params"] for group in state["param_groups"]]
+        if len(saved) != len(names):
+            return dict(state)  # of another optimizer, which says so itself
+        if [*map(len, saved)] != [*map(len, names)]:
+            raise UserError(
+                "the checkpoint's optimizer state has other weights than the model, or all in one vector (--fp16 in "
+                "one process): give --reset-optimizer"
+            )
+        numbers, number = dict(zip(chain(*names), chain(*saved), strict=True)), count()
+        numbered = [[next(number) for _ in each] for each in local]
+        pairs = list(zip(chain(*numbered), chain(*local), strict=True))
+        masters = dict(zip(self.names, state.get(MASTERS, ()), strict=False))
+        return {
+            **state,
+            "state": {a: state["state"][numbers[name]] for a, name in pairs if numbers[name] in state["state"]},
+            "param_groups": [{**a, "params": b} for a, b in zip(state["param_groups"], numbered, strict=True)],
+            **({MASTERS: [masters[name] for name in self._local_names()]} if masters else {}),
+        }
+
+    def _gathered(self, mine: Mapping[str, Any]) -> dict[str, Any]:
+        """By name what all processes have, on the first; {} on others."""
+        parts = [None] * self.size if self.rank == 0 else None
+        first = 0 if self.group is None else distributed.get_global_rank(self.group, 0)
+        distributed.gather_object(tree_map_only(Tensor, Tensor.cpu, dict(mine)), parts, first, self.group)
+        return {name: value for part in parts or () for name, value in part.items()}
+
+    def _local_names(self) -> list[str]:
+        return [name for name in self.names if name not in self.stands_for or name in self.own]
+
+    def _names_of(self, groups: Groups, updated: Sequence[Tensor]) -> list[list[str]]:
+        names = {id(weight): name for weight, name in zip(updated, self._local_names(), strict=True)}
+        return [[names[id(weight)] for weight in group["params"]] for group in groups]
+
+    def _whole_groups(self, local: Sequence[Sequence[str]]) -> list[list[str]]:
+        """The names that one process has in each group."""
+        return [[name for name in self.names if self.stands_for.get(name, name) in {*group}] for group in local]
+
+
+def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: Tensor) -> Tensor:
+    """The outputs of experts that are shared out, for inputs in the order of experts.
+
+    Args:
+        compute: (inputs in the order of the experts that are here, how many each has) -> outputs.
+    """
+    counts_RE = counts_E.view(size, -1).contiguous()  # by process
+    theirs_RE = torch.empty_like(counts_RE)
+    distributed.all_to_all_single(theirs_RE, counts_RE, group=group)
+    sent, received = counts_RE.sum(1).tolist(), theirs_RE.sum(1).tolist()
+    arrived = _AllToAll.apply(x_PC, received, sent, group)
+    numbers_E = torch.arange(theirs_RE.size(1), device=x_PC.device).repeat(size)
+    by_expert = numbers_E.repeat_interleave(theirs_RE.flatten()).argsort(stable=True)
+    outputs = compute(arrived.index_select(0, by_expert), theirs_RE.sum(0).tolist())
+    return _AllToAll.apply(outputs.index_select(0, by_expert.argsort()), sent, received, group)
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows to other processes and from them, so many each, as bytes, which all libraries send; gradients go back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_PC: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+        ctx.how = sent, received, group
+        arrived = x_PC.new_empty(sum(received), x_PC.size(1))
+        parts = arrived.view(torch.uint8), x_PC.contiguous().view(torch.uint8)
+        distributed.all_to_all_single(*parts, received, sent, group=group)
+        return arrived
+
+    @staticmethod
+    def backward(ctx: Any, gradient_PC: Tensor) -> tuple[Tensor, None, None, None]:
+        return _AllToAll.apply(gradient_PC, *ctx.how), None, None, None

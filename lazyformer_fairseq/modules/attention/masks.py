@@ -109,9 +109,18 @@ def _shortened(part: Part, reach: int) -> Band:
 @functools.lru_cache(maxsize=256)
 def count_pairs(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> int:
     """Pairs of query and key that a mask shows, over all heads; padding apart."""
-    places = torch.arange(keys)
+    return sum(heads * _count_of_head(parts, time, keys, is_causal) for heads, parts in mask.groups)
+
+
+def _count_of_head(parts: tuple[Part, ...], time: int, keys: int, is_causal: bool) -> int:
+    if all(isinstance(part, Band) and not part.block for part in parts):  # the distance alone decides
+        ahead = torch.arange(1 - keys, 1 if is_causal else time)
+        shown = torch.stack([part.shows(ahead.new_zeros(1), ahead)[0] for part in parts]).any(0)
+        pairs = (keys - ahead).clamp(max=keys) - (-ahead).clamp(min=keys - time)  # with that distance
+        return int((pairs * shown).sum())
+    places, one = torch.arange(keys), AttentionMask(((1, parts),))
     some = places[keys - time :].split(max(1, 2**22 // keys))
-    return sum(_count_shown(mask, queries, places, is_causal) for queries in some)
+    return sum(_count_shown(one, queries, places, is_causal) for queries in some)
 
 
 @functools.lru_cache(maxsize=1024)  # every forward pass asks

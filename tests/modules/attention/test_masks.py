@@ -43,6 +43,14 @@ def test_a_mask_is_the_union_of_its_parts_pair_by_pair(mask, time, memory):
     assert torch.equal(shown.expand(len(heads), -1, -1), torch.tensor(expected))
 
 
+@given(masks, st.integers(1, 8), st.integers(0, 4), st.booleans())
+def test_pairs_are_counted_as_the_mask_shows_them(mask, time, memory, is_causal):
+    seen, keys = mask.dense(time, memory + time, CPU), torch.arange(memory + time)
+    seen = seen & (keys <= keys[memory:, None]) if is_causal else seen
+    heads = sum(number for number, _ in mask.groups)
+    assert count_pairs(mask, time, memory + time, is_causal) == seen.expand(heads, -1, -1).sum()
+
+
 @pytest.mark.parametrize("part", [Band(64, 0), Band(None, 0, block=64), Band(None, 0, 64), Columns(1, 64, 8)])
 def test_the_share_of_long_texts_is_estimated(part):
     mask = AttentionMask(((3, (part,)), (1, (Band(9, 9),))))

@@ -49,9 +49,10 @@ TASKS = {
 def command_of(name: str) -> tuple[str, str]:
     """The folder of data, and the options of fairseq-train, for a key of the fixture."""
     group, _, what = name.partition("/")
+    masked_lm = MASKED_LM.replace("full_sentences_masked_lm", "masked_permuted_lm") if "mpnet" in what else MASKED_LM
     of_glue = f"--task {group} --criterion {group} {TINY} --sublayer-pattern M2x2"
     return {
-        "arch": ("corpus/shard0", f"{MASKED_LM} --arch {what} --max-positions 64 {ADAM}"),
+        "arch": ("corpus/shard0", f"{masked_lm} --arch {what} --max-positions 64 {ADAM}"),
         "causal": ("lm/data", f"{CAUSAL} --arch {what} {ADAM}{' --mem-len 0' * what.startswith('igpt')}"),
         "kind": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {ADAM}"),
         "kind_dropout": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {DROPOUT} {ADAM}"),

@@ -207,6 +207,11 @@ def test_parts_of_the_peak_add_up_with_what_is_accumulated_and_what_several_proc
     case = _encoder("sfsf", "eager", **TINY)
     one, two = case.count(), case.count(processes=2)
     assert two.peak - one.peak == two.gradients - one.gradients == one.weights
+    case = _encoder("sf[experts=4]", "eager", **TINY)
+    one, two, three = (case.count(processes=number) for number in (1, 2, 3))
+    experts = sum(each.numel() * 4 for name, each in case.model.named_parameters() if ".experts." in name)
+    assert one.weights - two.weights == experts // 2 and one.optimizer - two.optimizer == experts
+    assert three.weights == one.weights  # which do not divide them
     case = _encoder("sfsf", "eager", **{**TINY, "vocab_size": 8192})  # the peak is at the logits
     assert case.count(accumulates=True).peak == case.count().peak + case.count().gradients
     counted = _causal("sfsf", "eager", **CAUSAL_TINY).count(accumulates=True)

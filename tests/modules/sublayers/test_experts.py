@@ -13,8 +13,10 @@ from every_kind import WORDS, assert_alike, build, tokens
 from helpers import ROOT, assert_refused
 from torch import Tensor
 from torch.nn import functional as F
+from trained_encoders import trained
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search.supernet import Choices, Supernet, supernet_pattern
 from lazyformer_fairseq.measure.costs.flops import count_parameters, count_sublayer_flops
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -24,6 +26,7 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForwa
 from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
+from lazyformer_fairseq.warm_start.start import start_from
 
 WIDTH, HIDDEN, TIME = 6, 5, 16
 CONTEXT = Context(Scores(), lambda consumers, settings: "eager")
@@ -226,6 +229,25 @@ def test_recomputed_activations_learn_the_same_and_tell_validation_nothing():
     assert "experts_loss" not in losses.masked_lm(model.eval(), batch(), 1)[2]
     with pytest.raises(UserError, match="--reversible: f.experts=4. would not learn to use its experts equally"):
         MaskedLM(options(reversible=True, encoder_normalize_before=True), WORDS)
+
+
+def test_a_search_mixes_experts_and_takes_their_loss_of_what_ran():
+    candidates = ("s", "f", "f[experts=4]", "identity")
+    network = build(ENCODER, supernet_pattern(candidates, 2))
+    supernet = Supernet(network, network, Choices(2, candidates)).double().train()
+    supernet(tokens())[0].square().sum().backward()
+    told = network.take_told()
+    assert told.wanted > 0 and told.loss >= 2 * network.experts_loss * 0.9 and network.take_told() is None
+    assert supernet.choices.logits.grad.abs().sum() > 0
+
+
+def test_a_warm_start_has_as_many_experts_or_begins_with_experts_that_add_nothing():
+    old = trained("sf")
+    with pytest.raises(UserError, match="experts=4. cannot take the weights of f: they have not as many experts"):
+        start_from(old, {"sublayer_pattern": "sf[experts=4]"})
+    start = start_from(old, {"sublayer_pattern": "sff[experts=4]"}, ["0", "1", "-"])
+    last = [weight for name, weight in start.new.weights.items() if ".experts." in name and ".fc2." in name]
+    assert len(last) == 8 and not any(weight.any() for weight in last)
 
 
 def test_the_gate_is_in_single_precision_whatever_the_model_is_in():

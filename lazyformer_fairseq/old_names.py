@@ -75,6 +75,7 @@ OLD_NAMES: dict[str, str] = {
     "search --latency-budget": "--budgets {}",
     **{f"search --train-{what}": FROM_SCRATCH for what in ("updates", "patterns", "lr", "seeds")},
     **{f"search --{what}": CONSTANT for what in CONSTANTS_OF_SEARCH.split()},
+    "search --judged-batches": Gone("went; patterns are judged by short trainings, of which --rungs says how many"),
     "search --time-only": Gone("went; docs/search.md has what updates cost"),
     "search orders": Gone("went; `lazyformer compare --random-orders N` trains random orders"),
     "compare --shares": "--time-fractions {}",

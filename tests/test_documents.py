@@ -37,7 +37,7 @@ TINY = "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --seeds 1"
 TINY_COMPARE = f"{TINY} --validation-tokens 100 --tokens-per-sample 16 --batch-size 4 --device cpu"
 COMPARE = f"{TINY} --adaptive-softmax-cutoff '' --updates 1 --tgt-len 8 --mem-len 8 --batch-size 4 --device cpu"
 SEARCH = "--batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 60 --device cpu"
-FRONT = f"{SEARCH} {OF_MODEL} --tokens-per-sample 32 --judged-batches 1"
+FRONT = f"{SEARCH} {OF_MODEL} --tokens-per-sample 32 --validation-tokens 64 --rungs 1"
 BENCH = (
     "--baseline-arch bert_tiny --baseline-backend eager --relative-position-buckets 0 --lengths 8 --tokens 8 --rounds 2"
 )

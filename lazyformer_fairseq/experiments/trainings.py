@@ -36,6 +36,7 @@ class Job:
         lesson, learning: what is learned, and how.
         folder: for checkpoint, curve and result.
         group: of jobs that take turns; one group follows the other.
+        start: a checkpoint of another training, to go on from if it is there.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Job:
     folder: Path
     updates: int
     group: Hashable = 0
+    start: Optional[Path] = None
 
     def __str__(self) -> str:
         return self.name
@@ -73,7 +75,7 @@ class Training(StepwiseTraining):
     validations = 5
 
     def __init__(self, job: Job):
-        super().__init__(job.lesson, job.learning, job.folder)
+        super().__init__(job.lesson, job.learning, job.folder, job.start)
         self.job, self.name, self.total = job, job.name, job.updates
         self.validation_seconds = 0.0
         self.tokens: list[int] = self._kept("tokens", [])[: self.updates]

@@ -133,6 +133,7 @@ class StepwiseTraining:
         lesson: what it learns.
         learning: how.
         folder: for checkpoints and the updates' times; a training found there resumes.
+        start: a checkpoint of another training, to go on from where `folder` has none.
 
     Attributes:
         model: on its device, in its precision.
@@ -143,7 +144,7 @@ class StepwiseTraining:
         UserError: what is found there is damaged, or of another model.
     """
 
-    def __init__(self, lesson: Lesson, learning: Learning, folder: Path):
+    def __init__(self, lesson: Lesson, learning: Learning, folder: Path, start: Optional[Path] = None):
         folder.mkdir(parents=True, exist_ok=True)
         self.lesson, self.learning, self.folder = lesson, learning, folder
         CHOICES.waits = False
@@ -159,8 +160,8 @@ class StepwiseTraining:
         self.schedule = learning.schedule_of(self.optimizer)
         self.updates = self._skipped_in_a_row = 0
         self.batches = lesson.batches()
-        if (folder / CHECKPOINT).exists():
-            self._resume(folder / CHECKPOINT)
+        if found := [path for path in (folder / CHECKPOINT, start) if path and path.exists()]:
+            self._resume(found[0])
         self.schedule.step_update(self.updates)
         self.seconds: list[float] = self._kept("seconds", [])[: self.updates]
         self._pass: Iterator[Batch] = iter(self.batches)

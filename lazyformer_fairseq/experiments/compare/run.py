@@ -70,14 +70,14 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
 
 def _train(compared: ComparedTask, jobs: Sequence[CompareJob], description: str) -> None:
     """Trains the jobs, and before them what they begin with."""
-    workers, device = _count_workers(compared.settings), compared.settings.device
+    workers, device = count_workers(compared.settings), compared.settings.device
     before = [job.before for job in jobs if job.before is not None]
     for some, of_what in ((before, "self-pretraining"), (jobs, description)):
         if some:
             train(some, compared.open_training, of_what, workers, device)
 
 
-def _count_workers(settings: CompareSettings) -> int:
+def count_workers(settings: CompareSettings) -> int:
     """Processes at a time, one per GPU, or as many as torch's threads leave processors for; 0 for turns in this one."""
     if settings.in_turn:
         return 0

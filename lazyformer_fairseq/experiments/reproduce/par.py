@@ -117,7 +117,7 @@ TINY = Size(
     bench=("--rounds", "10"),
     search=(
         *("--batch-size", "8", "--max-updates", "60", "--constant-updates", "20", "--architecture-lr", "0.05"),
-        *("--judged-batches", "2", *_SHORT, "--attention-backend", "eager", *_NO_BANDS),
+        *(*_SHORT, "--attention-backend", "eager", *_NO_BANDS),
     ),
     updates=60,
     longer=120,

@@ -46,7 +46,6 @@ def search() -> None:
     help="Layers to search.  [default: as many as the baseline or ARCH has]",
 )
 @click.option("--baseline-pattern", help="What is compared with; of as many sublayers.  [default: sf, half as often]")
-@click.option("--recipe", type=click.Choice(["laptop"]), help="Options of model and masks that it sets, not of LAMB.")
 @takes(SearchSettings, into="")
 @LATENCIES
 def run(
@@ -55,36 +54,33 @@ def run(
     device: Optional[str],
     sublayers: Optional[int],
     baseline_pattern: Optional[str],
-    recipe: Optional[str],
     candidates: Sequence[str],
     latencies: Optional[Path],
     **given: Any,
 ) -> None:
-    """Search a sublayer pattern by gradient descent (PAR Transformer, section 2), or a front of them by any method.
+    """Search a sublayer pattern by gradient descent (PAR Transformer, section 2), or a front of them.
 
-    A supernet holds all candidates of all layers: self-attention, feed-forward, identity, and what you like. DATA is
-    what pre-training reads (of a corpus in several shards, the first alone), OUT the folder of the search. With
-    --budgets or another --method it finds a front: a pattern for each share of the baseline's latency, beside those of
-    random search of the same cost. Options of fairseq's task and model, such as --tokens-per-sample or
-    --encoder-embed-dim, may follow. Stop it at any time; rerun to resume. More in docs/search.md.
+    DATA is what pre-training reads (of a corpus in several shards, the first alone), OUT the folder of the search.
+    With --budgets, or a --method but gradient, it finds a front: a pattern for each share of the baseline's latency,
+    by trainings from scratch, the worse of which end early; beside it random search of the same cost. Gradient descent
+    learns in a supernet, which holds all candidates of all layers. Options of fairseq's task and model, such as
+    --tokens-per-sample or --encoder-embed-dim, may follow. Stop it at any time; rerun to resume. More in
+    docs/search.md.
 
     \b
     lazyformer search data/wikitext-2 results/search --task language-model --arch transformer_xl_base \\
       --adaptive-softmax-cutoff '' --tgt-len 192 --mem-len 192
     lazyformer search data results/front --task masked-lm --arch bert_base --candidates s,f,l,identity \\
-      --method evolution --budgets 0.5,0.6,0.7,0.8,0.9,1.0
+      --budgets 0.5,0.6,0.7,0.8,0.9,1.0
     """
     refuse_missing_folders(data)
     from lazyformer_fairseq.experiments.search.latency import read_price_list
-    from lazyformer_fairseq.experiments.search.material import read_given, words_of_recipe
+    from lazyformer_fairseq.experiments.search.material import read_given
     from lazyformer_fairseq.experiments.search.run import report_of, run_search
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     names = read_candidates(tuple(candidates))
-    if recipe and given["task"] != "masked-lm":
-        raise UserError(f"--recipe {recipe}: is for --task masked-lm")
-    given["fairseq_options"] = (*(words_of_recipe() if recipe else ()), *given["fairseq_options"])
-    options, _ = read_given(given["task"], given["arch"], given["fairseq_options"])
+    options, _ = read_given(given["task"], given["arch"], given["fairseq_options"], given["recipe"])
     settings = SearchSettings(
         data=str(Path(data).absolute()),
         baseline=choose_baseline(baseline_pattern, sublayers, len(plan(options.sublayer_pattern))),

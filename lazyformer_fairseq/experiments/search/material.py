@@ -5,27 +5,28 @@ The training data is in two disjoint parts: one for the weights, one for the arc
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Union
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
 from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, TokenStreams, check_memory_fits, item_length
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
+from lazyformer_fairseq.experiments.compare.task import ComparedTask
 from lazyformer_fairseq.experiments.lessons import MaskedBlocks, Network, Streams
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
-from lazyformer_fairseq.experiments.search.supernet import Choices, SinglePath, Supernet, supernet_pattern
+from lazyformer_fairseq.experiments.search.supernet import Choices, Supernet, supernet_pattern
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.options import chosen, mask_shares, read_words
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.pretraining.recipes import LAPTOP
 
 # By task: options of the models and of the data, the architectures, and the name of the defaults.
 KINDS = {
@@ -36,8 +37,8 @@ ARCHITECTURE_SHARE = 0.2  # of the training data is held apart for the architect
 OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
 
 
-def read_given(task: str, arch: str, given: Sequence[str]) -> tuple[Options, dict[str, Any]]:
-    """Options of the model: the arch's, and those of `given` words such as ``--dropout 0.1``; and of the data, by name.
+def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple[Options, dict[str, Any]]:
+    """Options of the model, and of the data by name: the arch's, the recipe's, and of words such as ``--dropout 0.1``.
 
     Raises:
         UserError: the arch does not fit the task, or an option is unknown or its value none.
@@ -58,15 +59,10 @@ def read_given(task: str, arch: str, given: Sequence[str]) -> tuple[Options, dic
         raise UserError(
             f"{error}; options that lazyformer search does not have itself go to the model and its data"
         ) from None
-    text = {each.name: words.pop(each.name) for each in fields(of_data) if each.name in words}
-    return read_options(kind, {**(rows[arch].options() if arch in rows else {}), **words}), text
-
-
-def words_of_recipe() -> list[str]:
-    """Of the recipe laptop what a search has, which trains in blocks of one length, under one share of masks."""
-    found = {**chosen(MaskedLMOptions, LAPTOP), **chosen(MaskedTextOptions, LAPTOP)}
-    found["mask_prob"], _ = mask_shares(found["mask_prob"])
-    return as_words({name: value for name, value in found.items() if name != "length_schedule"})
+    of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # a search has blocks of one length
+    text = {**chosen(of_data, of_recipe), **chosen(of_data, words)}
+    of_arch = rows[arch].options() if arch in rows else {}
+    return read_options(kind, {**of_arch, **chosen(kind, of_recipe), **chosen(kind, words)}), text
 
 
 class BlocksPart:
@@ -185,45 +181,62 @@ class Material:
     Attributes:
         training_lengths: T and M in training; M is 0 for encoders.
         predicted_share: of a sequence's tokens, in training.
+        sizes: options of `lazyformer compare` for the same text, beside widths and batch size.
         latency_tokens, latency_memory: T and M for measuring latency: T as the settings say, else the training's.
     """
 
     def __init__(self, settings: SearchSettings):
         self.settings = settings
-        self.options, self.text = read_given(settings.task, settings.arch, settings.fairseq_options)
+        self.options, self.text = read_given(settings.task, settings.arch, settings.fairseq_options, settings.recipe)
         is_encoder = settings.task == "masked-lm"
-        lesson = self._lesson(settings.baseline)
+        lesson = self.lesson(settings.baseline)
         self.dictionary = lesson.dictionary
         if is_encoder:
             text = lesson.texts.options
             self.training_lengths, share = (text.tokens_per_sample, 0), mask_shares(text.mask_prob)
-            if share[0] != share[1]:
-                raise UserError(f"--mask-prob {text.mask_prob}: a search has one share for all updates; give a number")
+            if share[0] != share[1] or text.length_schedule:
+                what = f"--mask-prob {text.mask_prob}" if share[0] != share[1] else "--length-schedule"
+                raise UserError(f"{what}: a search has one share of masks, and one length, for all updates")
             self.predicted_share = share[0]
+            buckets = {"relative_position_buckets": self.options.relative_position_buckets}
+            self.sizes = {"tokens_per_sample": text.tokens_per_sample, **buckets}
         else:
             self.training_lengths, self.predicted_share = (lesson.options.tgt_len, lesson.mem_len), 1.0
+            cutoffs = {"adaptive_softmax_cutoff": self.options.adaptive_softmax_cutoff}
+            self.sizes = {"tgt_len": lesson.options.tgt_len, "mem_len": lesson.mem_len, **cutoffs}
         time, self.latency_memory = self.training_lengths
         self.latency_tokens = settings.latency_tokens or time
 
-    def _lesson(self, pattern: str) -> Union[MaskedBlocks, Streams]:
+    def lesson(self, pattern: str) -> Union[MaskedBlocks, Streams]:
+        """What a model of a pattern learns."""
         settings, network = self.settings, Network(replace(self.options, sublayer_pattern=pattern))
         of_all = (network, settings.data, settings.batch_size, settings.seed)
         if settings.task == "masked-lm":
-            return MaskedBlocks(*of_all, updates=1, text=self.text)
+            return MaskedBlocks(*of_all, settings.max_updates, self.text)
         return Streams(*of_all, self.text)
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
         """A fresh seeded model of any pattern, on the search's device, and its stack."""
         torch.manual_seed(self.settings.seed)
-        model = self._lesson(pattern).build_model().to(self.settings.device)
+        model = self.lesson(pattern).build_model().to(self.settings.device)
         return model, next(module for module in model.modules() if isinstance(module, Stack))
 
-    def build_supernet(self, candidates: tuple[str, ...]) -> SinglePath:
-        """A supernet with as many layers as the baseline."""
-        layers, backend = self.settings.layers, self.options.attention_backend
+    def build_supernet(self) -> Supernet:
+        """Of the candidates, with as many layers as the baseline."""
+        layers, candidates = self.settings.layers, self.settings.candidates
         model, network = self.build_model(supernet_pattern(candidates, layers))
-        supernet = Supernet(model, network, Choices(layers, candidates).to(self.settings.device))
-        return SinglePath(supernet, network, backend)
+        return Supernet(model, network, Choices(layers, candidates).to(self.settings.device))
+
+    @cached_property
+    def compared(self) -> ComparedTask:
+        """How trainings of whole patterns learn, and on what they are validated: as in a comparison."""
+        settings, sizes = self.settings, {**self.sizes, "batch_size": self.settings.batch_size}
+        names = ("task", "data", "recipe", "validation_tokens", "in_turn", "device")
+        how = {name: getattr(settings, name) for name in names}
+        how |= {"updates": settings.max_updates, "rates": (settings.lr,) if settings.lr else ()}
+        how |= {"models": {"baseline": settings.baseline}, "fairseq_options": settings.fairseq_options}
+        found = CompareSettings(sizes=sizes, **how)
+        return found.row.load(found)
 
     def loss_of(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Any]:
         """Summed loss in nats and number of predictions."""
@@ -237,7 +250,7 @@ class Material:
         Raises:
             UserError: there is too little of it, or it does not fit the model.
         """
-        settings, lesson = self.settings, self._lesson(self.settings.baseline)
+        settings, lesson = self.settings, self.lesson(self.settings.baseline)
         if settings.task == "masked-lm":
             return two_parts_of_blocks(lesson.texts.split("train").now, settings.batch_size, settings.parts)
         if item_length(settings.data):

@@ -1,37 +1,37 @@
 """A search in its folder, from its settings to its result; every file there is complete or absent, and all resumes.
 
-A supernet is trained, then patterns of it are judged: of each budget of latency the best one counts, beside a control.
-What was found becomes tables and pictures.
+Patterns are drawn and trained; of each budget of latency the best one counts, and what other ways find stands beside.
+Tables and pictures show all of it.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import random
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, kept
 from lazyformer_fairseq.experiments.search import latency, space, training
+from lazyformer_fairseq.experiments.search.halving import Trainings
 from lazyformer_fairseq.experiments.search.material import Material
-from lazyformer_fairseq.experiments.search.settings import CONTROL, SearchSettings
-from lazyformer_fairseq.experiments.search.supernet import SinglePath
-from lazyformer_fairseq.measure.stepwise import moved
+from lazyformer_fairseq.experiments.search.settings import CONTROL, GRADIENT, SearchSettings
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.figures import picture, styles
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.page import Block, markdown, write_page
 from lazyformer_fairseq.report.tables import Table
-from lazyformer_fairseq.storage.json_files import read_json, write_json
 
-RESULT, JUDGED = "result.json", "judged.json"
-CONTROL_FOLDER = "control"
+RESULT = "result.json"
 CONTROLS_SEED = 1000  # further than the method's: the two draw other patterns
+BESIDE = "; beside them random search of the same cost, and two whole trainings a budget"
+RATIO = "sff"  # as a hand would write it: an s for two f (arXiv 2510.00379)
 
 
 def search_in(path: Path, settings: Any, begun: str, search: Callable[[], dict[str, Any]]) -> dict:
@@ -60,83 +60,21 @@ def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
         What result.json holds.
 
     Raises:
-        UserError: as :func:`search_in`; settings and data do not fit together; or the evaluations alone cost all
-            updates.
+        UserError: as :func:`search_in`; or settings and data do not fit together.
     """
     material = Material(settings)
-    material.parts()  # data that does not fit must not leave a folder behind
-    _supernets_cost(settings)
+    compared = material.compared  # what does not fit must not leave a folder behind
+    if settings.method == GRADIENT:
+        material.parts()
+    if settings.budgets:
+        compared.describe_data()
 
     def search() -> dict[str, Any]:
         result = Search(material, path).result()
         write_report(result, path)
         return result
 
-    return search_in(path, settings, training.STATE, search)
-
-
-def _supernets_cost(settings: SearchSettings) -> float:
-    """What is left for the supernet in updates of the baseline, when a pattern as large as it costs an evaluation.
-
-    Raises:
-        UserError: nothing is left.
-    """
-    most = settings.max_updates
-    if not settings.budgets:
-        return most
-    of_evaluations = settings.evaluations * settings.judged_batches * training.FORWARD
-    if of_evaluations >= most:
-        raise UserError(
-            f"--max-updates {most}: {settings.evaluations} evaluations on {settings.judged_batches} batches cost as "
-            f"much as {of_evaluations:.0f} updates; give more updates, or fewer --evaluations or --judged-batches"
-        )
-    return most - of_evaluations
-
-
-@dataclass
-class Inheritance:
-    """Losses with inherited weights on the first batches of the held-apart data, always the same; kept in `file`.
-
-    Attributes:
-        single: a trained supernet.
-        batches: how many.
-        losses: in bits a prediction, of the patterns judged so far.
-    """
-
-    material: Material
-    single: SinglePath
-    counting: training.Counting
-    batches: int
-    file: Path
-    losses: dict[space.Subnet, float] = field(default_factory=dict)
-
-    def __post_init__(self):
-        self.part = self.material.parts()[1]
-        if self.file.exists():
-            self.losses = {space.subnet_of(text): loss for text, loss in read_json(self.file).items()}
-
-    def __call__(self, subnet: space.Subnet) -> float:
-        self.losses[subnet] = self._loss(subnet)
-        write_json(self.file, {space.by_layer(each): loss for each, loss in self.losses.items()}, durable=False)
-        return self.losses[subnet]
-
-    @torch.no_grad()
-    def _loss(self, subnet: space.Subnet) -> float:
-        self.single.take(subnet)
-        self.single.eval()
-        losses: list[Tensor] = []
-        count = 0
-        for batch in itertools.chain.from_iterable(itertools.islice(self.part.batches(1, 0), self.batches)):
-            loss, predictions = self.material.loss_of(self.single, moved(batch, self.material.settings.device))
-            losses.append(loss.double())
-            count += int(predictions)
-        return float(sum(losses)) / count / math.log(2)
-
-    def cost_of(self, subnets: Sequence[space.Subnet]) -> training.Cost:
-        """What it cost to judge these."""
-        batches = min(self.batches, len(self.part))
-        counted = sum(training.FORWARD * batches * self.counting.subnet(subnet) for subnet in subnets)
-        return training.Cost(evaluations=len(subnets), counted=counted)
+    return search_in(path, settings, "**/*.pt", search)
 
 
 class Search:
@@ -151,104 +89,141 @@ class Search:
             self.prices = latency.prices_of(material, settings.baseline, sublayers, path)
         self.counting = training.Counting(material)
         self.space = space.Space(settings.candidates, settings.layers, self.prices)
-        self.budgets: list[Optional[float]] = sorted(settings.budgets) or [None]
-        self.bands = [space.Band(0.0, math.inf)]
-        if settings.budgets:
-            self.bands = space.bands_of(settings.budgets, latency.latency_of(self.prices, settings.baseline))
-        baseline = space.subnet_of(settings.baseline)
-        self.baseline = baseline if set(baseline) <= set(settings.candidates) else None
+        self.bands = space.bands_of(settings.budgets, self._latency(settings.baseline)) if settings.budgets else []
+        self.trainings = Trainings(material, path)
+
+    def _latency(self, pattern: str) -> float:
+        return latency.latency_of(self.prices, pattern)
 
     def result(self) -> dict[str, Any]:
         """All that the report needs."""
-        settings = self.settings
-        supernet, inheritance = self._supernet(settings.trains_mixtures, self.path)
-        fronts = {"found": self._search(settings.method, supernet, inheritance, settings.seed)}
-        if settings.budgets and settings.control and settings.method != CONTROL:
-            fronts["control"] = self._control(supernet, inheritance)
-        measured = self._latencies([*fronts.values()])
-        rows = measured.values()
+        settings, shares, spent = self.settings, [], training.Cost()
+        if settings.method == GRADIENT:
+            of_all = (self.material.build_supernet(), settings, self.material.loss_of, self.material.parts())
+            supernet = training.SupernetTraining(*of_all, self.prices, self.counting)
+            supernet.run_in(self.path)
+            shares, spent = [choices.probabilities().tolist() for choices in supernet.choices], supernet.spent
+        fronts = self._fronts(shares, spent.counted) if settings.budgets else self._most_probable(*shares, spent)
+        points = [point for front in fronts.values() for point in front["points"]]
+        described = self._described([settings.baseline, *(point["pattern"] for point in points if point["pattern"])])
+        for point in points:
+            point |= described.get(point["pattern"], {})
+        of_trainings = {"recipe": settings.recipe, "updates": settings.max_updates} if settings.budgets else {}
         return {
-            "settings": {name: getattr(settings, name) for name in ("data", "task", "candidates")},
+            "settings": {name: getattr(settings, name) for name in ("data", "task", "candidates", "lengths")},
             "sizes": asdict(self.counting.sizes),
-            **{name: self._described(each, measured) for name, each in fronts.items()},
-            "baseline": {
-                "pattern": space.compact(settings.baseline),
-                **measured[settings.baseline],
-                "loss": None if self.baseline is None else inheritance.losses[self.baseline],
-            },
-            "probabilities": [choices.probabilities().tolist() for choices in supernet.choices],
+            **fronts,
+            "baseline": described[settings.baseline],
+            "probabilities": shares,
             "latency_correlation": latency.rank_correlations(
-                [row["predicted"] for row in rows], [row["measured"]["median"] for row in rows]
+                [each["predicted"] for each in described.values()],
+                [each["measured"]["median"] for each in described.values()],
             ),
+            "of_trainings": {**of_trainings, "batch_size": settings.batch_size, **self.material.sizes},
+            "rank_correlations": self.trainings.rank_correlations(),
+            "trained": [
+                {"pattern": space.compact(pattern), "predicted": self._latency(pattern), "losses": losses}
+                for pattern, losses in self.trainings.losses.items()
+            ],
         }
 
-    def _supernet(self, of_mixtures: bool, folder: Path) -> tuple[training.SupernetTraining, Inheritance]:
-        """Trained, and what its patterns inherit."""
-        single = self.material.build_supernet(self.settings.candidates)
-        data, cost = (self.material.loss_of, self.material.parts()), _supernets_cost(self.settings)
-        kind = training.MixtureTraining if of_mixtures else training.SubnetTraining
-        trained = kind(single, self.settings, *data, cost, self.prices, self.counting)
-        trained.run_in(folder)
-        return trained, Inheritance(self.material, single, self.counting, self.settings.judged_batches, folder / JUDGED)
+    def _most_probable(self, shares: list[list[float]], spent: training.Cost) -> dict[str, dict[str, Any]]:
+        """The one pattern of PAR Transformer, section 2.1."""
+        anything = space.Band(0.0, math.inf)
+        subnet = next(space.draws(self.space, anything, random.Random(self.settings.seed), shares))
+        point = {"budget": None, "pattern": space.letters(subnet), "by_layer": space.by_layer(subnet)}
+        return {"found": {"method": GRADIENT, "points": [point], "cost": asdict(spent)}}
 
-    def _search(
-        self, method: str, supernet: training.SupernetTraining, inheritance: Inheritance, seed: int
+    def _fronts(self, shares: list[list[list[float]]], spent: float) -> dict[str, dict[str, Any]]:
+        """The method's, and beside it random search of the same cost, and two rules that search nothing.
+
+        Args:
+            shares: that gradient descent found, by budget; empty for uniform draws.
+            spent: on that, in updates of the baseline.
+        """
+        settings, trainings, cost_of = self.settings, self.trainings, self.counting.pattern
+        draws, of_each = self._draws(settings.seed, shares), len(self.bands)
+        drawn = [[*islice(each, len(range(n, settings.evaluations, of_each)))] for n, each in enumerate(draws)]
+        everything = [*chain(*drawn)]
+        print(f"{settings.method} {trainings.plan(drawn, cost_of)}{BESIDE * settings.control}.", flush=True)
+        trainings.train([settings.baseline], "baseline")
+        trainings.halve(drawn)
+        cost = spent + sum(trainings.spent(pattern) * cost_of(pattern) for pattern in everything)
+        fronts = {"found": self._front(settings.method, self._best(everything), everything, cost)}
+        if not settings.control:
+            return fronts
+        if settings.method != CONTROL:
+            controls = self._as_many_as(cost)
+            trainings.train(controls, "random search")
+            fronts["control"] = self._front(f"{CONTROL}, the control", self._best(controls), controls)
+        largest = self._first(everything, lambda pattern: -trainings.parameters[pattern])
+        lengths = range(2, settings.layers + 1) if {*RATIO} <= {*settings.priced} else ()
+        by_hand = self._first([(RATIO * length)[:length].rstrip("s") for length in lengths], lambda each: -len(each))
+        for name, method, chosen in (("largest", "most parameters", largest), ("ratio", f"{RATIO} repeated", by_hand)):
+            some = [pattern for pattern in dict.fromkeys(chosen) if pattern]
+            trainings.train(some, method)
+            fronts[name] = self._front(method, chosen, some)
+        return fronts
+
+    def _draws(self, seed: int, shares: Sequence[Any] = ()) -> list[Iterator[str]]:
+        """Of each budget, patterns written out."""
+        found = []
+        for place, (band, some) in enumerate(zip_longest(self.bands, shares)):
+            found.append(space.draws(self.space, band, random.Random(f"{seed} {place}"), some))
+        return [map(space.letters, subnets) for subnets in found]
+
+    def _as_many_as(self, cost: float) -> list[str]:
+        """Random patterns, budgets in turn, whose whole trainings cost as much, to half of one."""
+        found: list[str] = []
+        for pattern in chain.from_iterable(zip_longest(*self._draws(self.settings.seed + CONTROLS_SEED))):
+            price = self.settings.max_updates * self.counting.pattern(pattern) if pattern else 0
+            if len(found) >= len(self.bands) and price > 2 * cost:
+                break
+            cost -= price
+            found += [pattern] if pattern else []
+        return found
+
+    def _best(self, patterns: Sequence[str]) -> list[Optional[str]]:
+        """For each budget, of those trained whole."""
+        losses = {pattern: whole for pattern in patterns if (whole := self.trainings.losses[pattern][-1]) is not None}
+        return self._first([*losses], losses.__getitem__)
+
+    def _first(self, patterns: Sequence[str], rank: Callable[[str], float]) -> list[Optional[str]]:
+        """For each budget, of those within it; None where there is none."""
+        fitting = ([each for each in patterns if self._latency(each) <= band.high] for band in self.bands)
+        return [min(some, key=rank, default=None) for some in fitting]
+
+    def _front(
+        self, method: str, chosen: Sequence[Optional[str]], trained: Sequence[str], cost: Optional[float] = None
     ) -> dict[str, Any]:
-        """A method's front on a trained supernet: of each budget the best pattern that was judged, and the cost."""
-        evaluations = self.settings.evaluations if self.settings.budgets else 1  # else the most probable alone
-        judge = space.Judge(inheritance, evaluations, dict(inheritance.losses))
-        if self.baseline is not None and self.baseline not in inheritance.losses:
-            inheritance(self.baseline)  # for the report: it is no evaluation of the method
-        shares = [choices.probabilities().tolist() for choices in supernet.choices] or None
-        task = space.Task(self.space, self.bands, judge, seed, shares)
-        print(f"judging {evaluations} patterns ({method})")
-        space.JUDGING[method](task)
-        points = []
-        for budget, band in zip(self.budgets, self.bands, strict=True):
-            best = task.best_within(band.high)
-            points.append({"budget": budget, "subnet": best, "loss": None if best is None else judge.losses[best]})
-        judged = [{"latency": self.space.latency(subnet), "loss": loss} for subnet, loss in judge.losses.items()]
-        cost = supernet.spent + inheritance.cost_of(list(judge.losses))
-        return {"method": method, "points": points, "judged": judged, "cost": cost}
+        """What a method chose for each budget, and its cost in updates of the baseline: by default whole trainings'."""
+        whole = [pattern for pattern in trained if self.trainings.losses[pattern][-1] is not None]
+        if cost is None:
+            cost = self.settings.max_updates * sum(map(self.counting.pattern, whole))
+        points = [{"budget": each, "pattern": p} for each, p in zip(sorted(self.settings.budgets), chosen, strict=True)]
+        costs = {"patterns": len(trained), "trained_whole": len(whole), "counted": cost}
+        return {"method": method, "points": points, "cost": costs}
 
-    def _control(self, supernet: training.SupernetTraining, inheritance: Inheritance) -> dict[str, Any]:
-        """Random search: on the same supernet where that trains patterns, else on one of its own, of the same cost."""
-        if self.settings.trains_mixtures:
-            supernet, inheritance = self._supernet(False, self.path / CONTROL_FOLDER)
-        return self._search(CONTROL, supernet, inheritance, self.settings.seed + CONTROLS_SEED)
-
-    def _latencies(self, fronts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """By pattern `predicted` ms and `measured`: median and quartiles in ms of a forward pass at batch 1."""
-        found = [point["subnet"] for front in fronts for point in front["points"] if point["subnet"] is not None]
-        patterns = [self.settings.baseline, *map(space.letters, found)]
-        return {
-            pattern: {
-                "predicted": latency.latency_of(self.prices, pattern),
-                "measured": spread([1000 * sample for sample in timing.samples]),
-            }
-            for pattern, timing in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items()
-        }
-
-    def _described(self, front: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-        """With patterns in place of parts of the supernet."""
-        cost, points = front["cost"], []
-        for point in front["points"]:
-            pattern: Optional[str] = None
-            found: Mapping[str, Any] = {}
-            if point["subnet"] is not None:
-                pattern = space.letters(point["subnet"])
-                found = {"by_layer": space.by_layer(point["subnet"]), "loss": point["loss"], **measured[pattern]}
-            points.append({"budget": point["budget"], "pattern": pattern and space.compact(pattern), **found})
-        return {**front, "cost": asdict(cost), "points": points}
+    def _described(self, patterns: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """By pattern: `predicted` and `measured` ms of a forward pass at batch 1; its loss, where it was trained."""
+        found = {}
+        for pattern, timing in latency.measure_models(self.material, patterns, latency.ROUNDS_OF_FRONTS).items():
+            milliseconds = spread([1000 * sample for sample in timing.samples])
+            found[pattern] = {"pattern": space.compact(pattern), "predicted": self._latency(pattern)}
+            found[pattern] |= {"measured": milliseconds}
+            if losses := self.trainings.losses.get(pattern):
+                found[pattern] |= {"loss": losses[-1], "parameters": self.trainings.parameters[pattern]}
+        return found
 
 
-FRONTS = ("found", "control")
+FRONTS = ("found", "control", "largest", "ratio")
 
 
 def write_report(result: Mapping[str, Any], folder: Path) -> None:
-    """table.md, front.png; of gradient descent also probabilities.png."""
+    """table.md; of a front, front.png; of gradient descent, probabilities.png."""
     write_page(_page(result), folder, "table")
-    _draw_front(result, folder / "front.png")
+    if result["trained"]:
+        _draw_front(result, folder / "front.png")
     if result["probabilities"]:
         _draw_probabilities(result, folder / "probabilities.png")
 
@@ -256,9 +231,7 @@ def write_report(result: Mapping[str, Any], folder: Path) -> None:
 def _draw_probabilities(result: Mapping[str, Any], path: Path) -> None:
     """Layers along x, candidates as rows, brighter where more probable (PAR Transformer, Figure 2)."""
     sublayers = map(read_sublayer, result["settings"]["candidates"])
-    labels = [
-        each.kind.name + each.text[1:] for each in sublayers
-    ]  # ``self-attention``, and its settings if it has any
+    labels = [each.kind.name + each.text[1:] for each in sublayers]  # ``self-attention``, and settings if it has any
     tables = [np.asarray(table).T for table in result["probabilities"]]
     layers = tables[0].shape[1]
     panel = (max(5.0, 0.32 * layers + 2.5), 0.5 * len(labels) + 1.4)
@@ -274,99 +247,95 @@ def _draw_probabilities(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _of_budget(point: Mapping[str, Any], before: str = "") -> str:
-    return "" if point["budget"] is None else f"{before}{point['budget']:.0%}"
+    return "" if point.get("budget") is None else f"{before}{point['budget']:.0%}"
 
 
 def report_of(result: Mapping[str, Any]) -> str:
-    """What was found beside its control, what each cost, and how well latency was predicted; in Markdown."""
+    """What was found, and what stands beside it, what each cost, and what rank correlations say; in Markdown."""
     return markdown(_page(result)).rstrip()
 
 
 def _page(result: Mapping[str, Any]) -> list[Block]:
-    page: list[Block] = [_front_table(result), _costs_table(result)]
-    if found := result["latency_correlation"]:
-        page.append(
-            f"Predicted with measured latency of these {found['n']} patterns: Spearman's rank correlation "
-            f"{found['spearman']:.3f}, Kendall's tau {found['kendall']:.3f}."
-        )
-    return [*page, "Inherited losses are what a search goes by. To train the patterns from scratch, side by side:",
-            _comparison(result)]  # fmt: skip
+    fronts = [result[name] for name in FRONTS if name in result]
+    page: list[Block] = [_front_table(result["baseline"], fronts), _costs_table(fronts)]
+    correlations = {"Predicted with measured latency": result["latency_correlation"]}
+    for updates, found in result.get("rank_correlations", {}).items():
+        correlations[f"Losses after {int(updates):,} updates with those of whole trainings"] = found
+    for what, found in correlations.items():
+        if found:
+            said = f"rank correlation {found['spearman']:.3f}, Kendall's tau {found['kendall']:.3f}"
+            page.append(f"{what}, {found['n']} patterns: Spearman's {said}.")
+    what = "To train the patterns side by side, by three seeds; give other widths to see whether they stay the best:"
+    return [*page, what, _comparison(result, fronts)]
 
 
-def _comparison(result: Mapping[str, Any]) -> str:
+def _comparison(result: Mapping[str, Any], fronts: Sequence[Mapping[str, Any]]) -> str:
     """A command that trains the baseline and all that was found, in the sizes of the search."""
     settings, sizes = result["settings"], result["sizes"]
-    patterns = {"baseline": result["baseline"]["pattern"]}
-    for front in FRONTS:
-        points = result.get(front, {"points": ()})["points"]
-        patterns |= {f"{front}{_of_budget(each, '-').rstrip('%')}": each["pattern"] for each in points}
+    names = {result["baseline"]["pattern"]: "baseline"}
+    for front in fronts:
+        method = re.sub(r"\W+", "_", front["method"].split(",")[0]).strip("_")
+        for point in front["points"]:
+            names.setdefault(point["pattern"], method + _of_budget(point, "-").rstrip("%"))
     lines = [f"lazyformer compare {settings['data']} FOLDER --task {settings['task']}"]
-    lines += [f"  --model '{name}={pattern}'" for name, pattern in patterns.items() if pattern]
+    lines += [f"  --model '{name}={pattern}'" for pattern, name in names.items() if pattern]
     widths = (sizes["embed_dim"], sizes["ffn_embed_dim"], sizes["num_heads"])
     lines.append("  --embed-dim {} --ffn-embed-dim {} --heads {}".format(*widths))
+    more = {name.replace("_", "-"): shlex.quote(str(value)) for name, value in result.get("of_trainings", {}).items()}
+    lines += ["  " + " ".join(f"--{name} {value}" for name, value in more.items())] if more else []
     return "```bash\n" + " \\\n".join(lines) + "\n```"
 
 
-def _front_table(result: Mapping[str, Any]) -> Table:
-    """The baseline, then of each budget a row of the method and one of its control."""
-    baseline = result["baseline"]
-    rows = [_row("baseline", "", baseline, baseline)]
-    for number, point in enumerate(result["found"]["points"]):
-        for name in FRONTS:
-            if name in result:
-                of_budget = result[name]["points"][number]
-                rows.append(_row(_called(result, name), _of_budget(point), of_budget, baseline))
-    return Table("", rows, left=("pattern",))
+def _front_table(baseline: Mapping[str, Any], fronts: Sequence[Mapping[str, Any]]) -> Table:
+    """The baseline, then of each budget a row of every front; without columns that nothing fills."""
+    rows = [_row("baseline", baseline, baseline)]
+    for points in zip(*(front["points"] for front in fronts), strict=True):
+        rows += [_row(front["method"], point, baseline) for front, point in zip(fronts, points, strict=True)]
+    headers = [header for header in rows[0] if any(row[header] for row in rows)]
+    return Table("", [{header: row[header] for header in headers} for row in rows], left=("pattern",))
 
 
-def _called(result: Mapping[str, Any], name: str) -> str:
-    return result[name]["method"] + (", the control" if name == "control" else "")
-
-
-def _row(name: str, budget: str, point: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, str]:
-    found = {"predicted, ms": "", "measured, ms (quartiles)": "", "of the baseline": "", "inherited loss, bits": ""}
+def _row(name: str, point: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, str]:
+    row = {"": name, "budget": _of_budget(point), "pattern": "none found"}
+    columns = "parameters; predicted, ms; measured, ms (quartiles); of the baseline; loss, bits"
+    row |= dict.fromkeys(columns.split("; "), "")
     if point["pattern"] is not None:
-        loss = point["loss"]
-        found = {
+        row |= {
+            "pattern": f"`{point['pattern']}`",
             "predicted, ms": f"{point['predicted']:.2f}",
             "measured, ms (quartiles)": with_spread(point["measured"], 2),
             "of the baseline": f"{point['measured']['median'] / baseline['measured']['median']:.0%}",
-            "inherited loss, bits": "" if loss is None else f"{loss:.3f}",
         }
-    pattern = "none found" if point["pattern"] is None else f"`{point['pattern']}`"
-    return {"": name, "budget": budget, "pattern": pattern, **found}
+    if "parameters" in point:
+        row |= {"parameters": f"{point['parameters']:,}", "loss, bits": f"{point['loss']:.3f}"}
+    return row
 
 
-def _costs_table(result: Mapping[str, Any]) -> Table:
-    """Updates and evaluations, both in updates of the baseline by FLOPs."""
-    headers = {
-        "weights_updates": "updates of weights",
-        "architecture_updates": "of the architecture",
-        "evaluations": "evaluations",
-        "counted": "in updates of the baseline",
-    }
-    rows = []
-    for name in FRONTS:
-        if name in result:
-            cost = result[name]["cost"]
-            cells = {header: f"{cost[each]:,.0f}" for each, header in headers.items()}
-            rows.append({"": _called(result, name), **cells})
-    return Table("", rows)
+def _costs_table(fronts: Sequence[Mapping[str, Any]]) -> Table:
+    """Updates of the baseline are by FLOPs."""
+    names = {"counted": "in updates of the baseline"}
+    costs = ({names.get(of, of.replace("_", " ")): f"{n:,.0f}" for of, n in each["cost"].items()} for each in fronts)
+    return Table("", [{"": each["method"], **cost} for each, cost in zip(fronts, costs, strict=True)])
 
 
 def _draw_front(result: Mapping[str, Any], path: Path) -> None:
-    """Inherited loss against predicted latency: a small mark is a judged pattern, a large one a point of a front."""
-    with picture(path, panel=(6.5, 4.5)) as ((axis,),):
+    """Loss against predicted latency: a line for each pattern from rung to rung, large marks for what was found."""
+    *rungs, whole = result["settings"]["lengths"]
+    with picture(path, panel=(7.5, 5)) as ((axis,),):
+        small, shades = {"linestyle": "", "markersize": 4}, np.linspace(0.75, 0.4, len(rungs) + 1)
+        for each in result["trained"]:
+            losses = [loss for loss in each["losses"] if loss is not None]
+            axis.plot([each["predicted"]] * len(losses), losses, color="0.85", linewidth=0.8, zorder=1)
+        for rung, (updates, shade) in enumerate(zip((*rungs, whole), shades, strict=True)):
+            made = [(each["predicted"], each["losses"][rung]) for each in result["trained"]]
+            points = np.reshape([each for each in made if each[1] is not None], (-1, 2)).T
+            axis.plot(*points, marker="o", color=str(shade), label=f"after {updates:,} updates", zorder=2, **small)
         for name, style in styles(FRONTS).items():
-            if name not in result:
-                continue
-            judged = [(each["latency"], each["loss"]) for each in result[name]["judged"]]
-            axis.scatter(*zip(*judged, strict=True), s=8, alpha=0.4, c=style["color"])
-            points = [(each["predicted"], each["loss"]) for each in result[name]["points"] if each["pattern"]]
-            axis.plot(*np.reshape(points, (-1, 2)).T, label=_called(result, name), **style)
+            if name in result:
+                found = [(each["predicted"], each["loss"]) for each in result[name]["points"] if each["pattern"]]
+                axis.plot(*np.reshape(found, (-1, 2)).T, label=result[name]["method"], linewidth=1, zorder=3, **style)
         baseline = result["baseline"]
-        if baseline["loss"] is not None:
-            star = {"markersize": 11, "linestyle": "", "label": "baseline"}
-            axis.plot([baseline["predicted"]], [baseline["loss"]], "k*", **star)
-        axis.set(xlabel="predicted latency, ms", ylabel="loss with inherited weights, bits")
-        axis.legend()
+        star = {"markersize": 13, "linestyle": "", "label": "baseline", "zorder": 4}
+        axis.plot([baseline["predicted"]], [baseline["loss"]], "k*", **star)
+        axis.set(xlabel="predicted latency, ms", ylabel="validation loss, bits")
+        axis.legend(fontsize=8)

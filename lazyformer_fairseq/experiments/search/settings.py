@@ -1,26 +1,38 @@
 """What decides a search's result, and its commands take; kept in its folder, so that only the same search resumes."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.settings import RECIPES
 from lazyformer_fairseq.options import check, divided, option
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, producers, read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
 
 TASKS = ("masked-lm", "language-model")
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of a front, unless others are given
-CONTROL = "random"
+GROWTH = 3  # of a training from rung to rung
 
-# How a search spends its evaluations once the supernet is trained. The architecture's parameters are PAR Transformer's,
-# section 2, and FBNet's; random search is Li and Talwalkar's (2019, arXiv 1902.07638); evolution is of Real et al.
-# (2019, arXiv 1802.01548) and Guo et al. (2020, arXiv 1904.00420).
-GRADIENT = "gradient"
-METHODS = {
-    GRADIENT: "architecture's parameters for each budget, learned by gradient descent; then patterns drawn from them",
-    CONTROL: "patterns drawn uniformly between each budget and the one below",
-    "evolution": "children of the best of a few of the youngest patterns",
-}
+# How the patterns of a front are drawn, and whether most end early: successive halving is of Jamieson and Talwalkar
+# (2016, arXiv 1502.07943), random search of Li and Talwalkar (2019, arXiv 1902.07638), the architecture's parameters
+# are of PAR Transformer, section 2, and of FBNet.
+HALVING, GRADIENT, CONTROL = METHODS = ("halving", "gradient", "random")
+SAID_OF_METHODS = (
+    f"{HALVING}: patterns drawn uniformly between each budget and the one below; all train for a short time, and the "
+    f"best go on; {GRADIENT}: drawn from the architecture's parameters for each budget, learned by gradient descent, "
+    f"then as {HALVING}; {CONTROL}: drawn uniformly, and all trained whole."
+)
+
+
+of_front, of_gradient = partial(option, section="A front"), partial(option, section="Gradient descent")
+
+
+def read_method(name: str) -> str:
+    """Raises a UserError for one that went."""
+    if name == "evolution":
+        raise UserError(f"evolution went: it judged by inherited losses, which rank by chance; take {HALVING}")
+    return name
 
 
 @dataclass(frozen=True)
@@ -45,35 +57,55 @@ class SearchSettings:
     candidates: tuple[str, ...] = option(
         ("s", "f", "identity"), f"What a layer chooses from: {describe_letters()}; settings in brackets."
     )
-    method: str = option(GRADIENT, f"{'; '.join(map(': '.join, METHODS.items()))}.", choices=list(METHODS))
+    method: Optional[str] = option(
+        None,
+        SAID_OF_METHODS,
+        choices=METHODS,
+        parse=read_method,
+        metavar=f"[{'|'.join(METHODS)}]",
+        shown=f"{HALVING} with --budgets, else {GRADIENT}",
+    )
     budgets: tuple[float, ...] = option(
         (),
         "A front: a pattern for each of these shares of the baseline's latency.",
         low=0,
         is_open=True,
         metavar="SHARE,...",
-        shown=f"{','.join(map(str, BUDGETS))}; with --method gradient none, one pattern instead",
+        shown=f"{','.join(map(str, BUDGETS))} with --method {HALVING} or {CONTROL}; else one pattern of any latency",
     )
     max_updates: int = option(
         50_000,
-        "What a front may cost with all evaluations, in updates of the baseline by FLOPs; of one pattern, updates of "
-        "weights and architecture.",
+        f"Of a front, updates of a whole training; with --method {GRADIENT} the supernet costs as many of the "
+        "baseline, by FLOPs. Of one pattern, updates of weights and architecture.",
         low=1,
     )
-    constant_updates: int = option(10_000, "Of these, weights alone, before the architecture learns.", low=0)
-    evaluations: int = option(96, "Of a front: patterns that are judged with inherited weights.", low=1)
-    judged_batches: int = option(8, "Batches of held-apart data that judge a pattern.", low=1)
-    control: bool = option(True, "Of a front: random search of the same cost beside the method.")
     batch_size: int = option(128, "Sequences, or streams of text, an update.", low=1)
-    update_freq: Optional[int] = option(
+    evaluations: int = of_front(96, "Patterns that are drawn, of all budgets together.", low=1)
+    rungs: int = of_front(
+        3, f"Lengths of training; the last is --max-updates, each 1/{GROWTH} of the next.", low=1, high=20
+    )
+    keep: float = of_front(0.33, "Share of a budget's patterns that go on; 1: all.", low=0, is_open=True, high=1)
+    control: bool = of_front(True, "Random search of the same cost beside the method, and two rules.")
+    recipe: str = option("adam", "As of `lazyformer compare`; a supernet keeps LAMB.", choices=tuple(RECIPES))
+    lr: Optional[float] = of_front(
+        None, "Their rate, constant until it decays.", low=0, is_open=True, high=1, shown="the recipe's"
+    )
+    validation_tokens: int = of_front(16_384, "What is scored, the same text and masks for all.", low=1)
+    in_turn: Optional[bool] = of_front(
+        None, "One training at a time, or several, a process each.", "--in-turn/--alone", shown="alone on several GPUs"
+    )
+    constant_updates: int = of_gradient(
+        10_000, "Of the supernet's, weights alone, before the architecture learns.", low=0
+    )
+    update_freq: Optional[int] = of_gradient(
         None,
         "Parts of an update, one after the other, of which memory holds one; each draws its own mixture.",
         low=1,
         shown="1",
     )
-    weights_lr: float = option(1e-2, "LAMB's learning rate.", low=0, is_open=True)
-    architecture_lr: float = option(1e-2, "Adam's learning rate.", low=0, is_open=True)
-    latency_price: float = option(
+    weights_lr: float = of_gradient(1e-2, "LAMB's learning rate.", low=0, is_open=True)
+    architecture_lr: float = of_gradient(1e-2, "Adam's learning rate.", low=0, is_open=True)
+    latency_price: float = of_gradient(
         1.0, "Nats a prediction that the architecture pays for a baseline's latency beyond its budget.", low=0
     )
     latency_tokens: Optional[int] = option(None, "Tokens that latency is measured with.", low=1, shown="the training's")
@@ -85,9 +117,13 @@ class SearchSettings:
     def __post_init__(self):
         check(self)
         read_candidates(self.candidates)
-        if not self.trains_mixtures:  # they have no architecture that would wait
+        if self.method is None:
+            object.__setattr__(self, "method", HALVING if self.budgets else GRADIENT)
+        if self.method != GRADIENT:  # there is no architecture that would wait
             object.__setattr__(self, "budgets", self.budgets or BUDGETS)
             object.__setattr__(self, "constant_updates", 0)
+        if self.method == CONTROL:
+            object.__setattr__(self, "rungs", 1)
         if self.max_updates <= self.constant_updates:
             raise UserError(
                 f"--max-updates {self.max_updates}: must be more than the {self.constant_updates} of "
@@ -95,6 +131,10 @@ class SearchSettings:
             )
         if self.batch_size % self.parts:
             raise UserError(f"--update-freq {self.parts}: does not divide --batch-size {self.batch_size}")
+        if self.budgets and self.lengths[0] < 2:
+            raise UserError(
+                f"--rungs {self.rungs}: the first lacks two of --max-updates {self.max_updates}; give fewer"
+            )
         if self.evaluations < len(self.budgets):
             raise UserError(
                 f"--evaluations {self.evaluations}: give one for each of {len(self.budgets)} budgets at least"
@@ -106,10 +146,9 @@ class SearchSettings:
         return self.update_freq or 1
 
     @property
-    def trains_mixtures(self) -> bool:
-        """Whether an update of the weights trains mixtures of all candidates, whose architecture is then trained too,
-        or one random pattern."""
-        return self.method == GRADIENT
+    def lengths(self) -> list[int]:
+        """Of a front's trainings, updates by rung."""
+        return [self.max_updates // GROWTH**left for left in reversed(range(self.rungs))]
 
     @property
     def layers(self) -> int:

@@ -1,7 +1,4 @@
-"""The supernet: the model itself, every sublayer a weighted sum of candidates (PAR Transformer, section 2.1), or one.
-
-Of a :class:`SinglePath` one pattern at a time runs, with weights that all patterns share (Guo et al., 2020, SPOS).
-"""
+"""The supernet: the model itself, every sublayer a weighted sum of candidates (PAR Transformer, section 2.1)."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +15,7 @@ from lazyformer_fairseq.modules.networks.encoder import leave_out_first_norm
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, connect, read_sublayer
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
 
@@ -149,7 +146,6 @@ class Mixture(nn.Module):
 
     Attributes:
         weights: (K,); :class:`Supernet` sets them for each forward pass.
-        only: the candidate that runs alone, without weights; None for the mixture.
     """
 
     attends = True
@@ -163,7 +159,6 @@ class Mixture(nn.Module):
         self.carries_keys = any(read_sublayer(name).kind.reads == KEYS_AND_VALUES for name in candidates)
         self.attends = any(sublayer.attends for sublayer in sublayers.values())
         self.weights: Optional[Tensor] = None
-        self.only: Optional[str] = None
         for name, sublayer in sublayers.items():
             if read_sublayer(name).kind.reads == DISTRIBUTION:
                 sublayer.inner.value_makers = nn.ModuleDict()
@@ -172,8 +167,6 @@ class Mixture(nn.Module):
         self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, SharedState]:
         """As a :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer`'s."""
-        if self.only is not None:
-            return self.candidate(self.only)(x_BTC, below, shared, memory_BMC)
         weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))
         mixed: Optional[Tensor] = None
         own: list[tuple[Tensor, Tensor]] = []
@@ -262,34 +255,3 @@ def _into_layers(sublayers: nn.ModuleList, choices: Choices) -> list[Mixture]:
         mixtures.append(Mixture(layer, choices.candidates))
     assert next(parts, None) is None
     return mixtures
-
-
-class SinglePath(nn.Module):
-    """What runs of a supernet is the pattern last taken: as fast as that pattern's own model, with the same result.
-
-    Args:
-        attention_backend: of a pattern; a mixture needs stored distributions, a pattern does not.
-    """
-
-    def __init__(self, supernet: Supernet, network: Stack, attention_backend: str):
-        super().__init__()
-        self.supernet = supernet
-        self._network = [network]  # in a list: it is in the supernet already
-        self._attention_backend = attention_backend
-
-    def take(self, subnet: Sequence[str]) -> None:
-        """Of each layer the candidate that runs from now on.
-
-        A sublayer is told who reads it in this pattern, as if that were a model of its own.
-        """
-        self._network[0].attention_backend = self._attention_backend
-        planned = connect([read_sublayer(name) for name in subnet])
-        for mixture, name, sublayer in zip(self.supernet.mixtures, subnet, planned, strict=True):
-            mixture.only = name
-            inner = getattr(mixture.candidate(name), "inner", None)
-            if hasattr(inner, "consumers"):
-                inner.consumers = sublayer.consumers.count(DISTRIBUTION)
-                inner.is_key_producer = KEYS_AND_VALUES in sublayer.consumers
-
-    def forward(self, *args, **kwargs) -> Any:
-        return self.supernet.model(*args, **kwargs)

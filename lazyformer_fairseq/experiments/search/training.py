@@ -1,14 +1,11 @@
 """A supernet is trained, an update at a time, until the search's updates are spent; it resumes to the bit.
 
-What is trained decides between two kinds: mixtures of all candidates, whose architecture learns too (PAR Transformer,
-section 2), and one random pattern an update (Guo et al., 2020). Costs count in updates of the baseline.
+It is of mixtures of all candidates, whose architecture learns too (PAR Transformer, section 2).
 """
 
 import copy
 import json
 import math
-import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.latency import REST, Prices, expected_latency, latency_of
+from lazyformer_fairseq.experiments.search.latency import Prices, expected_latency, latency_of
 from lazyformer_fairseq.experiments.search.material import ARCHITECTURE_SHARE, Material, Part
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
-from lazyformer_fairseq.experiments.search.space import Space, Subnet
-from lazyformer_fairseq.experiments.search.supernet import SinglePath
+from lazyformer_fairseq.experiments.search.supernet import Supernet
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
 from lazyformer_fairseq.measure.stepwise import moved
 from lazyformer_fairseq.optim.optimizers import Lamb
@@ -36,8 +32,7 @@ LOG_INTERVAL, SAVE_INTERVAL = 100, 500  # updates
 # PAR Transformer, section 2.2, names the decays; FBNet, which it follows, the temperatures.
 WEIGHTS_DECAY, ARCHITECTURE_DECAY, CLIP_NORM = 1e-4, 5e-4, 0.25
 FIRST_TEMPERATURE, FINAL_TEMPERATURE = 5.0, 0.087
-FORWARD = 1 / 3  # of an update: its backward pass costs twice the forward pass
-ARCHITECTURE = 2 / 3  # no gradient of weights
+ARCHITECTURE = 2 / 3  # of an update's cost: no gradient of weights
 
 # (model, batch) -> summed loss in nats, number of predictions: the first two of what a fairseq criterion returns
 Loss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]
@@ -48,38 +43,33 @@ class Cost:
     """What was spent.
 
     Attributes:
-        weights_updates, architecture_updates, evaluations: how many; an evaluation is of one pattern.
+        weights_updates, architecture_updates: how many.
         counted: updates of the baseline, by FLOPs.
     """
 
     weights_updates: int = 0
     architecture_updates: int = 0
-    evaluations: int = 0
     counted: float = 0.0
-
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
 
 
 class Counting:
-    """FLOPs of a search's forward passes, in forward passes of the baseline."""
+    """FLOPs of a pattern and of a mixture of all candidates, in those of the baseline."""
 
     def __init__(self, material: Material):
         settings = material.settings
         _, network = material.build_model(settings.baseline)
         self.sizes, lengths = network.sizes, material.training_lengths
         predicted = round(material.predicted_share * lengths[0])
-        self.baseline = count_flops(settings.baseline, self.sizes, *lengths, predicted=predicted)
-        names = {*settings.candidates, *split_sublayers(settings.baseline)}
+        self._count = lambda pattern: count_flops(pattern, self.sizes, *lengths, predicted=predicted)
+        self.baseline = self._count(settings.baseline)
+        names = [*settings.candidates, *split_sublayers(settings.baseline)]
         each = {name: count_sublayer_flops(read_sublayer(name), self.sizes, *lengths) for name in names}
         rest = self.baseline - sum(each[name] for name in split_sublayers(settings.baseline))
-        flops = {read_sublayer(name).text: float(count) for name, count in each.items()}
-        self.space = Space(settings.candidates, settings.layers, {**flops, REST: float(rest)})
-        of_layer = sum(flops[read_sublayer(name).text] for name in settings.candidates)
+        of_layer = sum(each[name] for name in settings.candidates)
         self.mixture = (rest + settings.layers * of_layer) / self.baseline
 
-    def subnet(self, subnet: Subnet) -> float:
-        return self.space.latency(subnet) / self.baseline
+    def pattern(self, pattern: str) -> float:
+        return self._count(pattern) / self.baseline
 
 
 def temperature_at(spent: float, settings: SearchSettings) -> float:
@@ -137,37 +127,40 @@ class Batches:
         self.part.load_state_dict(state["part"])
 
 
-class SupernetTraining(ABC):
-    """Trains a supernet until the next update would cost more than is left.
+class SupernetTraining:
+    """Trains mixtures until the next update would cost more than is left: weights are shared, each budget has choices.
+
+    Budgets take turns. After the constant phase every n-th update is one of the architecture, n the inverse of the
+    share of its data. Temperature and phases go by the cost spent; where there is no budget an update costs 1.
 
     Args:
         parts: of the data, (for the weights, for the architecture).
-        most: cost of all updates.
 
     Attributes:
-        choices: the architecture, for each budget its own; none where single patterns are trained.
+        choices: the architecture, for each budget its own.
         history: rows (update, loss, ...).
     """
 
     def __init__(
         self,
-        single: SinglePath,
+        supernet: Supernet,
         settings: SearchSettings,
         loss_of: Loss,
         parts: Sequence[Part],
-        most: float,
         prices: Prices,
         counting: Counting,
     ):
-        self.single, self.supernet = single, single.supernet.train()
-        self.settings, self.loss_of = settings, loss_of
-        self.most, self.prices, self.counting = most, prices, counting
+        self.supernet, self.settings, self.loss_of = supernet.train(), settings, loss_of
+        self.prices, self.counting = prices, counting
         self.batches = [Batches(part) for part in parts]
         # LAMB as in NVIDIA's Transformer-XL: weight decay within the trust ratio, no bias correction.
         how = {"weight_decay": WEIGHTS_DECAY, "bias_correction": False, "max_weight_norm": 10.0}
         self.weights = Lamb(self.supernet.model.parameters(), lr=settings.weights_lr, **how)
-        self.choices = nn.ModuleList()
-        self.architecture: list[torch.optim.Optimizer] = []
+        self.budgets: Sequence[Optional[float]] = sorted(settings.budgets) or [None]
+        others = [copy.deepcopy(supernet.choices) for _ in self.budgets[1:]]
+        self.choices = nn.ModuleList([supernet.choices, *others])
+        how = {"lr": settings.architecture_lr, "weight_decay": ARCHITECTURE_DECAY}
+        self.architecture = [torch.optim.Adam(each.parameters(), **how) for each in self.choices]
         self.spent = Cost()
         self.history: list[dict[str, Any]] = []
         self.loss = RunningLoss(torch.device(settings.device))
@@ -176,26 +169,48 @@ class SupernetTraining(ABC):
     def updates(self) -> int:
         return self.spent.weights_updates + self.spent.architecture_updates
 
-    @abstractmethod
+    def is_architecture(self) -> bool:
+        """Whether the next update is one of the architecture."""
+        every = round(1 / ARCHITECTURE_SHARE)
+        return self.spent.counted >= self.settings.constant_updates and self.updates % every == every - 1
+
     def next_cost(self) -> float:
         """Of the next update."""
+        if not self.settings.budgets:
+            return 1
+        return self.counting.mixture * (ARCHITECTURE if self.is_architecture() else 1)
 
-    @abstractmethod
     def update(self) -> tuple[Tensor, Tensor]:
         """One update. Returns the summed loss in nats, without the price, and the number of predictions."""
+        is_architecture = self.is_architecture()
+        made = self.spent.architecture_updates if is_architecture else self.spent.weights_updates
+        number = made % len(self.budgets)
+        self.supernet.choices = self.choices[number]
+        self.supernet.choices.temperature = temperature_at(self.spent.counted, self.settings)
+        self.supernet.learn(is_architecture)
+        return self.learn_architecture(number) if is_architecture else self.learn_weights()
 
-    def details(self) -> dict[str, Any]:
-        """What a row of the history has beside update and loss."""
-        return {"counted": self.spent.counted}
+    def learn_architecture(self, number: int) -> tuple[Tensor, Tensor]:
+        """Of the budget of this number, by PAR Transformer's equation 5."""
+        self.spent.architecture_updates += 1
+        choices, budget = self.choices[number], self.budgets[number]
+
+        def price() -> Tensor:
+            return latency_nats(self.prices, self.settings, choices.probabilities(), choices.candidates, budget)
+
+        found = self.find_gradients(self.batches[1].next(), None if budget is None else price)
+        self.architecture[number].step()
+        self.architecture[number].zero_grad()
+        return found
 
     def run_in(self, folder: Path) -> None:
         """Trains to the end, from the state in the folder if there is one."""
         if (folder / STATE).exists():
             self.load_state_dict(load_state(folder / STATE))
             print(f"{folder}: resumes at update {self.updates}.")
-        most, spent = round(self.most), round(self.spent.counted)
+        most, spent = self.settings.max_updates, round(self.spent.counted)
         with Progress(total=most, initial=spent, desc="supernet", unit=" updates") as bar:
-            while self.spent.counted + (cost := self.next_cost()) <= self.most:
+            while self.spent.counted + (cost := self.next_cost()) <= most:
                 self.loss.add(*self.update())
                 self.spent.counted += cost
                 bar.update(round(self.spent.counted) - bar.n)
@@ -211,25 +226,26 @@ class SupernetTraining(ABC):
             raise UserError(
                 f"the loss is {loss} at update {self.updates}; give a lower --weights-lr, or look at the data"
             )
-        self.history.append({"update": self.updates, "loss": loss, **self.details()})
-        return self.history[-1]
+        row = {"update": self.updates, "loss": loss, "counted": self.spent.counted}
+        row |= {"temperature": self.supernet.choices.temperature, "entropy": [each.entropy() for each in self.choices]}
+        self.history.append(row)
+        return row
 
-    def learn_weights(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Of `model`, the supernet or the one pattern of it that runs."""
+    def learn_weights(self) -> tuple[Tensor, Tensor]:
         self.spent.weights_updates += 1
-        found = self.find_gradients(model, self.batches[0].next())
+        found = self.find_gradients(self.batches[0].next())
         nn.utils.clip_grad_norm_([p for group in self.weights.param_groups for p in group["params"]], CLIP_NORM)
         self.weights.step()
         self.weights.zero_grad()
         return found
 
     def find_gradients(
-        self, model: nn.Module, pieces: Sequence[dict[str, Any]], price: Optional[Callable[[], Tensor]] = None
+        self, pieces: Sequence[dict[str, Any]], price: Optional[Callable[[], Tensor]] = None
     ) -> tuple[Tensor, Tensor]:
         """Of the mean loss over the pieces of a batch, and of what `price` adds. Returns as :meth:`update` does."""
         found = []
         for piece in pieces:
-            loss, count = self.loss_of(model, moved(piece, self.settings.device))
+            loss, count = self.loss_of(self.supernet, moved(piece, self.settings.device))
             mean = loss / count
             ((mean if price is None else mean + price()) / len(pieces)).backward()
             found.append((loss.detach(), torch.as_tensor(count).detach()))
@@ -265,73 +281,6 @@ class SupernetTraining(ABC):
         torch.set_rng_state(state["random"])
         if "random_cuda" in state:
             torch.cuda.set_rng_state(state["random_cuda"])
-
-
-class SubnetTraining(SupernetTraining):
-    """Each update trains one pattern, uniform over the valid ones (Guo et al., 2020, section 3.2)."""
-
-    def _subnet(self) -> Subnet:
-        """Of the next update; what decides it is its number alone, so that a resumed search repeats it."""
-        return self.counting.space.draw(random.Random(f"{self.settings.seed} {self.updates}"))
-
-    def next_cost(self) -> float:
-        return self.counting.subnet(self._subnet())
-
-    def update(self) -> tuple[Tensor, Tensor]:
-        self.single.take(self._subnet())
-        return self.learn_weights(self.single)
-
-
-class MixtureTraining(SupernetTraining):
-    """Mixtures of all candidates (PAR Transformer, section 2): weights are shared, each budget has its own choices.
-
-    Budgets take turns. After the constant phase every n-th update is one of the architecture, n the inverse of the
-    share of its data. Temperature and phases go by the cost spent; where there is no budget an update costs 1.
-    """
-
-    def __init__(self, *of_all: Any):
-        super().__init__(*of_all)
-        self.budgets: Sequence[Optional[float]] = sorted(self.settings.budgets) or [None]
-        others = [copy.deepcopy(self.supernet.choices) for _ in self.budgets[1:]]
-        self.choices = nn.ModuleList([self.supernet.choices, *others])
-        how = {"lr": self.settings.architecture_lr, "weight_decay": ARCHITECTURE_DECAY}
-        self.architecture = [torch.optim.Adam(each.parameters(), **how) for each in self.choices]
-
-    def is_architecture(self) -> bool:
-        """Whether the next update is one of the architecture."""
-        every = round(1 / ARCHITECTURE_SHARE)
-        return self.spent.counted >= self.settings.constant_updates and self.updates % every == every - 1
-
-    def next_cost(self) -> float:
-        if not self.settings.budgets:
-            return 1
-        return self.counting.mixture * (ARCHITECTURE if self.is_architecture() else 1)
-
-    def update(self) -> tuple[Tensor, Tensor]:
-        is_architecture = self.is_architecture()
-        made = self.spent.architecture_updates if is_architecture else self.spent.weights_updates
-        number = made % len(self.budgets)
-        self.supernet.choices = self.choices[number]
-        self.supernet.choices.temperature = temperature_at(self.spent.counted, self.settings)
-        self.supernet.learn(is_architecture)
-        return self.learn_architecture(number) if is_architecture else self.learn_weights(self.supernet)
-
-    def learn_architecture(self, number: int) -> tuple[Tensor, Tensor]:
-        """Of the budget of this number, by PAR Transformer's equation 5."""
-        self.spent.architecture_updates += 1
-        choices, budget = self.choices[number], self.budgets[number]
-
-        def price() -> Tensor:
-            return latency_nats(self.prices, self.settings, choices.probabilities(), choices.candidates, budget)
-
-        found = self.find_gradients(self.supernet, self.batches[1].next(), None if budget is None else price)
-        self.architecture[number].step()
-        self.architecture[number].zero_grad()
-        return found
-
-    def details(self) -> dict[str, Any]:
-        entropy = [choices.entropy() for choices in self.choices]
-        return super().details() | {"temperature": self.supernet.choices.temperature, "entropy": entropy}
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ def test_the_baseline_is_the_papers_unless_given_and_candidates_are_read_in_one_
             lambda: settings_of(method="random", evaluations=3),
             "--evaluations 3: give one for each of 6 budgets at least",
         ),
-        (lambda: settings_of(method="chance"), "--method chance: is one of gradient, random"),
+        (lambda: settings_of(method="chance"), "--method chance: is one of halving, gradient, random"),
     ],
 )
 def test_what_the_search_cannot_do_is_refused(make, message):

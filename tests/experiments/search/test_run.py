@@ -1,4 +1,4 @@
-"""Whole searches at tiny size: one pattern and fronts by every method, resumption, refusals; by the command."""
+"""Whole searches at tiny size: one pattern, and fronts by every method; resuming, refusals; by the command."""
 
 import functools
 import json
@@ -8,28 +8,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import golden_experiments, mostly_slow
+from helpers import assert_equal_state, golden_experiments, mostly_slow
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search import latency, material, training
+from lazyformer_fairseq.experiments.search.halving import Trainings
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
 from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
-from lazyformer_fairseq.options import mask_shares
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.patterns.grammar import expand
-from lazyformer_fairseq.pretraining.recipes import LAPTOP
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
 CANDIDATES = "--candidates s,l,f,identity"
 SMALL = "--tokens-per-sample 16 --max-positions 16 --encoder-embed-dim 8 --encoder-ffn-embed-dim 16"
 OPTIONS = (
-    f"--task masked-lm --arch bert_tiny --sublayers 4 {CANDIDATES} --device cpu --batch-size 128 --judged-batches 1 "
-    f"--max-updates 20 --constant-updates 4 {SMALL}"
+    f"--task masked-lm --arch bert_tiny --sublayers 4 {CANDIDATES} --device cpu --batch-size 128 --max-updates 20 "
+    f"--constant-updates 4 {SMALL}"
 )
-FRONT = "--evaluations 9 --budgets 0.6,1.0"
+FRONT = "--evaluations 7 --budgets 0.6,1.0 --rungs 2 --validation-tokens 256"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -72,68 +72,110 @@ def result_of(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
-@pytest.mark.parametrize("method", mostly_slow(["gradient", "evolution", "random"], "gradient"))
+@pytest.mark.parametrize("method", mostly_slow(["halving", "gradient", "random"], "halving"))
 def test_a_method_finds_a_front_beside_its_control(method, search, finished):
     out = finished(method)
-    result = result_of(out)
+    result, table = result_of(out), (out / "table.md").read_text()
     baseline = latency_of(PRICES, "sfsf")
-    assert ("control" in result) == (method != "random")
-    for front in ("found", "control"):
-        points = [point for point in result.get(front, {"points": ()})["points"] if point["pattern"]]
-        losses = [point["loss"] for point in points]
-        assert losses == sorted(losses, reverse=True)  # a higher budget is never worse
+    fronts = [name for name in ("found", "control", "largest", "ratio") if name in result]
+    assert ("control" in result) == (method != "random") and fronts[-1] == "ratio"
+    for front in fronts:
+        points = [point for point in result[front]["points"] if point["pattern"]]
+        assert len(points) == 2 or front == "ratio"
         for point in points:
-            expand(point["pattern"])
             assert point["predicted"] <= point["budget"] * baseline * 1.0001
             assert point["predicted"] == pytest.approx(latency_of(PRICES, expand(point["pattern"])))
-            assert point["measured"]["median"] > 0
-            assert f"-{100 * point['budget']:.0f}={point['pattern']}'" in (out / "table.md").read_text()
-    spent = result["found"]["cost"]
-    assert spent["evaluations"] <= 9 and 10 < spent["counted"] <= 20
-    assert (spent["architecture_updates"] > 0) == (method == "gradient")
+            assert point["measured"]["median"] > 0 and 5 < point["loss"] < 9
+            assert f"={point['pattern']}'" in table and f"{point['loss']:.3f}" in table
+        if front in ("found", "control"):
+            assert points[0]["loss"] >= points[1]["loss"]  # a higher budget is never worse
+    losses = {each["pattern"]: each["losses"] for each in result["trained"]}
+    drawn = [pattern for pattern, of_rungs in losses.items() if of_rungs[0] is not None]
+    cost, lengths = result["found"]["cost"], result["settings"]["lengths"]
+    assert lengths == ([20] if method == "random" else [6, 20])
+    assert cost["patterns"] == 7 and cost["trained_whole"] == (7 if method == "random" else 2)
     if method != "random":
-        assert result["control"]["method"] == "random"
-        assert result["control"]["cost"]["counted"] == pytest.approx(spent["counted"], abs=3)
-    golden = golden_experiments(f"search {method}")
-    history = [json.loads(line)["loss"] for line in (out / "history.jsonl").read_text().splitlines()]
-    assert history == pytest.approx(golden["history"], rel=1e-3)
-    assert [point["loss"] for point in result["found"]["points"]] == pytest.approx(golden["found"], rel=1e-3)
-    pictures = ("probabilities.png",) if method == "gradient" else ()
-    for file in ("front.png", *pictures):
+        assert len(drawn) == 7 and result["control"]["method"] == "random, the control"
+        assert result["control"]["cost"]["counted"] == pytest.approx(cost["counted"], abs=20)
+    if method == "gradient":
+        assert cost["counted"] > 20  # the supernet
+        history = [json.loads(line)["loss"] for line in (out / "history.jsonl").read_text().splitlines()]
+        golden = golden_experiments("search gradient")["history"]
+        assert history[: len(golden)] == pytest.approx(golden, rel=1e-3)
+    for file in ("front.png", *(("probabilities.png",) if method == "gradient" else ())):
         assert (out / file).read_bytes().startswith(b"\x89PNG")
-    assert "inherited loss, bits" in (out / "table.md").read_text()
+    assert not [*out.glob("**/trunk.pt")], "what nothing goes on from takes no place"
+    assert {path.parent.name for path in out.glob("trainings/**/*.pt")} == {"20"}
     assert "finished" in search(out, *FRONT.split(), "--method", method) and result_of(out) == result
     with pytest.raises(UserError, match="other settings .*evaluations"):
-        search(out, "--method", method, "--budgets", "0.6,1.0", "--evaluations", "8")
+        search(out, *FRONT.split(), "--method", method, "--evaluations", "8")
+
+
+def test_what_goes_on_is_to_the_bit_what_it_would_be_from_scratch(finished, data_folder, prices, tmp_path):
+    """And the best of each budget go on."""
+    result, given = result_of(finished("halving")), SMALL.split()
+    more = {"method": "halving", "budgets": (0.6, 1.0), "rungs": 2, "max_updates": 20, "validation_tokens": 256}
+    settings = SearchSettings(
+        str(data_folder), "masked-lm", "bert_tiny", "sfsf", ("s", "l", "f", "identity"), **more, fairseq_options=given
+    )
+    trainings, bands = Trainings(material.Material(settings), tmp_path), [[], []]
+    highest = 0.6 * latency_of(PRICES, "sfsf") * 1.0001
+    for each in result["trained"]:
+        if each["losses"][0] is not None:
+            bands[each["predicted"] > highest].append((*each["losses"], expand(each["pattern"])))
+    for band in bands:
+        _, whole, best = min(band)
+        trainings.train([best], "whole")
+        assert trainings.losses[best] == [None, whole]
+
+
+@pytest.mark.slow
+def test_trainings_in_processes_of_their_own_come_to_the_same(search, finished, tmp_path):
+    search(tmp_path / "out", *FRONT.split(), "--method", "halving", "--alone")
+    assert result_of(tmp_path / "out")["trained"] == result_of(finished("halving"))["trained"]
+
+
+def test_with_all_kept_ranks_are_compared_over_all(search, tmp_path):
+    words = "--evaluations 4 --budgets 1.0 --rungs 2 --keep 1 --no-control --validation-tokens 256"
+    said = search(tmp_path / "out", *words.split())
+    assert "4 for 6 updates, 4 for 20 updates: about as much as" in said
+    result = result_of(tmp_path / "out")
+    first, last = zip(*(each["losses"] for each in result["trained"][1:]), strict=True)
+    assert result["rank_correlations"] == {"6": latency.rank_correlations(first, last)}
+    assert "Losses after 6 updates with those of whole trainings, 4 patterns" in said
+    assert "control" not in result and "largest" not in result
 
 
 class Killed(BaseException):
     """Stands for a signal: nothing of ours catches it."""
 
 
-@pytest.mark.parametrize("method", mostly_slow(["gradient", "evolution"], "gradient"))
+@pytest.mark.parametrize("method", mostly_slow(["gradient", "halving"], "halving"))
 def test_a_search_killed_anywhere_ends_as_one_that_was_not(method, search, finished, tmp_path, monkeypatch):
-    folders = (finished(method), tmp_path / "killed")
-    save, saves = training.save_state, []
+    places = {"gradient": (training, "save_state"), "halving": (StepwiseTraining, "save")}
+    (where, name), saves, whole, out = places[method], [], finished(method), tmp_path / "killed"
+    save = getattr(where, name)
 
-    def save_and_die(path, state):
-        save(path, state)
-        saves.append(path)
-        if len(saves) < 3:
+    def save_and_die(*given, **more):
+        save(*given, **more)
+        saves.append(given)
+        if len(saves) in (1, 2, 4, 9, 14):
             raise Killed
 
     monkeypatch.setattr(training, "SAVE_INTERVAL", 2)
-    monkeypatch.setattr(training, "save_state", save_and_die)
-    words = (tmp_path / "killed", *FRONT.split(), "--method", method, "--no-control")
-    for _ in range(2):
-        with pytest.raises(Killed):
+    monkeypatch.setattr(where, name, save_and_die)
+    words, kills = (out, *FRONT.split(), "--method", method), 0
+    while not (out / "result.json").exists():
+        try:
             search(*words)
-    search(*words)
-    whole, killed = (result_of(folder)["found"] for folder in folders)
-    assert [point["loss"] for point in whole["points"]] == [point["loss"] for point in killed["points"]]
-    states = [torch.load(folder / "state.pt", weights_only=True) for folder in folders]
-    assert states[0]["history"] == states[1]["history"]
-    assert all(torch.equal(states[0]["model"][name], value) for name, value in states[1]["model"].items())
+        except Killed:
+            kills += 1
+    assert kills >= 3
+    found, expected = result_of(out), result_of(whole)
+    assert found["trained"] == expected["trained"] and found["probabilities"] == expected["probabilities"]
+    for one in whole.glob("**/*.pt"):
+        other = out / one.relative_to(whole)
+        assert_equal_state(*(torch.load(path, weights_only=True)["model"] for path in (one, other)))
 
 
 def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp_path):
@@ -144,7 +186,8 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
     assert prices["s"] > 0
     assert "control" not in result
     cost, (point,) = result["found"]["cost"], result["found"]["points"]
-    assert (cost["weights_updates"], cost["architecture_updates"], cost["evaluations"]) == (12, 8, 1)
+    assert cost == {"weights_updates": 12, "architecture_updates": 8, "counted": 20}
+    assert not (out / "front.png").exists() and result["trained"] == []
     (rows,) = result["probabilities"]
     assert [sum(row) for row in rows] == pytest.approx([1] * 4) and rows[0][1] == 0
     likeliest = [max(range(4), key=lambda place: row[place]) for row in rows]
@@ -167,26 +210,19 @@ def test_an_update_in_pieces_is_that_of_the_whole(task, arch, options, data_fold
     found = []
     for parts in (None, 2):
         data, dropless = lm_data if "xl" in arch else data_folder, ("--dropout", "0", "--activation-dropout", "0")
-        more = {"method": "evolution", "batch_size": 8, "update_freq": parts, "prices": PRICES}
+        more = {"batch_size": 8, "update_freq": parts, "prices": PRICES}
         settings = SearchSettings(str(data), task, arch, "sfsf", **more, fairseq_options=(*options, *dropless))
         given = material.Material(settings)
-        single = given.build_supernet(settings.candidates)
-        single.take(("s", "f", "s", "f"))
-        of_data = (given.loss_of, given.parts(), 9, PRICES, training.Counting(given))
-        trained = training.SubnetTraining(single, settings, *of_data)
-        losses = [trained.find_gradients(single, trained.batches[0].next()) for _ in range(2)]
-        found.append((losses, [weight.grad for weight in single.supernet.parameters() if weight.grad is not None]))
+        of_data = (given.loss_of, given.parts(), PRICES, training.Counting(given))
+        trained = training.SupernetTraining(given.build_supernet(), settings, *of_data)
+        trained.supernet.choices.eval()  # else each piece draws its own mixture
+        losses = [trained.find_gradients(trained.batches[0].next()) for _ in range(2)]
+        weights = trained.supernet.model.parameters()
+        found.append((losses, [weight.grad for weight in weights if weight.grad is not None]))
     (whole, gradients), (divided, others) = found
     torch.testing.assert_close(whole, divided, atol=1e-5, rtol=1e-5)
     if task == "language-model":
         torch.testing.assert_close(gradients, others, atol=1e-6, rtol=1e-4)
-
-
-def test_the_recipe_laptop_gives_model_and_masks_and_words_behind_it_win():
-    words = (*material.words_of_recipe(), "--dropout", "0.3")
-    options, text = material.read_given("masked-lm", "bert_tiny", words)
-    assert (options.local_heads, options.frequency_bias, options.zero_last_maps, options.dropout) == (*[True] * 3, 0.3)
-    assert options.encoder_normalize_before and text == {"mask_prob": str(mask_shares(LAPTOP["mask_prob"])[0])}
 
 
 @pytest.mark.parametrize("parts", [None, 4])
@@ -197,8 +233,8 @@ def test_memory_of_an_update_is_that_of_a_training_of_all_candidates(parts, lm_d
     given = {"batch_size": 8, "update_freq": parts, "prices": PRICES, "fairseq_options": (*sizes.split(), *more)}
     settings = SearchSettings(str(lm_data), "language-model", "transformer_xl_tiny", "sf" * 6, **given)
     built = material.Material(settings)
-    of_data = (built.loss_of, built.parts(), 50_000, PRICES, training.Counting(built))
-    trained = training.MixtureTraining(built.build_supernet(settings.candidates), settings, *of_data)
+    of_data = (built.loss_of, built.parts(), PRICES, training.Counting(built))
+    trained = training.SupernetTraining(built.build_supernet(), settings, *of_data)
     for _ in range(2):  # the optimizer's moments are there from the first on
         trained.update()
     states = [value for state in trained.weights.state.values() for value in state.values()]
@@ -215,7 +251,8 @@ def test_memory_of_an_update_is_that_of_a_training_of_all_candidates(parts, lm_d
 def test_a_high_price_on_attention_leaves_none_of_it(search, tmp_path):
     (tmp_path / "prices.json").write_text(json.dumps({"s": 100.0, "f": 1.0, "l": 1.0}))
     price = ("--latency-price", "100", "--architecture-lr", "0.2", "--latencies", str(tmp_path / "prices.json"))
-    search(tmp_path / "out", "--budgets", "0.1", "--evaluations", "1", "--no-control", *price)
+    words = "--method gradient --budgets 0.1 --evaluations 1 --rungs 1 --no-control --validation-tokens 64"
+    search(tmp_path / "out", *words.split(), *price)
     (rows,) = result_of(tmp_path / "out")["probabilities"]
     assert max(row[0] for row in rows) < 0.3
     assert "s" not in result_of(tmp_path / "out")["found"]["points"][0]["pattern"]
@@ -225,34 +262,60 @@ def test_a_high_price_on_attention_leaves_none_of_it(search, tmp_path):
 def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
     options = (
         "--task language-model --arch transformer_xl_tiny --sublayers 4 --candidates s,l,k,f,identity --device cpu "
-        "--batch-size 8 --max-updates 8 --evaluations 4 --judged-batches 2 --budgets 0.8,1.0 --method evolution "
+        "--batch-size 8 --max-updates 8 --evaluations 6 --rungs 2 --validation-tokens 200 --budgets 0.8,1.0 "
         "--no-control --tgt-len 8 --mem-len 8 --decoder-embed-dim 8 --decoder-ffn-embed-dim 8 "
         "--decoder-attention-heads 2 --adaptive-softmax-cutoff"
     ).split()
     (tmp_path / "prices.json").write_text(json.dumps({**PRICES, "k": 1.8}))
     invoke("search", lm_data, tmp_path / "out", *options, "", "--latencies", tmp_path / "prices.json")
     result = result_of(tmp_path / "out")
-    assert "control" not in result
     assert result["found"]["points"][-1]["loss"] <= result["found"]["points"][0]["loss"]
+    assert "--tgt-len 8 --mem-len 8 --adaptive-softmax-cutoff ''" in (tmp_path / "out" / "table.md").read_text()
 
 
-@pytest.mark.parametrize(("name", "message"), [("state.pt", "state.pt: truncated"), ("thesis.tex", "holds no search")])
-def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, name, message):
+@pytest.mark.parametrize(
+    ("method", "name", "message"),
+    [
+        ("halving", "trainings/000/20/checkpoint_last.pt", "checkpoint_last.pt: truncated"),
+        ("halving", "thesis.tex", "holds no search"),
+        pytest.param("gradient", "state.pt", "state.pt: truncated", marks=pytest.mark.slow),
+    ],
+)
+def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, method, name, message):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"PK")
-    if name == "state.pt":
-        (tmp_path / "settings.json").write_text((finished("gradient") / "settings.json").read_text())
+    if name != "thesis.tex":
+        (tmp_path / "settings.json").write_text((finished(method) / "settings.json").read_text())
     with pytest.raises(UserError, match=message):
-        search(tmp_path, *FRONT.split())
+        search(tmp_path, *FRONT.split(), "--method", method)
     assert (tmp_path / name).read_bytes() == b"PK"
+
+
+@pytest.mark.parametrize("budgets", [(), ("--budgets", "1.0")])
+def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets, lm_data, data_folder, tmp_path):
+    words = ("--task", "language-model", "--arch", "transformer_xl_tiny", "--recipe", "laptop", *OF_TEXT, *budgets)
+    assert "--recipe laptop: is not for --task language-model" in refusal("search", lm_data, tmp_path / "out", *words)
+    more = {"budgets": (1.0,), "recipe": "laptop", "fairseq_options": ("--dropout", "0.3")}
+    given = material.Material(SearchSettings(str(data_folder), "masked-lm", "bert_tiny", "sfsf", **more))
+    options = given.options
+    assert options.local_heads and options.encoder_normalize_before and given.predicted_share == 0.3
+    assert options.dropout == 0.3 and options.attention_dropout == 0.0, "words win"
+    trainings = Trainings(given, tmp_path)
+    learning = trainings.learning(50_000)
+    assert (learning.optimizer, learning.rate, learning.schedule) == ("muon", 0.02, "wsd")
+    assert learning.schedule_options.items() >= {"warmup_updates": 500, "decay_share": 0.5, "decay": "linear"}.items()
+    assert trainings.made == [5555, 16666 - 2777, 50_000 - 8333]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--method evolution --budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
-        ("--method evolution --budgets 0.5,0.5", "'--budgets': 0.5 is there twice"),
-        ("--method evolution --budgets 0.01", "no pattern of these candidates .* costs less"),
-        ("--method evolution --evaluations 900", "900 evaluations on . batches cost as much as"),
+        ("--method evolution", "evolution went: .* take halving"),
+        ("--method chance", "chance: is one of halving, gradient, random"),
+        ("--budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
+        ("--budgets 0.5,0.5", "'--budgets': 0.5 is there twice"),
+        ("--budgets 0.01", "no pattern of these candidates .* costs less"),
+        ("--budgets 0.5 --rungs 4", "--rungs 4: the first lacks two of --max-updates 20"),
         ("--sublayers 0", "--sublayers 0"),
         ("--baseline-pattern sf", "has 2 sublayers"),
         ("--candidates l,f", "add s"),
@@ -263,6 +326,7 @@ def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_p
         ("--sublayer-pattern sf", "the search sets it itself"),
         ("--batch-size 128 --max-updates 4", "--max-updates 4: must be more"),
         ("--mask-prob 0.3:0.15", "--mask-prob 0.3:0.15: a search has one share"),
+        ("--length-schedule 8:0.5", "--length-schedule: a search has .* one length"),
         ("--batch-size 128 --update-freq 3", "--update-freq 3: does not divide --batch-size 128"),
     ],
 )

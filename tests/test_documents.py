@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import PAGES, ROOT, mostly_slow, toy_texts, write_lines, write_toy_glue, write_toy_wikitext
 from tiny_berts import save_tiny
@@ -79,6 +80,12 @@ ADDED_OPTIONS = {
     "lazyformer pretrain par_transformer_base wikitext-103": (
         f"{LANGUAGE_MODEL} --sublayer-pattern sff --sequences-per-update 4 --max-update 2 --num-workers 0"
     ),
+    "lazyformer lm prepare-images": "--side 8 --valid 0.1 --test 0.1",
+    "lazyformer pretrain igpt_s": (
+        "--sublayer-pattern s[positions=absolute,length=64]f --decoder-embed-dim 8 --decoder-ffn-embed-dim 8 "
+        "--decoder-attention-heads 2 --tgt-len 64 --sequences-per-update 4 --max-update 2 --num-workers 0"
+    ),
+    **dict.fromkeys(("lazyformer lm sample", "lazyformer lm probe"), ""),
     "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "lazyformer finetune checkpoints/lazyformer_m2x6_s --": "--lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
     "lazyformer finetune lazy": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
@@ -106,7 +113,7 @@ TESTED_ELSEWHERE = {
     "scripts/prepare_enwik8.sh": "test_corpus_scripts.py",
     "scripts/prepare_text8.sh": "test_corpus_scripts.py",
     "scripts/bench_gpu.sh": "test_bench_scripts.py",
-    "lazyformer lm prepare": "language_modeling/test_prepare_and_evaluate.py",
+    "lazyformer lm prepare wikitext": "language_modeling/test_prepare_and_evaluate.py",
     "lazyformer corpus wikitext:my_wikitext/wiki.train.tokens": "test_equal_footing.py",
 }
 # Every block of this one is in tests/test_a_new_kind.py.
@@ -173,6 +180,10 @@ def users_folder(tmp_path) -> Path:
     )
     (tmp_path / "my_task.yaml").write_text(described)
     write_bert_files(tmp_path / "my_bert")
+    images = np.random.default_rng(1).random((40, 8, 8))
+    (tmp_path / "photographs").mkdir()
+    np.save(tmp_path / "photographs" / "images.npy", images)
+    np.save(tmp_path / "photographs" / "labels.npy", images[:, 0, 0] > 0.5)
     return tmp_path
 
 

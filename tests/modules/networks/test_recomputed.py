@@ -3,11 +3,11 @@
 import pytest
 import torch
 from every_kind import build, of_each_kind, tokens
+from helpers import load_script
 from tiny_networks import make_decoder, make_encoder, random_tokens, vectors
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.recomputed import runs_of, segments_of
@@ -147,28 +147,13 @@ def test_two_streams_are_the_papers_equations():
 # --- Memory
 
 
-def peak(pattern: str, checkpoints: bool = False, **options) -> int:
-    """The most bytes at once in a forward and a backward pass. Layers share weights: their gradients do not grow."""
-    torch.manual_seed(1)
-    network = Encoder(pattern, None, 32, 128, 4, relative_position_buckets=0, attention_backend="fused", **options)
-    network.checkpoints = checkpoints
-    layer = len(segments_of(network.plan, ENCODER)[0])
-    for place in range(layer, len(network.sublayers)):
-        network.sublayers[place] = network.sublayers[place % layer]
-    x = torch.randn(2, 256, 32, requires_grad=True)
-
-    def update() -> None:
-        network.train()(x)[0].sum().backward()
-
-    update()
-    network.zero_grad(set_to_none=True)
-    return peak_memory(update, "cpu")
+peak = load_script("draw_memory_by_depth").peak
 
 
 @pytest.mark.parametrize("layer", ["sf", "sflf"])
 def test_depth_costs_a_checkpoint_one_tensor_a_layer_and_reversible_layers_nothing(layer):
     token_vectors = 2 * 256 * 32 * 4
-    for options, grows in (({"checkpoints": True}, 1.0), (REVERSIBLE, 0.0)):
+    for options, grows in (({"checkpoints": True}, 1.0), ({"reversible": True}, 0.0)):
         few, many = (peak(f"({layer})x{depth}", **options) for depth in (4, 12))
         states = 8 * 10_000 * len(runs_of(plan(layer)))  # of random numbers: 5,056 bytes a unit, and what is around
         assert many - few <= 8 * grows * token_vectors + states, (few, many)

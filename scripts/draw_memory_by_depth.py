@@ -1,0 +1,62 @@
+"""Draws the peak memory of an update against depth: plain, --checkpoint-activations, --reversible.
+
+    python scripts/draw_memory_by_depth.py memory_by_depth.png
+
+Encoders of width 32 on 2 x 256 tokens, on a processor, by torch's accounting. Layers share weights, so that these and
+their gradients do not grow.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from lazyformer_fairseq.measure.costs.latency import peak_memory
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.recomputed import segments_of
+from lazyformer_fairseq.patterns.kinds import ENCODER
+from lazyformer_fairseq.report.figures import handles, picture, styles
+
+DEPTHS = (2, 4, 8, 12, 24)
+WAYS = {
+    "plain": {},
+    "--checkpoint-activations": {"checkpoints": True},
+    "--reversible": {"reversible": True},
+}
+
+
+def peak(pattern: str, checkpoints: bool = False, **options) -> int:
+    """The most bytes at once in a forward and a backward pass of a pre-norm encoder."""
+    torch.manual_seed(1)
+    sizes = {"relative_position_buckets": 0, "attention_backend": "fused", "normalize_before": True}
+    network = Encoder(pattern, None, 32, 128, 4, **sizes, **options)
+    network.checkpoints = checkpoints
+    layer = len(segments_of(network.plan, ENCODER)[0])
+    for place in range(layer, len(network.sublayers)):
+        network.sublayers[place] = network.sublayers[place % layer]
+    x = torch.randn(2, 256, 32, requires_grad=True)
+
+    def update() -> None:
+        network.train()(x)[0].sum().backward()
+
+    update()
+    network.zero_grad(set_to_none=True)
+    return peak_memory(update, "cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the picture")
+    out, look = parser.parse_args().out, styles(WAYS)
+    with picture(out, columns=2, legend=handles(look), sharey=True) as ((first, second),):
+        for axis, layer, title in ((first, "sf", "layers: (sf)xN"), (second, "sflf", "lazy blocks: M2 x N/2")):
+            for way, options in WAYS.items():
+                found = [peak(f"({layer})x{2 * depth // len(layer)}", **options) / 2**20 for depth in DEPTHS]
+                print(f"{title}, {way}, MiB at {DEPTHS} layers: {', '.join(f'{each:.2f}' for each in found)}")
+                axis.plot(DEPTHS, found, **look[way])
+            axis.set(title=title, xlabel="layers", ylim=(0, None))
+        first.set_ylabel("peak of an update, MiB")
+
+
+if __name__ == "__main__":
+    main()

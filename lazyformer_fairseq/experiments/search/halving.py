@@ -89,7 +89,7 @@ class Trainings:
         compared, seed = self.material.compared, self.material.settings.seed
         found = compared.learning(seed, compared.settings.rates[0], updates)
         said, whole = found.schedule_options, compared.settings.updates
-        warmup = said.get("warmup_updates") or round(said.get("warmup_ratio", 0) * whole)
+        warmup = said.get("warmup_updates") or math.ceil(said.get("warmup_ratio", 0) * whole)
         how = {"decay_share": DECAY, **(said if found.schedule == "wsd" else {})}
         how["warmup_updates"] = max(1, min(warmup, self.lengths[0] // 2))
         return replace(found, schedule="wsd", schedule_options=how)

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,6 +134,20 @@ def test_what_goes_on_is_to_the_bit_what_it_would_be_from_scratch(finished, data
 def test_trainings_in_processes_of_their_own_come_to_the_same(search, finished, tmp_path):
     search(tmp_path / "out", *FRONT.split(), "--method", "halving", "--alone")
     assert result_of(tmp_path / "out")["trained"] == result_of(finished("halving"))["trained"]
+
+
+@pytest.mark.slow
+def test_the_reports_last_command_comes_to_the_same_losses_by_the_recipe_laptop(search, tmp_path):
+    words = "--evaluations 2 --budgets 1.0 --rungs 2 --no-control --validation-tokens 256 --recipe laptop"
+    said = search(tmp_path / "out", *words.split(), "--encoder-attention-heads", "4")
+    (command,) = re.findall(r"^lazyformer (compare .*?)\n```", said, re.DOTALL | re.MULTILINE)
+    compare = shlex.split(command.replace("\\\n", "").replace("FOLDER", str(tmp_path / "compared")))
+    invoke(*compare, "--seeds", "1", "--validation-tokens", "256", "--device", "cpu")
+    models = json.loads((tmp_path / "compared" / "results.json").read_text())["models"]
+    losses = {each["pattern"]: each["runs"]["1"]["final"]["loss"] for each in models.values()}
+    result = result_of(tmp_path / "out")
+    points = [result["baseline"], *result["found"]["points"]]
+    assert losses == {point["pattern"]: pytest.approx(point["loss"], abs=1e-6) for point in points}
 
 
 def test_with_all_kept_ranks_are_compared_over_all(search, tmp_path):

@@ -94,7 +94,8 @@ ADDED_OPTIONS = {
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
     "scripts/compare_language_models.sh": COMPARE,
     "scripts/equal_footing.sh": (
-        f"--any-data {TINY} --updates 4 --time-fractions 1,0.5 --lr 1e-3 --tokens-per-sample 32 --validation-tokens 64"
+        "--any-data --in-turn --embed-dim 8 --ffn-embed-dim 64 --heads 2 --seeds 1 --updates 4 --lr 1e-3 "
+        "--tokens-per-sample 32 --validation-tokens 64"
     ),
     "fairseq-train data": f"{PRETRAIN} {M2X2} --batch-size 4 --sequences-per-update 8 --cpu",
     "fairseq-train glue_data/CoLA": f"{SIZES} {M2X2} --max-update 2 --cpu",

@@ -242,8 +242,8 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
 def test_gpus_are_handed_out_one_a_process(monkeypatch, data_folder):
     monkeypatch.setattr(comparison_run, "visible_gpus", lambda: ["0", "1", "2"])
     how = {"device": "cuda", "precision": "bf16"}
-    assert comparison_run._count_workers(tiny(data_folder, in_turn=False, **how)) == 3
-    assert comparison_run._count_workers(tiny(data_folder, in_turn=True, **how)) == 0, "in turn in this process"
+    assert comparison_run.count_workers(tiny(data_folder, in_turn=False, **how)) == 3
+    assert comparison_run.count_workers(tiny(data_folder, in_turn=True, **how)) == 0, "in turn in this process"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -433,4 +433,4 @@ def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):
 def test_on_a_processor_as_many_train_alone_as_threads_leave_room_for(in_turn, threads, workers, monkeypatch):
     monkeypatch.setattr(comparison_run.os, "sched_getaffinity", lambda process: range(4))
     monkeypatch.setattr(comparison_run.torch, "get_num_threads", lambda: threads)
-    assert comparison_run._count_workers(SimpleNamespace(in_turn=in_turn, device="cpu")) == workers
+    assert comparison_run.count_workers(SimpleNamespace(in_turn=in_turn, device="cpu")) == workers

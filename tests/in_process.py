@@ -80,11 +80,17 @@ def settings_of(*arguments: object) -> DictConfig:
 
 
 def assert_recipe(cfg: DictConfig, name: str) -> None:
-    """NVIDIA's wt103_base.yaml, wt103_large.yaml and lamb.py, or Transformer-XL's Adam."""
+    """NVIDIA's wt103_base.yaml, wt103_large.yaml and lamb.py, Transformer-XL's Adam, or image GPT's."""
     schedule, optimizer = cfg.lr_scheduler, cfg.optimizer
-    assert (schedule._name, cfg.optimization.clip_norm, optimizer.weight_decay) == ("cosine", 0.25, 0.0)
+    clip_norm = 1.0 if name.startswith("igpt") else 0.25
+    assert (schedule._name, cfg.optimization.clip_norm, optimizer.weight_decay) == ("cosine", clip_norm, 0.0)
     assert cfg.model.init_std == (0.005 if name == "nvidia_large" else 0.02)
     assert cfg.task.roll == name.startswith("nvidia") and not cfg.task.varlen and not cfg.model.same_length
+    if name.startswith("igpt"):
+        assert (optimizer._name, optimizer.adam_betas.replace(" ", "")) == ("fused_adam", "(0.9,0.95)")
+        rate = 1e-3 if name == "igpt_large" else 3e-3
+        assert (cfg.optimization.lr, schedule.warmup_updates, schedule.min_lr) == ([rate], 9609, 0.0)
+        return
     if name == "transformer_xl":
         assert (optimizer._name, optimizer.adam_eps) == ("fused_adam", 1e-8)
         assert (cfg.optimization.lr, schedule.warmup_updates, schedule.min_lr) == ([2.5e-4], 1000, 0.0)

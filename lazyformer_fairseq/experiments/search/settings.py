@@ -11,6 +11,7 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, produce
 from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
 
 TASKS = ("masked-lm", "language-model")
+PRICE = 1.0  # of a baseline's latency, in nats a prediction
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of a front, unless others are given
 GROWTH = 3  # of a training from rung to rung
 
@@ -106,7 +107,7 @@ class SearchSettings:
     weights_lr: float = of_gradient(1e-2, "LAMB's learning rate.", low=0, is_open=True)
     architecture_lr: float = of_gradient(1e-2, "Adam's learning rate.", low=0, is_open=True)
     latency_price: float = of_gradient(
-        1.0, "Nats a prediction that the architecture pays for a baseline's latency beyond its budget.", low=0
+        PRICE, "Nats a prediction that the architecture pays for a baseline's latency beyond its budget.", low=0
     )
     latency_tokens: Optional[int] = option(None, "Tokens that latency is measured with.", low=1, shown="the training's")
     seed: int = option(1, "Of weights, data and choices.", low=0)
@@ -119,7 +120,9 @@ class SearchSettings:
         read_candidates(self.candidates)
         if self.method is None:
             object.__setattr__(self, "method", HALVING if self.budgets else GRADIENT)
-        if self.method != GRADIENT:  # there is no architecture that would wait
+        if self.method != GRADIENT:  # there is no architecture that would wait, or pay
+            if self.latency_price != PRICE:
+                raise UserError(f"--latency-price {self.latency_price:g}: is for --method {GRADIENT}; give both")
             object.__setattr__(self, "budgets", self.budgets or BUDGETS)
             object.__setattr__(self, "constant_updates", 0)
         if self.method == CONTROL:

@@ -327,6 +327,7 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
     [
         ("--method evolution", "evolution went: .* take halving"),
         ("--method chance", "chance: is one of halving, gradient, random"),
+        ("--budgets 0.5 --latency-price 0.5", "--latency-price 0.5: is for --method gradient"),
         ("--budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
         ("--budgets 0.5,0.5", "'--budgets': 0.5 is there twice"),
         ("--budgets 0.01", "no pattern of these candidates .* costs less"),

@@ -43,7 +43,7 @@ def assert_close(found: dict[str, Tensor], wanted: dict[str, Tensor], within: fl
         assert (found[name] - expected).abs().max() <= within * expected.abs().max() + 1e-14, name
 
 
-def both_ways(network: nn.Module, *given, **named) -> None:
+def assert_same_gradients(network: nn.Module, *given, **named) -> None:
     """Holds a network to itself where autograd keeps everything."""
     if network.reversible:
         assert_close(gradients(network, *given, **named), gradients(network, *given, **named, return_all=True))
@@ -59,14 +59,14 @@ ways = pytest.mark.parametrize("how", [{}, REVERSIBLE], ids=["checkpoints", "rev
 @ways
 @pytest.mark.parametrize("direction", [ENCODER, CAUSAL])
 def test_gradients_of_recurrences_are_those_without(direction, how):
-    both_ways(build(direction, "rfr[cell=mingru]fsf", **DROPOUT, **how).train(), tokens())
+    assert_same_gradients(build(direction, "rfr[cell=mingru]fsf", **DROPOUT, **how).train(), tokens())
 
 
 @ways
 @of_each_kind
 def test_gradients_of_each_kind_are_those_without(direction, s, how):
     network = build(direction, f"{s}flf{s}f", **DROPOUT, **how)
-    both_ways(network.train(), tokens())
+    assert_same_gradients(network.train(), tokens())
 
 
 BACK_ENDS = [("eager", 0.1), ("materialize", 0.0), ("recompute", 0.1), ("fused", 0.0), ("tiles", 0.1)]
@@ -79,9 +79,9 @@ def test_gradients_on_each_back_end_are_those_without(back_end, dropout, how):
     encoder = make_encoder("(sffl)x2 fskf", relative_position_buckets=8, **options).train()
     x = vectors(3, 9)
     padding = torch.arange(9) >= torch.tensor([[9], [5], [7]])
-    both_ways(encoder, x.requires_grad_(), padding)
-    both_ways(encoder, x, documents=[[4, 5], [9], [2, 3, 4]])
-    both_ways(make_decoder("sflfsfkf", **options).train(), random_tokens(2, 9))
+    assert_same_gradients(encoder, x.requires_grad_(), padding)
+    assert_same_gradients(encoder, x, documents=[[4, 5], [9], [2, 3, 4]])
+    assert_same_gradients(make_decoder("sflfsfkf", **options).train(), random_tokens(2, 9))
 
 
 class Segments(nn.Module):
@@ -105,7 +105,7 @@ class Segments(nn.Module):
 @ways
 def test_memory_of_segments_is_that_of_the_forward_pass(how):
     network = Segments(make_decoder("sflfs[window=3]fcf", mem_len=8, **DROPOUT, **how).train())
-    both_ways(network, random_tokens(2, 18))
+    assert_same_gradients(network, random_tokens(2, 18))
     kept = [state.clone() for state in network.memory.states]
     gradients(network, random_tokens(2, 18), return_all=True)
     assert len(kept) == 4 and all(map(torch.equal, kept, network.memory.states))

@@ -184,6 +184,35 @@ def test_both_libraries_multiply_batches_alike(sizes, turned, adds, part):
     torch.testing.assert_close(outs[1].double(), a.double() @ b.double() + adds, atol=1e-4, rtol=1e-4)
 
 
+class WeightsSeen(TorchDispatchMode):
+    """Collects whether oneDNN's second factors are whole matrices, in either order."""
+
+    def __init__(self):
+        super().__init__()
+        self.are_whole = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "_linear_pointwise" in function.name():
+            self.are_whole.append(args[1].is_contiguous() or args[1].t().is_contiguous())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_onednn_never_takes_a_part_of_a_matrix_as_its_second_factor(turned):
+    """It would take a thousand times as long, as for probabilities in rows with room for more keys."""
+    torch.manual_seed(0)
+    x, room = torch.randn(4, 8), torch.randn(8, 32)
+    weight = room[:, :16].t() if turned else room[:, :8]
+    a, out = torch.randn(2, 8, 32)[..., :16], torch.empty(2, 16 if turned else 8, 4)
+    a, b = (a.mT, torch.randn(2, 8, 4)) if turned else (a, torch.randn(2, 16, 4))
+    with WeightsSeen() as seen:
+        by_part = products.linear_by_onednn(x, weight)
+        products._multiply_by_onednn(a, b, out, adds=False)
+    assert seen.are_whole == [True] * 3
+    torch.testing.assert_close(by_part, x @ weight.t())
+    torch.testing.assert_close(out, a @ b)
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "may"),
     [

@@ -50,7 +50,7 @@ def linear_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -
 
 
 def _whole(matrix: Tensor) -> Tensor:
-    """Or a copy, that lies the same way: oneDNN takes a thousand times the work for part of one as its second factor."""
+    """Or a copy that lies alike: oneDNN takes a thousand times the work for part of one as its second factor."""
     if matrix.stride(0) == 1:
         return matrix.t().contiguous().t()
     return matrix.contiguous()

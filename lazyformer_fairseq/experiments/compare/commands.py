@@ -85,8 +85,9 @@ def run(
     models. Stop it at any time; rerun to resume. More in docs/compare.md.
 
     \b
-    SPEC is a pattern, an arch of ours, fairseq:roberta_base, hf:bert or hf:modernbert; sizes of its own may follow:
+    SPEC is a pattern, an arch of ours, fairseq:roberta_base, hf:bert or hf:modernbert; what is its own may follow:
       '(sff)x4 f'    'M2x3; ffn=448'    'bert_base; sizes=own'    'fairseq:roberta_base; layers=6'
+      '(sf)x7; norm=rms; lr=1e-2,2e-2'    '(sf)x7; without=local-heads,optimizer'
     and of listops and pairs '(sf)x4; pretrain=1000', which first fills masks in the task's own inputs.
 
     \b

@@ -47,8 +47,8 @@ class LanguageModel(ComparedTask):
             activation_dropout=0.0,
             adaptive_softmax_cutoff=",".join(map(str, sizes["adaptive_softmax_cutoff"])),
         )
-        network = Network(replace(options, **self.given(CausalLMOptions)))
-        text = {"tgt_len": sizes["tgt_len"], **self.given(StreamOptions)}
+        network = Network(replace(options, **self.given(CausalLMOptions, spec)))
+        text = {"tgt_len": sizes["tgt_len"], **self.given(StreamOptions, spec)}
         return Streams(network, self.settings.data, sizes["batch_size"], seed, text)
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> CausalSizes:

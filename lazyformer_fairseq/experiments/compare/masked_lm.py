@@ -43,7 +43,7 @@ class MaskedLM(ComparedTask):
         return self.settings.sizes["tokens_per_sample"]
 
     def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Lesson:
-        settings, text = self.settings, vars(self._training_text)
+        settings, text = self.settings, vars(self._training_text(spec))
         return MaskedBlocks(self.network(spec), settings.data, settings.sizes["batch_size"], seed, updates, text)
 
     def network(self, spec: ModelSpec) -> Network:
@@ -59,22 +59,22 @@ class MaskedLM(ComparedTask):
             needs_fairseq(f"--model {spec.name}=fairseq:{spec.arch}")
             more = {"encoder_layers": spec.layers, "attention_dropout": 0, "activation_dropout": 0}
             words = [word for name, value in {**sizes, **more}.items() for word in _words(name, value)]
-            before = ["--encoder-normalize-before"] * self.settings.normalize_before
-            words += [word for name, value in self.given(MaskedLMOptions).items() for word in _words(name, value)]
+            before = ["--encoder-normalize-before"] * self._is_pre_norm(spec)
+            words += [word for name, value in self.given(MaskedLMOptions, spec).items() for word in _words(name, value)]
             return Network(("--arch", spec.arch, *words, *before))
-        given = self.given(MaskedLMOptions)
+        given = self.given(MaskedLMOptions, spec)
         if spec.what == "huggingface":  # a BERT has its norms behind sublayers, and no option for it
             if unknown := given.keys() - {each.name for each in fields(HuggingFaceBertOptions)}:
                 raise UserError(f"--{min(unknown).replace('_', '-')}: hf:{spec.arch} has no such option")
             return Network(
                 HuggingFaceBertOptions(**{"model_type": spec.arch, **sizes, "encoder_layers": spec.layers, **given})
             )
-        recipe = self._options(MaskedLMOptions, self.settings.how.options)
+        recipe = self._options(MaskedLMOptions, spec, self.settings.how_of(spec).options)
         if not self._buckets(spec):
             recipe.pop("local_heads", None)
         options = {
             **recipe,
-            **{**sizes, "sublayer_pattern": spec.pattern, "encoder_normalize_before": self.settings.normalize_before},
+            **{**sizes, "sublayer_pattern": spec.pattern, "encoder_normalize_before": self._is_pre_norm(spec)},
             "relative_position_buckets": self._buckets(spec),
             "attention_dropout": self._own_options(spec).get("attention_dropout", 0.0),
             **{**self._parts(spec), **given},
@@ -89,20 +89,18 @@ class MaskedLM(ComparedTask):
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
         """Of full blocks."""
-        how = {"batch": self.settings.sizes["batch_size"] * self.longest // length, "predicted": self.predicted(length)}
-        return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), length, **how)
+        batch, predicted = self.settings.sizes["batch_size"] * self.longest // length, self.predicted(spec, length)
+        return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), length, batch=batch, predicted=predicted)
 
-    @property
-    def lengths(self) -> tuple[tuple[int, float], ...]:
-        return (*lengths_of(self._training_text.length_schedule, self.longest), (self.longest, 1.0))
+    def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
+        return (*lengths_of(self._training_text(spec).length_schedule, self.longest), (self.longest, 1.0))
 
-    def predicted(self, length: int) -> int:
+    def predicted(self, spec: ModelSpec, length: int) -> int:
         """Tokens of an input that the head sees, at first."""
-        return max(1, round(length * mask_shares(self._training_text.mask_prob)[0]))
+        return max(1, round(length * mask_shares(self._training_text(spec).mask_prob)[0]))
 
-    @property
-    def _training_text(self) -> MaskedTextOptions:
-        of_recipe = self._options(MaskedTextOptions, self.settings.how.options)
+    def _training_text(self, spec: ModelSpec) -> MaskedTextOptions:
+        of_recipe = self._options(MaskedTextOptions, spec, self.settings.how_of(spec).options)
         return MaskedTextOptions(**{"tokens_per_sample": self.longest, **of_recipe})
 
     def measure(self, training: StepwiseTraining) -> dict[str, float]:
@@ -155,14 +153,19 @@ class MaskedLM(ComparedTask):
     def _positions(self, spec: ModelSpec) -> int:
         return self._own_options(spec).get("max_positions") or self.longest
 
+    def _is_pre_norm(self, spec: ModelSpec) -> bool:
+        return self.settings.normalize_before and "encoder_normalize_before" not in spec.without
+
     def _buckets(self, spec: ModelSpec) -> int:
         """Of T5's relative positions, which models from elsewhere have not."""
-        given = 0 if spec.is_external else self.settings.sizes["relative_position_buckets"]
+        has_none = spec.is_external or "relative_position_buckets" in spec.without
+        given = 0 if has_none else self.settings.sizes["relative_position_buckets"]
         return self._own_options(spec).get("relative_position_buckets", given)
 
     def _parts(self, spec: ModelSpec) -> dict[str, Any]:
-        """What an arch's own sizes say of norms, biases, positions and head."""
-        return {name: value for name, value in self._own_options(spec).items() if name in PARTS}
+        """What an arch's own sizes, or the user, say of norms, biases, positions and head."""
+        options = {**self._own_options(spec), **self.given(MaskedLMOptions, spec)}
+        return {name: value for name, value in options.items() if name in PARTS}
 
     def _own_options(self, spec: ModelSpec) -> dict[str, Any]:
         return ARCHITECTURES[spec.arch].options() if spec.own_sizes else {}
@@ -195,11 +198,10 @@ class Diagnostic(MaskedLM):
             raise UserError(f"{self.settings.data}: is of --task {made}, not {asked}")
         return found
 
-    def predicted(self, length: int) -> int:
+    def predicted(self, spec: ModelSpec, length: int) -> int:
         return 0
 
-    @property
-    def lengths(self) -> tuple[tuple[int, float], ...]:
+    def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
         return ((self.longest, 1.0),)
 
     @property
@@ -207,8 +209,8 @@ class Diagnostic(MaskedLM):
         return max(counts["longest"] for counts in self.prepared.manifest["splits"].values())
 
     def lesson(self, spec: ModelSpec, seed: int, updates: int) -> LabelledTexts:
-        sizes = self.settings.sizes
-        network = replace(self.network(spec).options, pooler_dropout=sizes["dropout"], **self.given(MaskedLMOptions))
+        sizes, given = self.settings.sizes, self.given(MaskedLMOptions, spec)
+        network = replace(self.network(spec).options, pooler_dropout=sizes["dropout"], **given)
         found = LabelledTexts(Network(network), self.settings.data, sizes["batch_size"], seed)
         return replace(found, batch_size_valid=VALIDATION)
 
@@ -219,7 +221,7 @@ class Diagnostic(MaskedLM):
         text, sizes = {"tokens_per_sample": self.longest, "mask_prob": MASKED}, self.settings.sizes
         lesson = MaskedBlocks(self.network(spec), self.settings.data, sizes["batch_size"], seed, spec.pretrain, text)
         lesson = replace(lesson, whole_inputs=True, batch_size_valid=VALIDATION)
-        learning = self.learning(seed, PRETRAINING_RATE, spec.pretrain)
+        learning = self.learning(spec, seed, PRETRAINING_RATE, spec.pretrain)
         return Job(f"{spec.name} masks", lesson, learning, folder, spec.pretrain, group=seed)
 
     def open_training(self, job: Job) -> Training:

@@ -34,6 +34,9 @@ class ModelSpec:
         embed_dim, ffn_embed_dim, heads: its sizes.
         own_sizes: whether an arch keeps its widths and heads, and for encoders its positions and dropout in attention.
         pretrain: updates in which it first fills masks in the task's own training inputs (Amos et al., 2023).
+        without: parts of the recipe that it goes without, by name.
+        rates: of its own, in place of the comparison's.
+        options: words of further options, of its model, text, optimizer and schedule.
     """
 
     name: str
@@ -45,6 +48,9 @@ class ModelSpec:
     heads: int
     own_sizes: bool = False
     pretrain: int = 0
+    without: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
+    options: tuple[str, ...] = ()
 
     @property
     def is_external(self) -> bool:
@@ -110,28 +116,45 @@ def _is_possible(pattern: str, direction: str) -> bool:
         return False
 
 
-def _split(name: str, spec: str) -> tuple[str, dict[str, int], bool]:
-    """``PATTERN; ffn=896`` as its parts: what comes first, sizes, and whether ``sizes=own`` is there."""
+def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
+    """``PATTERN; ffn=896; norm=rms`` as its parts: what comes first, sizes, and all other fields of its ModelSpec."""
     what, *options = (part.strip() for part in spec.split(";"))
-    own, keeps = {}, False
+    own, others = {}, {}
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or not value or key not in (*OWN, "sizes"):
-            known = ", ".join(f"{size}=" for size in (*OWN, "sizes"))
-            raise UserError(f"--model {name}={spec}: {option!r} is none of {known}; write for example {EXAMPLE}")
+        if not key or (equals and not value):
+            raise UserError(f"--model {name}={spec}: {option!r} is no NAME=VALUE; write for example {EXAMPLE}")
         if key == "sizes":
-            keeps = True
+            others["own_sizes"] = True
             if value != "own":
                 raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
+        elif key == "without":
+            others["without"] = tuple(part.strip().replace("-", "_") for part in value.split(","))
+        elif key == "lr":
+            others["rates"] = tuple(_rate(part, name, spec) for part in value.split(","))
+        elif key not in OWN:
+            flag = f"--{key.replace('_', '-')}"
+            others["options"] = (*others.get("options", ()), flag, *([value] if equals else []))
         elif not value.isdecimal() or not int(value):
             raise UserError(f"--model {name}={spec}: {key}={value} is no whole number above 0")
         else:
             own[OWN[key]] = int(value)
-    return what, own, keeps
+    return what, own, others
+
+
+def _rate(text: str, name: str, spec: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise UserError(f"--model {name}={spec}: lr={text} is no number above 0, of at most 1")
+    return found
 
 
 def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> ModelSpec:
-    what, own, keeps = _split(name, spec)
+    what, own, others = _split(name, spec)
+    keeps = "own_sizes" in others
     archs = ARCHITECTURES if direction == ENCODER else CAUSAL_ARCHITECTURES
     row = archs.get(what)
     if "layers" in own:
@@ -149,18 +172,18 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
         own = {ours: getattr(row, f"{part}_{theirs}") for ours, theirs in fields} | own
     used = {size: own.get(size, sizes[size]) for size in WIDTHS} | {"pretrain": own.get("pretrain", 0)}
-    return ModelSpec(name, "arch" if row else "pattern", pattern, what if row else None, **used, own_sizes=keeps)
+    return ModelSpec(name, "arch" if row else "pattern", pattern, what if row else None, **used, **others)
 
 
 def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[ModelSpec]) -> ModelSpec:
-    whole, own, keeps = _split(name, spec)
+    whole, own, others = _split(name, spec)
     prefix, _, called = (part.strip() for part in whole.partition(":"))
     what, archs = EXTERNALS[prefix]
-    if called not in archs or keeps:
+    if called not in archs or "own_sizes" in others:
         known = ", ".join(f"{prefix}:{arch}" for arch in archs)
         raise UserError(f"--model {name}={spec}: choose from {known}, with embed=, ffn=, heads= or layers= if you like")
     layers = own.pop("layers", None) or (first and max(1, layers_in(first.pattern)))
     if not layers:
         raise UserError(f"--model {name}={spec}: say how many layers, as in '{name}={whole}; layers=6'")
     used = {size: own.get(size, sizes[size]) for size in WIDTHS}
-    return ModelSpec(name, what, f"({archs[called]})x{layers}", called, **used)
+    return ModelSpec(name, what, f"({archs[called]})x{layers}", called, **used, **others)

@@ -19,7 +19,7 @@ from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
+from lazyformer_fairseq.experiments.compare.task import Chosen, ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept
 from lazyformer_fairseq.experiments.trainings import Job, train
 from lazyformer_fairseq.measure.costs.flops import count_other_parameters, count_parameters
@@ -50,6 +50,8 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
         UserError: the folder holds a comparison of other settings, the data or a size does not fit, or a process died.
     """
     compared = settings.row.load(settings)
+    for spec in settings.specs.values():
+        compared.given(Chosen, spec)  # raises a UserError for an option that nobody has
     specs = with_equal_parameters(compared)
     with experiment(folder, settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS]):
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
@@ -105,16 +107,19 @@ class Jobs:
         return self._job(name, seed, rate, self.lengths[name][1], f"runs/{name}-seed{seed}-rate{rate:g}")
 
     def tries(self) -> dict[str, list[CompareJob]]:
-        """By model, of each rate: with the first seed, at the model's full length; none where there is one rate alone.
+        """By model of several rates, of each: with the first seed, at the model's full length.
 
         A try in full length is the run of that seed and rate.
         """
         settings, longest = self.compared.settings, {}
-        for name, (own, updates) in self.lengths.items() if len(settings.rates) > 1 else ():
+        for name, (own, updates) in self.lengths.items():
             if own not in longest or updates > self.lengths[longest[own]][1]:
                 longest[own] = name
+        rates = {own: settings.rates_of(self.specs[own]) for own in longest}
         return {
-            own: [self._try(name, settings.seeds[0], rate) for rate in settings.rates] for own, name in longest.items()
+            own: [self._try(name, settings.seeds[0], rate) for rate in rates[own]]
+            for own, name in longest.items()
+            if len(rates[own]) > 1
         }
 
     def _try(self, name: str, seed: int, rate: float) -> CompareJob:
@@ -129,7 +134,7 @@ class Jobs:
         before = compared.pretraining(spec, seed, self.folder / "pretraining" / f"{spec.name}-seed{seed}")
         if before is not None:
             lesson.begins_with = before.folder / CHECKPOINT
-        learning = compared.learning(seed, rate, updates)
+        learning = compared.learning(spec, seed, rate, updates)
         return CompareJob(name, lesson, learning, self.folder / folder, updates, seed, before=before, **of_all)
 
 
@@ -141,7 +146,7 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
     Raises:
         UserError: no try of a model ended in a number.
     """
-    found = {name: {"rate": settings.rates[0], "tries": []} for name in settings.models}
+    found = {name: {"rate": settings.rates_of(spec)[0], "tries": []} for name, spec in settings.specs.items()}
     for name, jobs in tried.items():
         losses = {job.rate: job.result()["curve"]["loss"][-1] for job in jobs}
         numbers = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
@@ -191,8 +196,8 @@ def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
 
 def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> StepwiseTraining:
     """One that counts for nothing."""
-    seed, rate = compared.settings.seeds[0], compared.settings.rates[0]
-    return StepwiseTraining(compared.lesson(spec, seed, updates), compared.learning(seed, rate, updates), folder)
+    seed, rate = compared.settings.seeds[0], compared.settings.rates_of(spec)[0]
+    return StepwiseTraining(compared.lesson(spec, seed, updates), compared.learning(spec, seed, rate, updates), folder)
 
 
 def _in_embeddings(model: nn.Module) -> int:
@@ -288,13 +293,13 @@ def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, 
         for _ in Progress(range(trial), desc="trial", unit=" updates", leave=False):
             for training in trainings.values():
                 training.update()
-    return {name: 1000 * _mean_of_medians(compared, training.seconds) for name, training in trainings.items()}
+    return {name: 1000 * _mean_of_medians(compared, specs[name], each.seconds) for name, each in trainings.items()}
 
 
-def _mean_of_medians(compared: ComparedTask, seconds: Sequence[float]) -> float:
+def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[float]) -> float:
     """Of the updates of each length of inputs the median, each for the share that it has of a training."""
-    phases = compared.phases(len(seconds), TRIAL_WARM_UP)
-    of_phases = zip(phases, np.diff([0.0, *(end for _, end in compared.lengths)]), strict=True)
+    phases = compared.phases(spec, len(seconds), TRIAL_WARM_UP)
+    of_phases = zip(phases, np.diff([0.0, *(end for _, end in compared.lengths(spec))]), strict=True)
     medians = [(share, np.median(seconds[made.start : made.stop])) for (_, made), share in of_phases if made]
     return float(sum(share * median for share, median in medians) / sum(share for share, _ in medians))
 

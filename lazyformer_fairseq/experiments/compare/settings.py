@@ -281,7 +281,6 @@ class CompareSettings:
     recipe: str = of_learning(
         "adam", f"{'; '.join(f'{name}: {recipe.help}' for name, recipe in RECIPES.items())}.", choices=tuple(RECIPES)
     )
-    without: Optional[tuple[str, ...]] = of_learning(None, "Options of laptop to leave out.", metavar="NAME,...")
     normalize_before: bool = option(
         True, "LayerNorms stand before sublayers, or behind them.", "--pre-norm/--post-norm", section=SIZES
     )
@@ -319,7 +318,8 @@ class CompareSettings:
         for name in self.models:
             if not name or "/" in name or "@" in name:
                 raise UserError(f"--model {name}=...: a name holds neither / nor @, which names a share")
-        self.specs  # noqa: B018  raises a UserError
+        for spec in self.specs.values():
+            self.how_of(spec)
 
     def _completed(self) -> dict[str, Any]:
         """What was not given, and has a default that depends on something else."""
@@ -329,8 +329,6 @@ class CompareSettings:
         row = self.row
         if self.recipe not in row.rates:
             raise UserError(f"--recipe {self.recipe}: is not for --task {self.task}; give {' or '.join(row.rates)}")
-        if self.without and self.recipe != "laptop":
-            raise UserError(f"--without {','.join(self.without)}: is of --recipe laptop")
         if foreign := sorted(name for name in self.sizes.keys() - row.sizes.keys() if self.sizes[name] is not None):
             raise UserError(f"--{foreign[0].replace('_', '-')}: means nothing for --task {self.task}")
         given = {name: value for name, value in self.sizes.items() if value is not None}
@@ -341,7 +339,6 @@ class CompareSettings:
             "baseline": self.baseline or next(iter(models)),
             "sizes": {**row.sizes, **(LAPTOP_SIZES if self.recipe == "laptop" else {}), **given},
             **length,
-            "rates": self.rates or (self.how.options.get("lr", row.rates[self.recipe]),),
             "device": device,
             "in_turn": (device == "cpu" or count_gpus() < 2) if self.in_turn is None else self.in_turn,
             "precision": self.precision or precision_on(device),
@@ -351,14 +348,27 @@ class CompareSettings:
     def row(self) -> Task:
         return find_task(self.task)
 
-    @cached_property
-    def how(self) -> Recipe:
-        """The recipe, without what is left out of it."""
+    def how_of(self, spec: Optional[ModelSpec] = None) -> Recipe:
+        """The recipe, without what a model leaves out of it.
+
+        Raises a UserError where the recipe has no such part.
+        """
+        without = spec.without if spec else ()
         if self.recipe != "laptop":
+            if without:
+                raise UserError(f"--model {spec.name}: without={','.join(without)} is of --recipe laptop")
             return RECIPES[self.recipe]
-        chosen = {"optimizer"} & options_by_name(self.fairseq_options).keys()
-        found = laptop(self.without or (), chosen)
+        chosen = {"optimizer"} & options_by_name(self.words_of(spec)).keys()
+        found = laptop(without, chosen)
         return replace(RECIPES["laptop"], optimizer=found.get("optimizer", ""), options=found)
+
+    def words_of(self, spec: Optional[ModelSpec] = None) -> list[str]:
+        """Further options, of all and of a model alone."""
+        return [*self.fairseq_options, *(spec.options if spec else ())]
+
+    def rates_of(self, spec: ModelSpec) -> tuple[float, ...]:
+        """Those that a model tries: its own, the comparison's, or the one of the recipe, or of Adam in its place."""
+        return spec.rates or self.rates or (self.how_of(spec).options.get("lr", self.row.rates[self.recipe]),)
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:

@@ -84,20 +84,21 @@ class ComparedTask(ABC):
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
         """Counted on the model, of inputs of a length; a backward pass costs twice a forward pass."""
 
-    @property
-    def lengths(self) -> tuple[tuple[int, float], ...]:
+    def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
         """Of inputs, and the share of the updates until which they have it."""
         return ((0, 1.0),)
 
-    def phases(self, updates: int, begin: int = 0) -> list[tuple[int, range]]:
+    def phases(self, spec: ModelSpec, updates: int, begin: int = 0) -> list[tuple[int, range]]:
         """Of a training, the length of inputs and the updates, from 0, that have it; of those from `begin` on."""
-        ends = [begin, *(max(begin, math.ceil(end * updates)) for _, end in self.lengths)]
-        return [(length, range(*of)) for (length, _), of in zip(self.lengths, pairwise(ends), strict=True)]
+        lengths = self.lengths(spec)
+        ends = [begin, *(max(begin, math.ceil(end * updates)) for _, end in lengths)]
+        return [(length, range(*of)) for (length, _), of in zip(lengths, pairwise(ends), strict=True)]
 
     def mean_flops(self, spec: ModelSpec, vocab_size: int) -> int:
         """Of an update, over a training."""
-        shares = pairwise((0.0, *(end for _, end in self.lengths)))
-        found = [self.flops_of_update(spec, vocab_size, length) for length, _ in self.lengths]
+        lengths = self.lengths(spec)
+        shares = pairwise((0.0, *(end for _, end in lengths)))
+        found = [self.flops_of_update(spec, vocab_size, length) for length, _ in lengths]
         return round(sum(flops * (end - begin) for flops, (begin, end) in zip(found, shares, strict=True)))
 
     @abstractmethod
@@ -120,38 +121,38 @@ class ComparedTask(ABC):
         """Further costs by name, of the models that the jobs have trained."""
         return {}
 
-    def learning(self, seed: int, rate: float, updates: int) -> Learning:
+    def learning(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> Learning:
         """How a model learns in so many updates: by the recipe, and what the user's further options say."""
-        settings, recipe = self.settings, self.settings.how
+        settings, recipe = self.settings, self.settings.how_of(spec)
         schedule, schedule_options = recipe.schedule(rate, updates)
-        named = {"optimizer": recipe.optimizer, "lr_scheduler": schedule, **self.given(Chosen)}
+        named = {"optimizer": recipe.optimizer, "lr_scheduler": schedule, **self.given(Chosen, spec)}
         return Learning(
             updates,
             rate,
             seed,
             optimizer=named["optimizer"],
-            optimizer_options=self._options(OPTIMIZERS[named["optimizer"]][1], recipe.options),
+            optimizer_options=self._options(OPTIMIZERS[named["optimizer"]][1], spec, recipe.options),
             schedule=named["lr_scheduler"],
-            schedule_options=self._options(SCHEDULES[named["lr_scheduler"]][1], schedule_options),
+            schedule_options=self._options(SCHEDULES[named["lr_scheduler"]][1], spec, schedule_options),
             clip_norm=named.get("clip_norm", recipe.options.get("clip_norm", settings.row.clip_norm)),
             precision=settings.precision,
             device=settings.device,
         )
 
-    def _options(self, kind: type, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, kind: type, spec: ModelSpec, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the recipe that an optimizer or schedule has, models or text; and the user's."""
-        return {**chosen(kind, of_recipe), **self.given(kind)}
+        return {**chosen(kind, of_recipe), **self.given(kind, spec)}
 
-    def given(self, kind: type) -> dict[str, Any]:
-        """The user's further options of a dataclass, by name.
+    def given(self, kind: type, spec: Optional[ModelSpec] = None) -> dict[str, Any]:
+        """The user's further options of a dataclass, of all models and of this one, by name.
 
         Raises a UserError for an option that neither models, text, optimizer nor schedule of the comparison have.
         """
-        words = self.settings.fairseq_options
+        words = self.settings.words_of(spec)
         by_name = dict(
             pairwise(part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word]))
         )
-        recipe = self.settings.how
+        recipe = self.settings.how_of(spec)
         schedule = recipe.schedule(0.0, 0)[0]
         rows = (("--optimizer", OPTIMIZERS, recipe.optimizer), ("--lr-scheduler", SCHEDULES, schedule))
         of_learning = [row_of(flag, row, by_name.get(flag, usual))[1] for flag, row, usual in rows]
@@ -180,7 +181,7 @@ class ComparedTraining(Training):
         super().__init__(job)
         self.compared = compared
         self.points = frozenset(points(job.updates, POINTS))
-        symbols, phases = len(self.lesson.dictionary), compared.phases(job.updates)
+        symbols, phases = len(self.lesson.dictionary), compared.phases(job.spec, job.updates)
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), made) for length, made in phases]
 
     def measure(self) -> Mapping[str, float]:

@@ -87,7 +87,8 @@ class Trainings:
     def learning(self, updates: int) -> Learning:
         """The recipe's, with a rate that is constant until it decays; warm-up ends before the first branch."""
         compared, seed = self.material.compared, self.material.settings.seed
-        found = compared.learning(seed, compared.settings.rates[0], updates)
+        spec = compared.settings.specs[compared.settings.baseline]
+        found = compared.learning(spec, seed, compared.settings.rates_of(spec)[0], updates)
         said, whole = found.schedule_options, compared.settings.updates
         warmup = said.get("warmup_updates") or math.ceil(said.get("warmup_ratio", 0) * whole)
         how = {"decay_share": DECAY, **(said if found.schedule == "wsd" else {})}

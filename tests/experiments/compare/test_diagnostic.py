@@ -64,8 +64,9 @@ def test_training_starts_from_the_masks_or_from_random_weights(compared, data):
     )  # fmt: skip
     task = settings.row.load(settings)
     for name, begins_with in (("all", None), ("masks", before_folder / "checkpoint_last.pt")):
-        lesson = replace(task.lesson(settings.specs[name], 1, 2), begins_with=begins_with)
-        learning = task.learning(1, settings.rates[0], 2)
+        spec = settings.specs[name]
+        lesson = replace(task.lesson(spec, 1, 2), begins_with=begins_with)
+        learning = task.learning(spec, 1, settings.rates_of(spec)[0], 2)
         alone = StepwiseTraining(lesson, learning, out.parent / f"alone-{name}")
         weights = alone.model.state_dict()
         names = [name for name in before if name.startswith("encoder.sentence_encoder")]

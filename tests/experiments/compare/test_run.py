@@ -165,15 +165,15 @@ def test_validation_is_the_same_for_all_seeds_and_counts_masked_pieces_alone(dat
     others = find_task("masked-lm").load(tiny(data_folder, seeds=(7,)))
     for batch, other in zip(compared._batches, others._batches, strict=True):
         assert torch.equal(batch["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
-    lesson = compared.lesson(compared.settings.specs["bert"], 1, 4)
-    training = StepwiseTraining(lesson, compared.learning(1, 1e-3, 4), tmp_path)
+    bert = compared.settings.specs["bert"]
+    training = StepwiseTraining(compared.lesson(bert, 1, 4), compared.learning(bert, 1, 1e-3, 4), tmp_path)
     found = compared.measure(training)
     nats, right, count = 0.0, 0, 0
     training.model.eval()
     with torch.no_grad():
         for batch in compared._batches:
             logits, _ = training.model(batch["net_input"]["src_tokens"])
-            is_masked = batch["target"] != lesson.dictionary.pad()
+            is_masked = batch["target"] != training.lesson.dictionary.pad()
             nats += F.cross_entropy(logits[is_masked], batch["target"][is_masked], reduction="sum").item()
             right += (logits[is_masked].argmax(-1) == batch["target"][is_masked]).sum().item()
             count += int(is_masked.sum())
@@ -209,6 +209,16 @@ def test_short_tries_choose_the_rate_and_stay_apart_from_the_runs(data_folder, t
         assert [each["updates"] for each in model["tries"]] == [2] * 3 and model["updates"] == 4
         assert {run["rate"] for run in model["runs"].values()} == {model["rate"]}
     assert len(list((tmp_path / "tries").iterdir())) == 6 and len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_a_model_has_options_and_rates_of_its_own(data_folder, tmp_path):
+    models = {"bert": "sf", "mine": "sf; norm=rms; lr=1e-3, 1e-2"}
+    found = compare(tiny(data_folder, models=models, baseline="bert", seeds=(1,)), tmp_path, [])["models"]
+    assert [each["rate"] for each in found["mine"]["tries"]] == [1e-3, 1e-2] and not found["bert"]["tries"]
+    assert found["mine"]["parameters"] < found["bert"]["parameters"], "an RMSNorm has no bias"
+    settings = tiny(data_folder, models={"bert": "sf; width=3"}, baseline="bert")
+    with pytest.raises(UserError, match="--width: no such option here"):
+        compare(settings, tmp_path / "wrong", [])
 
 
 def test_a_trial_times_all_models_and_leaves_nothing(data_folder, monkeypatch):
@@ -294,7 +304,7 @@ def test_losses_are_those_of_fairseqs_trainer(finished, causal):
 
 def test_a_recipe_norms_and_the_rate_reach_training(lm_data):
     settings = tiny(lm_data, "language-model", recipe="nvidia", normalize_before=False)
-    learning = settings.row.load(settings).learning(1, 0.02, 200)
+    learning = settings.row.load(settings).learning(settings.specs["lazy"], 1, 0.02, 200)
     lamb = {"max_weight_norm": 10, "weight_decay": 0, "no_bias_correction": True}
     assert (learning.optimizer, learning.optimizer_options, learning.rate) == ("nvlamb", lamb, 0.02)
     assert (learning.schedule, learning.schedule_options) == ("cosine", {"warmup_updates": 5, "min_lr": 0.002})
@@ -309,7 +319,7 @@ def laptop_of(data: Path, models: dict, words: str = "", **changes):
     compared = tiny(data, models=models, baseline=next(iter(models)), **given)
     task, spec = compared.row.load(compared), next(iter(compared.specs.values()))
     lesson = task.lesson(spec, 1, 100)
-    return lesson.network.options, lesson.texts.options, task.learning(1, compared.rates[0], 100), task
+    return lesson.network.options, lesson.texts.options, task.learning(spec, 1, compared.rates_of(spec)[0], 100), task
 
 
 def test_the_recipe_laptop_reaches_all_and_what_is_given_wins(data_folder):
@@ -329,23 +339,33 @@ def test_the_recipe_laptop_reaches_all_and_what_is_given_wins(data_folder):
 
 
 def test_parts_of_the_recipe_are_left_out(data_folder):
-    without = ("local-heads", "length-schedule", "no-token-positional-embeddings")
-    options, text, learning, _ = laptop_of(data_folder, {"bert": "sf"}, without=without)
+    """Of one model; the others keep them."""
+    of_mine = "; without=local-heads, length-schedule,no-token-positional-embeddings,encoder-normalize-before"
+    models = {"mine": f"sf{of_mine}", "bert": "sf"}
+    options, text, learning, compared = laptop_of(data_folder, models)
     assert not (options.local_heads or options.no_token_positional_embeddings or text.length_schedule)
-    assert options.zero_last_maps and learning.optimizer == "muon"
-    assert laptop_of(data_folder, {"bert": "sf"}, without=("lr-scheduler",))[2].schedule == "linear_warmup"
-    for how in ({"without": ("optimizer",)}, {"words": "--optimizer fused_adam"}):
-        learning = laptop_of(data_folder, {"bert": "sf"}, **how)[2]
+    assert options.zero_last_maps and learning.optimizer == "muon" and not options.encoder_normalize_before
+    mine, bert = compared.settings.specs.values()
+    assert (compared.phases(mine, 100), compared.phases(bert, 100)) == (
+        [(512, range(100))],
+        [(128, range(80)), (512, range(80, 100))],
+    )
+    assert compared.lesson(bert, 1, 100).network.options.local_heads
+    assert laptop_of(data_folder, {"bert": "sf; without=lr-scheduler"})[2].schedule == "linear_warmup"
+    assert laptop_of(data_folder, {"bert": "sf; without=relative-position-buckets"})[0].relative_position_buckets == 0
+    by_adam = ("sf; without=optimizer", ""), ("sf; optimizer=fused_adam", ""), ("sf", "--optimizer fused_adam")
+    for spec, words in by_adam:
+        learning = laptop_of(data_folder, {"bert": spec}, words)[2]
         assert (learning.optimizer, learning.rate) == ("fused_adam", LAPTOP["adam_lr"])
         assert learning.optimizer_options == {"adam_betas": LAPTOP["adam_betas"], "weight_decay": 0.0}
     options = laptop_of(data_folder, {"modern": "bert_modern_base; sizes=own"})[0]  # which has no bias to begin with
     assert not options.local_heads and options.relative_position_buckets == 0
-    for changes, said in (
-        ({"recipe": "laptop", "without": ("heads",)}, "--without heads: the recipe has encoder-normalize-before, no-"),
-        ({"recipe": "adam", "without": ("lr",)}, "--without lr: is of --recipe laptop"),
+    for spec, recipe, said in (
+        ("sf; without=heads", "laptop", "--without heads: the recipe has encoder-normalize-before, no-"),
+        ("sf; without=lr", "adam", "--model bert: without=lr is of --recipe laptop"),
     ):
         with pytest.raises(UserError, match=said):
-            laptop_of(data_folder, {"bert": "sf"}, **changes)
+            laptop_of(data_folder, {"bert": spec}, recipe=recipe)
     with pytest.raises(UserError, match="--recipe laptop: is not for --task listops; give adam or nvidia"):
         CompareSettings(task="listops", data=str(data_folder), recipe="laptop")
 
@@ -355,13 +375,13 @@ def test_flops_and_a_trial_are_of_the_lengths_that_a_training_reads(model, data_
     words, sizes = ("--length-schedule", "8:0.5,16:0.9"), {"sizes": {**TINY, "dropout": 0.0}}
     settings = tiny(data_folder, models={"a": "sf", "b": model}, baseline="a", **sizes, fairseq_options=words)
     compared = settings.row.load(settings)
-    assert compared.phases(10) == [(8, range(5)), (16, range(5, 9)), (32, range(9, 10))]
+    assert compared.phases(settings.specs["b"], 10) == [(8, range(5)), (16, range(5, 9)), (32, range(9, 10))]
     spec, of = settings.specs["a"], compared.flops_of_update
     flops = [of(spec, 160, length) for length in (8, 16, 32)]
     assert flops == sorted(set(flops))
     assert compared.mean_flops(spec, 160) == round(0.5 * flops[0] + 0.4 * flops[1] + 0.1 * flops[2])
     seconds = [9.0] * comparison_run.TRIAL_WARM_UP + [1.0] * 8 + [2.0] * 10 + [4.0] * 2  # 25 in all
-    assert comparison_run._mean_of_medians(compared, seconds) == pytest.approx(0.5 * 1 + 0.4 * 2 + 0.1 * 4)
+    assert comparison_run._mean_of_medians(compared, spec, seconds) == pytest.approx(0.5 * 1 + 0.4 * 2 + 0.1 * 4)
     training = compared.open_training(
         comparison_run.Jobs(compared, tmp_path, settings.specs, {"b": ("b", 10)}).run("b", 1, 0.01)
     )
@@ -385,8 +405,9 @@ def test_a_short_training_by_the_recipe_leaves_the_plateau_and_others_do_not(tmp
         given = {"recipe": recipe, "sizes": sizes, "updates": 150, "fairseq_options": words, "rates": ()}
         settings = tiny(data, models={"bert": "(sf)x3"}, validation_tokens=4000, **given)
         compared = settings.row.load(settings)
-        lesson = compared.lesson(settings.specs["bert"], 1, 150)
-        training = StepwiseTraining(lesson, compared.learning(1, settings.rates[0], 150), tmp_path / recipe)
+        bert = settings.specs["bert"]
+        learning = compared.learning(bert, 1, *settings.rates_of(bert), 150)
+        training = StepwiseTraining(compared.lesson(bert, 1, 150), learning, tmp_path / recipe)
         while training.updates < 150:
             training.update()
         losses[recipe] = compared.measure(training)["loss"]
@@ -398,7 +419,8 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
     words = "--weight-decay 0.1 --optimizer muon --lr-scheduler=wsd --decay-share 0.5 --clip-norm 3 --mask-prob 0.3"
     settings = tiny(data_folder, fairseq_options=(*words.split(), "--activation-dropout", "0.2"))
     compared = settings.row.load(settings)
-    learning, lesson = compared.learning(1, 0.02, 200), compared.lesson(settings.specs["bert"], 1, 200)
+    bert = settings.specs["bert"]
+    learning, lesson = compared.learning(bert, 1, 0.02, 200), compared.lesson(bert, 1, 200)
     assert (learning.optimizer, learning.optimizer_options["weight_decay"]) == ("muon", 0.1)
     assert learning.schedule_options == {"warmup_ratio": 0.1, "decay_share": 0.5} and learning.clip_norm == 3
     assert lesson.network.options.activation_dropout == 0.2 and lesson.texts.masking.probability == 0.3
@@ -411,7 +433,7 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
         settings = tiny(data_folder, models={"bert": "sf", "hf": "hf:bert"}, fairseq_options=tuple(words.split()))
         compared = settings.row.load(settings)
         with pytest.raises(UserError, match=said):
-            [(compared.learning(1, 1, 1), compared.lesson(spec, 1, 1)) for spec in settings.specs.values()]
+            [(compared.learning(spec, 1, 1, 1), compared.lesson(spec, 1, 1)) for spec in settings.specs.values()]
 
 
 def test_a_model_of_fairseqs_says_that_it_needs_fairseq(data_folder, monkeypatch):

@@ -122,7 +122,7 @@ def test_defaults_of_the_tasks_and_presets_beside_models(asked, data_folder, lm_
     assert (masked.updates, masked.budget, masked.seeds) == (None, 75, (1, 2, 3)) and masked.in_turn
     causal = asked(lm_data, tmp_path, "--task", "language-model")
     assert next(iter(causal.models)) == "transformer_xl" and len(causal.models) == 4
-    assert (causal.updates, causal.budget, causal.rates) == (2000, None, (3e-3,))
+    assert (causal.updates, causal.budget) == (2000, None)
     assert causal.sizes["adaptive_softmax_cutoff"] == (2000, 10_000)
     words = ("--task", "language-model", "--presets", "16", "--model", "found=(sff)x4 (f)x4")
     found = asked(lm_data, tmp_path, *words).models
@@ -154,7 +154,8 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
     ("options", "message"),
     [
         ("--model m=lf", "no s below it"),
-        ("--model m=sf;width=3", "'width=3' is none of embed=, ffn="),
+        ("--model m=sf;ffn=", "'ffn=' is no NAME=VALUE"),
+        ("--model m=sf;lr=3", "lr=3 is no number above 0, of at most 1"),
         ("--model m=sf;ffn=0", "ffn=0 is no whole number above 0"),
         ("--model m=sf;sizes=own", "sizes=own is for a named arch"),
         ("--model m=sf;layers=3", "layers is for fairseq: and hf: alone"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A row of the records in docs/compare.md, or a track: its models and its baseline, by the rules of that page.
+# Rows of the records in docs/compare.md, or a track: its models and its baseline, by the rules of that page.
 set -euo pipefail
 
 fail() {
@@ -9,10 +9,10 @@ fail() {
 
 usage() {
   cat <<'HELP'
-usage: scripts/equal_footing.sh TRACK[/ROW] DATA OUT [options of `lazyformer compare`]
+usage: scripts/equal_footing.sh TRACK[/ROW,...] DATA OUT [options of `lazyformer compare`]
        scripts/equal_footing.sh --list
 
-Trains the model of a row, or those of all rows, and the baseline of the track as docs/compare.md rules, and writes
+Trains the models of some rows, or of all of a track, and the baseline of the track as docs/compare.md rules, and writes
 curves, tables and pictures to OUT. Stop it at any time; rerun to resume. --list prints the rows.
 
 DATA is the track's corpus, which the page builds by one command. Data with other checksums is refused; to try the rules
@@ -52,15 +52,17 @@ case ${1:---help} in
   --help) usage; exit 0 ;;
   --list) rows; exit 0 ;;
 esac
-[[ $# -ge 3 ]] || fail "give TRACK or TRACK/ROW, DATA and OUT; see scripts/equal_footing.sh --help"
-row=$1 data=$2 out=$3
+[[ $# -ge 3 ]] || fail "give TRACK or TRACK/ROW,..., DATA and OUT; see scripts/equal_footing.sh --help"
+asked=$1 track=${1%%/*} data=$2 out=$3
 shift 3
 
+IFS=, read -ra names <<<"${asked#"$track"}"
 models=(--model 'bert=(sf)x7')
 while read -r name model; do
-  [[ $name == "$row" || $name == "$row"/* ]] && models+=(--model "${name#*/}=$model")
+  [[ $name == "$track"/* ]] || continue
+  [[ ${#names[@]} -eq 0 || ",${asked#"$track"/}," == *",${name#*/},"* ]] && models+=(--model "${name#*/}=$model")
 done < <(rows)
-[[ ${#models[@]} -gt 2 ]] || fail "$row: no such row or track; scripts/equal_footing.sh --list prints them"
+[[ ${#models[@]} -gt 2 && (${#names[@]} -eq 0 || ${#models[@]} -eq $((2 + 2 * ${#names[@]}))) ]] || fail "$asked: no such row or track; scripts/equal_footing.sh --list prints them"
 
 # What docs/compare.md calls the rules of a track.
 rules=(--task masked-lm --recipe laptop --seeds 1,2,3 --equal-parameters --baseline bert --device cpu --alone
@@ -68,7 +70,7 @@ rules=(--task masked-lm --recipe laptop --seeds 1,2,3 --equal-parameters --basel
 export OMP_NUM_THREADS=1
 checksums=(8710cfef1e56bee55ea8b56b07d354be4dd8d8094f26806fc307dd957d3aa1fe
   85213b5a3cac8fd5633547a5bd60edf8bef79da7c0da8bba33823bf204bf3b20)
-case ${row%%/*} in
+case $track in
   cpu-512) rules+=(--tokens-per-sample 512 --batch-size 2 --budget 10min) ;;
   cpu-2048) rules+=(--tokens-per-sample 2048 --batch-size 1 --budget 30min) ;;
 esac

@@ -100,6 +100,8 @@ def test_the_script_does_what_the_page_says_of_a_track(options_of, row, length, 
 def test_a_track_is_all_of_its_rows(options_of):
     of_track = {row.split("/")[1]: model for row, model in ROWS.items() if row.startswith("cpu-2048/")}
     assert options_of("--any-data", "cpu-2048", "data", "out")["specs"] == {"bert": "(sf)x7", **of_track}
+    two = options_of("--any-data", "cpu-2048/window,conv", "data", "out")["specs"]
+    assert two == {"bert": "(sf)x7", "window": of_track["window"], "conv": of_track["conv"]}
 
 
 def test_options_that_follow_take_the_place_of_the_tracks(options_of):
@@ -113,9 +115,10 @@ def test_other_data_and_rows_are_refused_and_the_pages_are_the_scripts(tmp_path)
     assert LINES.keys() == ROWS.keys()
     sums = re.findall(r"\b[0-9a-f]{64}\b", SCRIPT.read_text())
     assert len(sums) == 2 and all(sum_ in PAGE for sum_ in sums)
-    assert call("cpu-512/nothing", "data", "out").stderr.startswith("error: cpu-512/nothing: no such row or track")
-    assert call("cpu-512/conv").stderr.startswith("error: give TRACK or TRACK/ROW, DATA and OUT")
-    assert call().stdout.startswith("usage: scripts/equal_footing.sh TRACK[/ROW] DATA OUT")
+    for wrong in ("cpu-512/nothing", "cpu-512/conv,nothing", "cpu-51"):
+        assert call(wrong, "data", "out").stderr.startswith(f"error: {wrong}: no such row or track")
+    assert call("cpu-512/conv").stderr.startswith("error: give TRACK or TRACK/ROW,..., DATA and OUT")
+    assert call().stdout.startswith("usage: scripts/equal_footing.sh TRACK[/ROW,...] DATA OUT")
     (tmp_path / "shard0").mkdir()
     for name in ("train.bin", "valid.bin"):
         (tmp_path / "shard0" / name).write_bytes(b"other")

@@ -66,7 +66,7 @@ done < <(rows)
 
 # What docs/compare.md calls the rules of a track.
 rules=(--task masked-lm --recipe laptop --seeds 1,2,3 --equal-parameters --baseline bert --device cpu --alone
-  --embed-dim 192 --ffn-embed-dim 768 --heads 6 --lr 5e-3,1e-2,2e-2 --rate-updates 250 --validation-tokens 31232)
+  --embed-dim 192 --ffn-embed-dim 768 --heads 6 --lr 2.5e-3,5e-3,1e-2 --rate-updates 250 --validation-tokens 31232)
 export OMP_NUM_THREADS=1
 checksums=(8710cfef1e56bee55ea8b56b07d354be4dd8d8094f26806fc307dd957d3aa1fe
   85213b5a3cac8fd5633547a5bd60edf8bef79da7c0da8bba33823bf204bf3b20)

@@ -7,7 +7,6 @@ from typing import NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.latency import Prices, latency_of
-from lazyformer_fairseq.experiments.search.settings import candidate_name
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 
 # A pattern as a part of a supernet: the candidate of each layer, the lowest first; identity included.
@@ -123,11 +122,6 @@ def bands_of(budgets: Sequence[float], baseline: float) -> list[Band]:
     widths = [high - low for low, high in pairwise(highs)]
     lowest = highs[0] - min(widths, default=0.1 * baseline)
     return [Band(low, high) for low, high in pairwise([lowest, *highs])]
-
-
-def subnet_of(text: str) -> Subnet:
-    """The candidates of a pattern written out by layer, such as ``sf-f``."""
-    return tuple(candidate_name(read_sublayer(part)) for part in split_sublayers(text))
 
 
 def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence[str]) -> list[str]:

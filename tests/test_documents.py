@@ -62,7 +62,7 @@ ADDED_OPTIONS = {
     "lazyformer compare listops": f"{TINY} --updates 1 --batch-size 4 --device cpu",
     "lazyformer compare wikitext": COMPARE,
     "lazyformer compare data": f"{TINY_COMPARE} --updates 1",
-    "lazyformer compare data results/conv": f"{TINY_COMPARE} --updates 4",
+    "lazyformer compare data results/ten": f"{TINY_COMPARE} --budget 1s",
     "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --lr 1e-3 --time-fractions 0.5",
     "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
     "lazyformer reproduce": "--plan",

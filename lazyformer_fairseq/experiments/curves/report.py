@@ -221,8 +221,9 @@ class History:
 
 
 def _number(value: object) -> float:
+    """NaN for what is none, such as JSON's ``true``."""
     try:
-        return float(value)
+        return nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return nan
 

@@ -174,7 +174,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch, words, message):
 NO_NUMBERS = st.text(st.characters(exclude_categories=["N", "Cs"]))
 
 
-@given(words=st.lists(NO_NUMBERS | st.sampled_from(["Infinity", "nan", "{}", "1e999", "7"]), max_size=5))
+@given(words=st.lists(NO_NUMBERS | st.sampled_from(["Infinity", "nan", "true", "{}", "1e999", "7"]), max_size=5))
 def test_a_line_without_a_number_of_updates_is_passed_over(words):
     shapes = (
         '{{"epoch": 1, "valid_loss": {0}, "valid_num_updates": {0}}}',

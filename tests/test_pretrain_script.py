@@ -173,7 +173,7 @@ def test_the_recipe_laptop_is_its_table_less_what_is_given_or_left_out():
     parts = (cfg.model, cfg.task, cfg.optimizer, cfg.lr_scheduler, cfg.optimization)
     found = {name: part[name] for part in parts for name in LAPTOP if name in part and name != "lr"}
     assert {**LAPTOP, **found} == LAPTOP and LAPTOP.keys() - found.keys() == {"optimizer", "lr_scheduler", "lr"}
-    assert (cfg.optimizer._name, cfg.lr_scheduler._name, cfg.optimization.lr) == ("muon", "wsd", [0.02])
+    assert (cfg.optimizer._name, cfg.lr_scheduler._name, cfg.optimization.lr) == ("muon", "wsd", [0.005])
     sizes = cfg.dataset.batch_size * cfg.optimization.update_freq[0], cfg.task.tokens_per_sample
     assert (*sizes, cfg.optimization.max_update) == (2, 512, 20_000)
     given = "--optimizer fused_adam --lr-scheduler linear_warmup --mask-prob 0.2 --max-update 9"

@@ -44,7 +44,7 @@ LAPTOP: Mapping[str, Any] = {
     **dict.fromkeys(("local_heads", "zero_last_maps", "frequency_bias"), True),
     **dict.fromkeys(("dropout", "attention_dropout", "weight_decay"), 0.0),
     **{"mask_prob": "0.3", "length_schedule": "128:0.8"},
-    **{"optimizer": "muon", "lr": 0.02, "muon_scale": "original"},
+    **{"optimizer": "muon", "lr": 5e-3, "muon_scale": "original"},
     **{"adam_lr": 3e-3, "adam_betas": "(0.9,0.98)", "clip_norm": 0.0},
     **{"lr_scheduler": "wsd", "warmup_ratio": 0.01, "decay_share": 0.5, "decay": "linear"},
 }

@@ -317,7 +317,7 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
     assert options.dropout == 0.3 and options.attention_dropout == 0.0, "words win"
     trainings = Trainings(given, tmp_path)
     learning = trainings.learning(50_000)
-    assert (learning.optimizer, learning.rate, learning.schedule) == ("muon", 0.02, "wsd")
+    assert (learning.optimizer, learning.rate, learning.schedule) == ("muon", 0.005, "wsd")
     assert learning.schedule_options.items() >= {"warmup_updates": 500, "decay_share": 0.5, "decay": "linear"}.items()
     assert trainings.made == [5555, 16666 - 2777, 50_000 - 8333]
 

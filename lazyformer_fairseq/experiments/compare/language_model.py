@@ -11,6 +11,7 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.lessons import Network, Streams
+from lazyformer_fairseq.experiments.trainings import Training
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.measure.costs.flops import count_flops
@@ -67,7 +68,7 @@ class LanguageModel(ComparedTask):
         found = self._evaluate(training, "valid", self.settings.validation_tokens)
         return {"perplexity": found.perplexity, "loss": found.bits}
 
-    def final(self, training: StepwiseTraining) -> dict[str, float]:
+    def final(self, training: Training) -> dict[str, float]:
         """The same over every token of the validation and test splits."""
         of_splits = {split: self._evaluate(training, split) for split in SPLITS}
         return {

@@ -232,8 +232,8 @@ class Diagnostic(MaskedLM):
         found = training.evaluate()
         return {"accuracy": 100 * float(found["accuracy"]), "loss": float(found["loss"])}
 
-    def final(self, training: StepwiseTraining) -> dict[str, float]:
-        return {**self.measure(training), "test_accuracy": 100 * float(training.evaluate("test")["accuracy"])}
+    def final(self, training: Training) -> dict[str, float]:
+        return {**super().final(training), "test_accuracy": 100 * float(training.evaluate("test")["accuracy"])}
 
     def describe_data(self) -> dict[str, Any]:
         """What the data was made with, and what simple rules reach, which need no model."""

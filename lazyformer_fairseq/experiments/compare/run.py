@@ -126,11 +126,12 @@ class Jobs:
         updates = self.compared.settings.rate_updates
         if updates is None or updates >= self.lengths[name][1]:
             return self.run(name, seed, rate)
-        return self._job(name, seed, rate, updates, f"tries/{name}-rate{rate:g}")
+        return self._job(name, seed, rate, updates, f"tries/{name}-rate{rate:g}", is_try=True)
 
-    def _job(self, name: str, seed: int, rate: float, updates: int, folder: str) -> CompareJob:
+    def _job(self, name: str, seed: int, rate: float, updates: int, folder: str, is_try: bool = False) -> CompareJob:
         compared, spec = self.compared, self.specs[self.lengths[name][0]]
-        lesson, of_all = compared.lesson(spec, seed, updates), {"spec": spec, "seed": seed, "rate": rate}
+        lesson = compared.lesson(spec, seed, updates)
+        of_all = {"spec": spec, "seed": seed, "rate": rate, "is_try": is_try}
         before = compared.pretraining(spec, seed, self.folder / "pretraining" / f"{spec.name}-seed{seed}")
         if before is not None:
             lesson.begins_with = before.folder / CHECKPOINT

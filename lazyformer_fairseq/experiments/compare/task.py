@@ -17,6 +17,7 @@ from lazyformer_fairseq.options import chosen, option, read_words
 from lazyformer_fairseq.patterns.kinds import Sizes
 
 POINTS = 10  # of a curve
+POINTS_OF_TRY = 2  # of a rate, of which the end counts; the other is where an interrupted try resumes
 POINTS_LEAN = 1.5  # towards the start of a curve, where it is steep; 1 for equal steps
 
 
@@ -26,11 +27,13 @@ class CompareJob(Job):
 
     Attributes:
         before: what must be over first, such as self-pretraining.
+        is_try: of a rate, shorter than a run.
     """
 
     spec: ModelSpec
     seed: int
     rate: float
+    is_try: bool = False
     before: Optional[Job] = None
 
     def __str__(self) -> str:
@@ -105,9 +108,9 @@ class ComparedTask(ABC):
     def measure(self, training: StepwiseTraining) -> dict[str, float]:
         """A point of the curve, the `loss` among it: on the same text for all models, seeds and points."""
 
-    def final(self, training: StepwiseTraining) -> dict[str, float]:
-        """What a run has in the end."""
-        return self.measure(training)
+    def final(self, training: Training) -> dict[str, float]:
+        """What a run has in the end: the last point of its curve."""
+        return {name: training.curve[name][-1] for name in ("loss", "accuracy")}
 
     @abstractmethod
     def describe_data(self) -> dict[str, Any]:
@@ -180,7 +183,7 @@ class ComparedTraining(Training):
     def __init__(self, compared: ComparedTask, job: CompareJob):
         super().__init__(job)
         self.compared = compared
-        self.points = frozenset(points(job.updates, POINTS))
+        self.points = frozenset(points(job.updates, POINTS_OF_TRY if job.is_try else POINTS))
         symbols, phases = len(self.lesson.dictionary), compared.phases(job.spec, job.updates)
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), made) for length, made in phases]
 

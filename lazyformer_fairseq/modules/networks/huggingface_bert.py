@@ -13,6 +13,8 @@ from lazyformer_fairseq.extras import PACKAGE
 from lazyformer_fairseq.options import option
 
 STACKED = {"Wqkv": 3, "Wi": 2}  # maps of ModernBERT that are several, one above the other
+# fairseq's <s> and </s>: transformers warns of the published ids, which a small vocabulary does not have.
+FRAME = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
 
 
 @dataclass
@@ -75,7 +77,7 @@ class HuggingFaceBert(nn.Module):
             max_position_embeddings=options.max_positions,
             pad_token_id=padding_idx,
             attn_implementation="sdpa",
-            **{dropout: options.dropout, of_attention: options.attention_dropout},
+            **{dropout: options.dropout, of_attention: options.attention_dropout, **FRAME},
         )
         self.bert = AutoModelForMaskedLM.from_config(config)
         for name, module in self.bert.named_modules():

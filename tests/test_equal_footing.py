@@ -11,6 +11,7 @@ from statistics import median
 
 import pytest
 from helpers import PAGES, ROOT, run_script, write_program
+from scipy.stats import spearmanr
 
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models
@@ -78,6 +79,17 @@ def test_a_table_of_equal_updates_is_what_its_log_says(page, log):
         label = spec.removeprefix("(sf)x7; ").removesuffix("; lr=1e-3,3e-3")
         row = "" if "," in label else f"| `{label}` "  # of several parts the page has words
         assert name == "bert" or f"{row}| {losses_of(comparison, name)[1]} |" in PAGES[page]
+
+
+def test_short_trainings_of_a_search_rank_as_its_log_says():
+    log = read_json(RECORDS / "search-ranks.json")
+    losses = [each["losses"] for each in log["trained"] if None not in each["losses"]]
+    early, later, whole = zip(*losses, strict=True)
+    first, second, last = log["settings"]["lengths"]
+    ranks = [spearmanr(rung, whole).statistic for rung in (later, early)]
+    said = f"{ranks[0]:.2f} after {second} of {last} updates, {ranks[1]:.2f} after {first}"
+    page = " ".join(PAGES["docs/search.md"].split())
+    assert f"{len(losses)} patterns, one seed ([log](records/search-ranks.json)): {said}" in page
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from lazyformer_fairseq.experiments.search import latency, space, training
 from lazyformer_fairseq.experiments.search.halving import Trainings
 from lazyformer_fairseq.experiments.search.material import Material
 from lazyformer_fairseq.experiments.search.settings import CONTROL, GRADIENT, SearchSettings
+from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.figures import picture, styles
 from lazyformer_fairseq.report.numbers import spread, with_spread
@@ -110,6 +111,8 @@ class Search:
             point |= described.get(point["pattern"], {})
         of_trainings = {"recipe": settings.recipe, "updates": settings.max_updates} if settings.budgets else {}
         return {
+            "machine": describe_machine(settings.device),
+            "versions": describe_versions(),
             "settings": {name: getattr(settings, name) for name in ("data", "task", "candidates", "lengths")},
             "sizes": asdict(self.counting.sizes),
             **fronts,

@@ -41,9 +41,10 @@ from lazyformer_fairseq.modules.processor import compute_capability
 # numbers at a time, unless one sequence alone has more. 128 MiB in half precision.
 PIECE_NUMBERS = 2**26
 ALIGNMENT = 8  # numbers: where that kernel wants the rows of a bias to begin
-# Features of scores (:attr:`Scores.features`) that the Triton kernels lack, and "synthetic", queries of another size
-# than the values': there the piecewise ones compute.
-NOT_IN_TRITON = frozenset({"causal", "positions", "learned", "synthetic"})
+# What the Triton kernels lack: features of scores (:attr:`Scores.features`); "synthetic", queries of another size than
+# the values'; "oblong", more or fewer keys than queries, beyond whose end they would read. There the piecewise ones
+# compute.
+NOT_IN_TRITON = frozenset({"causal", "positions", "learned", "synthetic", "oblong"})
 LARGEST_HEAD = 128  # of the Triton kernels
 LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
 # By the name of their operators; those of Triton are made when they are first needed.
@@ -184,7 +185,7 @@ class Fused(_BlockBackEnd):
 
         Its programs add gradients of queries up in any order: not where torch must be deterministic.
         """
-        is_plain = q.size(-1) == v.size(-1) and not scores.features & NOT_IN_TRITON
+        is_plain = q.size(-1) == v.size(-1) and q.size(-2) == k.size(-2) and not scores.features & NOT_IN_TRITON
         uses_triton = (q.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and has_triton()
         is_free = not torch.are_deterministic_algorithms_enabled()
         return triton_kernels() if is_plain and uses_triton and is_free else KERNELS["blockwise"]
@@ -213,7 +214,7 @@ class Fused(_BlockBackEnd):
 
 
 def _is_for_triton(size: AttentionSize) -> bool:
-    return size.device == "cuda" and size.features.isdisjoint(NOT_IN_TRITON)
+    return size.device == "cuda" and size.time == size.keys and size.features.isdisjoint(NOT_IN_TRITON)
 
 
 class Tiles(_BlockBackEnd):

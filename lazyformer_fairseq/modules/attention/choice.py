@@ -171,7 +171,8 @@ def _is_possible(name: str, workload: Workload) -> bool:
     row = BACK_ENDS[name]
     can = (row.has_dropout or not workload.has_dropout) and (name not in FOR_MASKS or "mask" in workload.features)
     can = can and row.lacks.isdisjoint(workload.features) and row.runs_on(workload.device)
-    if not (can and row.supports(workload.device, workload.features, workload.head_size)):
+    needed = workload.features | ({"oblong"} if workload.time != workload.keys else frozenset())
+    if not (can and row.supports(workload.device, needed, workload.head_size)):
         return False
     if name == "recompute" and workload.is_training and not _torch_fuses(workload):
         return False  # `fused` would compute under its name, or torch would write the distribution

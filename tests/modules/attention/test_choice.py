@@ -11,6 +11,7 @@ from every_kind import build, of_each_kind, tokens
 from lazyformer_fairseq.modules import choices as chosen
 from lazyformer_fairseq.modules.attention import BACK_ENDS, back_ends, choice
 from lazyformer_fairseq.modules.attention.choice import BackEndNotHereError, Workload, choose, unmeasured
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.choices import FILE, ROUNDS, ROUNDS_OF_NEAR, SECONDS, Choices
 from lazyformer_fairseq.storage.json_files import cache_file, read_json
 
@@ -292,6 +293,21 @@ def test_what_is_taken_unmeasured(monkeypatch, capability, changes, consumers, e
     monkeypatch.setattr(chosen, "machine", lambda device: device)
     workload = CPU._replace(**{**changes, "features": frozenset(changes.get("features", ()))})
     assert choose("auto", workload, consumers) == expected
+
+
+@pytest.mark.parametrize("keys", [64, 1024])
+def test_tritons_kernels_take_as_many_keys_as_queries(monkeypatch, keys):
+    """Linformer's are fewer; the kernels would read beyond their end."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(choice, "memory_of", lambda device: 2**36)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(back_ends, "has_triton", lambda: True)
+    monkeypatch.setattr(back_ends, "triton_kernels", lambda: "triton")
+    for count, expected in ((512, "triton"), (keys, back_ends.KERNELS["blockwise"])):
+        q, k = torch.empty(1, 2, 512, 4), torch.empty(1, 2, count, 4)
+        assert BACK_ENDS["fused"].kernels(q, k, k, Scores(), 0.0, 0) == expected
+        possible = choice._possible(CPU._replace(device="cuda", keys=count), choice.BACKENDS)
+        assert ("fused" in possible) == (expected == "triton")
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0), (7, 5), (7, 0)])

@@ -97,6 +97,12 @@ def test_lazy_blocks(given):
 
 
 @needs_triton
+@pytest.mark.parametrize("more", [-200, 200])
+def test_fewer_and_more_keys_than_queries(more):
+    assert_no_worse_than_eager("fused", case_of(time=300, memory=more, biased=False))
+
+
+@needs_triton
 @pytest.mark.usefixtures("trial_of_tiles")
 @pytest.mark.parametrize("consumers", [0, 1])
 def test_the_trial_of_tiles_leaves_nothing_behind(consumers):

@@ -82,7 +82,7 @@ def run(
     names = read_candidates(tuple(candidates))
     options, _ = read_given(given["task"], given["arch"], given["fairseq_options"], given["recipe"])
     settings = SearchSettings(
-        data=str(Path(data).absolute()),
+        data=data,
         baseline=choose_baseline(baseline_pattern, sublayers, len(plan(options.sublayer_pattern))),
         candidates=names,
         device=device_named(device),

@@ -193,12 +193,13 @@ def test_a_search_killed_anywhere_ends_as_one_that_was_not(method, search, finis
         assert_equal_state(*(torch.load(path, weights_only=True)["model"] for path in (one, other)))
 
 
-def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp_path):
-    """Latency is measured; no budget, no control."""
+def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp_path, monkeypatch):
+    """Latency is measured; no budget, no control. DATA is kept as it was given, so that a result names no machine."""
     out = tmp_path / "out"
-    invoke("search", data_folder, out, *OPTIONS.split(), "--seed", 2)
+    monkeypatch.chdir(data_folder.parent)
+    invoke("search", data_folder.name, out, *OPTIONS.split(), "--seed", 2)
     result, prices = result_of(out), json.loads((out / "latencies.json").read_text())
-    assert prices["s"] > 0
+    assert result["settings"]["data"] == data_folder.name and prices["s"] > 0
     assert "control" not in result
     cost, (point,) = result["found"]["cost"], result["found"]["points"]
     assert cost == {"weights_updates": 12, "architecture_updates": 8, "counted": 20}

@@ -26,6 +26,12 @@ class Progress(tqdm):
         """Of what is left nothing, while nobody can tell."""
         return super().__str__().replace(", ? left", "")
 
+    def update(self, n: float = 1) -> Optional[bool]:
+        """Also by nothing, to show that time passes: tqdm would not count it, and say that little is left."""
+        if n or self.disable:
+            return super().update(n)
+        return self.refresh()
+
     def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> Any:
         """Once a minute, where this is no bar."""
         if self.is_bar:

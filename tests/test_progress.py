@@ -33,6 +33,20 @@ def test_without_a_terminal_it_is_a_line_a_minute(clock):
     assert lines[-1].startswith("train: 100%, 400 of 400 updates")
 
 
+def test_time_in_which_nothing_is_done_counts(clock):
+    output = io.StringIO()
+    bar = Progress(total=10, miniters=0, file=output)
+    bar.start_t = bar.last_print_t = 0.0
+    bar._time = lambda: clock[0]
+    for _ in range(4):
+        for _ in range(100):  # looks at what others do
+            clock[0] += 1
+            bar.update(0)
+        bar.update(1)
+    ((minutes, seconds),) = re.findall(r"4 of 10it, 06:40 so far, (\d+):(\d+) left", str(bar))
+    assert 60 * int(minutes) + int(seconds) == pytest.approx(600, rel=0.02)
+
+
 def test_what_takes_less_than_a_minute_leaves_none_and_unknown_lengths_have_no_share(clock):
     output = io.StringIO()
     assert list(Progress(iter("abc"), desc="short", file=output)) == ["a", "b", "c"]

@@ -337,7 +337,7 @@ def count_memory(size: AttentionSize, store: bool) -> Memory:
     d_scores = piece * (size.keys + rows) // size.keys if "bias" in size.features else piece
     by_distance = piece if "positions" in size.features else 0
     scratch, more_scratch = (by_distance + (0 if store else piece)) * size.number, d_scores * size.number
-    if size.number < SINGLE:  # dS in single precision, where sums are made of it or taken from it
+    if size.number < SINGLE and size.device == "cpu":  # what torch subtracts there from half precision, it converts
         of_piece = max(of_piece, 2 * piece * SINGLE)
     backward = size.queries + 2 * size.values + size.batch * size.time * size.width * SINGLE + size.rows * SINGLE
     pending = size.consumers * (size.queries + size.values)

@@ -2,6 +2,7 @@
 
 import gc
 import time
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple, Optional
 
@@ -216,6 +217,18 @@ def test_parts_of_the_peak_add_up_with_what_is_accumulated_and_what_several_proc
     assert case.count(accumulates=True).peak == case.count().peak + case.count().gradients
     counted = _causal("sfsf", "eager", **CAUSAL_TINY).count(accumulates=True)
     assert counted.peak == sum(counted[:-1])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "precision", "measured"),
+    [("sfsf", "fp16", 139_618_304), ("sfsf", "bf16", 140_470_272), ("sflf", "bf16", 118_646_784)],
+)
+def test_materialize_in_half_precision_as_an_h200_took_it(pattern, precision, measured):
+    """By the test below: a GPU subtracts in single precision without a copy, which a processor makes."""
+    case = _encoder(pattern, "materialize", precision, **{**LARGER, "batch": 8})
+    counted = case._replace(run=replace(case.run, device="cuda")).count()
+    held = counted.weights + counted.optimizer + counted.carried
+    assert counted.peak - held == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -46,7 +46,10 @@ class Recurrent(Sublayer):
     gives while the memory reaches back to its start.
 
     Parameters with C = `embed_dim` and H = C / directions: brc 4 C^2 + 6 C, nbrc 4 C^2 + 4 C + 2 C H, mingru
-    3 C^2 + 3 C. The gates' own weights start at 1 (brc) and Glorot-uniform (nbrc), as in the published code.
+    3 C^2 + 3 C. The gates' own weights start at 1 (brc) and Glorot-uniform (nbrc), as in the published code, which has
+    two layers of 100. In twelve of 768, over 512 tokens, nbrc's first gradients have a norm of 1e7 to 1e10, which
+    clipping makes 1. A quarter of that start would make it 5 (width 256), but copies inputs worse: an error of 0.77
+    after 600 updates in place of 0.064 (``scripts/copy_first_input.py``).
 
     Raises:
         UserError: an encoder's width is odd.

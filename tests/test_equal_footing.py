@@ -1,5 +1,6 @@
 """docs/compare.md: its records are what their logs say, its rows and rules what the script does."""
 
+import csv
 import hashlib
 import os
 import re
@@ -21,7 +22,7 @@ from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
 PAGE, SCRIPT = PAGES["docs/compare.md"], ROOT / "scripts" / "equal_footing.sh"
 RECORDS = ROOT / "docs" / "records"
-LINES = dict(re.findall(r"^\| `([\w/-]+/[\w-]+)` \| (.*) \|$", PAGE, re.MULTILINE))
+LINES = dict(re.findall(r"^\| `([\w/-]+/[\w-]+)` \| (.*results\.json.*) \|$", PAGE, re.MULTILINE))
 SIZES = {"embed_dim": 192, "ffn_embed_dim": 768, "heads": 6}
 
 
@@ -75,6 +76,21 @@ def test_a_table_of_equal_updates_is_what_its_log_says(page, log):
         label = spec.removeprefix("(sf)x7; ").removesuffix("; lr=1e-3,3e-3")
         row = "" if "," in label else f"| `{label}` "  # of several parts the page has words
         assert name == "bert" or f"{row}| {losses_of(comparison, name)[1]} |" in PAGES[page]
+
+
+def test_scores_after_ten_minutes_are_what_their_logs_say():
+    models = read_json(RECORDS / "glue-models.json")["models"]
+    bits = {name: model["runs"]["1"]["final"]["loss"] for name, model in models.items()}
+    (tried, *_) = read_json(RECORDS / "cpu-512-attention.json")["models"]["bert"]["tries"]
+    bits[f"bert_{tried['updates']}"] = tried["loss"]
+    with open(RECORDS / "glue-scores.csv", encoding="utf-8", newline="") as file:
+        scores = {(row["model"], row["task"], row["metric"]): row for row in csv.DictReader(file)}
+    assert {row["seeds"] for row in scores.values()} == {"5"}
+    for name, loss in bits.items():
+        rows = [scores[name, *of] for of in (("SST-2", "accuracy"), ("CoLA", "matthews"))]
+        found = [[f"{float(row[key]):.1f}" for key in ("median", "lowest", "highest")] for row in rows]
+        cells = " | ".join(f"{median} ({low} to {high})" for median, low, high in found)
+        assert f"| `cpu-512/{name}` | {loss:.2f} | {cells} |" in PAGE
 
 
 def test_short_trainings_of_a_search_rank_as_its_log_says():

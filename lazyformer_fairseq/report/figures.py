@@ -85,22 +85,25 @@ OF_COST = {
     "hours": "hours of training",
     "seconds": "seconds of its own training",
 }
+SECONDS_OF = {"hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def label_cost(axis: Axes, cost: str) -> None:
     """Names the x axis, from zero on, which shows a cost of OF_COST; large numbers are short, as 1.5T for 1.5e12.
 
-    Of less than an hour hours are shown as minutes, or as seconds.
+    Times are shown as hours from an hour on, as minutes from six, else as seconds.
     """
     axis.set_xlim(left=0)
     most, label = axis.get_xlim()[1], OF_COST[cost]
-    if cost == "hours" and most < 1:
-        unit, of_hour = ("minutes", 60) if most > 0.1 else ("seconds", 3600)
-        label = label.replace("hours", unit)
-        ticks = MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0, most * of_hour)
-        axis.set_xticks([tick / of_hour for tick in ticks], [f"{tick:g}" for tick in ticks])
+    if cost in SECONDS_OF:
+        seconds = most * SECONDS_OF[cost]
+        unit = "hours" if seconds >= 3600 else "minutes" if seconds > 360 else "seconds"
+        scale = SECONDS_OF[unit] / SECONDS_OF[cost]
+        ticks = MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0, most / scale)
+        axis.set_xticks(ticks * scale, [f"{tick:g}" for tick in ticks])
         axis.set_xlim(0, most)
-    elif cost not in ("hours", "seconds"):
+        label = label.replace(cost, unit)
+    else:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.set_xlabel(label)
 

@@ -291,7 +291,7 @@ HOLLOW = {"markerfacecolor": "white"}  # a shorter training
 
 
 def draw_curves(comparison: results.Comparison, times: Sequence[results.TimeToTarget], title: str, path: Path) -> None:
-    """The measure against updates, tokens, FLOPs and seconds: medians, bands from lowest to highest over seeds.
+    """The measure against updates, FLOPs and time: medians, bands from lowest to highest over seeds.
 
     A dashed line is the target, a large mark where a median run first meets it, a hollow one the end of a shorter
     training of the same model.
@@ -300,8 +300,8 @@ def draw_curves(comparison: results.Comparison, times: Sequence[results.TimeToTa
     targets, dashed = {time.target for time in times}, {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
     of_target = [Line2D([], [], label="target", **dashed), _mark("first meets it", 9)] if targets else []
     legend = [*handles(style_of), *of_target, *_of_shorter(comparison)]
-    with picture(path, 2, 2, (5.5, 4), title, legend, sharey=True) as panels:
-        for cost, axis in zip(("updates", "tokens", "flops", "seconds"), panels.flat, strict=True):
+    with picture(path, 1, 3, (4.7, 4.2), title, legend, sharey=True) as (panels,):
+        for cost, axis in zip(("updates", "flops", "seconds"), panels, strict=True):
             for family, models in comparison.families.items():
                 draw_band(axis, *typical(models[-1], cost, measure.name), style_of[family])
                 for shorter in models[:-1]:
@@ -313,9 +313,8 @@ def draw_curves(comparison: results.Comparison, times: Sequence[results.TimeToTa
             for target in targets:
                 axis.axhline(target, **dashed)
             label_cost(axis, cost)
-        panels[0, 0].set_ylim(*_limits(comparison, list(targets)))
-        for axis in panels[:, 0]:
-            axis.set_ylabel(f"{measure.label}, held out")
+        panels[0].set_ylim(*_limits(comparison, list(targets)))
+        panels[0].set_ylabel(f"{measure.label}, held out")
 
 
 def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:

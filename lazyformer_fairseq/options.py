@@ -195,6 +195,8 @@ def check(settings: Any) -> None:
         said, value = one.metadata.get("option"), getattr(settings, one.name)
         if said is None or value is None:
             continue
+        if value == () and one.default:
+            raise UserError(f"{flag_of(one)}: give one at least")
         for each in value if isinstance(value, (tuple, list)) else (value,):
             if said.choices and each not in said.choices:
                 raise UserError(f"{flag_of(one)} {each}: is one of {', '.join(said.choices)}")

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lazyformer_fairseq.storage.atomic import remove_leftovers
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
@@ -32,6 +33,7 @@ def experiment(
             settings; names each of these.
     """
     with run_lock(folder):
+        remove_leftovers(folder, deep=True)
         made = [folder / name for name in made_by_them]
         keep_settings(folder / SETTINGS, asdict(settings), of_what, any(folder.glob(begun)), made)
         yield

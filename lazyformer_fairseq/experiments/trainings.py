@@ -4,6 +4,7 @@ In turn, so that their times compare: one process, one machine state; what slows
 others too.
 """
 
+import math
 import os
 import time
 from abc import abstractmethod
@@ -19,7 +20,7 @@ from lazyformer_fairseq.child_process import output_to
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.workers import Workers, last_line
-from lazyformer_fairseq.measure.stepwise import Learning, Lesson, StepwiseTraining
+from lazyformer_fairseq.measure.stepwise import Diverged, Learning, Lesson, StepwiseTraining
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
@@ -70,9 +71,11 @@ class Training(StepwiseTraining):
         tokens: of each update.
         validation_seconds: of the last validation since the start.
         validations: of a curve, beside the one before the first update; it is also saved there.
+        may_diverge: its curve then ends in no number; else its error ends all.
     """
 
     validations = 5
+    may_diverge = False
 
     def __init__(self, job: Job):
         super().__init__(job.lesson, job.learning, job.folder, job.start)
@@ -110,6 +113,13 @@ class Training(StepwiseTraining):
         for name, value in point.items():
             self.curve.setdefault(name, []).append(value)
         self.validation_seconds = monotonic() - began
+
+    def give_up(self) -> None:
+        """Ends a training that diverged: the last point of its curve has no numbers."""
+        self.updates = self.total
+        point = {**dict.fromkeys(self.curve, math.nan), "updates": self.updates, "seconds": sum(self.seconds)}
+        for name, value in point.items():
+            self.curve[name].append(value)
 
     def save(self, with_optimizer: bool = True) -> None:
         """Also keeps the curve, and what is known of each update."""
@@ -170,8 +180,15 @@ def train_in_turn(trainings: Sequence[Training], progress: Progress, plan: Calla
         behind = min(trainings, key=lambda training: training.updates / training.total)
         if behind.updates >= behind.total:
             break
-        behind.update()
-        progress.update()
+        before = behind.updates
+        try:
+            behind.update()
+        except Diverged as error:
+            if not behind.may_diverge:
+                raise
+            print(f"{behind.job}: diverged. {error}", flush=True)
+            behind.give_up()
+        progress.update(behind.updates - before)
         if behind.is_due():
             behind.validate()
             behind.save()
@@ -194,7 +211,7 @@ def train_alone(job: Job, open_training: Opening, threads: int) -> None:
 
 def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: Progress, workers: int, device: str) -> None:
     gpus = visible_gpus() if device == "cuda" else []
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = min(torch.get_num_threads(), max(1, len(os.sched_getaffinity(0)) // workers))
     executor = Workers(workers, gpus, threads, f"{__name__}:{train_alone.__name__}")
     waiting, under_way = list(jobs), {}
     try:

@@ -141,7 +141,10 @@ def load_finetuned(
         UserError: no such checkpoint, no head in it that fits, or it does not fit the settings.
     """
     if not checkpoint.is_file():
-        raise UserError(f"{checkpoint}: no such checkpoint; run it again with --keep-checkpoints best")
+        result = checkpoint.with_name(RESULT)
+        raise UserError(
+            f"{checkpoint}: no such checkpoint; remove {result}, and run it again with --keep-checkpoints best"
+        )
     state = load_safely(checkpoint)
     settings = state["cfg"]["task"]
     name = settings.get(head[0]) or head[1]

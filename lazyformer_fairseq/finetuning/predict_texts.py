@@ -54,7 +54,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
     if output.exists():
         raise UserError(f"{output}: exists already; remove it, or give another --output")
-    if output.suffix.lower() not in ENDINGS:
+    if output.suffix.lower() not in ENDINGS[:-1]:
         raise UserError(f"--output {output}: name a file that ends in {', '.join(ENDINGS[:-1])}")
     checkpoint = checkpoint_at(model)
     tokenizer = hub.tokenizer_beside(checkpoint, wanted.tokenizer)

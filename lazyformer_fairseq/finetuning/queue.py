@@ -173,9 +173,8 @@ class RunQueue:
             done = total - sum(run.work for run in self._waiting)
             if self._waiting:
                 log = self._waiting[0].folder / LOG
-                Progress.write(
-                    f"{len(self._waiting)} runs, {self.executor.free} at a time; the first one's log is {log}"
-                )
+                at_once = min(self.executor.free, len(self._waiting))
+                Progress.write(f"{len(self._waiting)} runs, {at_once} at a time; the first one's log is {log}")
             with Progress(
                 total=total, initial=done, bar_format=_BAR, mininterval=0.5, miniters=0, smoothing=0.05
             ) as bar:

@@ -83,7 +83,7 @@ def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
         yield f"Epochs: {', '.join(changed)}; the protocol has {usual.epochs}."
     batch, warmup = ("Rows of an update", usual.batch_size), ("Share of the updates that warm up", usual.warmup)
     for name, (called, number) in {"batch_size": batch, "warmup_ratio": warmup}.items():
-        found = {getattr(run, name) or number for run in runs}
+        found = {number if (said := getattr(run, name)) is None else said for run in runs}
         if found != {number}:
             yield f"{called}: {_either(f'{value:g}' for value in found)}; the protocol has {number:g}."
     dropouts = (f" with dropout {run.head_dropout}" * (run.head_dropout is not None) for run in runs)

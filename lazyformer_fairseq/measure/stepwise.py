@@ -36,6 +36,10 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Batch = Mapping[str, Any]
 
 
+class Diverged(UserError):
+    """A loss or gradient was not finite in many updates in a row."""
+
+
 @dataclass(frozen=True)
 class Learning:
     """How a model learns: optimizer, schedule, precision; each as fairseq-train's option of that name.
@@ -185,20 +189,23 @@ class StepwiseTraining:
         return batch
 
     def update(self) -> int:
-        """Trains on one batch; returns its number of tokens."""
-        batch = self._next_batch()
-        wait_for(self.device)
-        start = time.perf_counter()
-        self.train_on(batch)
-        wait_for(self.device)
-        self.seconds.append(time.perf_counter() - start)
-        return batch["ntokens"]
+        """Trains on one batch, or on the next until fp16's scale fits; returns their tokens."""
+        before, seconds, tokens = self.updates, 0.0, 0
+        while self.updates == before:
+            batch = self._next_batch()
+            wait_for(self.device)
+            start = time.perf_counter()
+            self.train_on(batch)
+            wait_for(self.device)
+            seconds, tokens = seconds + time.perf_counter() - start, tokens + batch["ntokens"]
+        self.seconds.append(seconds)
+        return tokens
 
     def train_on(self, batch: Batch) -> None:
         """One update. What is random in it depends on the seed and its number alone.
 
         Raises:
-            UserError: this and others before it had a loss or gradient that is not finite.
+            Diverged: this and others before it had a loss or gradient that is not finite.
         """
         torch.manual_seed(self.learning.seed + self.updates)
         self.model.train()
@@ -225,7 +232,7 @@ class StepwiseTraining:
         self.weights.clear()
         self.lesson.forget()
         if self._skipped_in_a_row == MOST_SKIPPED:
-            raise UserError(
+            raise Diverged(
                 f"{self.folder}: {MOST_SKIPPED} updates in a row, up to update {self.updates + 1}, had a loss or "
                 "gradient that is NaN or Inf; try a lower --lr"
             )

@@ -114,6 +114,7 @@ def test_of_some_tasks_ones_own_numbers_stand_first_and_the_papers_table_has_the
                 "rows: MNLI 100 (the official file has 392,702), RTE 100 (the official file has 2,490).",
             ],
         ),
+        ({"warmup_ratio": 0.0}, ["Share of the updates that warm up: 0; the protocol has 0.06."]),
         ({"rows_in_file": 640}, ["RTE 100 of 640 (the official file has 2,490)."]),
         (
             {"rows_in_file": 2490, "head": "linear", "head_dropout": 0.1},

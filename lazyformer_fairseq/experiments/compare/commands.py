@@ -1,6 +1,7 @@
 """The commands ``lazyformer compare`` and ``lazyformer compare report``."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -23,6 +24,11 @@ def _target(ctx: click.Context, option: click.Parameter, value: str) -> Any:
         return value if value == BASELINE else float(value)
     except ValueError:
         raise UserError(f"--target {value}: is neither a number nor `{BASELINE}`") from None
+
+
+def _refuse_taken(added: Mapping[str, str], models: Mapping[str, str]) -> None:
+    if taken := sorted(added.keys() & models.keys()):
+        raise UserError(f"--model: {', '.join(taken)} is a model already; give another name")
 
 
 @click.group(cls=Group, default="run")
@@ -102,8 +108,7 @@ def run(
     if presets not in (None, *row.presets):
         raise UserError(f"--presets {presets}: {row.name} has {', '.join(map(str, sorted(row.presets)))}")
     of_task = {} if presets is None else row.presets[presets]
-    if taken := sorted(of_task.keys() & specs.keys()):
-        raise UserError(f"--model: {', '.join(taken)} is a model already; give another name")
+    _refuse_taken(of_task, specs)
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     given["device"] = device_named(given["device"])
@@ -111,6 +116,7 @@ def run(
     if orders:
         pattern = settings.specs[settings.baseline].pattern
         drawn = random_orders(pattern, orders, settings.seeds[0], settings.row.direction)
+        _refuse_taken(drawn, settings.models)
         settings = replace(settings, models={**settings.models, **drawn})
     from lazyformer_fairseq.experiments.compare.report import write_report
     from lazyformer_fairseq.experiments.compare.run import compare as compare_models

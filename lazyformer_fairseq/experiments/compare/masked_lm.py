@@ -85,7 +85,7 @@ class MaskedLM(ComparedTask):
         widths = {"embed_dim": spec.embed_dim, "ffn_embed_dim": spec.ffn_embed_dim, "attention_heads": spec.heads}
         options = {"max_positions": self._positions(spec), "relative_position_buckets": self._buckets(spec)}
         options |= {f"encoder_{name}": width for name, width in widths.items()}
-        return sizes_of(options | self._parts(spec), vocab_size)
+        return sizes_of(options | self._parts(spec) | self.given(MaskedLMOptions, spec), vocab_size)
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
         """Of full blocks."""

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
-from lazyformer_fairseq.experiments.compare.settings import CompareSettings
+from lazyformer_fairseq.experiments.compare.settings import COUNTED, CompareSettings
 from lazyformer_fairseq.experiments.compare.task import Chosen, ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept
 from lazyformer_fairseq.experiments.trainings import Job, train
@@ -34,6 +35,7 @@ from lazyformer_fairseq.storage.json_files import sha256_of, write_json
 
 LENGTHS, COSTS = "lengths.json", "costs.json"
 UPDATES_MEASURED = 2  # for memory: the second one has the optimizer's state beside it
+LONG = 1_000_000  # updates of a schedule that any warm-up and decay leave room in
 
 Runs = Mapping[str, Mapping[int, CompareJob]]  # by name in the results and seed
 
@@ -52,8 +54,10 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
     compared = settings.row.load(settings)
     for spec in settings.specs.values():
         compared.given(Chosen, spec)  # raises a UserError for an option that nobody has
+        if ours := sorted(options_by_name(settings.words_of(spec)).keys() & COUNTED.keys()):
+            raise UserError(f"--{ours[0].replace('_', '-')} of {spec.name}: {COUNTED[ours[0]]}")
     specs = with_equal_parameters(compared)
-    with experiment(folder, settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS]):
+    with experiment(folder, settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS, COSTS]):
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
         jobs = Jobs(compared, folder, specs, lengths)
         tried = jobs.tries()
@@ -198,7 +202,7 @@ def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
 def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> StepwiseTraining:
     """One that counts for nothing."""
     seed, rate = compared.settings.seeds[0], compared.settings.rates_of(spec)[0]
-    return StepwiseTraining(compared.lesson(spec, seed, updates), compared.learning(spec, seed, rate, updates), folder)
+    return StepwiseTraining(compared.lesson(spec, seed, updates), compared.learning(spec, seed, rate, LONG), folder)
 
 
 def _in_embeddings(model: nn.Module) -> int:

@@ -171,6 +171,23 @@ RECIPES = {
 LAPTOP_SIZES = {"tokens_per_sample": PRETRAINING["laptop"].tokens, "batch_size": PRETRAINING["laptop"].sequences}
 
 
+# Tables count by these, which therefore options of fairseq-train may not change.
+COUNTED = {
+    "sublayer_pattern": "give the pattern as its SPEC",
+    **{
+        f"{part}_{theirs}": f"give --{ours.replace('_', '-')} before `--`, or {own}=N in its SPEC"
+        for part in ("encoder", "decoder")
+        for theirs, ours, own in (
+            ("embed_dim", "embed_dim", "embed"),
+            ("ffn_embed_dim", "ffn_embed_dim", "ffn"),
+            ("attention_heads", "heads", "heads"),
+        )
+    },
+    **dict.fromkeys(
+        ("tokens_per_sample", "tgt_len", "mem_len", "adaptive_softmax_cutoff"), "give it before `--`, for all models"
+    ),
+}
+
 MODELS, SIZES, VALIDATION = "Models", "Sizes, of all models", "Validation"  # sections of --help
 of_models = partial(option, section=MODELS)
 of_length, of_learning = partial(option, section="How long"), partial(option, section="How they learn")

@@ -180,6 +180,8 @@ class ComparedTask(ABC):
 class ComparedTraining(Training):
     """The training of a model of a comparison."""
 
+    may_diverge = True
+
     def __init__(self, compared: ComparedTask, job: CompareJob):
         super().__init__(job)
         self.compared = compared

@@ -29,6 +29,8 @@ def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, traini
     lazyformer curves checkpoints/bert_base checkpoints/lazyformer_m2x6_s --against updates,hours
     lazyformer curves bert=first.log bert=resumed.log lazy=lazy.log --output results/loss.png
     """
+    if not against:
+        raise UserError("--against: give one axis at least")
     for axis in against:
         if axis not in AXES:
             raise UserError(f"--against {axis}: there is no such axis; there are {', '.join(AXES)}")

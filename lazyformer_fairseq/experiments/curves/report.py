@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any, Optional
@@ -255,14 +255,18 @@ def read_history(logs: Sequence[Path]) -> History:
         if number:
             history.begin_phase()
         for path in same:
-            try:
-                with path.open(encoding="utf-8", errors="replace") as file:
-                    for line in file:
-                        history.hear(line)
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+            for line in _lines(path):
+                history.hear(line)
         history.phases[-1].count()
     return history
+
+
+def _lines(log: Path) -> Iterator[str]:
+    try:
+        with log.open(encoding="utf-8", errors="replace") as file:
+            yield from file
+    except OSError as error:
+        raise UserError(f"{log}: cannot be read ({error.strerror})") from None
 
 
 def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:
@@ -315,7 +319,8 @@ def logs_of_runs(given: Iterable[str]) -> dict[str, list[Path]]:
             raise UserError(
                 f"{path}: holds no {LOGS}; our runs write train.log there. Where the output went to a file, give it"
             )
-        chosen = name or path.absolute().stem
+        place = path.absolute()
+        chosen = name or (place.name if path.is_dir() else place.stem)
         if chosen in runs and not name:
             raise UserError(f"{word}: a run is called {chosen} already; give NAME={word}")
         runs.setdefault(chosen, []).extend(logs)
@@ -324,10 +329,9 @@ def logs_of_runs(given: Iterable[str]) -> dict[str, list[Path]]:
 
 def _begun(log: Path) -> tuple[str, str]:
     """When its first line was written; without times, logs follow each other by name."""
-    with log.open(encoding="utf-8", errors="replace") as file:
-        for _, line in zip(range(STAMPED_WITHIN), file, strict=False):
-            if found := STAMP.match(line):
-                return found[1], log.name
+    for line in islice(_lines(log), STAMPED_WITHIN):
+        if found := STAMP.match(line):
+            return found[1], log.name
     return "", log.name
 
 
@@ -371,7 +375,7 @@ def table(shown: Runs, labels: Mapping[str, str]) -> str:
     rows = []
     for name, history in shown.items():
         losses = history.losses
-        last, best = max(losses), min(losses, key=lambda updates: (losses[updates], updates))
+        last, best = max(losses), min(losses, key=lambda updates: (isnan(losses[updates]), losses[updates], updates))
         tokens, hours, flops = (float(history.at(axis, [last])[0]) for axis in AXES[1:])
         spent = {"tokens": f"{tokens:,.0f}" if tokens < 1e6 else f"{tokens / 1e6:,.1f}M"}
         spent |= {"hours": f"{hours:,.3f}", "FLOPs": f"{flops:.2e}"}

@@ -189,10 +189,11 @@ def plan(reproduction: Reproduction, steps: Sequence[Step], out: Path) -> str:
         numbers = {title: (getattr(costs[step.name], name), form) for title, (name, form) in forms.items()}
         told = {title: "-" if number is None else form.format(number) for title, (number, form) in numbers.items()}
         rows.append({"step": step.name, "what": step.what, "state": state, **told})
-    hours, disk = (sum(getattr(cost, name) or 0 for cost in costs.values()) for name in ("hours", "gigabytes"))
+    left = [costs[step.name] for step in steps if not record_of(out, step)]
+    hours, disk = (sum(getattr(cost, name) or 0 for cost in left) for name in ("hours", "gigabytes"))
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(there).free / GB
-    in_all = f"In all some {hours:,.1f} hours and {disk:,.1f} GB; {free:,.1f} GB are free in {there}."
+    in_all = f"To do: some {hours:,.1f} hours and {disk:,.1f} GB; {free:,.1f} GB are free in {there}."
     commands = (f"{step.name}: python -m {shlex.join(step.command)}" for step in steps)
     said = [in_all + " THIS DOES NOT FIT." * (free < disk), *reproduction.rests_on, *commands]
     return "\n\n".join([markdown_table(rows, left=("what", "state")), *said])

@@ -128,7 +128,8 @@ PAPER = Size(
 TINY = Size(
     corpus=("--vocab-size", "4000", "--valid-share", VALID_SHARE, "--word-coverage", "1"),
     pretraining=(
-        *("--recipe", "laptop", "--without", "length-schedule", "--tokens-per-sample", "32", "--max-positions", "64"),
+        *("--recipe", "laptop", "--without", "length-schedule,attention-dropout"),
+        *("--tokens-per-sample", "32", "--max-positions", "64"),
         *("--attention-backend", "eager", "--sequences-per-gpu", "8"),
         *("--num-workers", "0", "--batch-size-valid", "64", "--max-valid-steps", "20", "--log-interval", "20"),
     ),

@@ -60,7 +60,7 @@ def run(
 ) -> None:
     """Search a sublayer pattern by gradient descent (PAR Transformer, section 2), or a front of them.
 
-    DATA is what pre-training reads (of a corpus in several shards, the first alone), OUT the folder of the search.
+    DATA is what pre-training reads (of several shards a supernet reads the first alone), OUT the folder of the search.
     With --budgets, or a --method but gradient, it finds a front: a pattern for each share of the baseline's latency,
     by trainings from scratch, the worse of which end early; beside it random search of the same cost. Gradient descent
     learns in a supernet, which holds all candidates of all layers. Options of fairseq's task and model, such as

@@ -36,6 +36,7 @@ class BranchTraining(Training):
     """
 
     validations = 2
+    may_diverge = True
 
     def __init__(self, compared: ComparedTask, job: Job):
         super().__init__(job)

@@ -125,6 +125,8 @@ class SearchSettings:
                 raise UserError(f"--latency-price {self.latency_price:g}: is for --method {GRADIENT}; give both")
             object.__setattr__(self, "budgets", self.budgets or BUDGETS)
             object.__setattr__(self, "constant_updates", 0)
+        if self.latency_price != PRICE and not self.budgets:
+            raise UserError(f"--latency-price {self.latency_price:g}: is of what is beyond a budget; give --budgets")
         if self.method == CONTROL:
             object.__setattr__(self, "rungs", 1)
         if self.max_updates <= self.constant_updates:

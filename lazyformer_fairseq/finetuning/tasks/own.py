@@ -68,7 +68,7 @@ class OwnTask(TextsBenchmark):
         return f"{overview([prepared])}\n{self.row.name}: {in_words(self.row)}"
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: settings.PredictSettings) -> list[str]:
-        model = next(iter(runs.values()))
+        model = next(iter(runs.values()), "MODEL")
         raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
 
     def own_settings(self, given: settings.GridSettings, prepared: Mapping[str, PreparedOwnTask]) -> dict[str, Any]:

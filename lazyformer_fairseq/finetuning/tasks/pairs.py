@@ -48,7 +48,7 @@ class PairsSettings:
     seed: int = 1
 
     def __post_init__(self):
-        if self.max_length < max(2, self.min_length):
+        if self.min_length < 2 or self.max_length < self.min_length:
             raise UserError(
                 f"--min-length {self.min_length}, --max-length {self.max_length}: two halves have 2 tokens at least, "
                 "and no length may be below the minimum"

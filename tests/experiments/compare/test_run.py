@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,12 +21,13 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare import task
+from lazyformer_fairseq.experiments.compare.report import write_report
 from lazyformer_fairseq.experiments.compare.run import compare
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
 from lazyformer_fairseq.experiments.demo.text import write_prose
 from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.extras import has_fairseq
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.measure.stepwise import Diverged, StepwiseTraining
 from lazyformer_fairseq.pretraining.recipes import LAPTOP
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
@@ -444,6 +446,36 @@ def test_a_model_of_fairseqs_says_that_it_needs_fairseq(data_folder, monkeypatch
     settings = tiny(data_folder, models={"bert": "sf", "roberta": "fairseq:roberta_base"})
     with pytest.raises(UserError, match="--model roberta=fairseq:roberta_base needs fairseq, which this Python"):
         settings.row.load(settings).lesson(settings.specs["roberta"], 1, 2)
+
+
+def test_a_model_that_diverges_ends_in_no_number_and_the_others_go_on(data_folder, tmp_path, monkeypatch):
+    """By a schedule that no trial of two updates has room for, which measures the costs nevertheless."""
+    train_on = StepwiseTraining.train_on
+
+    def diverge(self, batch):
+        if getattr(self, "name", None) == "mine" and self.updates == 2:
+            raise Diverged("NaN")
+        train_on(self, batch)
+
+    monkeypatch.setattr(StepwiseTraining, "train_on", diverge)
+    schedule = ("--lr-scheduler", "wsd", "--decay-share", "0.6")
+    settings = tiny(data_folder, models=TWO, seeds=(1,), fairseq_options=schedule)
+    models = compare(settings, tmp_path / "both", [])["models"]
+    curves = {name: model["runs"]["1"]["curve"] for name, model in models.items()}
+    assert curves["bert"]["updates"] == curves["mine"]["updates"] == [0, 1, 4]
+    assert math.isnan(curves["mine"]["loss"][-1]) and math.isfinite(curves["mine"]["loss"][-2])
+    assert math.isfinite(curves["bert"]["loss"][-1])
+    assert "nan" in write_report(results_of(tmp_path / "both"), tmp_path / "report")
+
+
+def test_costs_are_measured_anew_where_trainings_were_removed_for_other_settings(data_folder, tmp_path):
+    def parameters(**sizes) -> int:
+        settings = tiny(data_folder, models={"bert": "sf"}, seeds=(1,), updates=1, sizes={**TINY, **sizes})
+        return compare(settings, tmp_path, [])["models"]["bert"]["parameters"]
+
+    small = parameters()
+    shutil.rmtree(tmp_path / "runs")
+    assert parameters(ffn_embed_dim=24) > small
 
 
 def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):

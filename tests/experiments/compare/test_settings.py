@@ -154,6 +154,11 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
     ("options", "message"),
     [
         ("--model m=lf", "no s below it"),
+        ("--model m=sf;tokens-per-sample=64", "--tokens-per-sample of m: give it before `--`, for all models"),
+        ("--model m=sf -- --encoder-embed-dim 8", "m: give --embed-dim before `--`, or embed=N in its SPEC"),
+        ("--model m=sf -- --sublayer-pattern=ff", "--sublayer-pattern of m: give the pattern as its SPEC"),
+        ("--model m=sff --model random_1=sf --random-orders 1", "random_1 is a model already"),
+        ("--seeds=", "--seeds: give one at least"),
         ("--model m=sf;ffn=", "'ffn=' is no NAME=VALUE"),
         ("--model m=sf;lr=3", "lr=3 is no number above 0, of at most 1"),
         ("--model m=sf;ffn=0", "ffn=0 is no whole number above 0"),

@@ -146,7 +146,7 @@ def test_models_and_steps_choose(raw, tmp_path):
 def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
     said = invoke("reproduce", raw, tmp_path / "out", "--plan")
     assert len(re.findall(r"^\| (?:corpus|bench|pretrain|glue)_?\w* .*\| to do", said, re.MULTILINE)) == 15
-    assert re.search(r"In all some [\d,.]+ hours and [\d,.]+ GB; [\d,.]+ GB are free", said)
+    assert re.search(r"To do: some [\d,.]+ hours and [\d,.]+ GB; [\d,.]+ GB are free", said)
     assert "pretrain_bert_base: python -m lazyformer_fairseq.cli pretrain bert_base" in said
     assert not (tmp_path / "out").exists()
     # Without a text the demo's is made.

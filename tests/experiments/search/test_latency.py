@@ -49,7 +49,7 @@ def test_expected_latency_is_the_mean_over_all_patterns_and_differentiable():
 def test_nothing_is_paid_under_the_budget():
     probabilities = torch.tensor([[0.5, 0.5]], requires_grad=True)  # 2 ms of the baseline's 4
     for budget, nats in ((0.0, 1.0), (0.25, 0.5), (0.5, 0.0), (0.9, 0.0)):
-        settings = SearchSettings("", "", "", "sf", latency_price=2.0)
+        settings = SearchSettings("", "", "", "sf", method="gradient", budgets=(0.5,), latency_price=2.0)
         paid = training.latency_nats(PRICES | {"rest": 0.0}, settings, probabilities, ("s", "f"), budget)
         assert paid.item() == pytest.approx(nats)
 

@@ -253,6 +253,7 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         write(Path(f"{name}.tsv"), *changed)
         assert words in refusal("predict", run_of_moods, f"{name}.tsv")
     assert "give --output" in refusal("predict", run_of_moods)
+    assert "name a file that ends in" in refusal("predict", run_of_moods, "short.tsv", "--output", "short.txt")
     assert "give the texts too" in refusal("predict", moods / "out", "--output", "folder")
     with monkeypatch.context() as stopped:
 

@@ -81,6 +81,11 @@ def write_corpus(folder, tokenizer, documents=100):
     return folder
 
 
+def test_a_half_has_a_token_at_least():
+    with pytest.raises(UserError, match="--min-length 1, .* two halves have 2 tokens at least"):
+        prepare.PairsSettings(min_length=1)
+
+
 @pytest.fixture(scope="module")
 def prepared(data_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")

@@ -39,7 +39,9 @@ class FlexAttention:
             scores.mask, q_BNTD.shape[1:3], k_BNKD.size(-2), scores.extra, scores.is_causal,
             scores.seen_BK is not None, q_BNTD.device,
         )  # fmt: skip
-        self.block_mask = scores.once(("flex", scores.mask), lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))
+        sizes = () if torch.compiler.is_compiling() else (q_BNTD.size(-2), k_BNKD.size(-2))  # as Scores.dense has it
+        key = ("flex", scores.mask, scores.extra, *sizes)
+        self.block_mask = scores.once(key, lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))
         self.addition = _addition(plan, scores, q_BNTD, k_BNKD.size(-2))
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:

@@ -6,11 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_attention import Case, masks
 from packaging.version import Version
+from tiny_networks import make_decoder, make_encoder, random_tokens, vectors
 from torch.nn.attention import flex_attention as torchs
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import flex
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 pytestmark = pytest.mark.skipif(
     Version(torch.__version__) < Version("2.7"),
@@ -82,6 +84,20 @@ def test_within_a_compiled_model_it_is_part_of_the_graph():
     case = Case(MIXED, extra=2, parts={"bias", "right", "given"})
     found = torch.compile(lambda: outputs(case, "flex"), backend="eager", fullgraph=True)()
     torch.testing.assert_close(found, outputs(case, "eager"), atol=1e-11, rtol=1e-9)
+
+
+@torch.no_grad()
+def test_sublayers_with_the_same_mask_and_other_keys_have_block_masks_of_their_own(monkeypatch):
+    """Persistent vectors are more keys; without an `l` that reads it, an `s` leaves out memory beyond its reach."""
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+    found = {}
+    for back_end in ("flex", "eager"):
+        encoder = make_encoder("s[window=8,persistent=4] f s[window=8] f", attention_backend=back_end)
+        decoder = make_decoder("s[window=8] f s[window=8] l f", mem_len=32, attention_backend=back_end)
+        memory = StreamMemory()
+        segments = [decoder(random_tokens(2, 32), memory)[0] for _ in range(2)]
+        found[back_end] = [encoder(vectors(2, 40))[0], *segments]
+    torch.testing.assert_close(found["flex"], found["eager"], atol=1e-11, rtol=1e-9)
 
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.11"), reason="torch 2.10 trains with it on a processor")

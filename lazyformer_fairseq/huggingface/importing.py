@@ -66,9 +66,11 @@ def import_to(
         )
     with TemporaryDirectory(prefix="lazyformer") as scratch:
         notes: list[str] = []
+        tasks = None
         if is_ours(path):
             loaded = hub.load(checkpoint_at(path))
             cfg, weights, tokenizer = loaded.model.cfg, loaded.model.state_dict(), loaded.tokenizer
+            tasks = loaded.tasks
         else:
             refuse_without_extra("huggingface", "lazyformer import")
             if head_name is not None and (not head_name.isidentifier() or head_name in (POOLER, NEXT_SENTENCE)):
@@ -81,7 +83,7 @@ def import_to(
         if warm is not None:
             start = warm.start(Trained(cfg, weights, tokenizer.dictionary), tokenizer, path.absolute().name)
             cfg, weights = start.new.cfg, start.new.weights
-        loaded = hub.as_hub(cfg, weights, tokenizer, path)
+        loaded = hub.as_hub(cfg, weights, tokenizer, path, tasks)
         with atomic_folder(out) as unfinished:
             write_model(loaded, unfinished)
             if start is not None:

@@ -133,18 +133,23 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
 
 
 def as_hub(
-    cfg: MaskedLMOptions, weights: Mapping[str, Tensor], tokenizer: TextTokenizer, path: Path
+    cfg: MaskedLMOptions,
+    weights: Mapping[str, Tensor],
+    tokenizer: TextTokenizer,
+    path: Path,
+    tasks: Optional[Mapping[str, TaskDescription]] = None,
 ) -> "LazyFormerHub":
     """A model of these options and weights, ready for text.
 
     Args:
         path: for messages.
+        tasks: see :class:`LazyFormerHub`.
 
     Raises:
         UserError: as :func:`build` does.
     """
     state = {"cfg": {"model": asdict(cfg)}, "model": dict(weights)}
-    return LazyFormerHub(build(state, tokenizer.dictionary, path), tokenizer)
+    return LazyFormerHub(build(state, tokenizer.dictionary, path), tokenizer, tasks)
 
 
 def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> Any:

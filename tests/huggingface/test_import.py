@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.importing import import_to
+from lazyformer_fairseq.trained.export import write_model
 from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 from lazyformer_fairseq.trained.match import PER_POSITION, PER_WORD
 
@@ -405,3 +407,11 @@ def test_checkpoints_of_this_package_are_read_too(bert, tmp_path):
         invoke("import", source, tmp_path / folder.name)
         models = (load(each).model for each in (tmp_path / folder.name, folder))
         assert_equal_state(*(model.state_dict() for model in models))
+
+
+def test_heads_of_this_package_keep_what_they_were_trained_on(tmp_path):
+    hub = load(ROOT / "tests/fixtures/checkpoints_of_2026_11/fine_tuned")
+    hub.tasks = {"cola": replace(hub.tasks["cola"], labels=("odd", "fine"), longest=20)}
+    (tmp_path / "in").mkdir()
+    write_model(hub, tmp_path / "in")
+    assert imported(tmp_path / "in").tasks == hub.tasks

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 CRITERIONS = {
     "full_sentences_masked_lm": "masked_lm_accuracy",
     "masked_permuted_lm": "masked_lm_accuracy",
+    "inputs_masked_lm": "masked_lm_accuracy",
     "glue": "glue",
     "squad": "squad",
     "stream_language_modeling": "causal_lm",

@@ -14,6 +14,7 @@ from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.logging.meters import MetersDict
+from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import II, MISSING
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityCon
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 
 logger = logging.getLogger(__name__)
 
@@ -73,15 +75,18 @@ class FineTuningTask(EncoderTask):
         """The model with the task's head.
 
         Raises:
-            UserError: ``--tokens-per-sample`` is more than the model has, or the model has no heads.
+            UserError: ``--tokens-per-sample`` is more than the model has, or the model is no masked LM of ours.
         """
+        if not issubclass(ARCH_MODEL_REGISTRY[cfg._name], MaskedLM):
+            raise UserError(
+                f"--arch {cfg._name}: is no masked language model of this package, which --task {self.cfg._name} "
+                "needs; give one, such as bert_base"
+            )
         model = super().build_model(cfg, from_checkpoint)
         self.has_token_types = getattr(cfg, "token_types", 0) > 1
         self.longest = self._wanted or model.max_positions()
         if self.longest > (most := model.max_positions()):
             raise UserError(f"--tokens-per-sample {self.longest}: the model has {most} positions; give as many at most")
-        if not hasattr(model, "register_classification_head"):
-            raise UserError(f"--task {self.cfg._name} needs a model that encodes; this one writes from left to right")
         if self.cfg.no_padding:
             check_takes_documents(model, "--no-padding")
         self.marks_first_text = bool(model.encoder.sentence_encoder.asking)

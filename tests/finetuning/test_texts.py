@@ -203,6 +203,13 @@ def test_options_that_do_not_fit_are_refused_at_once(glue_config, toy_glue, argu
         setup_task(glue_config(toy_glue / "CoLA", *arguments.split()).task)
 
 
+@pytest.mark.parametrize("arch", ["roberta_base", "transformer_xl_tiny"])
+def test_other_models_are_refused(glue_config, toy_glue, arch):
+    cfg = glue_config(toy_glue / "CoLA", "--arch", arch)
+    with pytest.raises(UserError, match=f"--arch {cfg.model._name}: is no masked language model of this package, "):
+        setup_task(cfg.task).build_model(cfg.model)
+
+
 def test_it_learns_and_a_checkpoint_goes_on_to_another_task(data_folder, fairseq_train, tmp_path):
     glue = write_toy_glue(tmp_path / "glue")  # the label of CoLA says whether a sentence starts with "the"
     shared = "--criterion glue --arch bert_tiny --batch-size 16 --maximize-best-checkpoint-metric"

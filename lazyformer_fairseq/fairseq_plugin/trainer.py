@@ -252,8 +252,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
     def save_checkpoint(self, filename, extra_state):
         """Also saves what was skipped so far, and the back ends that were chosen.
 
-        Of experts that are shared out, and were not gathered, there is no whole: fairseq's crash.pt is left out.
+        fairseq's crash.pt is left out where the user made a mistake. Of experts that are shared out, and were not
+        gathered, there is no whole.
         """
+        if Path(filename).name == "crash.pt" and isinstance(sys.exc_info()[1], UserError):
+            return None
         if self.experts is not None and self._whole is None:
             return logger.warning("%s is not written: it would lack the experts of other processes", filename)
         extra_state = {**extra_state, "attention_back_ends": self.back_ends}
@@ -429,8 +432,8 @@ GIB = 2**30
 _KEPT = "Nothing is saved now; what was saved before is whole, and a rerun resumes from it."
 
 
-class OutOfMemoryInTrainingError(UserError, RuntimeError):
-    """A RuntimeError too: on any other error in an update fairseq first writes a whole checkpoint, crash.pt."""
+class OutOfMemoryInTrainingError(UserError):
+    """Says what did not fit, and what to change."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -448,7 +451,7 @@ def refused_in_words(words: Callable[[BaseException], str]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, OutOfMemoryInTrainingError) or not is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise OutOfMemoryInTrainingError(words(error)) from error
 

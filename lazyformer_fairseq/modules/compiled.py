@@ -15,13 +15,6 @@ from lazyformer_fairseq.errors import UserError
 GRAPHS = 256  # of a function, for all networks and shapes of a process; torch's 8 are too few for a bench or a search
 
 
-class CannotCompileError(UserError, RuntimeError):
-    """torch has no working compiler here.
-
-    A RuntimeError too: on any other error in an update fairseq first writes a whole checkpoint, crash.pt.
-    """
-
-
 @functools.cache
 def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile") -> Callable:
     """`function`, compiled at its first call; always returns the same object.
@@ -31,7 +24,7 @@ def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile
         asked_by: the option that an error names.
 
     Raises:
-        CannotCompileError: when called, where there is no working compiler.
+        UserError: when called, where there is no working compiler.
     """
     from torch._dynamo import config
     from torch._dynamo.exc import TorchDynamoException
@@ -46,7 +39,7 @@ def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile
             return fast(*args)
         except TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
-            raise CannotCompileError(
+            raise UserError(
                 f"{asked_by}: torch cannot compile this here ({reason}); leave the option out or, if a compiler is "
                 "missing, install a C++ compiler such as g++ (for a GPU, triton too)"
             ) from error

@@ -96,13 +96,12 @@ def test_training_is_the_same_and_checkpoints_are_those_of_a_model_that_is_not_c
     assert_equal_training(eager, (copied, other[1]), batch)
 
 
-def test_no_compiler_is_a_user_error_for_which_fairseq_writes_no_checkpoint(monkeypatch):
+def test_no_compiler_is_a_user_error(monkeypatch):
     error = TorchDynamoException("InvalidCxxCompiler: No working C++ compiler found\n\nmore lines")
     monkeypatch.setattr(torch, "compile", lambda function, fullgraph: mock.Mock(side_effect=error))
     compiled.cache_clear()
-    with pytest.raises(UserError, match="--compile: .*No working C.* compiler found.*, install a C") as raised:
+    with pytest.raises(UserError, match="--compile: .*No working C.* compiler found.*, install a C"):
         compiled(torch.relu)(torch.zeros(1))
-    assert isinstance(raised.value, RuntimeError)  # at all others fairseq writes crash.pt
     compiled.cache_clear()
 
 

@@ -30,10 +30,6 @@ FEWEST_IN_TILES = 256
 SHARE_IN_TILES = 0.5
 
 
-class BackEndNotHereError(UserError, RuntimeError):
-    """A RuntimeError too: on any other error in an update fairseq first writes a whole checkpoint, crash.pt."""
-
-
 class Workload(NamedTuple):
     """What decides the choice in a forward pass.
 
@@ -112,13 +108,13 @@ def choose(
         timed: for ``auto``; None where there is nothing to time.
 
     Raises:
-        BackEndNotHereError: the one that the user names does not run on this device.
+        UserError: the one that the user names does not run on this device.
     """
     if name == AUTO:
         return _fastest(workload, consumers, _possible(workload, among), timed)
     if not BACK_ENDS[name].runs_on(workload.device):
         major, minor = compute_capability()
-        raise BackEndNotHereError(
+        raise UserError(
             f"--attention-backend {name}: needs a GPU of compute capability 8.0 or above, this one has {major}.{minor}"
             f": give {AUTO} or recompute"
         )

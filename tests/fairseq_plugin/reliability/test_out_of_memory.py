@@ -11,6 +11,7 @@ from helpers import assert_equal_state
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin import trainer
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.fairseq_plugin.trainer import OutOfMemoryInTrainingError, is_out_of_memory
@@ -82,6 +83,13 @@ def test_other_errors_pass(fairseq_train, data_folder, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError) as found:
         torch.empty(2**60)
     assert is_out_of_memory(found.value), "what torch says on a processor"
+
+
+def test_a_user_s_mistake_costs_no_checkpoint(fairseq_train, data_folder, tmp_path, monkeypatch):
+    failing(monkeypatch, "train_step", 1, UserError("give less"))
+    with pytest.raises(UserError, match="give less"):
+        fairseq_train(data_folder, OPTIONS, tmp_path)
+    assert not list(tmp_path.glob("*.pt"))  # fairseq's crash.pt
 
 
 def test_the_advice_keeps_the_size_of_an_update():

@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
@@ -33,7 +33,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption,
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
 from lazyformer_fairseq.modules.choices import CHOICES
-from lazyformer_fairseq.modules.networks.options import backend_of
+from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.shared_experts import SharedExperts, share_out
 from lazyformer_fairseq.optim.muon import mark_matrices
 
@@ -459,7 +459,7 @@ def refused_in_words(words: Callable[[BaseException], str]) -> Iterator[None]:
 def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
     """What an update met, and which options make it fit."""
     advice = [_smaller_batches(trainer.cfg)]
-    if backend_of(trainer.cfg.model) not in ("", "recompute", "fused"):
+    if _can_recompute(trainer.get_model()):
         advice.append("--attention-backend recompute keeps no distributions")
     if not (trainer.cfg.common.fp16 or trainer.cfg.common.bf16):
         precision = precision_on("cuda") if trainer.cuda else "bf16"
@@ -467,6 +467,16 @@ def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
     advice.append("`lazyformer plan` counts what fits")
     where = f"update {trainer.get_num_updates() + 1}: batches of {_sizes(samples)}"
     return f"out of memory in {where}. {_memory(trainer, error)}. {_KEPT} To fit: {'; '.join(advice)}"
+
+
+def _can_recompute(model: torch.nn.Module) -> bool:
+    """Whether ``--attention-backend recompute`` can take the place of one that keeps distributions, or may."""
+    stacks = [each for each in model.modules() if isinstance(each, Stack)]
+    with suppress(UserError):
+        for stack in stacks:
+            stack.check_back_end("recompute")
+        return any(stack.attention_backend not in ("recompute", "fused") for stack in stacks)
+    return False
 
 
 def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
@@ -507,7 +517,8 @@ def _smaller_batches(cfg: Any) -> str:
     """Half of the batch, and the update as large as before."""
     batch, tokens = cfg.dataset.batch_size, cfg.dataset.max_tokens
     if batch == 1:
-        return "--tokens-per-sample, fewer than now: a batch is one sequence"
+        option = "--tgt-len" if "tgt_len" in cfg.task else "--tokens-per-sample"
+        return f"{option}, fewer than now: a batch is one sequence"
     given = f"--max-tokens {tokens // 2}" if tokens and not batch else f"--batch-size {(batch or 2) // 2}"
     if not cfg.task.get("sequences_per_update"):
         given += f" --update-freq {','.join(str(2 * each) for each in cfg.optimization.update_freq)}"

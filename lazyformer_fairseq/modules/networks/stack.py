@@ -309,11 +309,14 @@ class Stack(nn.Module):
 
     @attention_backend.setter
     def attention_backend(self, name: str) -> None:
-        check_backend(name, self.options.attention_dropout)
-        if name != AUTO:
-            for planned in self.plan:
-                self._check_back_end(name, planned)
+        self.check_back_end(name)
         self._attention_backend = name
+
+    def check_back_end(self, name: str) -> None:
+        """Raises a UserError where a back end cannot compute this network."""
+        check_backend(name, self.options.attention_dropout)
+        for planned in self.plan if name != AUTO else ():
+            self._check_back_end(name, planned)
 
     def _check_back_end(self, name: str, planned: PlannedSublayer) -> None:
         """Raises a UserError where a back end cannot compute a sublayer."""

@@ -9,6 +9,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq_plugin.reliability.damage import TINY
 from helpers import assert_equal_state
 from omegaconf import OmegaConf
+from tiny_networks import make_encoder
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
@@ -93,14 +94,28 @@ def test_a_user_s_mistake_costs_no_checkpoint(fairseq_train, data_folder, tmp_pa
 
 
 def test_the_advice_keeps_the_size_of_an_update():
-    for batch_size, max_tokens, update_freq, advice in (
+    for batch_size, max_tokens, update_freq, advice, *task in (
         (8, None, [2, 4], "--batch-size 4 --update-freq 4,8 (an update stays as large)"),
         (None, 4096, [1], "--max-tokens 2048 --update-freq 2 (an update stays as large)"),
         (1, None, [1], "--tokens-per-sample, fewer than now: a batch is one sequence"),
+        (1, None, [1], "--tgt-len, fewer than now: a batch is one sequence", "tgt_len"),
     ):
-        sizes = {"dataset": {"batch_size": batch_size, "max_tokens": max_tokens}, "task": {}}
+        sizes = {"dataset": {"batch_size": batch_size, "max_tokens": max_tokens}, "task": dict.fromkeys(task, 64)}
         cfg = OmegaConf.create({**sizes, "optimization": {"update_freq": update_freq}})
         assert trainer._smaller_batches(cfg) == advice
+
+
+def test_recompute_is_advised_where_it_computes_the_network():
+    found = [
+        trainer._can_recompute(make_encoder(pattern, max_positions=8, attention_backend=back_end))
+        for pattern, back_end in (
+            ("sf", "auto"),
+            ("sf", "recompute"),
+            ("s[entmax=1.5] f", "auto"),
+            ("s[synthesizer=factorised_random] f", "eager"),
+        )
+    ]
+    assert found == [True, False, False, False] and not trainer._can_recompute(torch.nn.Linear(1, 1))
 
 
 def test_it_says_what_the_gpu_has_and_batches_of_several_sizes_once(monkeypatch):

@@ -51,21 +51,20 @@ class Turn(nn.Module):
     def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
         if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
             return x_BNTD
-        make = partial(_cosines_and_sines, self.base, keys, x_BNTD)
+        places = scores.places_BT if places_AG is None else places_AG
+        make = partial(_cosines_and_sines, self.base, keys, places, x_BNTD)
         # A compiler finds out itself that all sublayers make the same, and would make a graph for each number of keys.
-        turns = make() if torch.compiler.is_compiling() else scores.once((self.base, keys, x_BNTD.dtype), make)
-        places_AG = scores.places_BT if places_AG is None else places_AG
-        if places_AG is not None:
-            places = places_AG.clamp(max=keys - 1)
-            turns = (each[0, 0, places][:, None] for each in turns)
+        is_shared = places_AG is None and not torch.compiler.is_compiling()
+        turns = scores.once((self.base, keys, x_BNTD.dtype), make) if is_shared else make()
         cos, sin = (each[..., -x_BNTD.size(-2) :, :] for each in turns)
         return torch.addcmul(x_BNTD * cos, x_BNTD.roll(x_BNTD.size(-1) // 2, -1), sin).to(x_BNTD.dtype)
 
 
-def _cosines_and_sines(base: int, keys: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, 1, K, D) each; sines of the first half with the sign that they have in the turn."""
+def _cosines_and_sines(base: int, keys: int, places_BT: Optional[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
+    """(K, D) each, or (B, 1, T, D) at places; sines of the first half with the sign that they have in the turn."""
     exact, size = torch.promote_types(like.dtype, torch.float32), like.size(-1)
     rates = base ** -(torch.arange(0, size, 2, device=like.device, dtype=exact) / size)
-    angles = torch.outer(torch.arange(keys, device=like.device, dtype=exact), rates)[None, None]
+    places = torch.arange(keys, device=like.device) if places_BT is None else places_BT[:, None]
+    angles = places[..., None] * rates
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)

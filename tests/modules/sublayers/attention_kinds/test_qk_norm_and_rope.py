@@ -128,6 +128,13 @@ def test_in_half_precision_angles_are_in_single(precision):
     torch.testing.assert_close(found.double(), exact, atol=0.001, rtol=2 * torch.finfo(precision).eps)
 
 
+def test_places_may_be_beyond_the_number_of_rows():
+    x, places = torch.randn(1, 1, 4, 8), torch.tensor([90, 7, 40, 3])
+    rows = torch.zeros(1, 1, 91, 8).index_copy(2, places, x)
+    expected = Turn(100)(rows, Scores(), 91)[:, :, places]
+    assert torch.equal(Turn(100)(x, Scores(places_BT=places[None]), 4), expected)
+
+
 def test_a_memory_further_back_turns_no_scores():
     """What is beyond the reach of a window is left out, and places count from another key: products stay the same."""
     decoder = loud(build(CAUSAL, "s[window=3,rope=100] f s[window=3,rope=100]", mem_len=9))

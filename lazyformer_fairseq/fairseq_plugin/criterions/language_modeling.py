@@ -239,7 +239,7 @@ def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
 def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
     """Where sublayer `number` looks given its input, (B, N, T, K): computed anew, whatever back end the network has.
 
-    Padding may stand anywhere.
+    Padding comes last in each row, as datasets have it.
 
     Raises:
         UserError: what it computes is no distribution over tokens.

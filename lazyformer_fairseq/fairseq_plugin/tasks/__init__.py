@@ -1,1 +1,1 @@
-"""fairseq tasks: masked-LM pre-training, GLUE fine-tuning, language models of streams."""
+"""fairseq tasks: masked-LM pre-training, language models of streams."""

@@ -18,7 +18,6 @@ logger = logging.getLogger(__name__)
 PREFIX = "classification_heads."
 TO_CLASSES, TO_SPANS = ".out_proj.weight", ".span_proj.weight"  # the last map of a head
 PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with a row for each position
-PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # the encoder's weight with a row for each word
 LM_HEAD = "encoder.lm_head."
 
 

@@ -24,9 +24,10 @@ from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.importing import import_to
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.trained.export import write_model
 from lazyformer_fairseq.trained.hub import LazyFormerHub, load
-from lazyformer_fairseq.trained.match import PER_POSITION, PER_WORD
+from lazyformer_fairseq.trained.match import PER_POSITION
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 EXACT = {"rtol": 0, "atol": 1e-5}
@@ -280,7 +281,7 @@ def test_masked_lm_goes_on_with_its_own_tokenizer(is_fresh, bert, tmp_path, fair
     options = f"{options_of(bert / 'out')} --criterion masked_lm_accuracy"
     state = fairseq_train(tmp_path / "data", options, tmp_path / "run", task=task)["model"]
     start = load_file(bert / "out" / "model.safetensors")
-    assert not torch.equal(state[PER_WORD], start["encoder.lm_head.weight"])  # one weight, stored once
+    assert not torch.equal(state[MaskedLM.per_word], start["encoder.lm_head.weight"])  # one weight, stored once
     assert not torch.equal(state[TYPES][0], start[TYPES][0])  # all text is of type 0
     text = load(tmp_path / "run").fill_mask("Anna [MASK] Ben.", topk=1)[0].text
     assert "[MASK]" not in text

@@ -85,12 +85,10 @@ prepare_text() {
   [[ -z $from || -d $from ]] || fail 1 "--from $from: is no folder"
   downloads=${downloads:-$out.download}
 
-  local root python=python3
-  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-  [[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
   local archive=$downloads/${url##*/}
   local command=(
-    "$python" -m lazyformer_fairseq.cli lm prepare "$corpus" "${from:-$downloads/$unpacked}" "$out" "${official[@]}"
+    bash "$(dirname "${BASH_SOURCE[0]}")/lazyformer.sh"
+    lm prepare "$corpus" "${from:-$downloads/$unpacked}" "$out" "${official[@]}"
   )
   if [[ -n $dry_run ]]; then
     [[ -n $from ]] || echo "would download $url to $archive" >&2
@@ -103,8 +101,7 @@ prepare_text() {
     if [[ -n $md5 && $(md5_of "$archive") != "$md5" ]]; then
       fail 1 "$archive: its MD5 is not $md5; remove it and run this again"
     fi
-    "$python" -m zipfile -e "$archive" "$downloads" ||
-      fail 1 "$archive: cannot be unpacked; remove it and run this again"
+    python3 -m zipfile -e "$archive" "$downloads" || fail 1 "$archive: cannot be unpacked; remove it and run this again"
   fi
   exec "${command[@]}"
 }

@@ -38,14 +38,10 @@ for option in "$@"; do
   if [[ $option == --dry-run ]]; then dry_run=yes; else options+=("$option"); fi
 done
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-lazyformer=lazyformer
-[[ ! -x $root/.venv/bin/lazyformer ]] || lazyformer=$root/.venv/bin/lazyformer
-command=("$lazyformer" corpus "$wiki" "$books" "$out" --vocab-size 32768 "${options[@]}")
+command=(bash "$(dirname "$0")/lazyformer.sh" corpus "$wiki" "$books" "$out" --vocab-size 32768 "${options[@]}")
 if [[ -n $dry_run ]]; then
   printf '%q ' "${command[@]}"
   echo
   exit 0
 fi
-command -v "$lazyformer" >/dev/null || fail "no command lazyformer: run \`make setup\` or activate your environment"
 exec "${command[@]}"

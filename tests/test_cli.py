@@ -21,7 +21,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import commands
 from lazyformer_fairseq.finetuning.settings import GridSettings
 
-LAUNCHERS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if '/lazyformer.sh"' in path.read_text())
+LAUNCHER = 'exec bash "$(dirname "$0")/lazyformer.sh"'
+LAUNCHERS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if LAUNCHER in path.read_text())
 USAGE = {
     **dict.fromkeys(("pretrain", "continue", "train"), "pretrain [OPTIONS] ARCH DATA"),
     **{"finetune": "finetune [OPTIONS] CHECKPOINT...", "reproduce": "reproduce [OPTIONS] COMMAND"},

@@ -232,18 +232,28 @@ def preprocess(*arguments: object) -> list[str]:
     run = run_script("preprocess_wiki_books.sh", *arguments, "--dry-run")
     assert run.returncode == 0, run.stderr
     command = shlex.split(run.stdout)
-    assert Path(command[0]).name == "lazyformer"
-    return command[1:]
+    assert Path(command[1]) == ROOT / "scripts" / "lazyformer.sh"
+    return command[2:]
 
 
-def test_the_launcher_is_lazyformer_corpus_of_the_projects_environment_with_our_options_last(tmp_path):
+def test_the_launcher_is_lazyformer_corpus_with_our_options_last():
     arguments = preprocess("data", "wiki dump.bz2", "my books", "--workers", 3)
     assert arguments == ["corpus", "wiki dump.bz2", "book:my books", "data", *"--vocab-size 32768 --workers 3".split()]
     assert preprocess("data", "wiki", "jsonl:books.zst")[1:4] == ["wiki", "jsonl:books.zst", "data"]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("preprocess_wiki_books.sh|o|w|b c|--vocab-size|99", "corpus|w|book:b c|o|--vocab-size|32768|--vocab-size|99"),
+        ("prepare_enwik8.sh|o|--from|.", "lm|prepare|enwik8|.|o|--official|enwik8"),
+    ],
+)
+def test_lazyformer_is_that_of_the_checkout_by_its_environment(script, words, tmp_path):
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    write_program(tmp_path / ".venv" / "bin" / "lazyformer", 'printf "%s|" "$@"; exit 7')
-    run = run_script(tmp_path / "scripts" / "preprocess_wiki_books.sh", "o", "w", "b c", "--vocab-size", "99")
-    assert (run.returncode, run.stdout) == (7, "corpus|w|book:b c|o|--vocab-size|32768|--vocab-size|99|")
+    write_program(tmp_path / ".venv" / "bin" / "python", 'printf "%s|" "${PYTHONPATH%%:*}" "$@"; exit 7')
+    run = run_script(tmp_path / "scripts" / script.partition("|")[0], *script.split("|")[1:])
+    assert (run.returncode, run.stdout) == (7, f"{tmp_path}|-m|lazyformer_fairseq.cli|{words}|")
 
 
 @pytest.mark.parametrize("name", [*FETCH, "preprocess_wiki_books.sh"])

@@ -8,8 +8,10 @@ visible and that are computed, milliseconds, and the share of time over the shar
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,8 @@ from tabulate import tabulate
 from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.interface import Context, by_document
+
+WARM_UP = 2  # batches
 
 
 def blocks(path: Path, time: int) -> Iterator[list[int]]:
@@ -44,13 +48,20 @@ def main() -> None:
     parser.add_argument("--back-end", default="auto")
     given = parser.parse_args()
 
+    batch, width = given.batch_size, given.tokens_per_sample
+    needed = batch * (WARM_UP + given.batches)
+    found = list(islice(blocks(given.text, width), needed))
+    if len(found) < needed:
+        sys.exit(
+            f"{given.text}: fills {len(found)} blocks of {width} tokens, {needed} are needed: give a longer text, "
+            "fewer --batches, or a smaller --batch-size or --tokens-per-sample"
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     buckets, size = 32 * given.bias, {"embed_dim": 768, "ffn_embed_dim": 8, "num_heads": 12}
     encoder = Encoder(given.s, None, **size, relative_position_buckets=buckets, attention_backend=given.back_end)
     encoder.to(device).train()
     CHOICES.at_once()
-    s, batch, width = encoder.sublayers[0].inner, given.batch_size, given.tokens_per_sample
-    found = blocks(given.text, width)
+    s = encoder.sublayers[0].inner
     projected = torch.randn(batch, width, 3 * 768, device=device, requires_grad=True)
     gradient = torch.randn(batch, width, 768, device=device)
 
@@ -67,8 +78,8 @@ def main() -> None:
         return time.perf_counter() - start
 
     spent, visible, computed = np.zeros(2), 0, 0
-    for number in range(-2, given.batches):  # two to warm up
-        lengths = np.array([length for _ in range(batch) for length in next(found)])
+    for number in range(-WARM_UP, given.batches):
+        lengths = np.array([length for _ in range(batch) for length in found.pop(0)])
         taken = [seconds((batch, width), None), seconds((1, batch * width), lengths)]
         if number >= 0:
             spent += taken

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Downloads PG-19: 28,752 English books of Project Gutenberg from before 1919, as DeepMind distributes them.
 set -euo pipefail
+# shellcheck source=scripts/prepare_text.sh
+source "$(dirname "$0")/prepare_text.sh"
 
 usage() {
   cat <<'HELP'
@@ -18,12 +20,6 @@ options (defaults in brackets)
   --dry-run        say what would be downloaded, download nothing
   --help
 HELP
-}
-
-# fail STATUS MESSAGE: 2 for a wrong command line, 1 for all else
-fail() {
-  echo "error: $2" >&2
-  exit "$1"
 }
 
 # A page of the listing on standard input -> the next page's token (may be empty), then lines `name size md5`.

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Downloads a Wikipedia dump: the text of all articles as one MediaWiki XML file, checked against its published SHA-1.
 set -euo pipefail
+# shellcheck source=scripts/prepare_text.sh
+source "$(dirname "$0")/prepare_text.sh"
 
 usage() {
   cat <<'HELP'
@@ -21,22 +23,11 @@ options (defaults in brackets)
 HELP
 }
 
-# fail STATUS MESSAGE: 2 for a wrong command line, 1 for all else
-fail() {
-  echo "error: $2" >&2
-  exit "$1"
-}
-
 # fetch URL [options of curl]: to standard output
 fetch() {
   local url=$1
   shift
   curl --silent --show-error --fail --location --user-agent "$agent" "$@" "$url"
-}
-
-# A file's size in bytes; 0 if it is not there.
-size_of() {
-  if [[ -e $1 ]]; then wc -c <"$1" | tr -d ' '; else echo 0; fi
 }
 
 sha1_of() {
@@ -108,18 +99,7 @@ else
   awk -v need="$((size - there))" -v free="$free" 'BEGIN { exit !(need <= free) }' ||
     fail 1 "$folder: $(gigabytes "$((size - there))") are still to come, but $(gigabytes "$free") are free there"
   [[ $there -eq 0 ]] || echo "Going on after $(gigabytes "$there") ..." >&2
-  progress=(--silent --show-error)
-  [[ ! -t 2 ]] || progress=(--progress-bar)
-  for pause in 5 15 60 0; do
-    [[ $(size_of "$part") -lt $size ]] || break
-    # Its own --retry would begin again where this call began.
-    curl "${progress[@]}" --fail --location --user-agent "$agent" --continue-at - --speed-limit 1000 --speed-time 60 \
-      --output "$part" "$url" && break
-    [[ $pause -eq 0 ]] || { echo "The connection broke; going on in $pause s ..." >&2 && sleep "$pause"; }
-  done
-  there=$(size_of "$part")
-  [[ $there -ge $size ]] || fail 1 "$url: broke off at $there of $size bytes; run this again and it goes on"
-  [[ $there -eq $size ]] || fail 1 "$part: has $there bytes, but $size are published; remove it and run this again"
+  resume "$url" "$part" "$size"
   echo "Comparing the SHA-1 ..." >&2
   found=$(sha1_of "$part")
   [[ $found == "$sha1" ]] ||

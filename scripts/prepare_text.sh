@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# What the scripts that prepare texts of language modelling share: download (which GLUE's and SQuAD's take too), unpack,
-# `lazyformer lm prepare`. To be sourced under `set -euo pipefail`. The caller of the last sets: $name (wikitext-103, enwik8, ...), $corpus (what
-# `lazyformer lm prepare` calls it), $url, $md5 (of the archive, as its distributors or torchtext publish it; '' where the
-# text itself is checked by its MD5), $unpacked (what the archive holds, under it), and calls prepare_text "$@".
+# What the scripts that prepare texts of language modelling share: download (which those that download take too, or parts
+# of it), unpack, `lazyformer lm prepare`. To be sourced under `set -euo pipefail`. The caller of the last sets: $name
+# (wikitext-103, enwik8, ...), $corpus (what `lazyformer lm prepare` calls it), $url, $md5 (of the archive, as its
+# distributors or torchtext publish it; '' where the text itself is checked by its MD5), $unpacked (what the archive holds,
+# under it), and calls prepare_text "$@".
 
 shared_options() {
   cat <<'HELP'
@@ -31,28 +32,33 @@ md5_of() {
   if command -v md5sum >/dev/null; then md5sum <"$1" | cut -d ' ' -f 1; else md5 -q "$1"; fi
 }
 
+# resume URL FILE SIZE: fetches, as $agent, what FILE lacks of so many bytes; goes on where the connection broke.
+resume() {
+  local pause there progress=(--silent --show-error)
+  [[ ! -t 2 ]] || progress=(--progress-bar)
+  for pause in 5 15 60 0; do
+    [[ $(size_of "$2") -lt $3 ]] || break
+    # Its own --retry would begin again where this call began.
+    curl "${progress[@]}" --fail --location --user-agent "$agent" --continue-at - --speed-limit 1000 --speed-time 60 \
+      --output "$2" "$1" && break
+    [[ $pause -eq 0 ]] || { echo "The connection broke; going on in $pause s ..." >&2 && sleep "$pause"; }
+  done
+  there=$(size_of "$2")
+  [[ $there -ge $3 ]] || fail 1 "$1: broke off at $there of $3 bytes; run this again and it goes on"
+  [[ $there -eq $3 ]] || fail 1 "$2: has $there bytes, but $3 are published; remove it and run this again"
+}
+
 # download URL FILE: over one connection; stopped, it goes on from FILE.part. FILE is there whole or not at all.
 download() {
-  local part=$2.part size there pause progress=(--silent --show-error)
-  local agent='Mozilla/5.0 (compatible; lazyformer-corpus-script) curl'
+  local part=$2.part size agent='Mozilla/5.0 (compatible; lazyformer-corpus-script) curl'
   command -v curl >/dev/null || fail 1 "curl is not there: install it"
   size=$(curl --silent --show-error --fail --location --user-agent "$agent" --head "$1" | tr -d '\r' |
     awk 'tolower($1) == "content-length:" { size = $2 } END { print size }') ||
     fail 1 "$1: cannot be read; give another by --url"
   [[ $size =~ ^[1-9][0-9]*$ ]] || fail 1 "$1: the server does not say how large it is; give another by --url"
   mkdir -p "$(dirname "$2")"
-  [[ ! -t 2 ]] || progress=(--progress-bar)
   echo "$1: $size bytes to $2" >&2
-  for pause in 5 15 60 0; do
-    [[ $(size_of "$part") -lt $size ]] || break
-    # Its own --retry would begin again where this call began.
-    curl "${progress[@]}" --fail --location --user-agent "$agent" --continue-at - --speed-limit 1000 --speed-time 60 \
-      --output "$part" "$1" && break
-    [[ $pause -eq 0 ]] || { echo "The connection broke; going on in $pause s ..." >&2 && sleep "$pause"; }
-  done
-  there=$(size_of "$part")
-  [[ $there -ge $size ]] || fail 1 "$1: broke off at $there of $size bytes; run this again and it goes on"
-  [[ $there -eq $size ]] || fail 1 "$part: has $there bytes, the server $size; remove it and run this again"
+  resume "$1" "$part" "$size"
   mv "$part" "$2"
 }
 

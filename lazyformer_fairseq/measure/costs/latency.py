@@ -159,7 +159,7 @@ def measure_in_turn(
             del things  # with what they hold of a GPU's memory
             yield condition, timings
             done += 1
-    except (KeyboardInterrupt, RuntimeError) as reason:
+    except (KeyboardInterrupt, RuntimeError, UserError) as reason:
         if not done and isinstance(reason, TimeIsUp):
             raise UserError(
                 f"--budget: {budget:g} seconds, and {GRACE:g} more, did not suffice for one round: give more, or "
@@ -169,7 +169,7 @@ def measure_in_turn(
             raise
         if isinstance(reason, TimeIsUp):
             logger.warning("the budget is spent: %d of %d were measured", done, len(conditions))
-        if isinstance(reason, RuntimeError):
+        if isinstance(reason, Exception):
             logger.error("the benchmark ends here: %s", in_a_line(reason))
 
 

@@ -109,6 +109,18 @@ def divided(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
+def some_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
+    """A callback: values, divided by commas, that are among these names; one at least."""
+
+    def callback(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+        given = divided(ctx, option, values)
+        if unknown := [each for each in given if each not in names] or [""][bool(given) :]:
+            raise UserError(f"{option.opts[0]} {unknown[0]}: give one or more of {', '.join(names)}")
+        return given
+
+    return callback
+
+
 def named(example: str) -> Callable[..., dict[str, str]]:
     """A callback: NAME=VALUE, each name once; the example stands in an error."""
 

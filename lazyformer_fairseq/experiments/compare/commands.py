@@ -8,11 +8,11 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath, named
+from lazyformer_fairseq.arguments import ExistingPath, named, some_of
 from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import EXAMPLE, random_orders
-from lazyformer_fairseq.experiments.compare.settings import MODELS, TASKS, CompareSettings, Sizes, find_task
+from lazyformer_fairseq.experiments.compare.settings import AXES, MODELS, TASKS, CompareSettings, Sizes, find_task
 from lazyformer_fairseq.options import Group, OptionInSection, takes
 
 BASELINE = "baseline"  # the target that is where the baseline ended
@@ -135,9 +135,11 @@ def run(
     metavar="baseline|NUMBER",
     help="What each model is timed to: a value of the measure, or where the baseline ended (median over seeds).",
 )
+@click.option("--against", multiple=True, default=AXES, show_default=False, callback=some_of(AXES), metavar="A,B,...",
+              help=f"Of curves.png, a panel each: {', '.join(AXES)}.  [default: all]")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False),
               help="Folder for tables and pictures.  [default: FOLDER, if it is the only one]")  # fmt: skip
-def report(folders: tuple[Path, ...], target: Any, output: Optional[Path]) -> None:
+def report(folders: tuple[Path, ...], target: Any, against: tuple[str, ...], output: Optional[Path]) -> None:
     """Write tables and pictures of finished comparisons anew, of another target if you like; train nothing.
 
     Each FOLDER is one that `lazyformer compare` wrote, or a file that was its results.json. Several are joined if they
@@ -154,5 +156,5 @@ def report(folders: tuple[Path, ...], target: Any, output: Optional[Path]) -> No
     from lazyformer_fairseq.experiments.compare.results import read_folders
 
     where = output or folders[0]
-    click.echo(write_files(read_folders(folders), where, target))
+    click.echo(write_files(read_folders(folders), where, target, against))
     click.echo(f"written: {where}", err=True)

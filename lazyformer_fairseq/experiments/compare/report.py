@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from lazyformer_fairseq.experiments.compare import results
+from lazyformer_fairseq.experiments.compare.settings import AXES
 from lazyformer_fairseq.measure.costs.machine import trade_name
 from lazyformer_fairseq.report.figures import draw_band, draw_spread, handles, label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING, number, with_range
@@ -39,7 +40,12 @@ def write_report(content: Mapping[str, Any], folder: Path, target: results.Targe
     return write_files(results.comparison_of(content), folder, target)
 
 
-def write_files(comparison: results.Comparison, folder: Path, target: results.Target = results.BASELINE) -> str:
+def write_files(
+    comparison: results.Comparison,
+    folder: Path,
+    target: results.Target = results.BASELINE,
+    against: Sequence[str] = AXES,
+) -> str:
     """Writes tables and pictures, each whole; returns the tables for a reader, in Markdown.
 
     `table.md`, `table.tex` and `table.csv` have the models, the first two also the times to the target and what a
@@ -47,10 +53,11 @@ def write_files(comparison: results.Comparison, folder: Path, target: results.Ta
 
     Args:
         target: a value of the measure, or ``baseline`` for where the baseline ended.
+        against: of AXES, panels of the curves.
     """
     times, found = results.times_to_target(comparison, target), results.fronts(comparison)
     title = "; ".join(describe(comparison))
-    draw_curves(comparison, times, title, folder / "curves.png")
+    draw_curves(comparison, times, title, folder / "curves.png", against)
     draw_times(times, title, folder / "times.png")
     draw_fronts(comparison, found, title, folder / "fronts.png")
     write_csv(csv_models(comparison, found), folder / "table.csv")
@@ -290,8 +297,14 @@ BEGINNING = 0.2  # of a training: what is worse than the curves were then is lef
 HOLLOW = {"markerfacecolor": "white"}  # a shorter training
 
 
-def draw_curves(comparison: results.Comparison, times: Sequence[results.TimeToTarget], title: str, path: Path) -> None:
-    """The measure against updates, FLOPs and time: medians, bands from lowest to highest over seeds.
+def draw_curves(
+    comparison: results.Comparison,
+    times: Sequence[results.TimeToTarget],
+    title: str,
+    path: Path,
+    against: Sequence[str] = AXES,
+) -> None:
+    """The measure against costs, a panel each: medians, bands from lowest to highest over seeds.
 
     A dashed line is the target, a large mark where a median run first meets it, a hollow one the end of a shorter
     training of the same model.
@@ -300,8 +313,8 @@ def draw_curves(comparison: results.Comparison, times: Sequence[results.TimeToTa
     targets, dashed = {time.target for time in times}, {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
     of_target = [Line2D([], [], label="target", **dashed), _mark("first meets it", 9)] if targets else []
     legend = [*handles(style_of), *of_target, *_of_shorter(comparison)]
-    with picture(path, 1, 3, (4.7, 4.2), title, legend, sharey=True) as (panels,):
-        for cost, axis in zip(("updates", "flops", "seconds"), panels, strict=True):
+    with picture(path, 1, len(against), (4.1 + 2 / len(against), 4.2), title, legend, sharey=True) as (panels,):
+        for cost, axis in zip(against, panels, strict=True):
             for family, models in comparison.families.items():
                 draw_band(axis, *typical(models[-1], cost, measure.name), style_of[family])
                 for shorter in models[:-1]:

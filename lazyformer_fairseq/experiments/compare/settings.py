@@ -188,6 +188,7 @@ COUNTED = {
     ),
 }
 
+AXES = ("updates", "flops", "seconds")  # of curves
 MODELS, SIZES, VALIDATION = "Models", "Sizes, of all models", "Validation"  # sections of --help
 of_models = partial(option, section=MODELS)
 of_length, of_learning = partial(option, section="How long"), partial(option, section="How they learn")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from lazyformer_fairseq.arguments import divided
+from lazyformer_fairseq.arguments import some_of
 from lazyformer_fairseq.errors import UserError
 
 AXES = ("updates", "tokens", "hours", "flops")
@@ -12,7 +12,7 @@ AXES = ("updates", "tokens", "hours", "flops")
 
 @click.command()
 @click.argument("runs", metavar="[NAME=]RUN...", nargs=-1, required=True)
-@click.option("--against", multiple=True, default=["updates"], callback=divided, metavar="A,B,...",
+@click.option("--against", multiple=True, default=["updates"], callback=some_of(AXES), metavar="A,B,...",
               help=f"A panel each: {', '.join(AXES)}.")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("curves.png"),
               help="PNG to draw to; the numbers go to a .csv beside it.")  # fmt: skip
@@ -29,11 +29,6 @@ def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, traini
     lazyformer curves checkpoints/bert_base checkpoints/lazyformer_m2x6_s --against updates,hours
     lazyformer curves bert=first.log bert=resumed.log lazy=lazy.log --output results/loss.png
     """
-    if not against:
-        raise UserError("--against: give one axis at least")
-    for axis in against:
-        if axis not in AXES:
-            raise UserError(f"--against {axis}: there is no such axis; there are {', '.join(AXES)}")
     if output.suffix != ".png":
         raise UserError(f"--output {output}: give a name that ends in .png")
     from lazyformer_fairseq.experiments.curves import report

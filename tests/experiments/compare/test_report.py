@@ -127,6 +127,9 @@ def test_the_command_joins_folders_and_files_and_writes_where_it_is_told(tmp_pat
     printed = invoke(*given, "--output", tmp_path / "both", "--target", "7.6")
     assert "3 of 3" in printed and "Target: 7.6" in printed
     assert (tmp_path / "both" / "curves.png").is_file() and not (tmp_path / "one" / "curves.png").exists()
+    invoke(*given, "--against", "updates", "--output", tmp_path / "narrow")
+    three, one = (imread(tmp_path / folder / "curves.png").shape[1] for folder in ("both", "narrow"))
+    assert one < three / 2
     assert "say with --output" in refusal(*given)
     assert "say with --output" in refusal("compare", "report", tmp_path / "two.json")
 

@@ -158,8 +158,8 @@ def test_a_second_split_goes_to_the_table_and_a_run_without_validation_is_named(
             "do not compare (bert: validation loss, bits a masked token; causal: validation loss, bits a token)",
         ),
         ("bert.log copy/bert.log", "a run is called bert already; give NAME=copy/bert.log"),
-        ("bert.log --against miles", "--against miles: there is no such axis"),
-        ("bert.log --against=", "--against: give one axis at least"),
+        ("bert.log --against miles", "--against miles: give one or more of updates, tokens, hours, flops"),
+        ("bert.log --against=", "--against : give one or more of updates"),
         ("bert.log --output c.pdf", "--output c.pdf: give a name that ends in .png"),
     ],
 )

@@ -143,7 +143,9 @@ def find_duplicates(
     decisions = [np.full(len(unit), KEEP, dtype=np.uint8) for unit in fingerprints]
     assert not bands or list(map(len, bands)) == list(map(len, fingerprints))
     _mark_repeated(fingerprints, decisions, DUPLICATE, documents_at_once)
-    for band in range(bands[0].shape[1] if len(bands) else 0):
+    columns = max((unit.shape[1] for unit in bands), default=0)
+    bands = [unit if len(unit) else np.empty((0, columns), np.uint64) for unit in bands]  # stored with none
+    for band in range(columns):
         _mark_repeated([unit[:, band : band + 1] for unit in bands], decisions, NEAR_DUPLICATE, documents_at_once)
     return decisions
 

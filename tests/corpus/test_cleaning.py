@@ -313,7 +313,8 @@ DOCUMENTS = st.lists(st.lists(st.tuples(*[HASH] * 5), max_size=15), min_size=1, 
 @given(DOCUMENTS, st.integers(0, 3), st.integers(1, 50))
 def test_is_what_dicts_find_however_divided(units, width, documents_at_once):
     arrays = [np.array(unit, dtype=np.uint64).reshape(-1, 5) for unit in units]
-    fingerprints, bands = [unit[:, :2] for unit in arrays], [unit[:, 2 : 2 + width] for unit in arrays]
+    fingerprints = [unit[:, :2] for unit in arrays]
+    bands = [unit[:, 2 : 2 + (width if len(unit) else 0)] for unit in arrays]  # as a unit without documents is stored
     found = find_duplicates(fingerprints, bands, documents_at_once)
     assert list(map(len, found)) == list(map(len, units))
     documents = [((*numbers[:2], "f"), numbers[2 : 2 + width]) for unit in units for numbers in unit]

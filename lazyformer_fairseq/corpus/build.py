@@ -104,6 +104,7 @@ def build_corpus(
         to_read, origins = _with_parts(files, job)
         job = _planned(job, files, to_read)
         _forget_other(late, paths)
+        stages.loaded_tokenizer.cache_clear()  # of an earlier corpus of this name
         for stage, (task, sizes) in stages.STAGES.items():
             stages.run_tasks(partial(task, job), sizes(job), paths.tasks / stage, workers)
             if stage == "words":

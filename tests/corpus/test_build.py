@@ -132,6 +132,13 @@ def test_same_input_same_bytes_with_more_workers_after_a_stop(raw, built, tmp_pa
     assert content(tmp_path / "out") == content(built)
 
 
+def test_a_second_corpus_of_the_same_name_has_its_own_tokenizer(raw, tmp_path):
+    for name, vocab_size in (("out", 100), ("out", 200), ("other", 200)):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        build_corpus([str(raw / "plain.txt")], tmp_path / name, replace(SMALL, vocab_size=vocab_size))
+    assert content(tmp_path / "out") == content(tmp_path / "other")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_random_moments(raw, built, tmp_path, workers):

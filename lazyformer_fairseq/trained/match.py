@@ -61,6 +61,8 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
                 f"the checkpoint's {name} holds {loaded[name].dtype}, the model's {weight.dtype}; take the checkpoint "
                 "as it was before somebody converted it"
             )
+        if loaded[name].untyped_storage().nbytes() < loaded[name].numel() * loaded[name].element_size():
+            raise UserError(f"the checkpoint's {name} says it is larger than the file; do not use it")
         if not loaded[name].isfinite().all():
             raise UserError(f"the checkpoint's {name} holds NaN or Inf; take an older checkpoint")
     if lacking := [name for name in loaded if name not in own]:

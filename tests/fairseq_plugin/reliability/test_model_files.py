@@ -310,6 +310,10 @@ def changed(folder: Path, change: Callable[[dict], object]) -> Path:
             lambda state: state["model"].update({POSITIONS: state["model"][POSITIONS].int()}),
             "embed_positions.weight holds torch.int32, the model's torch.float32",
         ),
+        (
+            lambda state: state["model"].update({POSITIONS: torch.zeros(1).expand(state["model"][POSITIONS].shape)}),
+            "embed_positions.weight says it is larger than the file",
+        ),
         (lambda state: state["cfg"]["model"].update(_name="bert_huge"), "its model 'bert_huge' is unknown here"),
         (lambda state: state["cfg"]["task"].update(_name="mine"), "its task 'mine' is unknown here"),
         (lambda state: state["cfg"]["model"].update(rotary=True, alibi=2), "no setting alibi, rotary"),

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from lazyformer_fairseq.data.datasets.token_streams import TokenItems, item_length, open_tokens
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.evaluate import load_model
-from lazyformer_fairseq.language_modeling.images import LABELS, palette_of
+from lazyformer_fairseq.language_modeling.images import LABELS, palette_of, places_drawn
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import COLOURS, picture
@@ -35,10 +35,10 @@ def probe_layers(
     """Accuracies by :func:`probe`, of raw pixels, then of each layer's features.
 
     Args:
-        most: images of each split, the first ones.
+        most: images of each split, drawn at random where it has more.
 
     Raises:
-        UserError: the data are no images, or have no labels; as :func:`load_model` does.
+        UserError: the data are no images, or have no labels, or one class; as :func:`load_model` does.
     """
     if not (item := item_length(data)):
         raise UserError(f"{data}: holds no images; give a folder that `lazyformer lm prepare-images` wrote")
@@ -46,8 +46,12 @@ def probe_layers(
     if lacking := [path for path in labels.values() if not path.is_file()]:
         raise UserError(f"{lacking[0]}: no such file: prepare images by class, in folders or with a {LABELS}")
     model, dictionary, _ = load_model(checkpoint, data, device)
-    ids = {split: open_tokens(data / split).reshape(-1, item)[:most] for split in SPLITS}
-    classes = {split: np.load(path, allow_pickle=False)[:most] for split, path in labels.items()}
+    classes = {split: np.load(path, allow_pickle=False) for split, path in labels.items()}
+    places = {split: places_drawn(len(of_split), most) for split, of_split in classes.items()}
+    classes = {split: of_split[places[split]] for split, of_split in classes.items()}
+    if len(np.unique(classes["train"])) < 2:
+        raise UserError(f"{labels['train']}: images of one class alone; give data of more classes, or more --images")
+    ids = {split: open_tokens(data / split).reshape(-1, item)[places[split]] for split in SPLITS}
     features: dict[str, dict[str, np.ndarray]] = {}
     with Progress(total=sum(map(len, ids.values())), desc="reading", unit=" images") as bar:
         for split, of_split in ids.items():

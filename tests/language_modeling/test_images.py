@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from lazyformer_fairseq.data.datasets.token_streams import Cut, TokenItems, cut_
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.lessons import Network, Streams
+from lazyformer_fairseq.language_modeling import images
 from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model, token_losses
 from lazyformer_fairseq.language_modeling.images import neighbour_bits, palette_of
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
-from lazyformer_fairseq.language_modeling.probe import mean_features
+from lazyformer_fairseq.language_modeling.probe import mean_features, probe_layers
 from lazyformer_fairseq.language_modeling.sample import Writer
 from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning, StepwiseTraining
 from lazyformer_fairseq.modules.networks.options import options_of_arch
@@ -318,6 +320,26 @@ def test_a_probe_reads_each_layer_beside_raw_pixels(digits, checkpoint, tmp_path
     invoke("lm", "prepare-images", unlabelled, tmp_path / "data", *WORDS)
     assert "labels.npy: no such file" in refusal("lm", "probe", checkpoint, tmp_path / "data", tmp_path / "other")
     assert item_length(lm_data) == 0
+
+
+def test_of_many_images_in_the_order_of_their_classes_some_of_each_are_read(digits, checkpoint, tmp_path):
+    data = shutil.copytree(digits, tmp_path / "data")
+    for split in SPLITS:  # by class, as folders have them
+        labels, ids = np.load(data / f"{split}.labels.npy"), np.fromfile(data / f"{split}.bin", np.uint8)
+        order = labels.argsort(kind="stable")
+        np.save(data / f"{split}.labels.npy", labels[order])
+        ids.reshape(len(labels), -1)[order].tofile(data / f"{split}.bin")
+    accuracy = probe_layers(checkpoint, data, most=48, batch_size=8)["raw pixels"]["test"]
+    assert accuracy > 50  # the first 48 have half of the classes
+    np.save(data / "train.labels.npy", np.zeros(96, int))
+    with pytest.raises(UserError, match="train.labels.npy: images of one class alone"):
+        probe_layers(checkpoint, data, most=48, batch_size=8)
+
+
+def test_neighbours_are_counted_in_images_of_all_classes(monkeypatch):
+    monkeypatch.setattr(images, "COUNTED", 4)
+    train, held_out = (np.repeat([4, 5], count * 4) for count in (20, 1))
+    assert neighbour_bits(train, held_out, 2, 6) < neighbour_bits(train[:16], held_out, 2, 6)
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ INNERMOST_LINK = re.compile(r"\[\[([^\[\]]*(?:\](?!\])[^\[\]]*|\[(?!\[)[^\[\]]*)
 PIPE_OUTSIDE_OF_LINKS = re.compile(r"\|(?![^\[\]]{,300}\]\])")
 NAMED_ARGUMENT = re.compile(r"\s*[\w -]{1,30}=")
 NUMBERED_ARGUMENT = re.compile(r"\s*\d\s*=")
-LANGUAGE_LINK = re.compile(r"(?:[a-z]{2,3}|simple)(?:-[a-z-]+)?\Z")
+LANGUAGE_LINK = re.compile(r"\s*(?:[a-z]{2,3}|simple)(?:-[a-z-]+)?:(?!\s)")  # but not CSI: Miami, Re:Zero
 APOSTROPHE_IN_ITALICS = re.compile(r"(?<=\w)'''(?=s\b)")  # ''La Stampa'''s
 QUOTE_MARKUP = re.compile(r"'''''|'''|''")
 INDENT = re.compile(r"^ +(?=[^\s|!{}*#:;\[<])", re.MULTILINE)
@@ -222,12 +222,10 @@ def _template_text(match: re.Match) -> str:
 def _link_text(match: re.Match) -> str:
     title, _, label = match.group(1).partition("|")
     prefix, colon, _ = title.partition(":")
-    if colon:
-        prefix = prefix.strip().lower()
-        if prefix in LEFT_OUT_NAMESPACES:
-            return ""
-        if not label and LANGUAGE_LINK.match(prefix):  # the same article in another language
-            return ""
+    if colon and prefix.strip().lower() in LEFT_OUT_NAMESPACES:
+        return ""
+    if not label and LANGUAGE_LINK.match(title):  # the same article in another language
+        return ""
     return (label or title.removeprefix(":")).strip()
 
 

@@ -167,6 +167,7 @@ def page(text, **metadata):
         ("one<br />two<sup>2</sup> <span class='x'>three</span> <code>4</code><!-- five\n -->", "one two2 three 4"),
         # Links.
         ("[[A]], [[a b|c]]s, [[Alien: Covenant]], [[wikt:word|word]]", "A, cs, Alien: Covenant, word"),
+        ("[[CSI: Miami]], [[Re:Zero]]; [[de:A]][[simple:A]][[zh-min-nan:A]]x", "CSI: Miami, Re:Zero; x"),
         ("[[:Category:X|Y]]", "Y"),
         ("[[Help:IPA|[a]]] x", "[a] x"),
         ("[[File:a.jpg|thumb|A [[picture|view]] [http://a.b of] {{lang|fr|x}}]]Text.", "Text."),

@@ -68,7 +68,7 @@ def build_corpus(
     Raises:
         UserError: an input, the folder or a setting is wrong, or a task stopped, and why.
     """
-    folder = Path(folder)
+    folder = Path(folder).resolve()  # a link, or ".", cannot be replaced at the end
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_files, left_out)
     _tell(left_out, files)
@@ -258,7 +258,7 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
     Raises:
         UserError: ``folder`` holds something else, or a corpus of another ``plan``; names the difference.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir()) and not folder.is_mount()):
         return None
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

@@ -70,10 +70,10 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
     Raises:
         UserError: `folder` cannot be made, or holds something already.
     """
-    folder = Path(folder).absolute()
-    unfinished, old = unfinished_name(folder), unfinished_name(folder)
     if not replace:
         refuse_filled_folder(folder)
+    folder = Path(folder).resolve()  # a link cannot take the name of a folder
+    unfinished, old = unfinished_name(folder), unfinished_name(folder)
     try:
         unfinished.mkdir(parents=True)
         descriptor = os.open(unfinished, os.O_RDONLY)
@@ -101,11 +101,11 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
 
 
 def refuse_filled_folder(folder: Union[str, Path]) -> None:
-    """Raises UserError where `folder` is a file, a link to nothing, or a folder that holds something."""
+    """Raises UserError where `folder` is a file, a link to nothing, or a folder that holds something or is mounted."""
     folder = Path(folder)
     if folder.is_symlink() and not folder.exists():
         raise UserError(f"{folder}: is a link to nothing; remove it or choose another folder")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or folder.is_mount()):
         raise UserError(f"{folder}: exists already; remove it or choose another folder")
 
 

@@ -132,6 +132,15 @@ def test_same_input_same_bytes_with_more_workers_after_a_stop(raw, built, tmp_pa
     assert content(tmp_path / "out") == content(built)
 
 
+@pytest.mark.parametrize("name", [".", "link"])
+def test_an_empty_folder_by_another_name(raw, tmp_path, monkeypatch, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path / "empty" if name == "." else tmp_path)
+    build_corpus([str(raw / "plain.txt")], name, SMALL)
+    assert (tmp_path / "empty" / "manifest.json").exists()
+
+
 def test_a_second_corpus_of_the_same_name_has_its_own_tokenizer(raw, tmp_path):
     for name, vocab_size in (("out", 100), ("out", 200), ("other", 200)):
         shutil.rmtree(tmp_path / name, ignore_errors=True)

@@ -69,6 +69,18 @@ def test_a_new_folder_takes_no_place_that_is_taken(tmp_path, content):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "link", "taken"]
 
 
+def test_a_link_to_an_empty_folder_stays_and_a_mounted_folder_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    with atomic_folder(tmp_path / "link") as folder:
+        (folder / "file").touch()
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "file").exists()
+    (tmp_path / "mounted").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
+    with pytest.raises(UserError, match="mounted: exists already"), atomic_folder(tmp_path / "mounted"):
+        pytest.fail("begins")
+
+
 def test_a_folder_that_is_replaced_stands_until_the_new_one_is_whole(tmp_path):
     for number in range(2):
         with atomic_folder(tmp_path / "folder", replace=True) as folder:

@@ -26,7 +26,7 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.atomic import remove_leftovers, sync_content
+from lazyformer_fairseq.storage.atomic import remove_leftovers, sync_content, unfinished_name
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
@@ -89,6 +89,7 @@ def build_corpus(
         "inputs": describe_inputs(files),
     }
     if manifest := finished_manifest(folder, plan):
+        remove_leftovers(folder.parent, folder.name)
         return manifest
     late = {name: plan["settings"][name] for name in LATE_SETTINGS}
     early = {name: value for name, value in plan["settings"].items() if name not in late}
@@ -295,7 +296,8 @@ def publish(work: Path, folder: Path) -> None:
     if folder.is_dir():
         folder.rmdir()  # an empty one, see finished_manifest
     os.replace(work / stages.RESULT, folder)
-    shutil.rmtree(work)
+    os.replace(work, rest := unfinished_name(folder))  # if we are stopped now, the same command removes it
+    shutil.rmtree(rest, ignore_errors=True)
 
 
 def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:

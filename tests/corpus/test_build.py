@@ -132,6 +132,19 @@ def test_same_input_same_bytes_with_more_workers_after_a_stop(raw, built, tmp_pa
     assert content(tmp_path / "out") == content(built)
 
 
+def test_what_could_not_be_tidied_up_goes_with_the_next_run(raw, tmp_path, monkeypatch):
+    def fail(path: Path, ignore_errors: bool = False, **how) -> None:
+        if not ignore_errors and Path(path).name.startswith(".out"):
+            raise OSError(f"{path} is busy")
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 2
+    build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize("name", [".", "link"])
 def test_an_empty_folder_by_another_name(raw, tmp_path, monkeypatch, name):
     (tmp_path / "empty").mkdir()

@@ -1,5 +1,6 @@
 """A user's mistake ends a run with a message that names it, and loses nothing."""
 
+import errno
 import multiprocessing
 import os
 import re
@@ -120,6 +121,14 @@ def test_an_error_of_a_process_that_fairseq_started(error):
         text = traceback.format_exc()
     found = find_user_error(ProcessRaisedException(f"\n\n-- Process 1 terminated with:\n{text}", 1, 99))
     assert str(found) == (str(error) if isinstance(error, UserError) else "None")
+
+
+def test_a_full_disk_is_said_in_a_line(capsys):
+    error = RuntimeError("cannot save")
+    error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/file")
+    printing_user_errors(None)(RuntimeError, error, None)
+    expected = "error: out/file: cannot be written (No space left on device); make room and run the same command again"
+    assert capsys.readouterr().err == f"{expected}\n"
 
 
 def test_a_model_without_its_tokenizer_reads_no_text(tmp_path):

@@ -12,6 +12,7 @@ from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import lack_of_fairseq
+from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 INTERRUPTED = 128 + signal.SIGINT  # 130, as shells have it for a process that Ctrl-C ended
@@ -44,11 +45,14 @@ def printing_user_errors(excepthook: Callable) -> Callable:
 
 
 def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
-    """The UserError that led to `error`, itself included, or None."""
+    """The UserError that led to `error`, itself included, or None; one too for a full disk, or no fairseq."""
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     while error is not None and not isinstance(error, UserError):
         if isinstance(error, ModuleNotFoundError) and error.name in WITH_FAIRSEQ:
             return UserError(lack_of_fairseq("this"))
+        if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
+            where = error.filename or "a file"
+            return UserError(f"{where}: cannot be written ({error.strerror}); make room and run the same command again")
         if spawn and isinstance(error, spawn.ProcessRaisedException):
             return _user_error_in_text(str(error))
         error = error.__cause__ or error.__context__

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, check_memory_fits, cut_tokens
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, check_memory_fits, cut_tokens, item_length
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
@@ -100,6 +100,13 @@ def load_model(checkpoint: Path, data: Path, device: Optional[str] = "cpu", prec
     dictionary = load_dictionary(data / "dict.txt")
     model = hub.build(state, dictionary, checkpoint)
     return Loaded(model.to(device, PRECISIONS[precision]).eval(), dictionary, task["tgt_len"])
+
+
+def refuse_other_images(loaded: Loaded, data: Path) -> None:
+    """Raises a UserError where `data` are images of another size than those that the model learned from."""
+    if (item := item_length(data)) not in (0, loaded.tgt_len):
+        told = f"its images have {item} pixels, those of the model {loaded.tgt_len}"
+        raise UserError(f"{data}: {told}; prepare them with the --side of the model's")
 
 
 def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenItems, item_length, open_tokens
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.evaluate import load_model
+from lazyformer_fairseq.language_modeling.evaluate import load_model, refuse_other_images
 from lazyformer_fairseq.language_modeling.images import LABELS, palette_of, places_drawn
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.progress import Progress
@@ -38,14 +38,15 @@ def probe_layers(
         most: images of each split, drawn at random where it has more.
 
     Raises:
-        UserError: the data are no images, or have no labels, or one class; as :func:`load_model` does.
+        UserError: the data are no images, or have no labels, or one class, or another size; as :func:`load_model` does.
     """
     if not (item := item_length(data)):
         raise UserError(f"{data}: holds no images; give a folder that `lazyformer lm prepare-images` wrote")
     labels = {split: data / f"{split}.{LABELS}" for split in SPLITS}
     if lacking := [path for path in labels.values() if not path.is_file()]:
         raise UserError(f"{lacking[0]}: no such file: prepare images by class, in folders or with a {LABELS}")
-    model, dictionary, _ = load_model(checkpoint, data, device)
+    model, dictionary, _ = loaded = load_model(checkpoint, data, device)
+    refuse_other_images(loaded, data)
     classes = {split: np.load(path, allow_pickle=False) for split, path in labels.items()}
     places = {split: places_drawn(len(of_split), most) for split, of_split in classes.items()}
     classes = {split: of_split[places[split]] for split, of_split in classes.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.language_modeling import images
-from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model
+from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model, refuse_other_images
 from lazyformer_fairseq.modules.networks.stack import WholeMemory
 from lazyformer_fairseq.progress import Progress
 
@@ -38,8 +38,9 @@ class Writer:
 
     @classmethod
     def load(cls, checkpoint: Path, data: Path, device: Optional[str] = "cpu", **how: Any) -> "Writer":
-        """Raises a UserError as :func:`load_model` does."""
-        return cls(data, load_model(checkpoint, data, device), **how)
+        """Raises a UserError as :func:`load_model` does, and for images of another size than the model's."""
+        refuse_other_images(loaded := load_model(checkpoint, data, device), data)
+        return cls(data, loaded, **how)
 
     def texts(self, prompt: str, count: int, length: int) -> list[str]:
         """`count` of `length` tokens each, those of the prompt included; ends of lines are line breaks.

@@ -288,6 +288,14 @@ def test_pictures_are_grids_of_images(digits, checkpoint, tmp_path):
     assert "--prompt for texts" in refusal("lm", "sample", checkpoint, digits, "--prompt", "x")
 
 
+def test_images_of_another_size_than_the_models_are_refused(digits, checkpoint, tmp_path):
+    small = tmp_path / "small"
+    invoke("lm", "prepare-images", write_digits(tmp_path / "source"), small, "--side", 4, "--palette", digits)
+    for words in (("sample", checkpoint, small, "--complete"), ("probe", checkpoint, small, tmp_path / "probed")):
+        said = refusal("lm", *words, "--device", "cpu")
+        assert "its images have 16 pixels, those of the model 64" in said
+
+
 def test_texts_are_continued_too():
     trained = Path(__file__).parents[1] / "fixtures" / "checkpoints_of_2026_11" / "language_model"
     words = ("lm", "sample", trained / "checkpoint_last.pt", trained / "data", "--device", "cpu")

@@ -54,7 +54,8 @@ class Writer:
             raise UserError(f"--prompt: {unknown[0]!r} is no symbol of {self.data / 'dict.txt'}{near}")
         given = torch.tensor([[known.index(word) for word in words]] * count, dtype=torch.long)
         rows = self.continued(given, length).tolist()
-        return [" ".join(known[token] for token in row).replace(" </s>", "\n") for row in rows]
+        rows = [["\n" if token == known.eos() else known[token] for token in row] for row in rows]
+        return [" ".join(row).replace(" \n", "\n") for row in rows]
 
     def draw(self, path: Path, count: int, split: Optional[str] = None) -> None:
         """A picture of `count` images, or of as many of a split whose lower halves are drawn several times each."""

@@ -303,6 +303,7 @@ def test_texts_are_continued_too():
     said = invoke(*words, "--prompt", f"{word} {word}", "--count", 1, "--length", 40)
     assert said.startswith(f"{word} {word}") and len(said.replace("\n", " </s> ").split()) >= 40
     assert invoke(*words, "--length", 40) != said
+    assert invoke(*words, "--prompt", "</s>", "--count", 1, "--length", 2).startswith("\n")
     assert "'nowhere' is no symbol of" in refusal(*words, "--prompt", "nowhere")
     assert "--complete is for images" in refusal(*words, "--complete")
 

@@ -36,7 +36,7 @@ ABOUT_THE_FILES = re.compile(r"(?:readme|licen[cs]e|copying|notice|changelog)\b"
 
 BINARY = {
     "a PDF": (b"%PDF",),
-    "a zip archive or an epub": (b"PK",),
+    "a zip archive or an epub": (b"PK\x03\x04", b"PK\x05\x06"),
     "a 7z archive": (b"7z\xbc\xaf",),
     "a rar archive": (b"Rar!",),
     "an xz file": (b"\xfd7zXZ",),

@@ -195,6 +195,7 @@ def formats(*specs, **options):
 
 FILES = {
     "a.txt": ("Words.\n\nMore = words.\n", "text"),
+    "a_too.txt": ("PKs are words too.\n", "text"),
     "b.tokens": (" \n = Title = \n \n Words . \n", "wikitext"),
     "c.txt": ("\ufeffThe Project Gutenberg EBook\n\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\nWords.", "book"),
     "e.json": ('\n{"text": "x"}\n', "jsonl"),

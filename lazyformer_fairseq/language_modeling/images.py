@@ -156,7 +156,7 @@ def _pictures(path: Path) -> Iterator[Image.Image]:
             with Image.open(path) as image:
                 if image.mode.startswith(("I", "F")):
                     raise UserError(f"{path}: has more than 8 bits a channel ({image.mode}); give an array from 0 to 1")
-                yield image.convert("RGB")
+                yield ImageOps.exif_transpose(image).convert("RGB")  # upright, however the camera was held
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise error if isinstance(error, UserError) else UserError(f"{path}: no picture: {error}") from None
         return

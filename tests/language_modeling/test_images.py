@@ -155,6 +155,16 @@ def test_k_means_finds_a_palette_that_other_images_may_take(tmp_path):
     assert sum(read_manifest(tmp_path / "other")["splits"][split]["items"] for split in SPLITS) == 12
 
 
+def test_a_photograph_is_read_upright(tmp_path):
+    picture = Image.new("RGB", (4, 4))
+    picture.paste((255, 255, 255), (0, 0, 2, 4))
+    exif = picture.getexif()
+    exif[0x0112] = 6  # the camera was turned
+    picture.save(tmp_path / "turned.png", exif=exif)
+    (found,) = images._read([tmp_path / "turned.png"], 4)
+    assert (found[:2] == 255).all() and (found[2:] == 0).all()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -114,6 +114,7 @@ def build_corpus(
                 _say(f"vocabulary: {size:,} symbols, as the text is small; --vocab-size N for another number")
             if stage == "duplicates":
                 _refuse_empty_split(paths, settings.valid_share)
+                _refuse_empty_shard(job)
         manifest = describe(job, plan, origins, workers)
         shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
         shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
@@ -251,6 +252,14 @@ def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
                 f"(--valid-share {valid_share}); give more documents, or another share or seed; --valid-share 0 holds "
                 "out none"
             )
+
+
+def _refuse_empty_shard(job: stages.Job) -> None:
+    """No training reads one; the documents of all its units may be duplicates, or held out."""
+    has_text = [job.documents_of_splits(unit)["train"].any() for unit in range(len(job.units))]
+    for rank in range(job.shards):
+        if not any(has_text[rank :: job.shards]):
+            raise UserError(f"--shards {job.shards}: no training document is left for shard{rank}; give fewer shards")
 
 
 def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:

@@ -373,6 +373,14 @@ def test_what_cannot_be_is_said(text, tmp_path, content, options, message):
     assert "--spacy" not in options or [path.name for path in tmp_path.iterdir()] == ["text.txt"]  # no work has begun
 
 
+def test_a_shard_of_duplicates_alone_is_refused(text, tmp_path):
+    shutil.copy(text, tmp_path / "again.txt")
+    two_units = replace(SMALL, unit_megabytes=text.stat().st_size / 10**6)
+    with pytest.raises(UserError, match="--shards 2: no training document is left for shard1; give fewer shards"):
+        build_corpus([str(text), str(tmp_path / "again.txt")], tmp_path / "out", replace(two_units, shards=2))
+    build_corpus([str(text), str(tmp_path / "again.txt")], tmp_path / "out", two_units)
+
+
 def test_it_says_how_the_input_was_understood_and_short_documents_of_other_scripts_stay(text, tmp_path):
     chinese = "北京是中华人民共和国的首都，也是全国的政治和文化中心，人口超过两千万。"
     japanese = "東京は日本の首都であり、世界でも最大級の都市の一つとして知られている場所です。"

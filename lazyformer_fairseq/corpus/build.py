@@ -89,9 +89,11 @@ def build_corpus(
         "inputs": describe_inputs(files),
     }
     if manifest := finished_manifest(folder, plan):
+        if settings.vocab_size not in (None, size := manifest["vocabulary"]["size"]):
+            raise UserError(f"{folder} has {size} symbols, as its text is small; leave out --vocab-size, or remove it")
         remove_leftovers(folder.parent, folder.name)
         return manifest
-    late = {name: plan["settings"][name] for name in LATE_SETTINGS}
+    late = {name: plan["settings"][name] for name in LATE_SETTINGS} | {"vocab_size": settings.vocab_size}
     early = {name: value for name, value in plan["settings"].items() if name not in late}
     with work_folder(folder, {**plan, "settings": early}) as root:
         paths = stages.WorkPaths(root)

@@ -29,7 +29,7 @@ from helpers import ROOT, toy_texts
 from lazyformer_fairseq.corpus import build
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.commands import corpus
-from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
 from lazyformer_fairseq.corpus.stages import WORKERS_LOCK, run_tasks, wait_for_workers
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -274,12 +274,19 @@ def test_a_vocabulary_of_more_symbols_than_bytes_is_refused_before_anything_is_r
     assert not list(tmp_path.iterdir())
 
 
-def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path, capsys):
+def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path, capsys, monkeypatch):
     manifest = build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
     size = len((tmp_path / "out" / "dict.txt").read_text().splitlines()) + 4
     assert manifest["vocabulary"]["size"] == size == 2 ** int(math.log2(size)) < 30_000
     assert f"vocabulary: {size:,} symbols, as the text is small; --vocab-size N" in capsys.readouterr().err
     assert manifest == build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
+    with pytest.raises(UserError, match=f"out has {size} symbols, as its text is small; leave out --vocab-size"):
+        build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=VOCAB_SIZE))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(build, "describe", Mock(side_effect=KeyboardInterrupt))
+        build_corpus(inputs(raw), tmp_path / "stopped", replace(SETTINGS, vocab_size=None))
+    with pytest.raises(UserError, match=f"vocabulary of {VOCAB_SIZE}: too large"):
+        build_corpus(inputs(raw), tmp_path / "stopped", replace(SETTINGS, vocab_size=VOCAB_SIZE))
 
 
 SIZES = [1] * 4

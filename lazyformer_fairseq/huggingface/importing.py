@@ -4,13 +4,13 @@ Weights of a BERT become those of our model, by name. What has no place in ours 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
@@ -56,7 +56,7 @@ def import_to(
         warm: what changes of the model; then ``warm_start.json`` and ``warm_start.md`` say what became what.
 
     Raises:
-        UserError: the model is missing or damaged, or no model of ours computes what it computes; what
+        UserError: the model is missing or damaged, or has no use for an option, or none of ours computes the same; what
             :meth:`WarmOptions.start` raises; or `out` exists.
     """
     if not path.exists():
@@ -64,6 +64,9 @@ def import_to(
             f"{path}: no such file or folder; if it is a model's name on the Hub, download it first: "
             f"hf download {path} --local-dir {path.name}"
         )
+    types = None if token_types == AUTO else token_types
+    given = {"--token-types": types, "--head-name": head_name, "--tokenizer": tokenizer_folder}
+    _refuse_unused([flag for flag, value in given.items() if value is not None], path)
     with TemporaryDirectory(prefix="lazyformer") as scratch:
         notes: list[str] = []
         tasks = None
@@ -73,8 +76,9 @@ def import_to(
             tasks = loaded.tasks
         else:
             refuse_without_extra("huggingface", "lazyformer import")
-            if head_name is not None and (not head_name.isidentifier() or head_name in (POOLER, NEXT_SENTENCE)):
-                names = f"{POOLER} or {NEXT_SENTENCE}"
+            taken = head_name in (POOLER, NEXT_SENTENCE) or hasattr(nn.ModuleDict(), head_name or "")
+            if head_name is not None and (not head_name.isidentifier() or taken):
+                names = f"{POOLER}, {NEXT_SENTENCE} or a name of torch's, such as keys"
                 raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {names}")
             own = read_own(path, tokenizer_folder, head_name) if is_own(path) else None
             read = own or _read_hub(path, Path(scratch) / "tokenizer", token_types, head_name)
@@ -89,6 +93,18 @@ def import_to(
             if start is not None:
                 write_record(unfinished, start.record)
     return notes
+
+
+def _refuse_unused(flags: Sequence[str], path: Path) -> None:
+    """Raises a UserError for the first flag that this kind of model has no use for."""
+    kind, used = "a model of the Hub", ("--token-types", "--head-name")
+    if is_ours(path):
+        kind, used = "a checkpoint of this package", ()
+    elif is_own(path):
+        kind, used = "a LazyFormer that transformers saved", ("--head-name", "--tokenizer")
+    for flag in flags:
+        if flag not in used:
+            raise UserError(f"{flag}: {path} is {kind}, which has no use for it; leave it out")
 
 
 def is_ours(path: Path) -> bool:

@@ -17,6 +17,7 @@ from tiny_berts import save_tiny
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.importing import import_to
+from lazyformer_fairseq.trained.checkpoints import FORMAT
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -269,7 +270,23 @@ def test_a_name_on_the_hub_is_no_folder(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "pooler", "a/b"])
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [
+        ({"format": FORMAT}, {"token_types": "keep", "head_name": "cola", "tokenizer_folder": Path("tokenizer")}),
+        ({"model_type": "lazyformer"}, {"token_types": "fold"}),
+        ({"model_type": "bert"}, {"tokenizer_folder": Path("tokenizer")}),
+    ],
+)
+def test_an_option_that_would_change_nothing(tmp_path, config, flags):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name, value in flags.items():
+        flag = f"--{name.removesuffix('_folder').replace('_', '-')}"
+        with pytest.raises(UserError, match=f"{flag}: .* has no use for it; leave it out"):
+            import_to(tmp_path, tmp_path / "out", **{name: value})
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "pooler", "a/b", "keys"])
 def test_a_heads_name_that_cannot_be_one_and_a_filled_folder_is_left_alone(folder, name):
     (folder.parent / "out").mkdir()
     with pytest.raises(UserError, match="--head-name"):

@@ -288,11 +288,14 @@ class StepwiseTraining:
         last, history, extra = dict(last), state["optimizer_history"][-1], state["extra_state"]
         self.weights.load_state_dict(last)
         self.optimizer.load_state_dict(last)
-        self.schedule.load_state_dict(history["lr_scheduler_state"])
+        self._resume_schedule(history["lr_scheduler_state"])
         self.updates = history["num_updates"]
         self.batches.load_state_dict(extra["train_iterator"])
         CHOICES.load_state_dict(extra.get("attention_back_ends", {}))
         self.lesson.load_state_dict(extra)
+
+    def _resume_schedule(self, state: Mapping[str, Any]) -> None:
+        self.schedule.load_state_dict(state)
 
 
 def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:

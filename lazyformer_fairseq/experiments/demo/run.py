@@ -143,6 +143,10 @@ class DemoTraining(Training):
         super().save(with_optimizer)
         self.clock.keep()
 
+    def _resume_schedule(self, state: Mapping[str, Any]) -> None:
+        """Of any total: it was planned, as another will be before the next update."""
+        super()._resume_schedule({**state, "decay": self.schedule.state_dict().get("decay")})
+
 
 def network_of(name: str, recipe: Mapping[str, Any]) -> Network:
     """What builds a model of MODELS, by options of a recipe."""

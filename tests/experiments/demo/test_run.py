@@ -172,6 +172,21 @@ def test_a_clock_that_has_run_out_leaves_the_fewest_updates(settings, prepared):
     assert [one["updates"] for one in found.values()] == [FEWEST] * 2
 
 
+def test_a_model_resumes_when_its_planned_decay_has_begun(settings, prepared):
+    by_recipe, clock = replace(settings, recipe="laptop", rate=None, updates=100), Clock(None, prepared / "clock.json")
+    first, lesson = next(iter(MODELS)), run.lesson_of(by_recipe, next(iter(MODELS)), prepared / "data")
+    job = run.Job(first, lesson, run.learning_of(by_recipe), prepared / first, 100)
+    training = DemoTraining(job, (), clock)
+    training.plan(4)
+    for _ in range(3):
+        training.update()
+    training.save()
+    resumed = DemoTraining(job, (), clock)
+    resumed.plan(4)
+    rates = [each.optimizer.get_lr() for each in (resumed, training)]
+    assert resumed.updates == 3 and 0 < rates[0] == rates[1] < resumed.schedule.peak
+
+
 # --- The text and the task
 
 DOCSTRING = """Open the file and return a stream.

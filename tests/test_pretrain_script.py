@@ -182,6 +182,21 @@ def test_the_recipe_laptop_is_its_table_less_what_is_given_or_left_out():
     assert not cfg.model.local_heads and not cfg.task.length_schedule and cfg.model.zero_last_maps
 
 
+def test_an_optimizer_or_a_schedule_in_place_of_the_recipes_comes_without_its_options():
+    cfg = settings_of("bert_base", "data", *"--optimizer nvlamb --lr-scheduler cosine --warmup-updates 9".split())
+    assert (cfg.optimizer._name, cfg.optimizer.weight_decay, cfg.optimization.lr) == ("nvlamb", 0.01, [1e-4])
+    assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("cosine", 9)
+    others = {
+        "bert_laptop --recipe laptop": "--optimizer nvlamb --lr-scheduler fixed",
+        "par_transformer_base": "--optimizer adam --lr-scheduler wsd",
+        "par_bert_base --recipe phase1": "--optimizer sgd --momentum 0.9",
+    }
+    for words, given in others.items():
+        arch, *recipe = words.split()
+        cfg = settings_of(arch, "data", *recipe, *given.split())
+        assert cfg.optimizer._name == given.split()[1]
+
+
 def test_a_machine_without_a_gpu_is_told_of_the_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Launch, "_become", lambda *_: None)
     (tmp_path / "data").mkdir()

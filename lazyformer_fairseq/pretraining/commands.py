@@ -28,6 +28,7 @@ from lazyformer_fairseq.pretraining.recipes import (
     causal_options,
     laptop,
     longformer_phases,
+    without_replaced,
 )
 
 WEIGHTS = "model.safetensors"
@@ -169,7 +170,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         --task {task} --criterion {criterion}
         --batch-size {batch} --required-batch-size-multiple 1
         --no-epoch-checkpoints --num-workers 2 --log-format simple --seed 1"""
-    words = [*model, *sizes, *of_recipe, *options.split(), "--save-dir", save_dir]
+    words = [*model, *sizes, *without_replaced(of_recipe, wanted), *options.split(), "--save-dir", save_dir]
     if warm:
         words += ["--finetune-from-model", str(warm / WEIGHTS)]
     if run.distill:
@@ -185,14 +186,15 @@ def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretrain
     job = (arch, None, data, given, rows)
     run.show_plan(job)
     per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else ON_PROCESSOR)
+    of_recipe = without_replaced(causal_options(known, run.recipe).split(), options_by_name(given))
     options = f"""
         --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
-        {causal_options(known, run.recipe)} --max-update {known.updates}
+        --max-update {known.updates}
         --sequences-per-update {rows} --batch-size {per_gpu}
         --batch-size-valid 8 --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
         --save-interval-updates 1000 --keep-interval-updates 3
         --num-workers 1 --log-format simple --log-interval 100 --seed 1"""
-    run.train(data, options.split(), given)
+    run.train(data, [*options.split(), *of_recipe], given)
 
 
 def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:

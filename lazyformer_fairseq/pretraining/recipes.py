@@ -2,11 +2,11 @@
 
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from lazyformer_fairseq.arguments import as_words
+from lazyformer_fairseq.arguments import as_words, options_by_name
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.patterns.architectures import CausalArchitecture
 
@@ -76,6 +76,17 @@ def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[s
         usual["lr_scheduler"] = "linear_warmup"
     found = {**{name: value for name, value in LAPTOP.items() if name not in others}, **usual}
     return {name: value for name, value in found.items() if name not in given}
+
+
+def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
+    """A recipe's words, less what the optimizer or the schedule that a user gives in place of its own has not."""
+    found = options_by_name(recipe)
+    for kind in given.keys() & {"optimizer", "lr_scheduler"}:
+        from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
+
+        lacking = options_of_others(kind, given[kind])
+        found = {name: value for name, value in found.items() if name not in lacking}
+    return as_words({name: value or True for name, value in found.items()})
 
 
 RECIPES = {

@@ -15,7 +15,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.planning.fit import USABLE, Place, fit, possible_back_ends
 from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_launch, job_of_yaml, vocabulary_of, with_options
 from lazyformer_fairseq.options import read_size
-from lazyformer_fairseq.pretraining.launch import CONFIGS
+from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
 
 LONG = "bert_base --gpus 8 --gpu-memory 6GB --tokens-per-sample 4096"
 V100 = Place(8, 16 * 10**9, "fp16")
@@ -110,6 +110,27 @@ def test_options_of_a_launch_count(tmp_path):
     assert job.masked == 0.3
     with pytest.raises(UserError, match="--tokens-per-sample many: must be a number"):
         with_options(job, {"tokens_per_sample": "many"})
+
+
+def test_switches_count_as_options_of_a_launch_and_as_settings_of_hydra():
+    on = "--checkpoint-activations --untied-lm-head --no-token-positional-embeddings --dropout 0".split()
+    job, plain = job_of_launch("bert_base", None, "none", on), job_of_arch("bert_base")
+    assert job.config.checkpoint_activations and job.config.no_token_positional_embeddings
+    assert job.parameters - plain.parameters == 768 * (job.vocab_size - 512)
+    assert job.count_memory(8, "fp16", "cuda", "eager").peak < plain.count_memory(8, "fp16", "cuda", "eager").peak
+    hydra = ["model.reversible=false", "model.no_token_positional_embeddings=true"]
+    job = job_of_launch(None, CONFIGS / "pretraining" / "bert_base.yaml", "none", hydra)
+    assert job.config.no_token_positional_embeddings is True and job.config.reversible is False
+
+
+def test_the_recipes_options_count(monkeypatch):
+    jobs = []
+    monkeypatch.setattr(Launch, "show_plan", lambda run, job: jobs.append(job_of_launch(*job)))
+    for words in ("bert_laptop data --recipe laptop --dropout 0.1", "longformer_small data --recipe longformer-phase"):
+        assert pretrain(*words.split(), "--dry-run").returncode == 0
+    laptop, causal = jobs
+    found = laptop.optimizer, laptop.masked, laptop.config.encoder_normalize_before, laptop.config.dropout
+    assert found == ("muon", 0.3, True, 0.1) and causal.config.decoder_normalize_before
 
 
 @pytest.mark.parametrize(

@@ -154,13 +154,15 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         of_recipe = [*as_words(laptop(run.without, wanted)), *SAVES.split()]
     elif not (run.recipe or warm or run.found or run.dry_run):
         click.echo(f"no GPU here: {LAPTOP_ARCH} and --recipe laptop learn something in minutes", err=True)
+    of_recipe = without_replaced(of_recipe, wanted)
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
     _refuse_missing(data, run)
     model = _options_of_model(warm) if warm else ["--arch", arch]
     tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
-    job = ("bert_base" if warm else arch, None, data, (*sizes, *model[2:], *given), run.sequences_per_update)
+    of_job = (*sizes, *model[2:], *of_recipe, *given)
+    job = ("bert_base" if warm else arch, None, data, of_job, run.sequences_per_update)
     at_once = (16 if run.found else ON_PROCESSOR) * (1 if warm else max(1, 512 // tokens))
     if not run.distill:  # whose memory is not counted
         run.show_plan(job)
@@ -170,7 +172,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
         --task {task} --criterion {criterion}
         --batch-size {batch} --required-batch-size-multiple 1
         --no-epoch-checkpoints --num-workers 2 --log-format simple --seed 1"""
-    words = [*model, *sizes, *without_replaced(of_recipe, wanted), *options.split(), "--save-dir", save_dir]
+    words = [*model, *sizes, *of_recipe, *options.split(), "--save-dir", save_dir]
     if warm:
         words += ["--finetune-from-model", str(warm / WEIGHTS)]
     if run.distill:
@@ -183,10 +185,10 @@ def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretrain
     rows = run.sequences_per_update or known.rows
     run.refuse_uneven(rows)
     _refuse_missing(data, run)
-    job = (arch, None, data, given, rows)
+    of_recipe = without_replaced(causal_options(known, run.recipe).split(), options_by_name(given))
+    job = (arch, None, data, (*of_recipe, *given), rows)
     run.show_plan(job)
     per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else ON_PROCESSOR)
-    of_recipe = without_replaced(causal_options(known, run.recipe).split(), options_by_name(given))
     options = f"""
         --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
         --max-update {known.updates}

@@ -200,11 +200,13 @@ def job_of_launch(
     Raises:
         UserError: as :func:`job_of_arch`, :func:`job_of_yaml` and :func:`with_options` do.
     """
-    options = {name: value for name, value in options_by_name(given).items() if value or name in TAKEN_EMPTY}
+    options = options_by_name(given)
+    groups = {name: options[name] for name in ("recipe",) if options.get(name)}
+    job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=groups)
+    may_be_empty = {*TAKEN_EMPTY, *(name for name, value in vars(job.config).items() if isinstance(value, bool))}
+    options = {name: value for name, value in options.items() if value or name in may_be_empty}
     if by_hydra := [word for word in given if word.startswith("optimizer._name=")]:
         options["optimizer"] = by_hydra[-1].partition("=")[2]
-    groups = {name: options[name] for name in ("recipe",) if name in options}
-    job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=groups)
     if per_update is not None:
         options["sequences_per_update"] = str(per_update)
     if vocab_size := vocabulary_of(data, job.is_causal):
@@ -225,8 +227,8 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
     optimizer, task = str(options.get("optimizer", job.optimizer)), dict(job.task)
     if "task" in options:
         task["_name"] = options["task"]
-    if "permuted_only" in options:  # a switch has no value
-        task["permuted_only"] = options["permuted_only"].lower() in ("", "true")
+    if "permuted_only" in options:
+        task["permuted_only"] = _is_on(options["permuted_only"])
     return replace(job, config=_with(job.config, options), optimizer=optimizer, task=task, **changed)
 
 
@@ -250,9 +252,16 @@ def _with(config: Any, options: Mapping[str, Any]) -> Any:
     for name, value in with_new_names(options).items():
         if not name.startswith("_") and hasattr(config, name):
             default = getattr(config, name)
-            is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
-            found[name] = _number(name, value, type(default)) if is_number else value
+            if isinstance(default, bool):
+                found[name] = _is_on(value)
+            else:
+                found[name] = _number(name, value, type(default)) if isinstance(default, (int, float)) else value
     return replace(config, **found)
+
+
+def _is_on(value: Any) -> bool:
+    """A switch, which has no value on a command line."""
+    return str(value).lower() in ("", "true")
 
 
 def _number(name: str, value: Any, kind: type = int) -> Any:

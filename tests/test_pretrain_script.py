@@ -135,6 +135,24 @@ def test_a_yaml_file_gets_the_sizes_of_this_machine(gpus):
 
 
 @pytest.mark.parametrize(
+    ("words", "gpus", "refused"),
+    [
+        ("par_transformer_24b.yaml data", 3, None),
+        ("par_transformer_24b.yaml data", 5, 96),
+        ("bert_base.yaml data task.sequences_per_update=258", 3, None),
+        ("bert_base.yaml data recipe=phase2", 5, 32_768),
+        ("others.yaml data", 5, None),
+    ],
+)
+def test_a_yaml_files_update_is_what_processes_share(tmp_path, monkeypatch, words, gpus, refused):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "others.yaml").write_text("model: {_name: roberta}\ndataset: {batch_size: 7}")
+    run = pretrain(*words.split(), "--gpus", gpus, "--dry-run", "--no-fit")
+    said = f"error: {refused} sequences an update do not divide among {gpus} processes" if refused else ""
+    assert (run.returncode == 0, said in run.stderr) == (not refused, True), run.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("bert_base", "Missing argument 'DATA'"),

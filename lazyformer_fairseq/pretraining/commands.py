@@ -204,7 +204,10 @@ def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -
         behind = run.recipe.replace("-", "_")
         raise UserError(f"--recipe {run.recipe}: {name} is a recipe itself; write recipe={behind} behind it")
     config, per_gpu, per_update = find_config(name), run.per_gpu, run.sequences_per_update
-    run.refuse_uneven(per_update or 256)
+    if run.world > 1:
+        from lazyformer_fairseq.measure.planning.job import update_of_yaml  # imports torch
+
+        run.refuse_uneven(per_update or update_of_yaml(config, given) or run.world)
     _refuse_missing(data, run)
     job = (None, config, data, given, per_update)
     run.show_plan(job)

@@ -1,6 +1,7 @@
 """What is to be trained, from the name of an arch or a YAML file: all that formulas need."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -201,8 +202,7 @@ def job_of_launch(
         UserError: as :func:`job_of_arch`, :func:`job_of_yaml` and :func:`with_options` do.
     """
     options = options_by_name(given)
-    groups = {name: options[name] for name in ("recipe",) if options.get(name)}
-    job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=groups)
+    job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=_groups(options))
     may_be_empty = {*TAKEN_EMPTY, *(name for name, value in vars(job.config).items() if isinstance(value, bool))}
     options = {name: value for name, value in options.items() if value or name in may_be_empty}
     if by_hydra := [word for word in given if word.startswith("optimizer._name=")]:
@@ -212,6 +212,19 @@ def job_of_launch(
     if vocab_size := vocabulary_of(data, job.is_causal):
         job = replace(job, vocab_size=vocab_size)
     return with_options(job, options)
+
+
+def update_of_yaml(path: Path, given: Sequence[str]) -> Optional[int]:
+    """Sequences of an update, as the file or the words of hydra behind it say; None where only hydra reads them."""
+    options = options_by_name(given)
+    with suppress(UserError):
+        size = {**_read(path, _groups(options)).get("task", {}), **options}.get("sequences_per_update")
+        return size and _number("sequences_per_update", size)
+    return None
+
+
+def _groups(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: options[name] for name in ("recipe",) if options.get(name)}
 
 
 def with_options(job: Job, options: Mapping[str, Any]) -> Job:

@@ -53,10 +53,10 @@ def end_with_parent() -> None:
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit code, and whether this process was told to stop meanwhile."""
+    """How a command ended: its exit code, and the signals by which this process was told to stop meanwhile."""
 
     code: int
-    was_stopped: bool
+    signals: tuple[int, ...] = ()
 
 
 def run_to_its_end(command: Sequence[str]) -> Ended:
@@ -72,7 +72,7 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
     ):
         signals.hand_on_to(process)
         process.wait()
-    return Ended(process.returncode, bool(signals.heard))
+    return Ended(process.returncode, tuple(signals.heard))
 
 
 class _Signals:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -95,8 +96,8 @@ def start(tmp_path, monkeypatch):
         try:
             main(command[3:], standalone_mode=False)
         except _Killed:
-            return Ended(-signal.SIGKILL, False)
-        return Ended(0, False)
+            return Ended(-signal.SIGKILL)
+        return Ended(0)
 
     train_step, started, updates = Trainer.train_step, [], []
 
@@ -154,6 +155,15 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     (Path("out") / "phase1" / "finished.json").unlink()  # killed between the phases
     assert start(data_folder).exit_code == 0 and start.updates == []
     assert start(data_folder, "--batch-size", "2").exit_code == 0 and start.started == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_in_the_last_update_of_a_phase_starts_no_other(monkeypatch, tmp_path, number, code):
+    run = Mock(return_value=Ended(0, (number,)))
+    monkeypatch.setattr("lazyformer_fairseq.pretraining.phases.run_to_its_end", run)
+    words = ["pretrain", "bert_base", str(tmp_path), "--recipe", "phases", "--save-dir", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, run.call_count) == (code, 1) and "phase1: stopped; rerun to resume" in done.output
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ OUT/phases.json             the settings, the same at every start
 OUT/phase1, OUT/phase2 ...  what `lazyformer pretrain` writes; finished.json in it once all updates are made
 """
 
+import signal
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,8 +13,9 @@ from pathlib import Path
 import click
 
 from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing_folders, words_of
-from lazyformer_fairseq.child_process import run_to_its_end
+from lazyformer_fairseq.child_process import STOPPED, run_to_its_end
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.pretraining.recipes import RECIPES
 from lazyformer_fairseq.storage.json_files import write_json
@@ -102,10 +104,11 @@ def _run(phase: str, recipe: str, arch: str, data: str, folder: Path, words: lis
     click.echo(f"{phase}: {folder}", err=True)
     command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", arch, data]
     ended = run_to_its_end([*command, *words, "--recipe", recipe, "--save-dir", str(folder)])
-    if ended.code:
-        how = "stopped" if ended.was_stopped else f"ended with exit code {ended.code}"
+    if ended.code or ended.signals:
+        how = "stopped" if ended.signals else f"ended with exit code {ended.code}"
         click.echo(f"{phase}: {how}; rerun to resume", err=True)
-        sys.exit(ended.code if ended.code > 0 else 128 - ended.code)
+        late = STOPPED if signal.SIGINT in ended.signals else EXIT_CODE  # the last update was under way, and was made
+        sys.exit(128 - ended.code if ended.code < 0 else ended.code or late)
     if not is_dry and not _is_finished(phase, folder, words):  # --stop-time-hours, say
         raise UserError(f"{phase} ended before its last update; rerun to resume")
 

@@ -166,7 +166,7 @@ def run_step(step: Step, out: Path) -> float:
         shutil.rmtree(step.makes.parent)
     began = time.monotonic()
     ended = run_to_its_end([sys.executable, "-m", *step.command])
-    if ended.was_stopped:
+    if ended.signals:
         raise KeyboardInterrupt
     if ended.code:
         raise UserError(f"step {step.name} failed with exit code {ended.code}; look at what it printed")

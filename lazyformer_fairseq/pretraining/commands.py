@@ -116,26 +116,29 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     """
     needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
     refuse_out_of_bounds(wanted := options_by_name(given))
-    if arch.endswith(".yaml"):
-        return _from_yaml(arch, data, given, run)
     is_causal, known = arch in CAUSAL_ARCHITECTURES, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
     warm = Path(arch) if arch not in known and Path(arch).is_dir() else None
-    if warm is None and arch not in known:
-        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models has all")
     if run.distill and not warm:
         raise UserError(f"--distill: {arch} is no folder of a model")
+    if run.without and run.recipe != "laptop":
+        raise UserError(f"--without {','.join(run.without)}: is of --recipe laptop")
+    own = {name: value for name, value in vars(run).items() if name.startswith("phase")}
+    its_phases = {"phases": PHASES, LONGFORMER: own}.get(run.recipe, ())
+    if wrong := next((name for name in own if own[name] and name not in its_phases), None):
+        raise UserError(f"--{wrong}: is of --recipe {LONGFORMER}{', or phases' if wrong in PHASES else ''}")
+    if arch.endswith(".yaml"):
+        return _from_yaml(arch, data, given, run)
+    if warm is None and arch not in known:
+        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models has all")
     refuse_missing(run.distill)
     if run.recipe and warm:
         raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
     if run.recipe and is_causal != (run.recipe in CAUSAL_CHOICES):
         kind, others = ("causal", CAUSAL_CHOICES) if is_causal else ("masked", ("table5", "laptop", *PHASES, "phases"))
         raise UserError(f"--recipe {run.recipe}: {arch} is a {kind} language model; give {' or '.join(others)}")
-    if run.without and run.recipe != "laptop":
-        raise UserError(f"--without {','.join(run.without)}: is of --recipe laptop")
     if "sublayer_pattern" in wanted:
         plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
     if run.recipe in ("phases", LONGFORMER):
-        own = {name: value for name, value in vars(run).items() if name.startswith("phase")}
         for_all = [*words_of_options(run, without=("recipe", *own)), *given]
         if run.recipe == LONGFORMER:
             pattern = wanted.get("sublayer_pattern") or CAUSAL_ARCHITECTURES[arch].sublayer_pattern

@@ -28,6 +28,12 @@ def _product(text: str) -> tuple[int, int]:
     return int(left), int(right)
 
 
+def _like_bert(name: str) -> str:
+    if name in CAUSAL_ARCHITECTURES or expand(ARCHITECTURES[arch_named(name)].sublayer_pattern).replace("sf", ""):
+        raise UserError(f"{name}: is no encoder of repeated sf, as the baselines are; give bert_base, say")
+    return name
+
+
 NUMBERS = partial(option, low=1, high=LONGEST, metavar="N,N,...")
 ROUNDS = partial(option, default=10, help="Samples of each; the median counts.", low=2, high=10**6)
 BUDGET = partial(
@@ -77,7 +83,7 @@ class BenchSettings:
         "Of our BERT; the fastest of them is the baseline.",
         "--baseline-backend",
     )
-    baseline_arch: str = option("bert_base", "An encoder, whose sizes the three baselines have.", parse=arch_named)
+    baseline_arch: str = option("bert_base", "A BERT, whose sizes the three baselines have.", parse=_like_bert)
     device: Optional[str] = DEVICE()
     rounds: int = ROUNDS()
     budget: Optional[float] = BUDGET()

@@ -175,6 +175,8 @@ def test_what_cannot_run_or_fails_is_left_out_by_name(monkeypatch, capsys):
     ("options", "message"),
     [
         ("--arch bert_bass", "bert_bass: no such arch; did you mean bert_base, "),
+        ("--baseline-arch transformer_xl_base", "transformer_xl_base: is no encoder of repeated sf"),
+        ("--baseline-arch lazyformer_m2x6_s", "lazyformer_m2x6_s: is no encoder of repeated sf"),
         ("--precision fp64", "'fp64' is not one of 'fp32', 'bf16', 'fp16'"),
         ("--backend flash", "flash: choose from auto, eager, materialize, recompute, fused"),
         ("--what sleeping", "'sleeping' is not one of 'training', 'encoder', 'inference'"),

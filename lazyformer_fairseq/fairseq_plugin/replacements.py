@@ -137,6 +137,8 @@ REPLACEMENTS = (
         "a folder that cannot be written to ends in a traceback"),
     Replacement(RUN, "fairseq.checkpoint_utils:torch_persistent_save", "reliability.checkpoints:saving_atomically",
                 "the first name: three tries on one file handle write broken files"),
+    Replacement(RUN, "fairseq.utils:move_to_cpu", "reliability.checkpoints:keeping_ties",
+                "on the way from a GPU or from half precision what is tied parts, and is saved more than once"),
     Replacement(RUN, "fairseq.file_io:PathManager.copy", "reliability.checkpoints:copying_atomically",
                 "the names that it is copied to"),
     Replacement(

@@ -274,7 +274,7 @@ class StepwiseTraining:
         }
         if with_optimizer:
             state["last_optimizer_state"] = {**self.optimizer.optimizer.state_dict(), **self.weights.state_dict()}
-        checkpoint_file.save(_as_saved(state), self.folder / CHECKPOINT)
+        checkpoint_file.save(checkpoint_file.on_cpu(state), self.folder / CHECKPOINT)
 
     def _resume(self, path: Path) -> None:
         state = checkpoint_file.load(path)
@@ -301,8 +301,3 @@ class StepwiseTraining:
 def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
     """A batch on a device; what is a number with a fraction, in this precision."""
     return tree_map_only(Tensor, lambda each: each.to(device, half if each.is_floating_point() else None), batch)
-
-
-def _as_saved(state: dict[str, Any]) -> dict[str, Any]:
-    """On the CPU, nothing in half precision: as fairseq saves it."""
-    return tree_map_only(Tensor, lambda each: each.cpu().float() if each.dtype in HALF.values() else each.cpu(), state)

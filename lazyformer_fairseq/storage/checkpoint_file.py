@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Union
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_file
@@ -59,6 +61,19 @@ def save(state: Any, path: Union[str, Path]) -> None:
             raise
         file.seek(-len(_NO_COMMENT), os.SEEK_END)
         file.write(_COMMENT_FOLLOWS + _LABEL + hashed.sha256.hexdigest().encode())
+
+
+def on_cpu(state: Any) -> Any:
+    """All its tensors, as fairseq saves them: none in half precision. What is tied stays so, and is written once."""
+    moved: dict[tuple, Tensor] = {}
+
+    def move(each: Tensor) -> Tensor:
+        place = (each.device, each.data_ptr(), each.dtype, each.shape, each.stride())
+        if place not in moved:
+            moved[place] = (each.float() if each.dtype in (torch.bfloat16, torch.float16) else each).cpu()
+        return moved[place]
+
+    return tree_map_only(Tensor, move, state)
 
 
 class _HashedFile:

@@ -9,12 +9,15 @@ import pytest
 import torch
 from helpers import ROOT, load_script
 from in_process import invoke
+from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.arguments import as_words
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network, Streams
 from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
+from lazyformer_fairseq.measure.planning.fit import Place, Plan
+from lazyformer_fairseq.measure.planning.job import job_of_launch
 from lazyformer_fairseq.measure.stepwise import CHECKPOINT, MOST_SKIPPED, Learning, Lesson, StepwiseTraining
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
@@ -128,6 +131,22 @@ def test_updates_are_those_of_fairseqs_trainer_and_either_resumes_the_other(what
             resumed.update()
         model = getattr(resumed, "model", None) or resumed.trainer.model
         assert equal(model.state_dict(), whole.model.state_dict()), f"{folder} resumed"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_checkpoint_is_as_large_as_is_planned_and_has_the_word_table_once(precision, folders, tmp_path):
+    learning, data = learning_of(ADAM, precision), folders["masked"]
+    theirs = load_script("fairseq_stepwise").FairseqTraining(words_of("masked", data, learning), tmp_path / "theirs")
+    ours = StepwiseTraining(lesson_of("masked", data), learning, tmp_path / "ours")
+    job = job_of_launch("bert_tiny", None, str(data), ["--max-positions", "32", "--tokens-per-sample", "32"])
+    planned = Plan(job, Place(1, 0, precision), [], None, {}, 1.0, "", None).checkpoint_bytes
+    for training in (ours, theirs):
+        training.update()
+        training.save()
+        kept = tree_leaves(torch.load(tmp_path / ("ours" if training is ours else "theirs") / CHECKPOINT))
+        storages = [each.untyped_storage() for each in kept if torch.is_tensor(each)]
+        found = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        assert found == pytest.approx(planned, rel=0.01)
 
 
 def test_a_validation_is_fairseqs(folders, tmp_path):

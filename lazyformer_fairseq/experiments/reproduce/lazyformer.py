@@ -228,7 +228,7 @@ def as_json(size: Size, inputs: Inputs) -> dict[str, Any]:
 
 
 TRAINED, TIMED = (*TABLE_1, *TABLE_4), (*TABLE_1, *TABLE_3, *TABLE_4)
-BYTES_OF_PARAMETER = 14  # in a checkpoint: weights in 16 bits; the optimizer's copy and two moments in 32
+BYTES_OF_PARAMETER = 16  # in a checkpoint, all in 32 bits: weights, the optimizer's copy, two moments
 FURTHER_CHECKPOINTS = 5  # the last three, best and last
 DISK_OF_CORPUS = 3  # times the text, while it is made
 MEGABYTES_A_CORE_SECOND = 1.2

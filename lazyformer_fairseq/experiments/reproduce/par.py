@@ -25,7 +25,7 @@ WIKITEXT, ENWIK8, TEXT8 = CORPORA = ("wikitext-103", "enwik8", "text8")
 PYTHONS_PROSE = "demo"
 BASE = ("transformer_xl_base", "sandwich_transformer_base", "par_transformer_base")
 LONGER = 140_000  # updates of Table 7
-BYTES_OF_PARAMETER = 14  # in a checkpoint: weights in 16 bits; the optimizer's copy and two moments in 32
+BYTES_OF_PARAMETER = 16  # in a checkpoint, all in 32 bits: weights, the optimizer's copy, two moments
 BYTES_OF_STATE = 12  # the search's: weights and two moments in 32 bits
 V100 = Place(1, 16 * 10**9, "fp32")  # the search's precision
 

@@ -37,6 +37,7 @@ from lazyformer_fairseq.storage.checkpoint_file import (
     forbid_unsafe_loads,
     look_into,
     named_errors,
+    on_cpu,
     save,
     without_code,
 )
@@ -58,6 +59,11 @@ def naming_the_folder(verify_checkpoint_directory, save_dir):
         verify_checkpoint_directory(save_dir)
     except OSError as error:
         raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another") from error
+
+
+def keeping_ties(move_to_cpu, sample):
+    """fairseq's ``move_to_cpu(sample)``, whose copies of a word table for the embedding and for the head are two."""
+    return on_cpu(sample)
 
 
 def saving_atomically(torch_persistent_save, obj, filename, async_write: bool = False):

@@ -186,9 +186,9 @@ class Plan(NamedTuple):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of one checkpoint: weights, the optimizer's moments, below single precision its weights too."""
-        number, job = NUMBER[self.place.precision], self.job
-        return job.parameters * (number + SINGLE * (2 if number == SINGLE else 3)) - SINGLE * job.single_moments
+        """Of one checkpoint, all in single precision: weights, moments, from half precision the optimizer's weights."""
+        a_parameter = 3 if NUMBER[self.place.precision] == SINGLE else 4
+        return SINGLE * (a_parameter * self.job.parameters - self.job.single_moments)
 
 
 def make_plan(

@@ -1,4 +1,4 @@
-"""Memory of a training update from pattern, sizes and batch, by formula: what :mod:`.peak_memory` measures.
+"""Memory of a training update from pattern, sizes and batch, by formula: what :func:`.latency.peak_memory` measures.
 
 Each kind of sublayer and each back end counts its own, as with FLOPs; here an update goes through them as torch does.
 Libraries' own memory (CUDA's context, cuBLAS, MKL) and what an allocator cannot use of what it holds do not count.

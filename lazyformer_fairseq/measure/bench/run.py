@@ -334,10 +334,10 @@ def _baselines(cells: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _cell_page(cell: dict[str, Any]) -> list[Block]:
-    rounds = len(cell["rows"][0]["seconds"]["samples"])
+    rounds = len(cell["rows"][0]["seconds"]["samples"]) if cell["rows"] else 0
     title = (
         f"{WORKLOADS[cell['workload']][0]}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
-        f"{rounds} round{'s' * (rounds > 1)}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
+        f"{rounds} round{'s' * (rounds != 1)}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
     )
     speedups = {f"x {name}": name for name in _baselines([cell])}
     rows = [
@@ -348,7 +348,8 @@ def _cell_page(cell: dict[str, Any]) -> list[Block]:
         for row in cell["rows"]
     ]
     left_out = "\n".join(f"left out: {name} ({reason})" for name, reason in cell["left_out"].items())
-    return [title, Table("", rows, left=("back end", *speedups)), *([left_out] if left_out else [])]
+    tables = [Table("", rows, left=("back end", *speedups))] if rows else []
+    return [title, *tables, *([left_out] if left_out else [])]
 
 
 def milliseconds(seconds: dict[str, Any]) -> str:
@@ -388,8 +389,9 @@ def draw_all(results: dict[str, Any], folder: Path) -> None:
 
     cells = [cell for cell in results["cells"] if cell["workload"] != "causal"]
     for kind, same in itertools.groupby(sorted(cells, key=kind_of), key=kind_of):
-        name = f"speedup_{kind.replace(', ', '_')}.png"
-        draw_speedups(list(same), f"{kind}, {trade_name(results['machine']['device'])}", folder / name)
+        name, measured = f"speedup_{kind.replace(', ', '_')}.png", list(same)
+        if _baselines(measured):  # none where nothing fitted
+            draw_speedups(measured, f"{kind}, {trade_name(results['machine']['device'])}", folder / name)
 
 
 def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:

@@ -171,6 +171,16 @@ def test_what_cannot_run_or_fails_is_left_out_by_name(monkeypatch, capsys):
     assert "left out: bert_tiny, fused" in page
 
 
+def test_a_cell_in_which_nothing_fits_is_said_and_not_drawn(tmp_path):
+    sizes = {"workload": "encoder", "precision": "fp32", "time": 8, "batch": 1, "matrix_peak": 1e9}
+    cell = {**sizes, "rows": [], "left_out": {"bert_tiny, eager": "out of memory"}}
+    results = {"cells": [cell], "cells_planned": 1, "settings": {"baseline_arch": "bert_tiny"}, "machine": {}}
+    page = markdown(bench_run.page(results))
+    assert "n = 8, batch 1, fp32; 0 rounds" in page and "left out: bert_tiny, eager (out of memory)" in page
+    bench_run.draw_all(results, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

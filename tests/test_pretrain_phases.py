@@ -336,6 +336,8 @@ def test_longformers_phases_are_table_12():
     ]
     with pytest.raises(UserError, match=r"doubles windows, of which \(sf\)x2 has none"):
         longformer_phases("(sf)x2", {})
+    with pytest.raises(UserError, match="--max-update 1e3: must be a whole number"):
+        longformer_phases(pattern, {"max_update": "1e3"})
 
 
 def test_one_command_trains_all_phases_and_each_checkpoint_has_its_own_pattern(start, lm_data):

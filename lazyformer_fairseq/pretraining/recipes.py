@@ -149,6 +149,9 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
     """
     if "window=" not in pattern:
         raise UserError(f"--recipe {LONGFORMER} doubles windows, of which {pattern} has none; write s[window=32], say")
+    for name in ("tgt_len", "max_update"):
+        if not str(given.get(name, 1)).isdecimal():  # 1e3 is within fairseq's bounds
+            raise UserError(f"--{name.replace('_', '-')} {given[name]}: must be a whole number")
     first, found = int(given.get("tgt_len", _LONGFORMER[0][0])), {}
     for number, (tokens, rows, updates) in enumerate(_LONGFORMER):
         updates = int(given.get("max_update", updates))

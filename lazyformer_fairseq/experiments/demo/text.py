@@ -188,7 +188,7 @@ def write_acceptability_task(
     if len(sentences) < FEWEST_EXAMPLES:
         raise UserError(
             f"acceptability task: only {len(sentences)} sentences of {FEWEST_WORDS} to {MOST_WORDS} words are held out "
-            f"and {FEWEST_EXAMPLES} are needed; give more text or a larger valid_share ({valid_share})"
+            f"and {FEWEST_EXAMPLES} are needed; give more text, and a new folder for it"
         )
     chance = random.Random(seed)
     chance.shuffle(sentences)

@@ -9,7 +9,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure import arch_named
 from lazyformer_fairseq.options import DEVICE, LONGEST, PRECISION, duration, option
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.patterns.grammar import expand, split_sublayers
 
 SEGMENT, REMEMBERED = 64, 640  # tokens of a causal model: PAR Transformer, Table 6
 # By name: a description, and whether it trains.
@@ -29,7 +29,9 @@ def _product(text: str) -> tuple[int, int]:
 
 
 def _like_bert(name: str) -> str:
-    if name in CAUSAL_ARCHITECTURES or expand(ARCHITECTURES[arch_named(name)].sublayer_pattern).replace("sf", ""):
+    rows = (ARCHITECTURES["bert_base"], {**CAUSAL_ARCHITECTURES, **ARCHITECTURES}[arch_named(name)])
+    bert, own = (split_sublayers(expand(row.sublayer_pattern)) for row in rows)
+    if name in CAUSAL_ARCHITECTURES or own != bert[:2] * (len(own) // 2):
         raise UserError(f"{name}: is no encoder of repeated sf, as the baselines are; give bert_base, say")
     return name
 

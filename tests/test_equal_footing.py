@@ -64,6 +64,15 @@ def test_a_row_is_a_model_and_its_record_what_its_log_says(row):
     assert all(sum_ in PAGE for sum_ in sums)
 
 
+def test_the_hour_in_the_readme_is_what_its_log_says():
+    log, page = read_json(RECORDS / "hour.json"), " ".join(PAGES["README.md"].split())
+    settings = log["settings"]
+    assert (settings["budget"], settings["recipe"], settings["equal_parameters"]) == (3600, "laptop", True)
+    for model in log["models"].values():
+        bits = model["runs"]["1"]["final"]["loss"]
+        assert bits < 5 and re.search(rf"`{re.escape(model['pattern'])}`, (ends )?at {bits:.2f}\b", page)
+
+
 @pytest.mark.parametrize(
     ("page", "log"), [("docs/compare.md", "lazy-equal-updates.json"), ("docs/training.md", "laptop-parts.json")]
 )

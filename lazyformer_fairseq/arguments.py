@@ -114,8 +114,8 @@ def some_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
 
     def callback(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
         given = divided(ctx, option, values)
-        if unknown := [each for each in given if each not in names] or [""][bool(given) :]:
-            raise UserError(f"{option.opts[0]} {unknown[0]}: give one or more of {', '.join(names)}")
+        if wrong := [each for each in given or ("",) if each not in names]:
+            raise UserError(f"{option.opts[0]} {wrong[0]}: give one or more of {', '.join(names)}")
         return given
 
     return callback

@@ -5,6 +5,7 @@ import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments import trainings
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare import task
 from lazyformer_fairseq.experiments.compare.report import write_report
@@ -259,6 +261,16 @@ def test_gpus_are_handed_out_one_a_process(monkeypatch, data_folder):
     how = {"device": "cuda", "precision": "bf16"}
     assert comparison_run.count_workers(tiny(data_folder, in_turn=False, **how)) == 3
     assert comparison_run.count_workers(tiny(data_folder, in_turn=True, **how)) == 0, "in turn in this process"
+
+
+@pytest.mark.parametrize(("asked", "workers", "given"), [(3, 2, 3), (8, 2, 4), (1, 8, 1)])
+def test_a_process_has_as_many_threads_as_were_asked_for(asked, workers, given, monkeypatch):
+    made = []
+    monkeypatch.setattr(trainings.os, "sched_getaffinity", lambda process: range(8))
+    monkeypatch.setattr(trainings.torch, "get_num_threads", lambda: asked)
+    monkeypatch.setattr(trainings, "Workers", lambda *of_all: made.append(of_all) or Mock())
+    trainings.train([], None, workers=workers)
+    assert [of_all[2] for of_all in made] == [given]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -149,24 +149,25 @@ class Search:
         drawn = [[*islice(each, len(range(n, settings.evaluations, of_each)))] for n, each in enumerate(draws)]
         everything = [*chain(*drawn)]
         print(f"{settings.method} {trainings.plan(drawn, cost_of)}{BESIDE * settings.control}.", flush=True)
-        trainings.train([settings.baseline], "baseline")
         trainings.halve(drawn)
         cost = spent + sum(trainings.spent(pattern) * cost_of(pattern) for pattern in everything)
         fronts = {"found": self._front(settings.method, self._best(everything), everything, cost)}
-        if not settings.control:
-            return fronts
-        if settings.method != CONTROL:
-            controls = self._as_many_as(cost)
-            trainings.train(controls, "random search")
+        controls = self._as_many_as(cost) if settings.control and settings.method != CONTROL else []
+        rules = self._rules(everything) if settings.control else []
+        by_rule = [pattern for _, _, chosen in rules for pattern in chosen if pattern]
+        trainings.train([settings.baseline, *controls, *by_rule], "what stands beside it")
+        if controls:
             fronts["control"] = self._front(f"{CONTROL}, the control", self._best(controls), controls)
-        largest = self._first(everything, lambda pattern: -trainings.parameters[pattern])
-        lengths = range(2, settings.layers + 1) if {*RATIO} <= {*settings.priced} else ()
-        by_hand = self._first([(RATIO * length)[:length].rstrip("s") for length in lengths], lambda each: -len(each))
-        for name, method, chosen in (("largest", "most parameters", largest), ("ratio", f"{RATIO} repeated", by_hand)):
-            some = [pattern for pattern in dict.fromkeys(chosen) if pattern]
-            trainings.train(some, method)
-            fronts[name] = self._front(method, chosen, some)
+        for name, method, chosen in rules:
+            fronts[name] = self._front(method, chosen, [*filter(None, dict.fromkeys(chosen))])
         return fronts
+
+    def _rules(self, drawn: Sequence[str]) -> list[tuple[str, str, list[Optional[str]]]]:
+        """The names of rules that search nothing, and what each chooses for every budget."""
+        largest = self._first(drawn, lambda pattern: -self.trainings.parameters[pattern])
+        lengths = range(2, self.settings.layers + 1) if {*RATIO} <= {*self.settings.priced} else ()
+        by_hand = self._first([(RATIO * length)[:length].rstrip("s") for length in lengths], lambda each: -len(each))
+        return [("largest", "most parameters", largest), ("ratio", f"{RATIO} repeated", by_hand)]
 
     def _draws(self, seed: int, shares: Sequence[Any] = ()) -> list[Iterator[str]]:
         """Of each budget, patterns written out."""

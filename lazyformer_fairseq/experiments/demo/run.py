@@ -269,7 +269,7 @@ def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, 
     draw(results, cost, folder / "loss.png")
     print(f"\n{text}\n")
     for name, result in results.items():
-        print(f"{name}: {result['loss']:.2f} bits a masked token; by the training text's frequencies {cost:.2f}.")
+        print(f"{name}: {result['loss']:.2f} bits a masked token; the unigram loss is {cost:.2f}.")
     print(
         f"Pre-trained on {manifest['train']['tokens']:,} tokens, in updates of {settings.sequences} blocks of at most "
         f"{settings.tokens_per_sample} tokens, in turn in one process."
@@ -310,13 +310,13 @@ def updates_reached(settings: DemoSettings, results: Results) -> str:
     return f"Each model made {pretraining} of pre-training and {finetuning} of fine-tuning{why}."
 
 
-def draw(results: Results, frequencies: float, path: Path) -> None:
-    """Validation loss against updates and against training time, with what frequencies cost, to a PNG."""
+def draw(results: Results, unigram: float, path: Path) -> None:
+    """Validation loss against updates and against training time, with the unigram loss, to a PNG."""
     with picture(path, 1, 2, (5, 4), sharey=True) as (panels,):
         for axis, key, label in zip(panels, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
             for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
                 axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
-            axis.axhline(frequencies, color="grey", linestyle=":", label="frequencies alone")
+            axis.axhline(unigram, color="grey", linestyle=":", label="unigram loss")
             axis.set_xlabel(label)
         panels[0].set_ylabel("validation loss, bits a masked token")
         panels[0].legend()

@@ -287,6 +287,8 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
         how |= {"type": str, "callback": convert}
     else:
         how["type"] = _click_type(said, kind)
+    if how["required"]:
+        del how["default"]  # a None that is given counts as a value
     return click.option(flag, *said.flags[1:], one.name, **how)
 
 

@@ -42,7 +42,7 @@ if [[ $("$python" -m lazyformer_fairseq.devices.nvidia_smi) -gt 0 ]]; then
     --device cuda --presets 32 --embed-dim 256 --ffn-embed-dim 1024 --heads 4 --dropout 0.3
     --tgt-len 128 --mem-len 128 --batch-size 32
   )
-  [[ " $* " == *" --updates "* ]] || on_a_gpu+=(--budget 8min)
+  [[ " $* " == *" --updates"[\ =]* ]] || on_a_gpu+=(--budget 8min)
 fi
 
 exec "$python" -m lazyformer_fairseq.cli compare "$data" "$out" --task language-model "${on_a_gpu[@]}" "$@"

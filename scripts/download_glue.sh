@@ -144,4 +144,4 @@ for task in $tasks; do
 done
 [[ -z $dry_run ]] || exit 0
 tell "${folders[@]}"
-echo "Next: lazyformer finetune CHECKPOINT --task glue --data $(printf '%q' "$folder")"
+echo "Next: lazyformer finetune CHECKPOINT --task glue --data $(printf '%q' "$folder") --output RESULTS"

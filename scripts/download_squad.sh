@@ -60,4 +60,4 @@ counts = f"{questions:,} questions on {len(paragraphs):,} paragraphs of {len(art
 print(f"{path.name}: {len(content):,} bytes, {counts}, SHA-256 {hashlib.sha256(content).hexdigest()}")
 PYTHON
 done
-[[ -n $dry_run ]] || echo "Next: lazyformer finetune CHECKPOINT --task squad --data $(printf '%q' "$folder")"
+[[ -n $dry_run ]] || echo "Next: lazyformer finetune CHECKPOINT --task squad --data $(printf '%q' "$folder") --output RESULTS"

@@ -95,7 +95,7 @@ while [[ ${#rules[@]} -gt 0 ]]; do
     words+=("${rules[0]}")
     rules=("${rules[@]:1}")
   fi
-  [[ " $* " == *" $flag "* || ( $flag == --budget && " $* " == *" --updates "* ) ]] || options+=("${words[@]}")
+  [[ " $* " == *" $flag"[\ =]* || ( $flag == --budget && " $* " == *" --updates"[\ =]* ) ]] || options+=("${words[@]}")
 done
 
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -29,7 +29,11 @@ def expected(file: Path, given: str) -> tuple[str, str]:
         return given.removeprefix("sha256=").lower(), "FAIRSEQ_WHEEL"
     if file.name in SOURCE:
         return SOURCE[file.name], "the index"
-    return (note.read_text(encoding="utf-8").split()[0].lower(), str(note)) if note.is_file() else ("", "")
+    if not note.is_file():
+        return "", ""
+    if not (found := re.match(r"\s*([0-9a-fA-F]{64})\b", note.read_text(encoding="utf-8", errors="replace"))):
+        sys.exit(f"{note}: holds no SHA-256; remove it, or write down what it has to be")
+    return found[1].lower(), str(note)
 
 
 def take(given: str, folder: Path) -> None:

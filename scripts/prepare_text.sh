@@ -70,7 +70,7 @@ prepare_text() {
     exit 0
   fi
   [[ $1 != -* ]] || fail 2 "give OUT first; see $0 --help"
-  local out=$1 from='' downloads='' official=(--official "$name") dry_run=''
+  local out=${1%/} from='' downloads='' official=(--official "$name") dry_run=''
   shift
   while [[ $# -gt 0 ]]; do
     case $1 in

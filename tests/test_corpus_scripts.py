@@ -401,7 +401,7 @@ def test_a_download_goes_on_where_it_broke_off_and_is_checked(mirror, archive, t
     part.parent.mkdir()
     part.write_bytes(archive[:1000])
     # As it comes from another place than the official one, its MD5 is not the published one.
-    run = run_script("prepare_wikitext103.sh", "data", "--url", f"{mirror.url}/wiki.zip")
+    run = run_script("prepare_wikitext103.sh", "data/", "--url", f"{mirror.url}/wiki.zip")
     assert run.returncode == 1 and "its MD5 is not 9ddaacaf6af0710eda8c456decff7832" in run.stderr
     assert (tmp_path / "data.download" / "wiki.zip").read_bytes() == archive and not part.exists()
     assert [(method, start) for method, _, start, _ in mirror.requests] == [("HEAD", ""), ("GET", "bytes=1000-")]

@@ -158,7 +158,8 @@ def test_a_track_is_all_of_its_rows(options_of):
 def test_options_that_follow_take_the_place_of_the_tracks(options_of):
     options = options_of("--any-data", "cpu-512/conv", "data", "out", "--seeds", "4,5,6", "--time-fractions", "0.3")
     assert options["seeds"] == (4, 5, 6) and options["shares"] == (0.3,) and options["rate_updates"] == 250
-    options = options_of("--any-data", "cpu-512/conv", "data", "out", "--updates", "9")
+    options = options_of("--any-data", "cpu-512/conv", "data", "out", "--updates=9", "--seeds=4")
+    assert options["seeds"] == (4,)
     assert (options["updates"], options["budget"]) == (9, None)
 
 

@@ -85,6 +85,11 @@ def test_a_bad_value_is_refused(main, words, said):
     assert found.exit_code == 2 and said in found.output
 
 
+def test_what_is_required_has_to_be_given(main):
+    found = ran(main, "--updates", "3")
+    assert found.exit_code == 2 and "Missing option '--name'" in found.output
+
+
 @pytest.mark.parametrize(
     ("kept", "said"),
     [

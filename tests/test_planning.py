@@ -64,6 +64,7 @@ def test_the_arch_and_its_yaml_are_the_same_training(arch):
     by_name, by_file = job_of_arch(arch), job_of_yaml(CONFIGS / "pretraining" / f"{arch}.yaml")
     assert all(getattr(by_name, each) == getattr(by_file, each) for each in ("tokens", "flops", "parameters"))
     assert fit(by_name, V100) == fit(by_file, V100)
+    assert (by_name.checkpoints, by_file.checkpoints) == (3 + 2 + 9, 2 + 20), "the file keeps all of its 50,000th"
 
 
 def test_permuted_text_is_computed_with_its_masks():
@@ -85,6 +86,15 @@ def test_settings_of_hydra_and_those_of_a_language_model():
     job = job_of_yaml(CONFIGS / "language_modeling" / "par_transformer_base.yaml")
     found = (job.is_causal, job.time, job.memory_length, job.per_update, job.max_update)
     assert found == (True, 192, 192, 256, 40000)
+
+
+def test_the_data_of_all_shards_counts(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    for shard in ("shard0", "shard1"):
+        (tmp_path / shard).mkdir()
+        with (tmp_path / shard / "train.bin").open("wb") as file:
+            file.truncate(30_000_000)
+    assert "0.06 GB of data" in run("plan", "--arch", "bert_base", "--gpus", "8x16GB", "--data", tmp_path).output
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -132,7 +132,7 @@ def weights(folder: str) -> dict[str, torch.Tensor]:
 def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     done = start(data_folder)
     assert (done.exit_code, start.started) == (0, ["phase1", "phase2"]), done.output
-    assert "lazyformer finetune out/phase2/checkpoint_last.pt GLUE_DATA RESULTS" in done.output
+    assert "lazyformer finetune out/phase2/checkpoint_last.pt --data GLUE_DATA --output RESULTS" in done.output
     assert start.updates == [0, 1, 2, 3, 4, 0, 1, 2, 3], "phase 2 counts from 0"
     state = torch.load("out/phase2/checkpoint_last.pt")
     assert (updates_of(state), state["cfg"]["task"]["tokens_per_sample"]) == (4, 32)

@@ -230,6 +230,8 @@ def test_a_kept_wheel_is_taken_by_its_hash(wheel, tmp_path):
     assert f"but FAIRSEQ_WHEEL has {'0' * 64}" in take(f"{wheel}#sha256={'0' * 64}", folder)
     assert "64 hexadecimal digits" in take(f"{wheel}#md5=12", folder)
     assert "no such file" in take(tmp_path / "gone.whl", folder)
+    (torn := wheel.with_name(f"{wheel.name}.sha256")).write_text("")
+    assert take(wheel, folder).startswith(f"{torn}: holds no SHA-256")
     (other := tmp_path / "fairseq-0.12.2.tar.gz").touch()
     assert "must be a wheel or the source archive of fairseq-fixed" in take(other, folder)
     (source := tmp_path / f"{keep_fairseq.NAME}.tar.gz").touch()

@@ -82,8 +82,8 @@ def pretrain_in_phases(
         if arch in CAUSAL_ARCHITECTURES:
             click.echo(f"To evaluate it:\n  lazyformer lm evaluate {model} {data}")
             return
-        click.echo(f"To fine-tune it:\n  lazyformer finetune {model} GLUE_DATA RESULTS")
-        click.echo(f"  lazyformer finetune --task squad {model} SQUAD_DATA RESULTS")
+        click.echo(f"To fine-tune it:\n  lazyformer finetune {model} --data GLUE_DATA --output RESULTS")
+        click.echo(f"  lazyformer finetune {model} --task squad --data SQUAD_DATA --output RESULTS")
 
 
 def _words(phase: str, options: str, given: list[str], is_first: bool) -> list[str]:

@@ -40,7 +40,7 @@ def test_on_a_cpu_it_is_the_command_itself_and_on_a_gpu_it_trains_eight_minutes(
     options = options_of("data out --embed-dim 512", gpu=True)
     assert (options["device"], options["budget"], options["updates"]) == ("cuda", 480, None)
     assert options["presets"] == 32 and options["embed_dim"] == 512, "options that follow win"
-    options = options_of("data out --updates 7", gpu=True)
+    options = options_of("data out --updates=7", gpu=True)
     assert (options["updates"], options["budget"]) == (7, None), "in the place of a budget"
     assert "usage: scripts/compare_language_models.sh DATA OUT" in run("--help").stdout
     done = run("data")

@@ -37,8 +37,8 @@ PHASE = re.compile(r"phase(\d+)")  # the folder of each phase of a run of severa
 CONFIG = "{'_name': None, 'common': {"
 SECTION = re.compile(r"'(\w+)': \{([^{}]*)")
 SETTING = re.compile(r"'(\w+)': (?:'([^']*)'|([^',{}\[\]]+))")
-LOADED = re.compile(r"Loaded checkpoint .* \(epoch \d+ @ (\d+) updates\)")
-SYMBOLS = re.compile(r"dictionary: (\d+) (?:symbols|types)")
+LOADED = re.compile(r"Loaded checkpoint .* \(epoch \d+ @ (\d{1,15}) updates\)")
+SYMBOLS = re.compile(r"dictionary: (\d{1,15}) (?:symbols|types)")
 # Numbers within an epoch, at the end of one or of a validation, and either in JSON.
 INNER = re.compile(r"epoch \d+: +\d+ / \d+ (\w+=.*)")
 SUMMARY = re.compile(r"epoch \d+ \| (?:valid on '([^']+)' subset \| )?(loss .*)")
@@ -171,7 +171,7 @@ class History:
         elif match := INNER.search(line):
             self._measured("", dict(word.strip().partition("=")[::2] for word in match[1].split(",")))
         elif match := IN_JSON.search(line):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 values = json.loads(match[0])
                 for name in filter(SPLIT.fullmatch, list(values)):
                     prefix = name.removesuffix("num_updates")
@@ -224,7 +224,7 @@ def _number(value: object) -> float:
     """NaN for what is none, such as JSON's ``true``."""
     try:
         return nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return nan
 
 

@@ -174,7 +174,8 @@ class Inputs:
         """What `lazyformer corpus` reads; `made` is the folder of Python's prose."""
         if self.raw is None:
             return [str(made / "prose.jsonl")]
-        parts = sorted(path for path in self.raw.iterdir() if path.name != GLUE and not path.name.startswith("."))
+        others = (GLUE, f"{GLUE}.download")  # the second has what scripts/download_glue.sh unpacks
+        parts = sorted(path for path in self.raw.iterdir() if path.name not in others and path.name[0] != ".")
         return [f"book:{path}" if path.name == BOOKS and path.is_dir() else str(path) for path in parts]
 
 

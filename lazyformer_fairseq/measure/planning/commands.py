@@ -72,7 +72,7 @@ def plan(config: Optional[Path], asked: Planning) -> None:
 
     \b
     lazyformer plan --arch lazyformer_m2x6_s (on this machine's GPUs, or its processor)
-    lazyformer plan --config bert_base.yaml --data data --gpus 4x24GB --precision bf16
+    lazyformer plan --config my_training.yaml --data data --gpus 4x24GB --precision bf16
     lazyformer plan --arch bert_base --arch lazyformer_m2x6 --gpus 8x16GB (a row for each)
     """
     if bool(asked.archs) == (config is not None):
@@ -85,7 +85,7 @@ def plan(config: Optional[Path], asked: Planning) -> None:
     given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update", "optimizer")}
     given = {name: value for name, value in given.items() if value is not None}
     place, plans = _place(asked), []
-    files = [path for folder in (asked.data or "").split(":") if folder for path in Path(folder).iterdir()]
+    files = [path for folder in (asked.data or "").split(":") if folder for path in Path(folder).rglob("*")]
     size = sum(path.stat().st_size for path in files if path.is_file()) if asked.data else None
     for job in [job_of_yaml(config)] if config else map(job_of_arch, asked.archs):
         known = asked.data and vocabulary_of(asked.data, job.is_causal)

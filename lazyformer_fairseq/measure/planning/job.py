@@ -27,7 +27,7 @@ from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
 MASKED = 0.15  # of all tokens, by default
 KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
 TAKEN_EMPTY = ("sublayer_pattern", "permuted_only")
-KEYS = ("model", "task", "dataset", "optimization", "optimizer")  # of a YAML file, that formulas need
+KEYS = ("model", "task", "dataset", "optimization", "optimizer", "checkpoint")  # of a YAML file, that formulas need
 _SYMBOLS = 5  # of fairseq's, and the mask, which a dictionary's file does not list
 
 
@@ -45,6 +45,7 @@ class Job:
         masked: of all tokens those that the head predicts, in the update with most; 1 for causal models.
         task: fairseq's settings of it.
         optimizer: its name; of those known here muon alone keeps less than two moments.
+        checkpoint: fairseq's settings of it, of a YAML file.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Job:
     masked: float
     optimizer: str = ""
     task: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         """Raises a UserError for a number that no training has."""
@@ -100,7 +102,13 @@ class Job:
 
     @property
     def checkpoints(self) -> int:
-        """How many there are in the end: three, the last, the best, and of encoders every 100,000th."""
+        """How many there are in the end: the last, the best, three more, and of encoders every 100,000th.
+
+        By a YAML file, in their place, as many as it keeps.
+        """
+        if every := self.checkpoint.get("save_interval_updates"):
+            written, most = self.max_update // every, self.checkpoint.get("keep_interval_updates", -1)
+            return 2 + (written if most < 0 else min(most, written))
         lasting = 0 if self.is_causal else len(range(KEPT_EVERY, self.max_update, KEPT_EVERY))
         return 3 + 2 + lasting
 
@@ -185,7 +193,8 @@ def job_of_yaml(path: Path, groups: Optional[Mapping[str, str]] = None) -> Job:
     per_update = task.get("sequences_per_update") or given.get("dataset", {}).get("batch_size", 256)
     masked = 1.0 if is_causal else max(mask_shares(task.get("mask_prob", MASKED)))
     optimizer = str(given.get("optimizer", {}).get("_name", ""))
-    return _job(path.stem, config, None, time, per_update, updates, masked, optimizer, task)
+    others = (optimizer, task, given.get("checkpoint", {}))
+    return _job(path.stem, config, None, time, per_update, updates, masked, *others)
 
 
 def job_of_launch(

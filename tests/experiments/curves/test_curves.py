@@ -181,12 +181,15 @@ def test_a_line_without_a_number_of_updates_is_passed_over(words):
         '{{"epoch": 1, "valid_loss": {0}, "valid_num_updates": {0}}}',
         "epoch 001 | valid on 'valid' subset | loss {0} | num_updates {0}",
         "epoch 001: 7 / 9 loss={0}, wpb={0}, num_updates={0}",
+        "Loaded checkpoint x (epoch 1 @ " + 5000 * "9" + " updates)",
+        '{{"epoch": ' + 100_000 * "[" + "}}",
+        '{{"epoch": 1, "valid_num_updates": 20, "valid_loss": 1' + 400 * "0" + "}}",
     )
     history = History()
     for word in words:
         for shape in shapes:
             history.hear(shape.format(word))
-    assert set(history.splits.get("valid", ())) <= {7}
+    assert set(history.splits.get("valid", ())) <= {7, 20} and history.starts == [0]
     assert (7 in history.splits.get("valid", ())) == ("7" in words)
 
 

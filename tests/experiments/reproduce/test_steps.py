@@ -47,6 +47,8 @@ def raw(tmp_path):
         (tmp_path / "raw" / name).mkdir(parents=True)
         (tmp_path / "raw" / name / "text.txt").write_text("A text.\n")
     write_toy_glue(tmp_path / "raw" / "glue", train=40, valid=10)
+    (tmp_path / "raw" / "glue.download").mkdir()  # scripts/download_glue.sh leaves MRPC's texts there
+    (tmp_path / "raw" / "glue.download" / "msr_paraphrase_test.txt").write_text("A test.\n")
     return tmp_path / "raw"
 
 

@@ -66,6 +66,8 @@ def test_options_and_yaml_are_the_same_recipe(name):
     of_launch = {"save_interval_updates", "keep_interval_updates", "keep_updates_list"} if name == "table5" else set()
     for option in given.keys() - of_launch:
         assert plain(written[option]) == plain(given[option]), option
+    own = OmegaConf.to_container(OmegaConf.load(files[1]))
+    assert {key for part in own.values() for key in part} - {"_name", "batch_size"} <= given.keys()
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_what_sbatch_reads_and_what_the_script_says_without_it():
     options = re.findall(r"^#SBATCH (.*)", SCRIPT.read_text(), re.MULTILINE)
     assert {"--requeue", "--open-mode=append", "--signal=USR1@300", "--ntasks-per-node=1"} <= set(options)
     assert {"--nodes=1", "--gpus-per-node=8"} <= set(options)  # the paper's run
-    assert SCRIPT.read_text().index("#SBATCH") < SCRIPT.read_text().index("set -e")  # sbatch reads no further
+    assert SCRIPT.read_text().rindex("#SBATCH") < SCRIPT.read_text().index("set -e")  # sbatch reads no further
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     for more, message in (
         ({}, "error: start it with sbatch, or use scripts/pretrain.sh"),

@@ -119,7 +119,9 @@ def test_pipelines_and_auto_classes_run_the_code_in_the_folder(tmp_path, monkeyp
     monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     export_to_huggingface(CHECKPOINTS / "encoder", tmp_path / "out")
-    code = dynamic.get_class_from_dynamic_module("modeling_lazyformer.LazyFormerForMaskedLM", str(tmp_path / "out"))
+    auto_map = json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"]
+    assert auto_map.keys() == modelling.AUTO_CLASSES.keys()
+    code = dynamic.get_class_from_dynamic_module(auto_map["AutoModelForMaskedLM"], str(tmp_path / "out"))
     assert code.__module__.startswith("transformers_modules.")
     assert code.from_pretrained(tmp_path / "out").config.sublayer_pattern == "sflf sf"
 

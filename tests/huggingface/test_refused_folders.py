@@ -149,7 +149,7 @@ def test_weights_that_are_not_the_models(folder, changes, match):
 def test_a_classifier_of_another_shape(tmp_path, shape):
     save_tiny(tmp_path / "in", "BertForSequenceClassification")
     change_weights(tmp_path / "in", {"classifier.weight": torch.ones(shape)})
-    assert_refused(tmp_path / "in", "classifier|which no model of ours has|outputs")
+    assert_refused(tmp_path / "in", r"in: classifier\.weight is ")
 
 
 def save_pickled(folder: Path, **others: Any) -> None:

@@ -218,7 +218,7 @@ def test_answers_are_texts_of_the_context_each_once_and_shares_add_up(toy):
     (answers,) = answered(file, windows, logits, longest=4, n_best=50)
     assert all(file.contexts[0][answer.start : answer.end] == answer.text for answer in answers)
     texts = [answer.text for answer in answers]
-    assert len({*texts}) == len(texts) == 50 or len(texts) > 20
+    assert len({*texts}) == len(texts) > 20
     assert sum(answer.probability for answer in answers) == pytest.approx(1)
     shares = np.exp([answer.score for answer in answers])
     np.testing.assert_allclose([answer.probability for answer in answers], shares / shares.sum(), rtol=1e-6)

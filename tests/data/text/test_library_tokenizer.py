@@ -203,8 +203,8 @@ def test_damaged_folders_are_refused(pairs, tmp_path):
         (PIECES_FILE, b"anna", b"anne", "sha256 differs"),
         (DICTIONARY_FILE, b"anna", b"anne", "sha256 differs"),
         (SETTINGS_FILE, b'"format_version": 2', b'"format_version": 3', "format version 3"),
-        (SETTINGS_FILE, b'"separators": 1', b'"separators": 9', "damaged"),
-        (SETTINGS_FILE, b'"mask": "[MASK]"', b'"mask": "[PAD]"', "damaged"),
+        (SETTINGS_FILE, b'"separators": 1', b'"separators": 9', r"tokenizer\.json: damaged"),
+        (SETTINGS_FILE, b'"mask": "[MASK]"', b'"mask": "[PAD]"', r"tokenizer\.json: damaged"),
         (SETTINGS_FILE, b'"kind": "tokenizers"', b'"kind": "other"', "format version 2, but this program reads 1"),
         (SETTINGS_FILE, b'"rows": ', b'"rows": 9', "its symbols are not those"),
     ):

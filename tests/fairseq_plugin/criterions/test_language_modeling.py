@@ -258,7 +258,9 @@ def test_in_half_precision_the_original_is_too(tmp_path, precision):
     path = save(make_model("sfsf"), tmp_path / "original")
     losses = []
     for precision_here in (torch.float32, precision):
-        loss = make_criterion(distill=path).to(precision_here)(make_model("sflf", 2).to(precision_here), make_batch())
+        criterion = make_criterion(distill=path).to(precision_here)
+        loss = criterion(make_model("sflf", 2).to(precision_here), make_batch())
+        assert next(criterion.teacher[0].parameters()).dtype == precision_here
         losses.append(loss[0].float())
         losses[-1].backward()
     torch.testing.assert_close(*losses, rtol=0.05, atol=0.0)

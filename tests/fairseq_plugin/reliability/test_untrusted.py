@@ -157,7 +157,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         lambda: checkpoint_utils.load_model_ensemble([str(evil)]),
         lambda: load_state(folder / STATE),
     ):
-        message_of(entry)
+        assert "refused, nothing of it was run" in message_of(entry)
         assert not victim.exists()
 
 

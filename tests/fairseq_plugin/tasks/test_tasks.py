@@ -116,8 +116,9 @@ def test_glue_goes_on_from_first_tokens_to_the_first_text(data, fairseq_train, t
     """The task marks the tokens; weights are those of ``global=1``."""
     (cola, more), states = data["glue"], []
     for folder, tokens, start in (
-        (cola, 1, ""), (cola.parent / "STS-B", "given", f"--finetune-from-model {tmp_path}/1/checkpoint_last.pt")
-    ):  # fmt: skip
+        (cola, 1, ""),
+        (cola.parent / "STS-B", "given", f"--finetune-from-model {tmp_path}/1/checkpoint_last.pt --seed 7"),
+    ):
         options = f"--criterion glue --arch bert_tiny --batch-size 16 --max-update 2 {more} {start}"
         options += f" --sublayer-pattern '(s[window=2,global={tokens}]fl)x2'"
         states.append(fairseq_train(folder, options, tmp_path / str(tokens), task="glue")["model"])

@@ -143,6 +143,9 @@ def test_likelihoods_are_in_single_precision_whatever_the_weights_are_in(half):
     nll = softmax.to(half).negative_log_likelihood(features, target, embedding.to(half))
     assert nll.dtype == torch.float32 == softmax.log_probabilities(features, embedding).dtype
     torch.testing.assert_close(nll, exact.float(), atol=0.2, rtol=0.05)
+    log_p = softmax.log_probabilities(features, embedding)
+    torch.testing.assert_close(log_p.exp().sum(-1), torch.ones(5))
+    torch.testing.assert_close(nll, -log_p.gather(-1, target[:, None]).squeeze(-1))
 
 
 def test_an_id_beyond_the_vocabulary_is_an_error():

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -38,6 +38,17 @@ def stoppable(said: str = "stopped; rerun to resume") -> Iterator[None]:
         sys.exit(STOPPED)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """A Ctrl-C meanwhile reaches this process afterwards, and processes started meanwhile not at all."""
+    resource_tracker.ensure_running()  # else started below, and that lifts the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_with_parent() -> None:

@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -137,14 +137,13 @@ def read_size(text: str) -> int:
     return int(size)
 
 
-def takes(settings: type, into: str = "settings", without: Collection[str] = ()) -> Callable:
+def takes(settings: type, into: str = "settings") -> Callable:
     """A decorator: the command takes the options of a settings dataclass.
 
     Args:
         into: the argument that gets the settings; "" for an argument a field, where the command still works some out.
-        without: names of fields that are no options here.
     """
-    fields = [one for one in dataclasses.fields(settings) if "option" in one.metadata and one.name not in without]
+    fields = [one for one in dataclasses.fields(settings) if "option" in one.metadata]
     hints = typing.get_type_hints(settings)
 
     def decorate(command: Callable) -> Callable:

@@ -98,9 +98,4 @@ while [[ ${#rules[@]} -gt 0 ]]; do
   [[ " $* " == *" $flag"[\ =]* || ( $flag == --budget && " $* " == *" --updates"[\ =]* ) ]] || options+=("${words[@]}")
 done
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-python=python3
-[[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-
-exec "$python" -m lazyformer_fairseq.cli compare "$data" "$out" "${models[@]}" "${options[@]}" "$@"
+exec bash "$(dirname "$0")/lazyformer.sh" compare "$data" "$out" "${models[@]}" "${options[@]}" "$@"

@@ -1,7 +1,9 @@
 """Commands in this process, without the seconds that another one takes to start."""
 
 import shlex
+from collections.abc import Callable, Iterable
 from subprocess import CompletedProcess
+from typing import Any
 from unittest import mock
 
 from click.testing import CliRunner, Result
@@ -33,6 +35,22 @@ def refusal(*words: object) -> str:
     done = tried(*words)
     assert done.exit_code == 2 or isinstance(done.exception, UserError), (done.output, done.exception)
     return done.output if done.exit_code == 2 else str(done.exception)
+
+
+def parser_of(monkeypatch, *commands: str) -> Callable[[Iterable[object]], dict[str, Any]]:
+    """``parse(words)``: what one of these commands is called with, options checked and converted; it does nothing."""
+    called: list[dict[str, Any]] = []
+    for path in commands:
+        command = main
+        for name in path.split():
+            command = command.commands[name]
+        monkeypatch.setattr(command, "callback", lambda **given: called.append(given))
+
+    def parse(words: Iterable[object]) -> dict[str, Any]:
+        invoke(*words)
+        return called.pop()
+
+    return parse
 
 
 def config_of(*words: object) -> DictConfig:

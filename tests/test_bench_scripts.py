@@ -32,14 +32,6 @@ def test_model_and_loader_each_get_a_row(data_folder):
 
 
 @pytest.mark.slow
-def test_our_loop_stands_beside_fairseqs(data_folder):
-    done = run("bench_loop", data_folder, *"--arch bert_tiny --tokens-per-sample 32 --updates 2".split())
-    assert done.returncode == 0, done.stderr
-    (_, *heads), _, (_, *numbers) = cells(done.stdout)
-    assert heads == ["ours", "fairseq's", "ratio"] and all(float(number) > 0 for number in numbers)
-
-
-@pytest.mark.slow
 def test_two_processes_with_a_data_worker_each(data_folder):
     done = run("bench_start_up", data_folder, *TINY, "--processes", "2", "--num-workers", "1")
     assert done.returncode == 0, done.stderr

@@ -21,8 +21,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import commands
 from lazyformer_fairseq.finetuning.settings import GridSettings
 
-LAUNCHER = 'exec bash "$(dirname "$0")/lazyformer.sh"'
-LAUNCHERS = sorted(path.name for path in (ROOT / "scripts").glob("*.sh") if LAUNCHER in path.read_text())
+LAUNCHER = '\nexec bash "$(dirname "$0")/lazyformer.sh"'  # below two comments
+LAUNCHERS = sorted(p.name for p in (ROOT / "scripts").glob("*.sh") if p.read_text().find(LAUNCHER, 0, 300) > 0)
 USAGE = {
     **dict.fromkeys(("pretrain", "continue", "train"), "pretrain [OPTIONS] ARCH DATA"),
     **{"finetune": "finetune [OPTIONS] CHECKPOINT...", "reproduce": "reproduce [OPTIONS] COMMAND"},

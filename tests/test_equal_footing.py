@@ -117,8 +117,9 @@ def test_short_trainings_of_a_search_rank_as_its_log_says():
 def options_of(tmp_path):
     """``options_of(arguments)``: what `lazyformer compare` reads when the script is called."""
     (tmp_path / "scripts").mkdir()
-    script = tmp_path / "scripts" / SCRIPT.name
-    script.write_bytes(SCRIPT.read_bytes())
+    for name in ("lazyformer.sh", SCRIPT.name):
+        script = tmp_path / "scripts" / name
+        script.write_bytes((SCRIPT.parent / name).read_bytes())
     python = tmp_path / "bin" / "python3"
     write_program(python, 'for word; do echo "$word"; done')
 

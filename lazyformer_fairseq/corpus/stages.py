@@ -16,7 +16,6 @@ import math
 import multiprocessing
 import resource
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
@@ -25,14 +24,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 
-from lazyformer_fairseq.child_process import end_with_parent
+from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
 from lazyformer_fairseq.corpus.clean_text import CleanText
 from lazyformer_fairseq.corpus.duplicates import HELD_OUT, KEEP, REASONS, Fingerprint, draw, find_duplicates, threshold
 from lazyformer_fairseq.corpus.readers.files import Piece, bytes_of
@@ -299,12 +298,8 @@ def start_fork_server() -> BaseContext:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lazyformer_fairseq.corpus.worker_imports"])  # it pays for these once
-    resource_tracker.ensure_running()  # else started below, and that lifts the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C meanwhile reaches us afterwards
-    try:
+    with interrupts_held_back():
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 

@@ -222,7 +222,6 @@ class Grid:
             **self.own,
         }
         if content != before:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, content)
 
 

@@ -222,7 +222,6 @@ class RunQueue:
             self._waiting.append(run)
             return
         self.failed[run] = message
-        run.folder.mkdir(parents=True, exist_ok=True)
         write_json(run.folder / FAILED, {"attempts": ATTEMPTS, "message": message, "log": str(log)})
         Progress.write(f"{run.name}: FAILED ({message}); see {log}")
 

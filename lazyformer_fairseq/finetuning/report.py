@@ -41,7 +41,6 @@ def write_report(folder: Path, output: Path) -> str:
             f"{folder / 'runs'}: no run has ended well yet, {len(results.failures)} failed; see the logs in "
             f"it, or run `lazyformer finetune` again"
         )
-    output.mkdir(parents=True, exist_ok=True)
     rows = [*(own_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
     title = f"{benchmark.name}, development {'sets' if len(benchmark.tasks) > 1 else 'set'}, percent"
     ran, of_scores = set(results.grid.tasks), _score_table(results, benchmark)

@@ -6,12 +6,11 @@ import pkgutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from lazyformer_fairseq.child_process import end_with_parent
+from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
 
 FINE_TUNE = "lazyformer_fairseq.finetuning.one_run:fine_tune"
 TAIL = 16384  # bytes of a log
@@ -67,7 +66,7 @@ class Workers:
             arguments = (self._work, (run, *given, self._threads))
             process = self._context.Process(target=_work, args=arguments, name=run.name)
             environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}
-            with _environment(environment), _interrupts_held_back():
+            with _environment(environment), interrupts_held_back():
                 process.start()
             self._jobs.append(Job(process, place))
         return self._jobs[len(self._jobs) - len(runs) :]
@@ -93,17 +92,6 @@ def _work(work: str, arguments: tuple[Any, ...]) -> None:
         pkgutil.resolve_name(work)(*arguments)
     except BaseException:  # the log has it
         os._exit(1)
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A Ctrl-C meanwhile reaches this process afterwards, and processes started meanwhile not at all."""
-    resource_tracker.ensure_running()  # else started below, and that lifts the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from lazyformer_fairseq.huggingface.forms import (
 from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.patterns.kinds import RMS
-from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.trained import checkpoints, hub
 from lazyformer_fairseq.trained.match import heads_in_checkpoint
 
@@ -69,7 +69,6 @@ def export_to_huggingface(
         UserError: what `load` raises; no such head, or several; the model is no BERT; a kind whose
             code cannot be exported; `out` exists.
     """
-    refuse_filled_folder(out)
     path = checkpoint_at(Path(folder), checkpoint_file)
     state = checkpoints.load(path)
     if hub.is_causal(state):

@@ -25,7 +25,7 @@ from lazyformer_fairseq.language_modeling.prepare import SPLITS
 from lazyformer_fairseq.language_modeling.settings import Preparing
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.tables import Table
-from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import write_json
 
@@ -61,7 +61,6 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
     Raises:
         UserError: a file that is no image, too few images, labels that do not fit; it names the file.
     """
-    refuse_filled_folder(out)
     inner = {path.name: path for path in source.iterdir() if path.is_dir()}
     has_splits = {"train"} <= inner.keys() <= {*SPLITS}
     places = {split: inner[split] for split in SPLITS if split in inner} if has_splits else {"": source}

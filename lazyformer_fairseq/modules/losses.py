@@ -77,7 +77,7 @@ def _to_log(sample: Sample, loss: Tensor, sample_size: Union[int, Tensor]) -> di
 
 def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
     """The summed loss with those of spans and experts; logs these, and the mean span, times tokens."""
-    loss, network = with_experts(model, loss, sample_size, to_log), _network(model)
+    loss, network = with_experts(model, loss, sample_size, to_log), network_of(model)
     spans = [] if network is None else network.options.common.get(SPANS, [])
     if not spans:
         return loss
@@ -89,7 +89,7 @@ def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], 
 
 def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
     """The summed loss with that of experts, if there are any; logs it times predictions, and choices without a slot."""
-    network = _network(model)
+    network = network_of(model)
     told = None if network is None else network.take_told()
     if told is None:
         return loss
@@ -98,7 +98,7 @@ def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor]
     return loss + penalty
 
 
-def _network(model: nn.Module) -> Optional[Stack]:
+def network_of(model: nn.Module) -> Optional[Stack]:
     return next((module for module in model.modules() if isinstance(module, Stack)), None)
 
 

@@ -94,9 +94,7 @@ class AttentionKind:
 
     Attributes:
         choice: one of CHOICES; rows of the same choice exclude each other.
-        system: the paper's name of it.
-        help: what it computes, one line.
-        source: the paper.
+        source: the paper's name of it, and the paper.
         module: ``"file:Class"`` in ``modules/sublayers/attention_kinds``, an
             :class:`~lazyformer_fairseq.modules.sublayers.attention_variant.AttentionVariant`.
         settings: the first one switches it on; the others mean nothing without it. Rows may share those.
@@ -108,8 +106,6 @@ class AttentionKind:
     """
 
     choice: str
-    system: str
-    help: str
     source: str
     module: str
     settings: tuple[Setting, ...]
@@ -200,9 +196,7 @@ def _check_buckets(values: Mapping[str, Value], causal: Optional[bool]) -> Check
 ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     AttentionKind(
         choice=MASK,
-        system="Longformer",
-        help="keys at most so far from the query, and tokens that see and are seen by all",
-        source="Beltagy et al., 2020, section 3.1",
+        source="Longformer: Beltagy et al., 2020, section 3.1",
         module="window:Window",
         settings=(
             Setting("window", 0, "keys to either side; in causal models to the left", "tokens", low=1),
@@ -223,9 +217,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     ),
     AttentionKind(
         choice=MASK,
-        system="Sparse Transformer, strided",
-        help="keys near the query, and every so many-th key",
-        source="Child et al., 2019, section 4.3",
+        source="Sparse Transformer, strided: Child et al., 2019, section 4.3",
         module="sparse:Strided",
         settings=(
             Setting(
@@ -238,18 +230,14 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     ),
     AttentionKind(
         choice=MASK,
-        system="Sparse Transformer, fixed",
-        help="keys of the query's own block, and the last ones of all blocks",
-        source="Child et al., 2019, section 4.3",
+        source="Sparse Transformer, fixed: Child et al., 2019, section 4.3",
         module="sparse:Fixed",
         settings=(Setting("fixed", 0, "positions of a block", "tokens", low=1), _SUMMARY, _PART, _HEADS),
         check=_check_fixed,
     ),
     AttentionKind(
         choice=MEMORY,
-        system="Linformer",
-        help="keys and values are projected from all positions to a few",
-        source="Wang et al., 2020, section 4",
+        source="Linformer: Wang et al., 2020, section 4",
         module="linformer:Linformer",
         settings=(
             Setting("linformer", 0, "keys and values that all positions are projected to", "positions", low=1),
@@ -267,9 +255,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     ),
     AttentionKind(
         choice=SCORES,
-        system="Synthesizer",
-        help="learned scores in place of, or beside, products of queries and keys",
-        source="Tay et al., 2020, section 3",
+        source="Synthesizer: Tay et al., 2020, section 3",
         module="synthesizer:Synthesizer",
         settings=(
             Setting(
@@ -288,9 +274,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     ),
     AttentionKind(
         choice=MASK,
-        system="adaptive span",
-        help="each head learns how far it looks",
-        source="Sukhbaatar et al., 2019a, section 2.2",
+        source="adaptive span: Sukhbaatar et al., 2019a, section 2.2",
         module="span:Span",
         settings=(
             Setting("span", 0, "the longest that a head may learn, its own position included", "tokens", low=1),
@@ -300,17 +284,13 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     ),
     AttentionKind(
         choice=MEMORY,
-        system="all-attention",
-        help="learned keys and values beside the tokens'",
-        source="Sukhbaatar et al., 2019b, section 4",
+        source="all-attention: Sukhbaatar et al., 2019b, section 4",
         module="persistent:Persistent",
         settings=(Setting("persistent", 0, "learned keys and values of each head", "vectors", low=1),),
     ),
     AttentionKind(
         choice=WEIGHTS,
-        system="adaptively sparse",
-        help="alpha-entmax in place of softmax: keys that score far below the best have no weight at all",
-        source="Correia et al., 2019, section 3",
+        source="adaptively sparse: Correia et al., 2019, section 3",
         module="entmax:Entmax",
         settings=(
             Setting(
@@ -326,9 +306,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     ),
     AttentionKind(
         choice=MASK,
-        system="Reformer",
-        help="positions that hash alike look at each other: queries are keys",
-        source="Kitaev et al., 2020, section 2",
+        source="Reformer: Kitaev et al., 2020, section 2",
         module="reformer:Reformer",
         settings=(
             Setting("buckets", 0, "different hashes, an even number: half are opposites", "buckets", low=2),
@@ -348,25 +326,19 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     ),
     AttentionKind(
         choice=VECTORS,
-        system="ViT-22B",
-        help="queries and keys go through RMSNorm before they meet",
-        source="Dehghani et al., 2023, section 2",
+        source="ViT-22B: Dehghani et al., 2023, section 2",
         module="qk_norm:QKNorm",
         settings=(Setting("qk_norm", False, "RMSNorm of each head's queries and keys, with learned gains"),),
     ),
     AttentionKind(
         choice=POSITIONS,
-        system="RoFormer",
-        help="queries and keys are turned by their places, so that their products depend on distances",
-        source="Su et al., 2021, section 3.2",
+        source="RoFormer: Su et al., 2021, section 3.2",
         module="rope:Rope",
         settings=(Setting("rope", 0, "of rotary positions; 10000 is usual", "base", low=2),),
     ),
     AttentionKind(
         choice=POSITIONS,
-        system="GPT",
-        help="embeddings have learned vectors of the first places, and scores know of no other positions",
-        source="Radford et al., 2018, section 4.1",
+        source="GPT: Radford et al., 2018, section 4.1",
         module="absolute:Absolute",
         settings=(
             Setting("positions", "", "absolute: learned, of `length` places, at the embedding", choices=("absolute",)),

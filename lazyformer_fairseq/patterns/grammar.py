@@ -106,6 +106,14 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
     return connected
 
 
+def is_possible(pattern: str, direction: str) -> bool:
+    """Whether :func:`plan` has no objection."""
+    try:
+        return bool(plan(pattern, direction))
+    except UserError:
+        return False
+
+
 def count_kinds(pattern: str) -> dict[str, int]:
     """Number of sublayers of each kind, by letter; identity is no sublayer and does not count."""
     found = [planned.kind for planned in plan(pattern)]

@@ -58,7 +58,6 @@ class Kind:
         check_producer: settings of the sublayer that it reads from -> why it cannot, or "".
         back_ends: those of ``modules/attention`` that compute it; none for plain torch.
         is_identity: whether it passes its input on unchanged; a found pattern leaves it out.
-        colour: in pictures; one of Okabe and Ito's, which colour-blind readers can tell apart.
     """
 
     letter: str
@@ -73,7 +72,6 @@ class Kind:
     check_producer: Callable[[Mapping[str, Value]], str] = lambda values: ""
     back_ends: tuple[str, ...] = ()
     is_identity: bool = False
-    colour: str = "#56B4E9"
 
     def setting(self, name: str) -> Optional[Setting]:
         return next((setting for setting in self.settings if setting.name == name), None)
@@ -205,7 +203,6 @@ for _kind in (
         check=attention_kinds.check,
         hands_on=(DISTRIBUTION, KEYS_AND_VALUES),
         back_ends=_BLOCK,
-        colour="#D55E00",
     ),
     Kind(
         letter="l",
@@ -215,7 +212,6 @@ for _kind in (
         modules=_modules("attention:LazyAttention"),
         reads=DISTRIBUTION,
         back_ends=_BLOCK,
-        colour="#CC79A7",
     ),
     Kind(
         letter="k",
@@ -226,7 +222,6 @@ for _kind in (
         reads=KEYS_AND_VALUES,
         check_producer=attention_kinds.why_keys_stay,
         back_ends=_BLOCK,
-        colour="#E69F00",
     ),
     Kind(
         letter="c",
@@ -243,7 +238,6 @@ for _kind in (
                 choices=(DEPTHWISE, LIGHTWEIGHT),
             ),
         ),
-        colour="#009E73",
     ),
     Kind(
         letter="r",
@@ -280,7 +274,6 @@ for _kind in (
             ),
         ),
         check=_check_experts,
-        colour="#0072B2",
     ),
     Kind(
         letter="-",
@@ -289,7 +282,6 @@ for _kind in (
         source="PAR Transformer, section 2.1",
         modules=_modules("feed_forward:Identity"),
         is_identity=True,
-        colour="0.5",
     ),
 ):
     register(_kind)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -66,16 +66,16 @@ def handles(style_of: Mapping[str, Style], **more: Any) -> list[Line2D]:
     return [Line2D([], [], label=name, **{**style, **more}) for name, style in style_of.items()]
 
 
-def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style, label: Optional[str] = None) -> None:
+def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) -> None:
     """The median of `values`, (seeds, points), as a line over `x`, (points,), in a band from lowest to highest."""
     axis.fill_between(x, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.18, linewidth=0)
-    axis.plot(x, np.median(values, axis=0), color=style["color"], linewidth=1.4, label=label)
+    axis.plot(x, np.median(values, axis=0), color=style["color"], linewidth=1.4)
 
 
-def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style, marksize: float = 8) -> None:
+def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style) -> None:
     """A mark at the median of `values` and a bar from lowest to highest."""
     axis.vlines(x, min(values), max(values), color=style["color"], linewidth=1)
-    axis.plot(x, np.median(values), linestyle="", markersize=marksize, zorder=3, **style)
+    axis.plot(x, np.median(values), linestyle="", markersize=8, zorder=3, **style)
 
 
 OF_COST = {

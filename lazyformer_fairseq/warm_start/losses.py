@@ -18,7 +18,7 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, is_possible
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.trained.match import dictionary_hash, lm_head_never_trained
@@ -207,9 +207,7 @@ def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
 
 
 def _bits(scorer: Scorer, pattern: str, from_sublayers: list[str]) -> Optional[float]:
-    try:
-        plan(pattern, ENCODER)
-    except UserError:  # such as an l whose s goes alone
+    if not is_possible(pattern, ENCODER):  # such as an l whose s goes alone
         return None
     return scorer.bits(pattern, from_sublayers)
 

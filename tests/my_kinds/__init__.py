@@ -11,6 +11,5 @@ LOCAL_MEAN = register(
         source="docs/add_a_kind.md",
         modules=dict.fromkeys((ENCODER, CAUSAL), "my_kinds.local_mean:LocalMean"),
         settings=(Setting("width", default=3, help="neighbours, the position itself included", unit="tokens", low=1),),
-        colour="#009E73",
     )
 )

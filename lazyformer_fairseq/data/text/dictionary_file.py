@@ -13,7 +13,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO, Union
+from typing import Any, Union
 
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK
 from lazyformer_fairseq.errors import UserError
@@ -83,13 +83,9 @@ class Dictionary:
             self.count.append(n)
         return self.indices[symbol]
 
-    def save(self, file: Union[str, Path, TextIO]) -> None:
+    def save(self, file: Union[str, Path]) -> None:
         """Writes dict.txt, a line for each symbol with its count."""
-        text = dictionary_bytes(self)
-        if isinstance(file, (str, Path)):
-            Path(file).write_bytes(text)
-        else:
-            file.write(text.decode())
+        Path(file).write_bytes(dictionary_bytes(self))
 
 
 class PlacedDictionary(Dictionary):

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import expand, plan, split_sublayers
+from lazyformer_fairseq.patterns.grammar import expand, is_possible, plan, split_sublayers
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
 # SPEC begins with one: "fairseq:" names an --arch of fairseq's, "hf:" a model of transformers. FLOPs count as those of
@@ -102,18 +102,11 @@ def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[s
     parts, chance, orders = split_sublayers(expand(pattern)), random.Random(seed), dict[str, None]()
     for _ in range(DRAWS * count):
         order = "".join(chance.sample(parts, len(parts)))
-        if len(orders) < count and order != expand(pattern) and _is_possible(order, direction):
+        if len(orders) < count and order != expand(pattern) and is_possible(order, direction):
             orders[order] = None
     if len(orders) < count:
         raise UserError(f"--random-orders {count}: of {pattern} only {len(orders)} were found; give fewer")
     return {f"random_{number}": order for number, order in enumerate(orders, 1)}
-
-
-def _is_possible(pattern: str, direction: str) -> bool:
-    try:
-        return bool(plan(pattern, direction))
-    except UserError:
-        return False
 
 
 def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:

@@ -52,7 +52,6 @@ def reproduction(size: of.Size, inputs: of.Inputs, out: Path, precision: str, sp
 def write_report(steps: Sequence[Step], size: of.Size, inputs: of.Inputs, out: Path) -> Path:
     """Writes OUT/report: report.md and pictures, of what is there. Returns the page."""
     places = of.Places(out)
-    places.report.mkdir(parents=True, exist_ok=True)
     glue = _glue_results(places)
     updates = f"{size.updates:,} updates"
     parts = [

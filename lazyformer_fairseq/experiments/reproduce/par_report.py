@@ -53,7 +53,6 @@ def reproduction(size: of.Size, inputs: Mapping[str, Path], out: Path, speed: fl
 def write_report(steps: Sequence[Step], size: of.Size, inputs: Mapping[str, Path], out: Path) -> Path:
     """Writes OUT/report: report.md and pictures, of what is there. Returns the page."""
     places = of.Places(out)
-    places.report.mkdir(parents=True, exist_ok=True)
     parts = [
         ("# PAR Transformer, reproduced" + (" in miniature" if size.is_tiny else ""), _introduction(size, inputs)),
         ("## Figures 1 and 2: the supernet, and what it finds", _figures(places)),

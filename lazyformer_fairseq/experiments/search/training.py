@@ -285,7 +285,6 @@ class SupernetTraining:
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
     """Writes the state, then the history in it as JSON lines."""
-    folder.mkdir(exist_ok=True)
     save(state, folder / STATE)
     write_text(folder / HISTORY, "".join(json.dumps(row) + "\n" for row in state["history"]))
 

@@ -147,7 +147,8 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
             return super().forward(model, sample, reduce)
         if not self.networks:  # puts the teacher where the model is
             weight, (teacher,) = next(model.parameters()), self.teacher
-            self.networks = (network_of(model), network_of(teacher.to(device=weight.device, dtype=weight.dtype)))
+            teacher.to(device=weight.device, dtype=weight.dtype)
+            self.networks = (losses.network_of(model), losses.network_of(teacher))
         cfg, positions = self.cfg, losses.positions_of(sample, self.padding_idx)
         wants_attention = cfg.distill_attention_weight > 0
         given = {**sample["net_input"], "masked_tokens": positions, "return_all_hiddens": wants_attention}
@@ -183,11 +184,6 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
         with torch.no_grad():
             teachers_own = distribution(teachers, teachers_place, states[1][teachers_place], padding_mask)
         return attention_kl(found, teachers_own, padding_mask)
-
-
-def network_of(model: nn.Module) -> Stack:
-    """The encoder's sublayers, in whatever fairseq wraps the model."""
-    return next(module for module in model.modules() if isinstance(module, Stack))
 
 
 def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tensor:

@@ -363,7 +363,6 @@ def write_report(guard: UpdateGuard) -> Path:
         bad_of_processes = [None] * processes
         torch.distributed.all_gather_object(bad_of_processes, list(guard.bad))
     if trainer.is_data_parallel_master:
-        folder.mkdir(parents=True, exist_ok=True)
         updates = [
             {**same_update[0], "samples": [of_process["samples"] for of_process in same_update]}
             for same_update in zip(*bad_of_processes, strict=True)

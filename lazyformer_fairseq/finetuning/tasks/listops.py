@@ -27,7 +27,7 @@ from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import made
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 
 OPERATORS = ("MAX", "MIN", "MED", "SM")
 SHORTEST = 4  # an operator, two digits, the end
@@ -226,7 +226,6 @@ def prepare_listops(settings: ListOpsSettings, out: Path) -> dict[str, Any]:
     Raises:
         UserError: there are not as many different expressions; or `out` holds something.
     """
-    refuse_filled_folder(out)
     with atomic_folder(out) as folder, TemporaryDirectory() as scratch:
         tokenizer = listops_tokenizer(Path(scratch))
         splits, drawn = {}, distinct_expressions(settings)

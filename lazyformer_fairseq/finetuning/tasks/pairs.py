@@ -20,7 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.finetuning import made
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 from lazyformer_fairseq.storage.json_files import sha256_of
 
@@ -204,7 +204,6 @@ def prepare_pairs(
     Raises:
         UserError: too little text; or `out` holds something.
     """
-    refuse_filled_folder(out)
     with prepared_corpus(corpus, vocab_size, tokenizer, settings.seed) as folder:
         documents, draws, splits = CorpusDocuments(folder), made.Draws(settings.seed), {}
         segments = choose_segments(documents.sizes, settings, draws)

@@ -27,7 +27,7 @@ from lazyformer_fairseq.report.figures import handles, picture, styles
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.page import Block, Notes, markdown
 from lazyformer_fairseq.report.tables import Table, write_csv
-from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import write_json
 
 SHARE_TO_TRY, TO_TRY = 0.5, 5.0  # of a cell's budget, and seconds at least; what was not called by then is left out
@@ -44,7 +44,6 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
     Raises:
         UserError: the folder is not empty, or cannot be created.
     """
-    refuse_filled_folder(folder)
     torch.manual_seed(1)
     results = {**record(settings, command), **run_bench(settings)}
     with atomic_folder(folder) as unfinished:

@@ -257,13 +257,11 @@ class Spans(NamedTuple):
 
     Attributes:
         number: among all sublayers, from 1, the lowest first.
-        limit: the longest that its heads may learn, in tokens.
         ramp: tokens over which weights fall beyond the span.
         tokens: z of each head.
     """
 
     number: int
-    limit: int
     ramp: int
     tokens: list[float]
 
@@ -288,7 +286,7 @@ def read_spans(checkpoint: Path) -> list[Spans]:
         number = int(name.removesuffix(SHARES).rpartition(".")[2])
         values = plan(pattern)[number].values
         tokens = (shares.float().clamp(0, 1) * values["span"]).tolist()
-        found.append(Spans(number + 1, values["span"], values["ramp"], tokens))
+        found.append(Spans(number + 1, values["ramp"], tokens))
     return sorted(found)
 
 

@@ -1,14 +1,12 @@
 """PAR Transformer's steps are commands that the real parsers take; its page has the paper's numbers beside ours."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from in_process import invoke, refusal, settings_of
+from in_process import invoke, parser_of, refusal, settings_of
 from reproductions import record, rows_of
 
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.experiments.reproduce.engine import CLI, Step
 from lazyformer_fairseq.experiments.reproduce.par import (
     CORPORA,
@@ -44,20 +42,8 @@ def steps_of(raw: Path, size, out: Path) -> dict[str, Step]:
 
 
 @pytest.fixture
-def parsed(monkeypatch) -> Callable[[list[str]], dict]:
-    """What a command is called with; it does nothing."""
-    called: list[dict] = []
-    for path in ("lm prepare", "lm evaluate", "search run", "bench models"):
-        command = main
-        for name in path.split():
-            command = command.commands[name]
-        monkeypatch.setattr(command, "callback", lambda **given: called.append(given))
-
-    def parse(words) -> dict:
-        invoke(*words)
-        return called.pop()
-
-    return parse
+def parsed(monkeypatch):
+    return parser_of(monkeypatch, "lm prepare", "lm evaluate", "search run", "bench models")
 
 
 @SIZES

@@ -7,17 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from glue_results import write_grid, write_result
 from helpers import ROOT, write_toy_glue
-from in_process import invoke, refusal, settings_of
+from in_process import invoke, parser_of, refusal, settings_of
 from reproductions import record, rows_of
 from training_logs import BERT, LAZY, write_run
 
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo.text import PROSE
 from lazyformer_fairseq.experiments.reproduce.engine import CLI, Step, chosen, record_of, run_steps
@@ -57,20 +55,8 @@ def steps_of(raw, size, out) -> list[Step]:
 
 
 @pytest.fixture
-def parsed(monkeypatch) -> Callable[..., dict]:
-    """What a command is called with, options checked and converted; it does nothing."""
-    called: list[dict] = []
-    for path in ("corpus build", "bench models", "finetune", "pretrain"):
-        command = main
-        for name in path.split():
-            command = command.commands[name]
-        monkeypatch.setattr(command, "callback", lambda **given: called.append(given))
-
-    def parse(words: list[str]) -> dict:
-        invoke(*words)
-        return called.pop()
-
-    return parse
+def parsed(monkeypatch):
+    return parser_of(monkeypatch, "corpus build", "bench models", "finetune", "pretrain")
 
 
 @SIZES

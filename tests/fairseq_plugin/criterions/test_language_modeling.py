@@ -19,10 +19,10 @@ from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import (
     ContinuedMaskedLMConfig,
     ContinuedMaskedLMCriterion,
     MaskedLMAccuracyCriterion,
-    network_of,
 )
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
+from lazyformer_fairseq.modules.losses import network_of
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, plain_options
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.latency import READ, REST
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan, read_sublayer
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, is_possible, places_read, read_sublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
 from lazyformer_fairseq.warm_start.start import NONE, can_start_fresh, likeness
 
@@ -99,10 +99,7 @@ class Choices:
 
     def is_possible(self, by_place: ByPlace) -> bool:
         """Whether an encoder can be built of it: it is not empty, and each consumer has what it reads below it."""
-        try:
-            return bool(plan(self.pattern(by_place), ENCODER))
-        except UserError:
-            return False
+        return is_possible(self.pattern(by_place), ENCODER)
 
     def made(self, by_place: ByPlace) -> list[Made]:
         """The sublayers of a possible pattern, the lowest first."""

@@ -66,7 +66,7 @@ class PreparedSquad(PreparedFolder):
             )
         wanted = self.manifest["splits"][split]
         try:
-            file = read_squad(self.folder / f"{split}.json", self.manifest["skip_mistakes"], needs_answers=False)
+            file = read_squad(self.folder / f"{split}.json", self.manifest["skip_mistakes"])
             windows = Windows.load(self.folder / f"{split}.npz")
             counts = {"questions": wanted["rows"], "windows": wanted["windows"], "tokens": wanted["kept_tokens"]}
             windows.check(file, len(load_tokenizer(self.tokenizer_folder).symbols), counts, MANIFEST)

@@ -288,16 +288,19 @@ def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_p
 
 
 def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
-    articles = json.loads((toy_squad / "train-v1.1.json").read_text())["data"]
+    train, dev = (json.loads((toy_squad / f"{name}-v1.1.json").read_text())["data"] for name in ("train", "dev"))
     for number in range(7):
-        articles[number]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"] += 1
-    write_squad(tmp_path / "files" / "train-v1.1.json", *articles)
-    (tmp_path / "files" / "dev-v1.1.json").write_bytes((toy_squad / "dev-v1.1.json").read_bytes())
-    with pytest.raises(UserError, match="7 mistakes.*--skip-mistakes"):
+        train[number]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"] += 1
+    train[7]["paragraphs"][0]["qas"][0]["answers"] = dev[0]["paragraphs"][0]["qas"][0]["answers"] = []
+    write_squad(tmp_path / "files" / "train-v1.1.json", *train)
+    write_squad(tmp_path / "files" / "dev-v1.1.json", *dev)
+    with pytest.raises(UserError, match="8 mistakes.*--skip-mistakes"):
         squad_data.prepare(wanted(tmp_path / "files", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    text = squad_data.overview(squad_data.prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True)))
-    assert text.count("left out: article ") == 7
-    assert "(id Article 6-0-1)" in text
+    prepared = squad_data.prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True))
+    text = squad_data.overview(prepared)
+    assert text.count("left out: article ") == 9
+    assert "(id Article 6-0-1)" in text and text.count("has no answer") == 2
+    assert [len(prepared.read(split).file.questions) for split in ("train", "valid")] == [40, 11]
     with pytest.raises(UserError, match="no room for a context"):
         squad_data.prepare(wanted(toy_squad, tmp_path / "new", max_length=4))

@@ -150,7 +150,7 @@ def describe(
         given: what options say of it.
         name: by default the folder's.
         files: names of `train` and `dev`, where they are not the usual ones.
-        labels: in their order; by default all of the training file, sorted.
+        labels: in their order, of classes alone; by default all of the training file, sorted.
 
     Raises:
         UserError: a file is missing; a column is not found; a row of the training file is wrong, or its labels make no
@@ -167,7 +167,11 @@ def describe(
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_own=True)
     path, words = folder / train, [example.target for example in read_split(row, folder, "train").examples]
-    kind = given.kind or kind_of(words, label)
+    kind = given.kind or (settings.CLASSES if labels else kind_of(words, label))
+    if kind not in settings.KINDS:  # a YAML file may say anything
+        raise UserError(f"kind: {kind!r} is none of {', '.join(settings.KINDS)}")
+    if labels and kind == settings.SCORES:
+        raise UserError(f"labels: scores have none, but {', '.join(labels[:MOST_SHOWN])} are given; leave them out")
     if kind == settings.CLASSES:
         row = replace(row, labels=labels_of(path, words, labels))
     else:

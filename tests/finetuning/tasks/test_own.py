@@ -175,6 +175,10 @@ def test_a_yaml_file_says_what_the_files_do_not(tmp_path):
     assert benchmark.row.metrics == ("matthews", "accuracy", "macro_f1") and benchmark.row.is_pair
     said = choose_benchmark(str(tmp_path / "moods.yaml"), settings_of(tmp_path, None, metric="accuracy"))[0]
     assert said.row.selecting_metric == "accuracy"
+    write(tmp_path / "stars.tsv", ("text", "score"), *((text, str(n % 2)) for n, (text, _) in enumerate(sentences(4))))
+    (tmp_path / "stars.yaml").write_text("train: stars.tsv\ndev: stars.tsv\nlabels: [1, 0]")
+    stars = choose_benchmark(str(tmp_path / "stars.yaml"), settings_of(tmp_path, None))[0].row
+    assert stars.labels == ("1", "0") and not stars.is_regression, "a score, unless labels are given"
 
 
 GOOD = "text\tlabel\na b\tx\nc d\ty\n"
@@ -224,6 +228,8 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         ("a.yaml", f"data: {'x' * 300}", "write short text"),
         ("a.yaml", "- x", "describes no task"),
         ("a.yaml", "name: ../x\ntrain: x.csv", "'../x' cannot name a task's folders"),
+        ("a.yaml", "train: dev.tsv\nkind: regression", "kind: 'regression' is none of classes, scores"),
+        ("a.yaml", "train: dev.tsv\nkind: scores\nlabels: [x, y]", "labels: scores have none, but x, y are given"),
         ("x.csv", 'text,label\n"a b,x\nc,y\n', "x.csv, line 2: no CSV"),
         ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b\\ud800", "label": 2}\n', "x.jsonl, line 2: no JSON object"),
         ("x.jsonl", '{"text": "a", "label": 1}\n[1]\n', "x.jsonl, line 2: no JSON object"),

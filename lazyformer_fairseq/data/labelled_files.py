@@ -265,6 +265,7 @@ def _lines(path: Path, seen: Callable[[int], Any]) -> Iterator[tuple[int, str]]:
 
 
 def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Rows:
+    csv.field_size_limit(2**31 - 1)  # a text may have more than the 131,072 characters that are usual
     reader, start = csv.reader((f"{line}\n" for _, line in lines), strict=True), 1
     while True:
         try:

@@ -50,7 +50,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     Raises:
         UserError: the model was not fine-tuned on labels or scores; a row is wrong (file and line); `output` exists.
     """
-    ending = ".tsv" if texts.suffix == ".txt" else texts.suffix
+    ending = ".tsv" if texts.suffix.lower() == ".txt" else texts.suffix
     output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
     if output.exists():
         raise UserError(f"{output}: exists already; remove it, or give another --output")

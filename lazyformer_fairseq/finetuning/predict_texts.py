@@ -71,7 +71,8 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
             answers = loaded.predict([row.texts for row in chunk], head=head, max_tokens=wanted.max_tokens)
             for row, (label, probability, _) in zip(chunk, answers, strict=True):
                 marks.add(row, label)
-                found = [float(f"{label:.6g}")] if task.is_regression else [label, round(probability, 4)]
+                # Nine digits tell all floats of 32 bits apart: scores may differ in the last of them alone.
+                found = [float(f"{label:.9g}")] if task.is_regression else [label, round(probability, 4)]
                 file.write(line_of(output, names, [*row.fields, *found]).encode())
         if not marks.rows:
             raise UserError(f"{texts}: has no text in it")

@@ -138,6 +138,9 @@ def test_scores_of_any_range_train_and_come_back_in_their_unit(tmp_path):
     assert max(errors) < 150 and loaded.predict(texts)[0].probability is None  # half a deviation is 237
     said = invoke("predict", run.folder, tmp_path / "degrees" / "valid.csv")
     assert float(re.search(r"mean absolute error ([\d.]+)", said)[1]) == pytest.approx(np.mean(errors), rel=1e-3)
+    with (tmp_path / "degrees" / "valid.predictions.csv").open(newline="") as file:
+        written = [float(row["prediction"]) for row in csv.DictReader(file)]
+    assert written == pytest.approx([answer.label for answer in loaded.predict(texts)], rel=1e-7)
     pytest.importorskip("transformers")
     from transformers import AutoModelForSequenceClassification
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from lazyformer_fairseq.errors import UserError
 
@@ -212,21 +212,26 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     if first is None:
         raise UserError(f"{path}: is empty; {task.remedy}")
     if layout.has_header:
-        texts, label, width = *_find_columns(task, path, layout, header=first[1]), len(first[1])
+        texts, label, width = *_find_columns(task, path, layout, header=first.fields), len(first.fields)
     else:
         texts, label, rows = layout.texts, layout.label, itertools.chain([first], rows)
-        width = max(len(first[1]), *(1 + column for column in (*texts, label) if column is not None))
+        width = max(len(first.fields), *(1 + column for column in (*texts, label) if column is not None))
     file = _read_rows(task, path, rows, list(texts), label, width)
     if not file.examples:
         raise UserError(f"{path}: has no row of data; {task.remedy}")
     return file
 
 
-Rows = Iterator[tuple[int, list[str]]]
+class FileRow(NamedTuple):
+    """A row as a file has it: its line, from 1; its fields; of JSON lines also the object that these are of."""
+
+    line: int
+    fields: list[str]
+    whole: Optional[dict[str, Any]] = None
 
 
-def read_rows(path: Path, seen: Callable[[int], Any] = lambda size: None) -> Rows:
-    """Line numbers from 1 and fields of a file of texts, by its ending: .tsv, .csv, .jsonl, or .txt, a text a line.
+def read_rows(path: Path, seen: Callable[[int], Any] = lambda size: None) -> Iterator[FileRow]:
+    """The rows of a file of texts, by its ending: .tsv, .csv, .jsonl, or .txt, a text a line.
 
     The first row has the names of columns where the file has any; of JSON lines they are the first object's.
 
@@ -242,8 +247,8 @@ def read_rows(path: Path, seen: Callable[[int], Any] = lambda size: None) -> Row
     elif kind == ".jsonl":
         yield from _json_rows(path, lines)
     else:
-        yield from ([(0, ["text"])] if kind == ".txt" else [])
-        yield from ((number, [line] if kind == ".txt" else line.split("\t")) for number, line in lines)
+        yield from ([FileRow(0, ["text"])] if kind == ".txt" else [])
+        yield from (FileRow(number, [line] if kind == ".txt" else line.split("\t")) for number, line in lines)
 
 
 def _lines(path: Path, seen: Callable[[int], Any]) -> Iterator[tuple[int, str]]:
@@ -264,7 +269,7 @@ def _lines(path: Path, seen: Callable[[int], Any]) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} the task's folder?") from None
 
 
-def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Rows:
+def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
     csv.field_size_limit(2**31 - 1)  # a text may have more than the 131,072 characters that are usual
     reader, start = csv.reader((f"{line}\n" for _, line in lines), strict=True), 1
     while True:
@@ -278,11 +283,11 @@ def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Rows:
         if fields is None:
             return
         if fields:
-            yield start, fields
+            yield FileRow(start, fields)
         start = reader.line_num + 1
 
 
-def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Rows:
+def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
     names: Optional[list[str]] = None
     for number, line in lines:
         if not line.strip():
@@ -290,7 +295,7 @@ def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Rows:
         try:
             found = json.loads(line)
             values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
-            "".join(values.values()).encode()
+            json.dumps(found, ensure_ascii=False).encode()  # as it will be written: half a character cannot be
         except (ValueError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}: no JSON object ({error}); a line is one, as in "
@@ -298,8 +303,8 @@ def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Rows:
             ) from None
         if names is None:
             names = list(values)
-            yield number, names
-        yield number, ["" if found.get(name) is None else values[name] for name in names]
+            yield FileRow(number, names)
+        yield FileRow(number, ["" if found.get(name) is None else values[name] for name in names], found)
 
 
 def _find_columns(
@@ -317,10 +322,15 @@ def _find_columns(
 
 
 def _read_rows(
-    task: TaskDescription, path: Path, rows: Rows, text_columns: list[int], label_column: Optional[int], width: int
+    task: TaskDescription,
+    path: Path,
+    rows: Iterator[FileRow],
+    text_columns: list[int],
+    label_column: Optional[int],
+    width: int,
 ) -> SplitFile:
     file = SplitFile(path, [], [])
-    for number, fields in rows:
+    for number, fields, _ in rows:
         if len(fields) < width and task.has_odd_rows:
             file.short_lines.append(number)
             continue

@@ -5,7 +5,7 @@ import io
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from lazyformer_fairseq.arguments import checkpoint_at
-from lazyformer_fairseq.data.labelled_files import Rows, TaskDescription, check_width, read_rows
+from lazyformer_fairseq.data.labelled_files import FileRow, TaskDescription, check_width, read_rows
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.metrics import METRICS
 from lazyformer_fairseq.finetuning.settings import PredictSettings
@@ -28,10 +28,9 @@ ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
 
 
 class Row(NamedTuple):
-    """A row of the file: its line, its fields, its texts, and its label if the file has one."""
+    """A row of the file, its texts, and its label if the file has one."""
 
-    line: int
-    fields: list[str]
+    own: FileRow
     texts: tuple[str, ...]
     label: Optional[str]
 
@@ -61,22 +60,28 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     loaded = hub.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
     head = loaded.choose_head(wanted.head)
     task, marks = loaded.tasks[head], Marks(loaded.tasks[head], texts)
+    added = added_to(task)
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
     shown = {"desc": texts.name, "unit": "B", "unit_scale": True, "delay": 2, "disable": None, "leave": False}
     with Progress(total=texts.stat().st_size, **shown) as progress, atomic_file(output) as file:
         names, rows = open_rows(texts, task, wanted.text, progress.update)
-        names = [*names, "prediction", *([] if task.is_regression else ["probability"])]
-        file.write(b"" if output.suffix.lower() == ".jsonl" else line_of(output, names, names).encode())
+        if output.suffix.lower() != ".jsonl":
+            file.write(line_of(output, names, FileRow(1, names), dict(zip(added, added, strict=True))).encode())
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
             answers = loaded.predict([row.texts for row in chunk], head=head, max_tokens=wanted.max_tokens)
             for row, (label, probability, _) in zip(chunk, answers, strict=True):
                 marks.add(row, label)
                 # Nine digits tell all floats of 32 bits apart: scores may differ in the last of them alone.
                 found = [float(f"{label:.9g}")] if task.is_regression else [label, round(probability, 4)]
-                file.write(line_of(output, names, [*row.fields, *found]).encode())
+                file.write(line_of(output, names, row.own, dict(zip(added, found, strict=True))).encode())
         if not marks.rows:
             raise UserError(f"{texts}: has no text in it")
     return [f"{output}: {marks.rows:,} rows", *marks.lines()]
+
+
+def added_to(task: TaskDescription) -> tuple[str, ...]:
+    """Names of the fields that stand after a row's own."""
+    return ("prediction",) if task.is_regression else ("prediction", "probability")
 
 
 def open_rows(
@@ -92,7 +97,7 @@ def open_rows(
     first = next(rows, None)
     if first is None:
         raise UserError(f"{path}: is empty; write a line that names its columns, and a text in each line under it")
-    header, layout = first[1], task.splits.get("valid")
+    header, layout = first.fields, task.splits.get("valid")
     trained = layout.texts if layout is not None and set(layout.texts) <= set(header) else ()
     label = layout.label if layout is not None and layout.label in header else None
     texts, label = columns_of(path, header, text or trained, label, is_labelled=False)
@@ -104,21 +109,39 @@ def open_rows(
         names, rows = [f"column{place}" for place in range(1, len(header) + 1)], chain([first], rows)
     else:
         texts, label = tuple(map(header.index, texts)), None if label is None else header.index(label)
-    return names, _rows(path, rows, texts, label, len(header))
+    refuse_taken(path, first.line, names, task)
+    return names, _rows(path, rows, texts, label, len(header), task)
 
 
-def _rows(path: Path, rows: Rows, texts: Sequence[int], label: Optional[int], width: int) -> Iterator[Row]:
-    for line, fields in rows:
+def _rows(
+    path: Path,
+    rows: Iterator[FileRow],
+    texts: Sequence[int],
+    label: Optional[int],
+    width: int,
+    task: TaskDescription,
+) -> Iterator[Row]:
+    for row in rows:
+        line, fields, whole = row
         if fields == [""] and width > 1:
             continue
         check_width(path, line, fields, width)
-        yield Row(line, fields, tuple(fields[column] for column in texts), None if label is None else fields[label])
+        refuse_taken(path, line, whole or (), task)
+        yield Row(row, tuple(fields[column] for column in texts), None if label is None else fields[label])
 
 
-def line_of(path: Path, names: Sequence[str], fields: Sequence[Any]) -> str:
-    """A row in the format of the file's ending."""
+def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescription) -> None:
+    """Raises a UserError where a field is called as one that is added: it would be lost, or be there twice."""
+    if taken := [name for name in added_to(task) if name in names]:
+        raise UserError(f"{path}, line {line}: has a field {taken[0]!r} already, as the answer's is called; rename it")
+
+
+def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:
+    """A row with its answer, in the format of the file's ending; an object stays as it was."""
     if path.suffix.lower() == ".jsonl":
-        return f"{json.dumps(dict(zip(names, fields, strict=True)), ensure_ascii=False)}\n"
+        own = dict(zip(names, row.fields, strict=True)) if row.whole is None else row.whole
+        return f"{json.dumps({**own, **answer}, ensure_ascii=False)}\n"
+    fields = [*row.fields, *answer.values()]
     if path.suffix.lower() == ".csv":
         csv.writer(line := io.StringIO(), lineterminator="\n").writerow(fields)
         return line.getvalue()
@@ -144,7 +167,7 @@ class Marks:
             target = self.task.target(row.label)
             self.pairs.extend((answer if self.task.is_regression else self.task.labels.index(answer), target))
         except UserError as error:
-            self.why_not = f"no marks: {self.path}, line {row.line}: {error}"
+            self.why_not = f"no marks: {self.path}, line {row.own.line}: {error}"
 
     def lines(self) -> list[str]:
         if self.why_not or not self.pairs or not self.task.metrics:

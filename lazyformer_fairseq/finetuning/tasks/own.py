@@ -163,7 +163,7 @@ def describe(
     first = next(read_rows(folder / train), None)
     if first is None:
         raise UserError(f"{folder / train}: is empty; write a line of names, and rows under it")
-    texts, label = columns_of(folder / train, first[1], given.text, given.label)
+    texts, label = columns_of(folder / train, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_own=True)
     path, words = folder / train, [example.target for example in read_split(row, folder, "train").examples]
@@ -215,7 +215,8 @@ def columns_of(
     if len(texts) in (1, 2) and (label or not is_labelled):
         if all(name in header for name in wanted):
             return texts, label
-        if all(name.isdigit() and 0 < int(name) <= len(header) for name in wanted):
+        has_names = path.suffix.lower() in (".jsonl", ".txt")  # always, so that the first row is none of the texts
+        if not has_names and all(name.isdigit() and 0 < int(name) <= len(header) for name in wanted):
             texts, label = tuple(int(name) - 1 for name in texts), int(label) - 1 if label else None
             return texts, label
     found, lacking = ", ".join(f"{name[:40]!r}" for name in header[:MOST_SHOWN]), [w for w in wanted if w not in header]

@@ -112,12 +112,18 @@ def test_texts_of_every_format_are_labelled_alike(moods, run_of_moods, tmp_path,
         rows[0] = ('the "river", sees\nthe garden' + " " * 140_000, "calm")
     header = [] if ending == "TXT" else [("text",)]
     write(tmp_path / f"x.{ending}", *header, *((text,) for text, _ in rows))
+    objects = [{"text": text, **({"id": n, "of": [None]} if n else {})} for n, (text, _) in enumerate(rows)]
+    if ending == "jsonl":
+        (tmp_path / "x.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in objects))
     said = invoke("predict", run_of_moods, tmp_path / f"x.{ending}")
     assert "9 rows" in said and "labels" not in said
     path = tmp_path / f"x.predictions.{'tsv' if ending == 'TXT' else ending}"
     text = path.read_text()
     if ending == "jsonl":
-        found = [tuple(json.loads(line).values()) for line in text.splitlines()]
+        answers = [json.loads(line) for line in text.splitlines()]
+        assert all(list(one) == [*own, "prediction", "probability"] for one, own in zip(answers, objects, strict=True))
+        assert [{**one, **own} for one, own in zip(answers, objects, strict=True)] == answers
+        found = [(one["text"], one["prediction"]) for one in answers]
     else:
         found = list(csv.reader(text.splitlines(True), delimiter="," if ending == "csv" else "\t"))[1:]
     assert [tuple(row[:2]) for row in found] == rows
@@ -258,9 +264,13 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         ("empty", [], "empty.tsv: is empty"),
         ("none", rows[:1], "none.tsv: has no text in it"),
         ("pairs", [("premise", "hypothesis"), ("a", "b")], "the model was trained on moods, on single texts"),
+        ("again", [("text", "prediction"), ("a", "b")], "again.tsv, line 1: has a field 'prediction' already"),
     ):
         write(Path(f"{name}.tsv"), *changed)
         assert words in refusal("predict", run_of_moods, f"{name}.tsv")
+    Path("late.jsonl").write_text('{"text": "a"}\n{"text": "b", "probability": 1}\n')
+    assert "late.jsonl, line 2: has a field 'probability' already" in refusal("predict", run_of_moods, "late.jsonl")
+    assert "names no column '1', but 'text'" in refusal("predict", run_of_moods, "late.jsonl", "--text", "1")
     assert "give --output" in refusal("predict", run_of_moods)
     assert "name a file that ends in" in refusal("predict", run_of_moods, "short.tsv", "--output", "short.txt")
     assert "give the texts too" in refusal("predict", moods / "out", "--output", "folder")

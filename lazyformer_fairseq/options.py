@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -201,6 +201,13 @@ def check(settings: Any) -> None:
                 raise UserError(f"{flag_of(one)} {each}: is one of {', '.join(said.choices)}")
             if isinstance(each, (int, float)) and not isinstance(each, bool) and not _within(said, each):
                 raise UserError(f"{flag_of(one)} {each}: must be {_bounds(said)}")
+
+
+def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
+    """Raises a UserError for the first of these options that is not as it is by default."""
+    for name in names:
+        if getattr(settings, name) != getattr(type(settings), name):
+            raise UserError(f"--{name.replace('_', '-')}: {why}")
 
 
 def refuse_out_of_bounds(options: Mapping[str, Any]) -> None:

@@ -9,8 +9,8 @@ import click
 from lazyformer_fairseq.arguments import refuse_missing
 from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.extras import needs_fairseq
-from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings
-from lazyformer_fairseq.options import Command, takes
+from lazyformer_fairseq.finetuning.settings import MODULES, OF_BENCHMARKS, GridSettings, PredictSettings
+from lazyformer_fairseq.options import Command, refuse_given, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -91,6 +91,8 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     if len(sources) == 2 and sources[1].suffix == ".json":
         sources, settings = sources[:1], replace(settings, data=sources[1])
     has_texts = len(sources) == 2 and sources[1].is_file() and sources[1].suffix.lower() in TEXTS
+    if has_texts:
+        refuse_given(settings, OF_BENCHMARKS, f"means nothing for {sources[1]}, a file of texts")
     if not has_texts and output is None:
         raise click.UsageError(f"give --output; or a MODEL, and a file of texts that ends in {', '.join(TEXTS)}")
     if not has_texts:

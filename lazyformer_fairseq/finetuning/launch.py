@@ -29,6 +29,7 @@ from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choo
 from lazyformer_fairseq.finetuning.results import RESULT, read_run
 from lazyformer_fairseq.finetuning.settings import MODULES, OF_OWN_TASKS, SPECIAL_OPTIONS, GridSettings, PredictSettings
 from lazyformer_fairseq.finetuning.tasks.own import OwnTask, find_own_task, task_of_yaml
+from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -60,12 +61,10 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     """
     prepared = given.data and (given.data, *(given.data / name for name in benchmark.tasks))
     is_official = bool(prepared) and not any(map(PreparedFolder.is_at, prepared))
-    for name in (name for name in SPECIAL_OPTIONS if getattr(given, name) != getattr(GridSettings, name)):
-        option = f"--{name.replace('_', '-')}"
-        if name not in benchmark.options:
-            raise UserError(f"{option}: means nothing for {benchmark.name}")
-        if name in PREPARING and not is_official:
-            raise UserError(f"{option}: means something where --data has official files, alone")
+    others = [name for name in SPECIAL_OPTIONS if name not in benchmark.options]
+    refuse_given(given, others, f"means nothing for {benchmark.name}")
+    if not is_official:
+        refuse_given(given, PREPARING, "means something where --data has official files, alone")
     if given.protocol and given.protocol not in benchmark.protocols:
         raise UserError(f"--protocol {given.protocol}: {benchmark.name} has {', '.join(benchmark.protocols)}")
     protocol = benchmark.protocols[given.protocol] if given.protocol else benchmark.usual

@@ -10,6 +10,7 @@ from lazyformer_fairseq.options import PRECISION, option
 MODULES = {name: f"lazyformer_fairseq.finetuning.tasks.{name}" for name in ("glue", "squad", "listops", "pairs")}
 OF_OWN_TASKS = ("text", "label", "kind", "metric")
 SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *OF_OWN_TASKS)  # of some benchmarks
+OF_BENCHMARKS = ("data", "tasks", "n_best", "max_answer_tokens", "skip_mistakes")  # options of predict, none of TEXTS
 OWN_LRS, OWN_SEEDS, OWN_EPOCHS = (5e-5, 5e-4), (1, 2, 3), 10  # large models learn at the first rate, tiny at the second
 USUAL = "the protocol's"
 OWN = "Labels of your own"  # a section of --help

@@ -273,6 +273,9 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
     assert "names no column '1', but 'text'" in refusal("predict", run_of_moods, "late.jsonl", "--text", "1")
     assert "give --output" in refusal("predict", run_of_moods)
     assert "name a file that ends in" in refusal("predict", run_of_moods, "short.tsv", "--output", "short.txt")
+    for options in ("--tasks MNLI", "--n-best 3", "--max-answer-tokens 9", "--skip-mistakes", "--data ."):
+        said = refusal("predict", run_of_moods, "unnamed.tsv", *options.split())
+        assert f"{options.split()[0]}: means nothing for unnamed.tsv, a file of texts" in said
     assert "give the texts too" in refusal("predict", moods / "out", "--output", "folder")
     with monkeypatch.context() as stopped:
 

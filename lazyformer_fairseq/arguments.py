@@ -56,6 +56,12 @@ def checkpoint_at(path: Path, name: Optional[str] = None) -> Path:
     return found[0]
 
 
+def named_path(text: str) -> tuple[Optional[str], Path]:
+    """Name and path of ``NAME=PATH``; None and all of it where that is there: folders are called ``lr=1e-4`` too."""
+    name, _, path = text.partition("=")
+    return (name, Path(path)) if path and not Path(text).exists() else (None, Path(text))
+
+
 def refuse_missing(*paths: Optional[Path]) -> None:
     """Raises a UserError for a path that is given and not there."""
     for path in paths:

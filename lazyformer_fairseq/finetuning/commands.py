@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import refuse_missing
+from lazyformer_fairseq.arguments import named_path, refuse_missing
 from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.finetuning.settings import MODULES, OF_BENCHMARKS, GridSettings, PredictSettings
@@ -17,15 +17,10 @@ A_PATH = click.Path(path_type=Path)
 TEXTS = (".tsv", ".csv", ".jsonl", ".txt")  # endings of files of texts
 
 
-def _file_of(checkpoint: str) -> Path:
-    """The path in NAME=FILE, or all of it."""
-    return Path(checkpoint if Path(checkpoint).exists() else checkpoint.partition("=")[2] or checkpoint)
-
-
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepares what is missing; trains what is missing of a grid and reports, where there are checkpoints."""
     needs_fairseq("lazyformer finetune", "transformers' Trainer, see docs/trainers.md")
-    refuse_missing(settings.data, settings.tokenizer, *map(_file_of, settings.checkpoints))
+    refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")
     from lazyformer_fairseq.finetuning.launch import choose_benchmark, prepare_alone, run_to_the_end

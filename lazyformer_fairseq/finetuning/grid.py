@@ -17,7 +17,7 @@ from fairseq import checkpoint_utils
 from omegaconf import open_dict
 
 from lazyformer_fairseq import USER_DIR
-from lazyformer_fairseq.arguments import as_words, checkpoint_at
+from lazyformer_fairseq.arguments import as_words, checkpoint_at, named_path
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
@@ -41,9 +41,9 @@ def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
     """
     models: dict[str, Path] = {}
     for text in texts:
-        name, found, given = text.partition("=")
-        path = checkpoint_at(Path(given if found else text))
-        name = name if found else path.absolute().parent.name
+        name, given = named_path(text)
+        path = checkpoint_at(given)
+        name = path.absolute().parent.name if name is None else name
         if not MODEL_NAME.fullmatch(name):
             raise UserError(f"--checkpoint {text}: {name!r} cannot name a model's folder; give one, as in m2x6={path}")
         if name in models:

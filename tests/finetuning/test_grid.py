@@ -140,9 +140,14 @@ def test_what_decides_a_result_must_match_it(grid):
         run.result()
 
 
-def test_a_model_is_described_and_options_younger_than_it_have_their_defaults():
+def test_a_model_is_described_and_options_younger_than_it_have_their_defaults(tmp_path):
     checkpoints = name_checkpoints([str(START)])
     assert checkpoints == name_checkpoints([str(START.parent)]) == {"checkpoint_of_0.1.0": START}
+    folder = tmp_path / "lr=1e-4" / "m"
+    folder.mkdir(parents=True)
+    shutil.copy(START, folder)
+    of_folder = {"m": folder / START.name}
+    assert name_checkpoints([str(folder)]) == name_checkpoints([f"m={folder}"]) == of_folder, "= stands in the path"
     (model,) = load_start_models(checkpoints, START.parent / "tokenizer")
     assert (model.name, model.updates, model.max_positions) == ("checkpoint_of_0.1.0", 30, 64)
     assert model.parameters > 10_000
@@ -160,6 +165,9 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
     assert f"{tmp_path}: holds no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
     assert "is called checkpoint_of_0.1.0 too" in message(START, START)
     assert "cannot name a model's folder" in message(f"../m={START}")
+    (tmp_path / "lr=1e-4").mkdir()
+    shutil.copy(START, tmp_path / "lr=1e-4")
+    assert f"'lr=1e-4' cannot name a model's folder; give one, as in m2x6={tmp_path}" in message(tmp_path / "lr=1e-4")
     broken = tmp_path / "broken.pt"
     broken.write_bytes(START.read_bytes()[:1000])
     assert f"{broken}: truncated, damaged or no checkpoint" in message(f"m={broken}")

@@ -113,7 +113,7 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenize
         name,
         path.absolute(),
         sha256_of(path),
-        history[-1].get("num_updates"),
+        history[-1].get("num_updates") or None,  # an export does not say
         sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
         tuple(as_words({"arch": "lazyformer", **options, "dropout": DROPOUT})),
         int(options["max_positions"]),
@@ -300,6 +300,16 @@ class Run:
     def differs_from(self, found: Mapping[str, Any]) -> str:
         """How settings that were found differ, in words; empty where they do not. None stands for a missing one."""
         return differences({name: found.get(name) for name in self.settings}, self.settings)
+
+    def refuse_other_settings(self) -> None:
+        """Raises a UserError where the model and the task have a result of others, whatever its rate and its seed."""
+        wanted = {name: value for name, value in self.settings.items() if name not in ("lr", "seed")}
+        for path in sorted(self.folder.parent.glob(f"*/{RESULT}")):
+            found = read_json(path).get("settings", {})
+            if differing := differences({name: found.get(name) for name in wanted}, wanted):
+                raise UserError(
+                    f"{path}: a report would mix this result with those of now ({differing}); give another --output"
+                )
 
     def result(self) -> Optional[dict[str, Any]]:
         """The result of a finished run; UserError where the folder holds one of other settings."""

@@ -100,6 +100,8 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     )
     for run in grid.runs:
         run.result()  # refuses one of other settings
+    for run in {(run.model.name, run.task.name): run for run in grid.runs}.values():
+        run.refuse_other_settings()
     return grid, executor
 
 

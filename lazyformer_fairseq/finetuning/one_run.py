@@ -60,7 +60,9 @@ def _train(run: Run) -> dict[str, Any]:
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     vars(checkpoint_utils.save_checkpoint).pop("best", None)  # fairseq keeps the best score of the process, not the run
     fairseq_cli.train.main(cfg)
-    train_seconds, tokens = metrics.get_meter("default", "train_wall").sum, metrics.get_meter("default", "wpb").sum
+    # A run that was killed in its last evaluation trains nothing more: then there is no meter.
+    meters = [metrics.get_meter("default", name) for name in ("train_wall", "wpb")]
+    train_seconds, tokens = (meter.sum if meter else 0.0 for meter in meters)
     best = torch.load(run.folder / BEST, map_location="cpu", weights_only=True)
     found = evaluate(run, cfg, best)
     if best.pop("last_optimizer_state", None) is not None:  # two thirds of the file

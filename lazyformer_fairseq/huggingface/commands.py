@@ -23,7 +23,7 @@ from lazyformer_fairseq.warm_start.options import WarmOptions
 )
 @click.option(
     "--head-name",
-    help="Name of the head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst2 and so on.  [default: "
+    help="Name of the head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst-2 and so on.  [default: "
     "classifier; squad for one that finds answers]",
 )
 @click.option(

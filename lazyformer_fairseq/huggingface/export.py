@@ -80,6 +80,8 @@ def export_to_huggingface(
         return CAUSAL
     loaded = hub.load_state(state, path, hub.tokenizer_beside(path))
     chosen = choose_head(state["model"], head, path, loaded.tasks)
+    if chosen is not None:
+        loaded.fold_unit(chosen.name)
     source = Source(loaded.model, loaded.tokenizer, chosen, training_of(state))
     form = choose_form(source, form)
     with atomic_folder(Path(out)) as unfinished:
@@ -115,7 +117,7 @@ def choose_head(
     if chosen is None:
         return None
     outputs, kind = there[chosen]
-    return Head(chosen, outputs, kind, tasks[chosen].labels if chosen in tasks and tasks[chosen].splits else ())
+    return Head(chosen, outputs, kind, tasks[chosen].labels if chosen in tasks else ())
 
 
 def choose_form(source: Source, form: str) -> str:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -25,7 +27,7 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.trained import checkpoints, hub
 from lazyformer_fairseq.trained.export import write_model
-from lazyformer_fairseq.trained.match import PREFIX, dictionary_hash
+from lazyformer_fairseq.trained.match import PREFIX, dictionary_hash, heads_in_checkpoint
 from lazyformer_fairseq.warm_start.options import WarmOptions
 from lazyformer_fairseq.warm_start.start import Trained, write_record
 
@@ -77,12 +79,13 @@ def import_to(
         else:
             refuse_without_extra("huggingface", "lazyformer import")
             taken = head_name in (POOLER, NEXT_SENTENCE) or hasattr(nn.ModuleDict(), head_name or "")
-            if head_name is not None and (not head_name.isidentifier() or taken):
+            if head_name is not None and (not re.fullmatch(r"[^\W\d][\w-]*", head_name) or taken):
                 names = f"{POOLER}, {NEXT_SENTENCE} or a name of torch's, such as keys"
-                raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {names}")
+                raise UserError(f"--head-name {head_name!r}: must be letters, digits, _ and -, and not {names}")
             own = read_own(path, tokenizer_folder, head_name) if is_own(path) else None
             read = own or _read_hub(path, Path(scratch) / "tokenizer", token_types, head_name)
             cfg, weights, tokenizer, notes = read
+            tasks = name_classes(path, weights)
         start = None
         if warm is not None:
             start = warm.start(Trained(cfg, weights, tokenizer.dictionary), tokenizer, path.absolute().name)
@@ -93,6 +96,28 @@ def import_to(
             if start is not None:
                 write_record(unfinished, start.record)
     return notes
+
+
+def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDescription]:
+    """By head, the classes as config.json calls them; those of a task of GLUE's come into its order, in place."""
+    called = families.read_json_object(folder / families.CONFIG_FILE).get("id2label")
+    names = list(called.values()) if isinstance(called, dict) else []
+    if len({str(name).lower() for name in names}) < max(2, len(names)) or names[0] == "LABEL_0":
+        return {}
+    found = {}
+    for head, saved in heads_in_checkpoint(weights).items():
+        if saved.kind == SPAN or head in (POOLER, NEXT_SENTENCE) or saved.outputs != len(names):
+            continue
+        words = [str(called.get(str(place), place)) for place in range(len(names))]
+        lower = [word.lower() for word in words]
+        labels = next((task.labels for task in TASKS.values() if task.head_name == head), ())
+        if sorted(lower) == sorted(labels):
+            for part in ("weight", "bias"):
+                name = f"{PREFIX}{head}.out_proj.{part}"
+                weights[name] = weights[name][[lower.index(label) for label in labels]]
+        else:
+            found[head] = TaskDescription(head, {}, (), tuple(words))
+    return found
 
 
 def _refuse_unused(flags: Sequence[str], path: Path) -> None:

@@ -104,14 +104,7 @@ def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Ma
         raise UserError(f"{checkpoint}: is a causal language model, which `lazyformer lm evaluate` reads")
     model = build(state, tokenizer.dictionary, checkpoint, make)
     logger.info("loaded %s", checkpoint)
-    tasks = tasks_of_heads(state, checkpoint)
-    for name, task in tasks.items():
-        if task.standard is not None:  # from here on the head gives scores as the files have them
-            mean, deviation = task.standard
-            last = model.classification_heads[name].out_proj
-            last.load_state_dict({"weight": last.weight * deviation, "bias": last.bias * deviation + mean})
-            tasks[name] = replace(task, standard=(0.0, 1.0))
-    return LazyFormerHub(model, tokenizer, tasks)
+    return LazyFormerHub(model, tokenizer, tasks_of_heads(state, checkpoint))
 
 
 def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescription]:
@@ -281,6 +274,8 @@ class LazyFormerHub(nn.Module):
             UserError: the checkpoint has no such head, or the texts are no texts, or no pairs where it knows pairs.
         """
         if not isinstance(texts, str):
+            if more or global_positions is not None or not isinstance(texts, (list, tuple)):
+                raise UserError("predict([...]) takes one list, of texts or of pairs, and no global_positions")
             return self._predictions(texts, head, max_tokens)
         if (head := texts) not in self.model.classification_heads:
             known = ", ".join(self.model.classification_heads) or "none"
@@ -289,7 +284,7 @@ class LazyFormerHub(nn.Module):
             )
         ids = self.encode(*more)
         logits, _ = self.model(ids, classification_head_name=head, global_positions=global_positions)
-        return logits
+        return self._in_unit_of_files(head, logits)
 
     def choose_head(self, name: Optional[str] = None) -> str:
         """The fine-tuned classification head of this name, or the only one; UserError for none or several."""
@@ -323,11 +318,25 @@ class LazyFormerHub(nn.Module):
             raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; train it anew")
         if task.is_regression:
             low, high = task.score_range or (-np.inf, np.inf)
-            return [Prediction(float(score), None, {}) for score in logits[:, 0].clip(low, high)]
+            scores = self._in_unit_of_files(name, logits)[:, 0].clip(low, high)
+            return [Prediction(float(score), None, {}) for score in scores]
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         shares = (dict(zip(task.labels, row, strict=True)) for row in weights.tolist())
         return [Prediction(best := max(found, key=found.get), found[best], found) for found in shares]
+
+    def _in_unit_of_files(self, head: str, logits: Any) -> Any:
+        """Scores, which a head gives in standard deviations from their mean."""
+        mean, deviation = (head in self.tasks and self.tasks[head].standard) or (0.0, 1.0)
+        return logits * deviation + mean
+
+    def fold_unit(self, head: str) -> None:
+        """From here on the head itself gives scores as the files have them, for programs that know of no unit."""
+        if head in self.tasks and self.tasks[head].standard is not None:
+            last = self.model.classification_heads[head].out_proj
+            weights = {"weight": last.weight * self.tasks[head].standard[1]}
+            last.load_state_dict({**weights, "bias": self._in_unit_of_files(head, last.bias)})
+            self.tasks = {**self.tasks, head: replace(self.tasks[head], standard=(0.0, 1.0))}
 
     @property
     def _fed(self) -> dict[str, Any]:
@@ -368,12 +377,14 @@ class LazyFormerHub(nn.Module):
             )
         if not isinstance(text, str):
             raise UserError(f"fill_mask({text!r}): takes one text at a time")
+        if topk < 1:
+            raise UserError(f"fill_mask: topk is {topk}, must be at least 1")
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
             raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
-        probabilities, words = logits.softmax(dim=-1)[0].topk(topk)
+        probabilities, words = logits.softmax(dim=-1)[0].topk(min(topk, logits.size(-1)))
         decode = self.tokenizer.decode
         return [
             Filling(decode(torch.where(at_mask, word, ids).tolist()), probability, decode([word]))

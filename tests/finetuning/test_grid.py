@@ -17,7 +17,7 @@ from toy_squad import START
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning import commands
+from lazyformer_fairseq.finetuning import commands, one_run
 from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS, PROTOCOLS, head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
@@ -135,6 +135,10 @@ def test_what_decides_a_result_must_match_it(grid):
         grid("CoLA", head="linear:0.1").runs[0].result()
     with pytest.raises(UserError, match="result of another run .*no_padding is None there, True here"):
         grid("CoLA", no_padding=True).runs[0].result()
+    run.refuse_other_settings()
+    grid("CoLA", lrs=(5e-5,), seeds=(7,)).runs[0].refuse_other_settings()
+    with pytest.raises(UserError, match="would mix this result with those of now .precision is 'fp32' there, 'bf16'"):
+        grid("CoLA", lrs=(5e-5,), seeds=(7,), precision="bf16").runs[0].refuse_other_settings()
     (run.folder / "result.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):
         run.result()
@@ -369,7 +373,10 @@ def test_a_long_run_goes_on_from_its_last_epoch(small, monkeypatch):
         fine_tune(one)
     before = (one.folder / "checkpoint_last.pt").read_bytes()
     assert one.result() is None
-    fine_tune(one)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(one_run, "evaluate", Mock(side_effect=KeyboardInterrupt))
+        fine_tune(one)
+    fine_tune(one)  # nothing is left to train
     assert "epoch 002 | valid" not in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
     assert one.result()["metrics"] == whole.result()["metrics"]
     assert not (one.folder / "checkpoint_last.pt").exists()

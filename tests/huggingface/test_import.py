@@ -131,6 +131,21 @@ def test_a_head_of_theirs_is_one_of_ours(tmp_path, kind, head, output):
     assert hub.predict(head, "the cat sat").shape == (1, expected.size(1))
 
 
+@torch.no_grad()
+def test_classes_keep_their_names_or_come_into_the_order_of_glues_task(tmp_path):
+    called = {0: "ENTAILMENT", 1: "NEUTRAL", 2: "CONTRADICTION"}
+    theirs = save_tiny(tmp_path / "in", "BertForSequenceClassification", id2label=called)
+    theirs.classifier.bias.copy_(torch.tensor([9.0, 4.0, 0.0]))
+    theirs.save_pretrained(tmp_path / "in")
+    found = {}
+    for name in ("mnli", "mood-3"):
+        import_to(tmp_path / "in", tmp_path / name, head_name=name)
+        (found[name],) = load(tmp_path / name).predict([("the cat sat", "a dog")])
+    assert found["mood-3"].label == "ENTAILMENT" and found["mnli"].label == "entailment"
+    assert found["mnli"].probability == found["mood-3"].probability
+    assert list(found["mnli"].probabilities) == ["contradiction", "entailment", "neutral"]
+
+
 def test_new_dense_heads_start_from_berts_pooler(tmp_path):
     from lazyformer_fairseq import LazyFormerModel
 

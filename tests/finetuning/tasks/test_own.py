@@ -147,6 +147,11 @@ def test_scores_of_any_range_train_and_come_back_in_their_unit(tmp_path):
     with (tmp_path / "degrees" / "valid.predictions.csv").open(newline="") as file:
         written = [float(row["prediction"]) for row in csv.DictReader(file)]
     assert written == pytest.approx([answer.label for answer in loaded.predict(texts)], rel=1e-7)
+    assert float(loaded.predict("own_degrees", texts[0])) == pytest.approx(loaded.predict(texts[:1])[0].label)
+    invoke("export", run.folder, tmp_path / "ours")  # in the unit of training: it goes on as the checkpoint does
+    again = LazyFormerModel.from_pretrained(tmp_path / "ours")
+    assert again.predict(texts) == loaded.predict(texts) and again.tasks == loaded.tasks
+    assert torch.equal(*(each.model.classification_heads["own_degrees"].out_proj.weight for each in (again, loaded)))
     pytest.importorskip("transformers")
     from transformers import AutoModelForSequenceClassification
 
@@ -310,9 +315,16 @@ def test_models_of_before_and_without_heads_say_what_they_can(tmp_path):
     old = LazyFormerModel.from_pretrained(OF_2026_11 / "fine_tuned")
     assert {answer.label for answer in old.predict(["anna sees ben", "the garden"])} <= {"0", "1"}
     assert old.predict([]) == [] and old.tasks["cola"].name == "CoLA"
-    for texts, words in (([("a", "b")], "was trained on texts"), ([3], "was trained on texts"), ("a", "into a list")):
+    for texts, words in (
+        ([("a", "b")], "was trained on texts"),
+        ([3], "was trained on texts"),
+        ("a", "into a list"),
+        (3, "one list"),
+    ):
         with pytest.raises(UserError, match=words):
             old.predict(texts)
+    with pytest.raises(UserError, match="takes one list"):
+        old.predict(["anna sees ben"], "the garden")
     with pytest.raises(UserError, match="not fine-tuned on labels or scores"):
         LazyFormerModel.from_pretrained(START.parent).predict(["a"])
     (tmp_path / "x.txt").write_text("anna sees ben\n")

@@ -83,11 +83,14 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     questions too.
     """
     refuse_missing(*sources, settings.data, settings.tokenizer)
-    if len(sources) == 2 and sources[1].suffix == ".json":
+    if len(sources) == 2 and sources[1].suffix.lower() == ".json":
+        refuse_given(settings, ("data",), f"means nothing beside {sources[1]}, a file of questions")
         sources, settings = sources[:1], replace(settings, data=sources[1])
     has_texts = len(sources) == 2 and sources[1].is_file() and sources[1].suffix.lower() in TEXTS
     if has_texts:
         refuse_given(settings, OF_BENCHMARKS, f"means nothing for {sources[1]}, a file of texts")
+    else:
+        refuse_given(settings, ("text", "head"), "is for a file of texts alone")
     if not has_texts and output is None:
         raise click.UsageError(f"give --output; or a MODEL, and a file of texts that ends in {', '.join(TEXTS)}")
     if not has_texts:

@@ -218,10 +218,10 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
                 del question["answers"]
-    (tmp_path / "questions.json").write_text(json.dumps(content))
+    (tmp_path / "questions.JSON").write_text(json.dumps(content))
     (run,) = [path.parent for path in done.glob("out/runs/m/SQuAD/*/checkpoint_best.pt")]
     shutil.copytree(run, tmp_path / "run")
-    arguments = ["predict", tmp_path / "run", tmp_path / "questions.json"]
+    arguments = ["predict", tmp_path / "run", tmp_path / "questions.JSON"]
     assert invoke(*arguments, "--output", tmp_path / "one").endswith("one: 12 answers\n")
     assert json.loads((tmp_path / "one" / "predictions.json").read_text()) == texts
 
@@ -232,6 +232,7 @@ def test_predictions_are_the_official_evaluation_s_and_marked_alike(done, tmp_pa
         ("predict START", "give the questions too, by --data"),
         ("predict START --data squad/dev-v1.1.json", "has no span head 'squad'"),
         ("predict nowhere.pt --data squad/dev-v1.1.json", "nowhere.pt: no such file or folder"),
+        ("predict START squad/dev-v1.1.json --data squad", "--data: means nothing beside squad/dev-v1.1.json"),
         ("predict out --data out/runs/grid.json", "not in SQuAD's official layout"),
         ("predict squad", "squad: holds no checkpoint_best.pt"),
         ("predict out --output squad", "exists already"),

@@ -282,6 +282,9 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         said = refusal("predict", run_of_moods, "unnamed.tsv", *options.split())
         assert f"{options.split()[0]}: means nothing for unnamed.tsv, a file of texts" in said
     assert "give the texts too" in refusal("predict", moods / "out", "--output", "folder")
+    for options in ("--text text", "--head own_moods"):
+        said = refusal("predict", moods / "out", "--output", "folder", *options.split())
+        assert said.startswith(f"{options.split()[0]}: is for a file of texts alone")
     with monkeypatch.context() as stopped:
 
         def stop(*_: object, **__: object) -> None:

@@ -18,6 +18,7 @@ from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of
 from lazyformer_fairseq.experiments.compare.settings import find_task
+from lazyformer_fairseq.experiments.search.run import FRONTS
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
 PAGE, SCRIPT = PAGES["docs/compare.md"], ROOT / "scripts" / "equal_footing.sh"
@@ -111,6 +112,18 @@ def test_short_trainings_of_a_search_rank_as_its_log_says():
     said = f"{ranks[0]:.2f} after {second} of {last} updates, {ranks[1]:.2f} after {first}"
     page = " ".join(PAGES["docs/search.md"].split())
     assert f"{len(losses)} patterns, one seed ([log](records/search-ranks.json)): {said}" in page
+
+
+def test_searches_beside_their_controls_found_what_their_log_says():
+    logs, page = read_json(RECORDS / "search-seeds.json"), " ".join(PAGES["docs/search.md"].split())
+    assert [*logs] == ["1", "2", "3", "4", "5"] and "five seeds ([log](records/search-seeds.json))" in page
+    ends = {front: [log[front]["points"][0]["loss"] for log in logs.values()] for front in FRONTS}
+    ends["baseline"] = [log["baseline"]["loss"] for log in logs.values()]
+    called = ("halving {}", "random search {}", "most parameters {}", "`sff` {}", "the baseline {}")
+    for losses, name in zip(ends.values(), called, strict=True):
+        assert name.format(f"{median(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})") in page
+    won = [sum(map(float.__lt__, ends["found"], ends[other])) for other in FRONTS[1:]]
+    assert f"halving was below random search for {won[0]} of 5" in page and won[1:] == [5, 5]
 
 
 @pytest.fixture

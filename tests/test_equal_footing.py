@@ -126,6 +126,19 @@ def test_searches_beside_their_controls_found_what_their_log_says():
     assert f"halving was below random search for {won[0]} of 5" in page and won[1:] == [5, 5]
 
 
+def test_the_best_pattern_of_a_search_trains_three_times_as_wide_as_its_log_says():
+    log, page = read_json(RECORDS / "search-transfer.json"), " ".join(PAGES["docs/search.md"].split())
+    points = {log["found"]["points"][0]["loss"]: log for log in read_json(RECORDS / "search-seeds.json").values()}
+    best = points[min(points)]
+    assert log["settings"]["models"] == {"bert": "(sf)x7", "found": best["found"]["points"][0]["pattern"]}
+    assert log["settings"]["sizes"]["embed_dim"] == 3 * best["sizes"]["embed_dim"]
+    assert log["settings"]["updates"] == best["settings"]["lengths"][-1]
+    _, beside = losses_of(comparison_of(log), "found")
+    narrow = best["found"]["points"][0]["loss"] - best["baseline"]["loss"]
+    wide = f"three times as wide, three seeds ([log](records/search-transfer.json)), {beside}"
+    assert f"`{log['settings']['models']['found']}`, ends {narrow:+.2f} bits from the baseline, {wide}." in page
+
+
 @pytest.fixture
 def options_of(tmp_path):
     """``options_of(arguments)``: what `lazyformer compare` reads when the script is called."""

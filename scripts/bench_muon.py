@@ -45,7 +45,7 @@ def main() -> None:
     weights = list(network.parameters())
     for weight in weights:
         weight.grad = torch.randn_like(weight)
-    optimizer = MuonAndAdam(config, weights)
+    optimizer = MuonAndAdam(config, weights).optimizer
     matrices = [weight for weight in weights if blocks_of(weight)]
     flops = sum(n * count_flops(each.size(0) // n, each.size(1)) for each in matrices for n in [blocks_of(each)])
     things = {"step": optimizer.step, **matrix_products(device, PRECISIONS[given.precision])}

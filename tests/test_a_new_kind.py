@@ -178,7 +178,7 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
     }[task]
     options = shlex.split(
         f"--task {task} --candidates s,m[width=5],l,f,identity,m --sublayers 4 --batch-size 16 --constant-updates 1 "
-        f"--max-updates 60 --device cpu --latency-price 0.1 --arch {sizes}"
+        f"--max-updates 60 --device cpu --arch {sizes}"
     )
     invoke("search", data, tmp_path / "found", *options)
     found = json.loads((tmp_path / "found" / "result.json").read_text())

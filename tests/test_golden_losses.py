@@ -26,12 +26,12 @@ CAUSAL = (
     "--task stream_language_modeling --tgt-len 12 --mem-len 16 --criterion causal_lm --adaptive-softmax-cutoff 10,20"
 )
 SMALL_CAUSAL = f"{CAUSAL} --arch par_transformer_tiny --decoder-embed-dim 16 --decoder-ffn-embed-dim 32"
-DROPOUT = "--attention-dropout 0.2 --dropout 0.1"
+DROPOUT = "--attention-dropout 0.5 --dropout 0.5 --lr 1e-2"  # without it no loss is within what is allowed
 OPTIMIZERS = {
     "nvlamb": "--optimizer nvlamb --lr-scheduler polynomial_warmup --lr 1e-3 --warmup-ratio 0.3",
     "adam": "--optimizer adam --lr-scheduler fixed --lr 1e-3",
     "nvlamb_nobias": "--optimizer nvlamb --no-bias-correction --lr-scheduler linear_warmup --lr 1e-3",
-    "fused_wd": f"{ADAM} --weight-decay 0.01 --clip-norm 1.0",
+    "fused_wd": f"{ADAM} --lr 1e-2 --weight-decay 50 --clip-norm 0.01 --adam-eps 1e-3",
 }
 TASKS = {
     "next_sentence": f"--task full_sentences_masked_lm --tokens-per-sample 64 --next-sentence --token-types 2 {TINY} "
@@ -55,7 +55,7 @@ def command_of(name: str) -> tuple[str, str]:
         "arch": ("corpus/shard0", f"{masked_lm} --arch {what} --max-positions 64 {ADAM}"),
         "causal": ("lm/data", f"{CAUSAL} --arch {what} {ADAM}{' --mem-len 0' * what.startswith('igpt')}"),
         "kind": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {ADAM}"),
-        "kind_dropout": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {DROPOUT} {ADAM}"),
+        "kind_dropout": ("corpus/shard0", f"{MASKED_LM} {TINY} --sublayer-pattern '{what}' {ADAM} {DROPOUT}"),
         "causal_kind": ("lm/data", f"{SMALL_CAUSAL} --sublayer-pattern '{what}' {ADAM}"),
         "optim": ("corpus/shard0", f"{M2X2} {OPTIMIZERS.get(what)}"),
         "task": ("corpus/shard0", f"{TASKS.get(what)} {ADAM}"),

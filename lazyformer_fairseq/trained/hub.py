@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -274,7 +274,7 @@ class LazyFormerHub(nn.Module):
             UserError: the checkpoint has no such head, or the texts are no texts, or no pairs where it knows pairs.
         """
         if not isinstance(texts, str):
-            if more or global_positions is not None or not isinstance(texts, (list, tuple)):
+            if more or global_positions is not None or not isinstance(texts, Iterable):
                 raise UserError("predict([...]) takes one list, of texts or of pairs, and no global_positions")
             return self._predictions(texts, head, max_tokens)
         if (head := texts) not in self.model.classification_heads:

@@ -106,8 +106,10 @@ class Job:
 
         By a YAML file, in their place, as many as it keeps.
         """
-        if every := self.checkpoint.get("save_interval_updates"):
-            written, most = self.max_update // every, self.checkpoint.get("keep_interval_updates", -1)
+        names = {"save_interval_updates": 0, "keep_interval_updates": -1}
+        every, most = (_number(name, self.checkpoint.get(name, usual)) for name, usual in names.items())
+        if every:
+            written = self.max_update // every
             return 2 + (written if most < 0 else min(most, written))
         lasting = 0 if self.is_causal else len(range(KEPT_EVERY, self.max_update, KEPT_EVERY))
         return 3 + 2 + lasting

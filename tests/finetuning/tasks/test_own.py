@@ -317,6 +317,7 @@ def test_what_a_checkpoint_says_of_its_labels_is_checked(change):
 def test_models_of_before_and_without_heads_say_what_they_can(tmp_path):
     old = LazyFormerModel.from_pretrained(OF_2026_11 / "fine_tuned")
     assert {answer.label for answer in old.predict(["anna sees ben", "the garden"])} <= {"0", "1"}
+    assert old.predict(iter(["anna sees ben"])) == old.predict(["anna sees ben"])  # as a column of pandas is
     assert old.predict([]) == [] and old.tasks["cola"].name == "CoLA"
     for texts, words in (
         ([("a", "b")], "was trained on texts"),

@@ -87,7 +87,9 @@ class SearchSettings:
     )
     keep: float = of_front(0.33, "Share of a budget's patterns that go on; 1: all.", low=0, is_open=True, high=1)
     control: bool = of_front(True, "Random search of the same cost beside the method, and two rules.")
-    recipe: str = option("adam", "As of `lazyformer compare`; a supernet keeps LAMB.", choices=tuple(RECIPES))
+    recipe: str = option(
+        "adam", "As of `lazyformer compare`; but for laptop a supernet keeps LAMB.", choices=tuple(RECIPES)
+    )
     lr: Optional[float] = of_front(
         None, "Their rate, constant until it decays.", low=0, is_open=True, high=1, shown="the recipe's"
     )
@@ -104,7 +106,9 @@ class SearchSettings:
         low=1,
         shown="1",
     )
-    weights_lr: float = of_gradient(1e-2, "LAMB's learning rate.", low=0, is_open=True)
+    weights_lr: Optional[float] = of_gradient(
+        None, "The supernet's learning rate.", low=0, is_open=True, shown="1e-2, LAMB's; 5e-3 by the recipe laptop"
+    )
     architecture_lr: float = of_gradient(1e-2, "Adam's learning rate.", low=0, is_open=True)
     latency_price: float = of_gradient(
         PRICE, "Nats a prediction that the architecture pays for a baseline's latency beyond its budget.", low=0

@@ -6,7 +6,7 @@ It is of mixtures of all candidates, whose architecture learns too (PAR Transfor
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -20,17 +20,25 @@ from lazyformer_fairseq.experiments.search.material import ARCHITECTURE_SHARE, M
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Supernet
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
-from lazyformer_fairseq.measure.stepwise import moved
-from lazyformer_fairseq.optim.optimizers import Lamb
+from lazyformer_fairseq.measure.stepwise import Learning, moved
+from lazyformer_fairseq.optim.muon import mark_matrices
+from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES
+from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
+from lazyformer_fairseq.pretraining.recipes import LAPTOP
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.checkpoint_file import DamagedCheckpointError, check, named_errors, save
 
 STATE, HISTORY = "state.pt", "history.jsonl"
 LOG_INTERVAL, SAVE_INTERVAL = 100, 500  # updates
-# PAR Transformer, section 2.2, names the decays; FBNet, which it follows, the temperatures.
-WEIGHTS_DECAY, ARCHITECTURE_DECAY, CLIP_NORM = 1e-4, 5e-4, 0.25
+# PAR Transformer, section 2.2, names rate and decays; FBNet, which it follows, the temperatures. LAMB is as in NVIDIA's
+# Transformer-XL: weight decay within the trust ratio, no bias correction, a bound of norms, gradients clipped.
+LAMB: Mapping[str, Any] = {
+    **{"optimizer": "nvlamb", "weight_decay": 1e-4, "no_bias_correction": True, "max_weight_norm": 10.0},
+    **{"lr": 1e-2, "lr_scheduler": "wsd", "warmup_ratio": 0.0, "decay_share": 0.0, "clip_norm": 0.25},
+}
+ARCHITECTURE_DECAY = 5e-4
 FIRST_TEMPERATURE, FINAL_TEMPERATURE = 5.0, 0.087
 ARCHITECTURE = 2 / 3  # of an update's cost: no gradient of weights
 
@@ -86,6 +94,23 @@ def latency_nats(
     return settings.latency_price * (share - budget).clamp(min=0)
 
 
+def learning_of(settings: SearchSettings) -> Learning:
+    """How a supernet's weights learn: by the recipe laptop as a whole pattern, else as in the paper."""
+    how = LAPTOP if settings.recipe == "laptop" else LAMB
+    optimizer, schedule = how["optimizer"], how["lr_scheduler"]
+    return Learning(
+        settings.max_updates,
+        settings.weights_lr or how["lr"],
+        settings.seed,
+        optimizer=optimizer,
+        optimizer_options=chosen(OPTIMIZERS[optimizer][1], how),
+        schedule=schedule,
+        schedule_options=chosen(SCHEDULES[schedule][1], how),
+        clip_norm=how["clip_norm"],
+        device=settings.device,
+    )
+
+
 class RunningLoss:
     """Mean loss since it was last read, in bits per prediction; only reading it waits for a GPU."""
 
@@ -131,7 +156,7 @@ class SupernetTraining:
     """Trains mixtures until the next update would cost more than is left: weights are shared, each budget has choices.
 
     Budgets take turns. After the constant phase every n-th update is one of the architecture, n the inverse of the
-    share of its data. Temperature and phases go by the cost spent; where there is no budget an update costs 1.
+    share of its data. Rate, temperature and phases go by the cost spent; where there is no budget an update costs 1.
 
     Args:
         parts: of the data, (for the weights, for the architecture).
@@ -153,9 +178,10 @@ class SupernetTraining:
         self.supernet, self.settings, self.loss_of = supernet.train(), settings, loss_of
         self.prices, self.counting = prices, counting
         self.batches = [Batches(part) for part in parts]
-        # LAMB as in NVIDIA's Transformer-XL: weight decay within the trust ratio, no bias correction.
-        how = {"weight_decay": WEIGHTS_DECAY, "bias_correction": False, "max_weight_norm": 10.0}
-        self.weights = Lamb(self.supernet.model.parameters(), lr=settings.weights_lr, **how)
+        mark_matrices(supernet.model)
+        self.learning = learning_of(settings)
+        self.weights = self.learning.optimizer_of(supernet.model.parameters())
+        self.schedule = self.learning.schedule_of(self.weights)
         self.budgets: Sequence[Optional[float]] = sorted(settings.budgets) or [None]
         others = [copy.deepcopy(supernet.choices) for _ in self.budgets[1:]]
         self.choices = nn.ModuleList([supernet.choices, *others])
@@ -234,9 +260,11 @@ class SupernetTraining:
     def learn_weights(self) -> tuple[Tensor, Tensor]:
         self.spent.weights_updates += 1
         found = self.find_gradients(self.batches[0].next())
-        nn.utils.clip_grad_norm_([p for group in self.weights.param_groups for p in group["params"]], CLIP_NORM)
-        self.weights.step()
-        self.weights.zero_grad()
+        if self.learning.clip_norm:
+            nn.utils.clip_grad_norm_(self.supernet.model.parameters(), self.learning.clip_norm)
+        self.schedule.step_update(round(self.spent.counted))
+        self.weights.optimizer.step()
+        self.weights.optimizer.zero_grad()
         return found
 
     def find_gradients(
@@ -256,7 +284,7 @@ class SupernetTraining:
         """All that the rest of the training depends on; plain values and tensors."""
         state = {
             "model": self.supernet.model.state_dict(),
-            "weights": self.weights.state_dict(),
+            "weights": self.weights.optimizer.state_dict(),
             "choices": self.choices.state_dict(),
             "architecture": [optimizer.state_dict() for optimizer in self.architecture],
             "batches": [batches.state_dict() for batches in self.batches],
@@ -271,7 +299,7 @@ class SupernetTraining:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.supernet.model.load_state_dict(state["model"])
-        self.weights.load_state_dict(state["weights"])
+        self.weights.optimizer.load_state_dict(state["weights"])
         self.choices.load_state_dict(state["choices"])
         for name in ("architecture", "batches"):
             for each, kept in zip(getattr(self, name), state[name], strict=True):

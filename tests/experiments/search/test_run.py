@@ -21,6 +21,7 @@ from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
 from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.patterns.grammar import expand
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
@@ -218,6 +219,45 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
     assert rows[-1]["update"] == 20 and all(row["temperature"] == 5.0 for row in rows if row["update"] <= 4)
 
 
+def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_does(data_folder):
+    """With all weight on one candidate of each layer, on the same batches: Muon, its blocks, rates, and no clipping."""
+    names, chosen = ("s", "l", "f", "identity"), ("s", "f", "l", "f")
+    how = {"recipe": "laptop", "max_updates": 10, "constant_updates": 9, "batch_size": 32}
+    settings = SearchSettings(
+        str(data_folder), "masked-lm", "bert_tiny", "sfsf", names, **how, fairseq_options=SMALL.split()
+    )
+    given = material.Material(settings)
+    of_data = (given.loss_of, given.parts(), PRICES, training.Counting(given))
+    trained = training.SupernetTraining(given.build_supernet(), settings, *of_data)
+    rows = torch.eye(4)[[names.index(name) for name in chosen]]
+    trained.supernet.choices.forward = lambda: rows
+    model, network = given.build_model("".join(chosen))
+    model.load_state_dict(trained.supernet.model.state_dict(), strict=False)
+    sublayers = [mixture.candidate(name) for mixture, name in zip(trained.supernet.mixtures, chosen, strict=True)]
+    for own, learned in zip(network.sublayers, sublayers, strict=True):
+        own.load_state_dict(learned.state_dict())
+    (spec,) = given.compared.settings.specs.values()
+    learning = given.compared.learning(spec, 1, *given.compared.settings.rates_of(spec), 10)
+    mark_matrices(model)
+    optimizer, batches = learning.optimizer_of(model.parameters()), training.Batches(given.parts()[0])
+    schedule = learning.schedule_of(optimizer)
+    for update in range(7):  # the rate falls from the sixth on
+        trained.update()
+        trained.spent.counted += 1
+        schedule.step_update(update)
+        ((loss, count),) = [given.loss_of(model, piece) for piece in batches.next()]
+        (loss / count).backward()
+        optimizer.optimizer.step()
+        optimizer.optimizer.zero_grad()
+    shared = dict(trained.supernet.model.named_parameters())
+    pairs = [(own, shared[name]) for name, own in model.named_parameters() if name in shared]
+    for own, learned in zip(network.sublayers, sublayers, strict=True):
+        pairs += zip(own.parameters(), learned.parameters(), strict=True)
+    assert len(pairs) == len([*model.parameters()])
+    for own, learned in pairs:
+        torch.testing.assert_close(own, learned, atol=1e-4, rtol=1e-3)
+
+
 OF_TEXT = ("--tgt-len", "8", "--mem-len", "8", "--adaptive-softmax-cutoff", "")
 
 
@@ -256,7 +296,7 @@ def test_memory_of_an_update_is_that_of_a_training_of_all_candidates(parts, lm_d
     trained = training.SupernetTraining(built.build_supernet(), settings, *of_data)
     for _ in range(2):  # the optimizer's moments are there from the first on
         trained.update()
-    states = [value for state in trained.weights.state.values() for value in state.values()]
+    states = [value for state in trained.weights.optimizer.state.values() for value in state.values()]
     memories = [state for memory in trained.batches[0].part.memories for state in memory.states]
     kept = filter(torch.is_tensor, [*trained.supernet.parameters(), *states, *memories])
     held = sum(each.numel() * each.element_size() for each in kept)

@@ -84,8 +84,8 @@ class Screen:
         options = (
             f"--sequences-per-update {SEQUENCES} --max-update {within:.0f} --save-interval-updates {within / 10:.0f}"
         )
-        rate = "" if twin in CAUSAL_ARCHITECTURES else " --lr 1e-3"
-        self._say("", f"in about an hour: lazyformer pretrain {twin} {trainer.cfg.task.data} {options}{rate}")
+        recipe = "" if twin in CAUSAL_ARCHITECTURES else " --recipe laptop"
+        self._say("", f"in about an hour: lazyformer pretrain {twin} {trainer.cfg.task.data} {options}{recipe}")
 
     def tell(self, made: int, of: int) -> None:
         """Says how far the run is, once the seconds are over.

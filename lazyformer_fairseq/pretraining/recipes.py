@@ -39,6 +39,7 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
 
 # For a small model on one core, which is to leave the plateau of frequencies in minutes: see each option's help. Names
 # are those of fairseq-train's options; `lazyformer compare`, `demo` and `search` read the same table.
+# Pre-norm: Xiong et al. (2020, arXiv 2002.04745); no dropout: Geiping and Goldstein (2022, arXiv 2212.14034).
 LAPTOP: Mapping[str, Any] = {
     **{"encoder_normalize_before": True, "no_token_positional_embeddings": True, "relative_position_buckets": 32},
     **dict.fromkeys(("local_heads", "zero_last_maps", "frequency_bias"), True),

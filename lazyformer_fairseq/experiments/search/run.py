@@ -17,6 +17,7 @@ from typing import Any, Optional
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.report import of_frequencies
 from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, kept
 from lazyformer_fairseq.experiments.search import latency, space, training
 from lazyformer_fairseq.experiments.search.halving import Trainings
@@ -122,6 +123,7 @@ class Search:
                 [each["predicted"] for each in described.values()],
                 [each["measured"]["median"] for each in described.values()],
             ),
+            "data": self.material.compared.describe_data() if settings.budgets else {},
             "of_trainings": {**of_trainings, "batch_size": settings.batch_size, **self.material.sizes},
             "rank_correlations": self.trainings.rank_correlations(),
             "trained": [
@@ -269,6 +271,7 @@ def _page(result: Mapping[str, Any]) -> list[Block]:
         if found:
             said = f"rank correlation {found['spearman']:.3f}, Kendall's tau {found['kendall']:.3f}"
             page.append(f"{what}, {found['n']} patterns: Spearman's {said}.")
+    page += of_frequencies(result.get("data", {}))
     what = "To train the patterns side by side, by three seeds; give other widths to see whether they stay the best:"
     return [*page, what, _comparison(result, fronts)]
 

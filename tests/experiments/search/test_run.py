@@ -108,6 +108,7 @@ def test_a_method_finds_a_front_beside_its_control(method, search, finished):
         assert (out / file).read_bytes().startswith(b"\x89PNG")
     assert not [*out.glob("**/trunk.pt")], "what nothing goes on from takes no place"
     assert {path.parent.name for path in out.glob("trainings/**/*.pt")} == {"20"}
+    assert f"The unigram loss is {result['data']['frequencies_bits']['valid']:.2f} bits a piece" in table
     assert "finished" in search(out, *FRONT.split(), "--method", method) and result_of(out) == result
     with pytest.raises(UserError, match="other settings .*evaluations"):
         search(out, *FRONT.split(), "--method", method, "--evaluations", "8")

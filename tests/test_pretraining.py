@@ -171,7 +171,7 @@ def test_the_screen_says_what_is_trained_how_far_and_how_long(data_folder, tmp_p
     advice = shlex.split(introduced[-1].partition(": lazyformer pretrain ")[2])
     _, words = dry_run(*advice)  # its options are options
     seconds = float(words[words.index("--max-update") + 1]) * float(re.search(r"about ([\d.]+)", introduced[-2])[1])
-    assert advice[0] == "lazyformer_m2x6_s_tiny" and 60 < seconds < 24 * 3600
+    assert advice[0] == "lazyformer_m2x6_s_tiny" and advice[-2:] == ["--recipe", "laptop"] and 60 < seconds < 24 * 3600
     parts = (r"pass 2 of 2, [\d.]+ s so far", r"pass 1 of 2, loss \d+\.\d\d bits, .* so far, about .* left")
     for number, part in enumerate(parts, 1):
         assert re.fullmatch(rf"update {number} of 999,999,999, {part}", said[number - 1]), said

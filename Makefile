@@ -63,7 +63,7 @@ format: $(STAMP)
 	@$(RUN) ruff format .
 
 demo: $(STAMP)
-	@$(RUN) lazyformer_fairseq.cli demo --recipe laptop $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(OUTPUT),--output "$(OUTPUT)")
+	@$(RUN) lazyformer_fairseq.cli demo $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(OUTPUT),--output "$(OUTPUT)")
 
 # What was built or cached goes; the environment and your results stay.
 clean:

@@ -31,7 +31,7 @@ class DemoSettings:
         sequences: of an update.
         minutes: in which all must be over, at the price of fewer updates; None for no limit.
         updates: of pre-training, at most.
-        rate: peak learning rate of pre-training; None for the recipe's, or 2e-3.
+        rate: peak learning rate of pre-training; None for the recipe's, Adam's 2e-3.
         finetuning_updates: on the acceptability task, at most.
         seed: of everything.
     """
@@ -51,7 +51,7 @@ class DemoSettings:
         metavar="TIME",
         shown="4min, or none with --updates",
     )
-    recipe: Optional[str] = option(None, f"How they learn. {LAPTOP_HELP}.", choices=("laptop",), shown="Adam")
+    recipe: str = option("laptop", f"How they learn. {LAPTOP_HELP}.", choices=("laptop", "adam"))
     without: Optional[tuple[str, ...]] = option(None, "Options of --recipe laptop to leave out.", metavar="NAME,...")
     updates: Optional[int] = option(None, "Updates of pre-training, at most.", low=FEWEST, shown="5000")
     rate: Optional[float] = None
@@ -67,7 +67,9 @@ class DemoSettings:
 
     @property
     def how(self) -> dict[str, Any]:
-        """Options of the recipe by name, where there is one."""
-        if self.without and not self.recipe:
+        """Options of the recipe laptop by name; none of Adam's."""
+        if self.recipe == "laptop":
+            return laptop(self.without or ())
+        if self.without:
             raise UserError(f"--without {','.join(self.without)}: is of --recipe laptop")
-        return laptop(self.without or ()) if self.recipe else {}
+        return {}

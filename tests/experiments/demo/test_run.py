@@ -35,7 +35,7 @@ from lazyformer_fairseq.pretraining.recipes import LAPTOP
 def settings(tmp_path_factory) -> DemoSettings:
     text = tmp_path_factory.mktemp("text") / "toy.txt"
     text.write_text("\n\n".join(toy_texts(200)))
-    return DemoSettings(corpus=str(text), vocab_size=160, updates=24, finetuning_updates=4)
+    return DemoSettings(corpus=str(text), vocab_size=160, recipe="adam", updates=24, finetuning_updates=4)
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,14 @@ def test_searches_beside_their_controls_found_what_their_log_says():
         assert name.format(f"{median(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})") in page
     won = [sum(map(float.__lt__, ends["found"], ends[other])) for other in FRONTS[1:]]
     assert f"halving was below random search for {won[0]} of 5" in page and won[1:] == [5, 5]
+    by_gradient = read_json(RECORDS / "search-gradient.json")
+    assert [*by_gradient] == [*logs] and all(log["found"]["method"] == "gradient" for log in by_gradient.values())
+    losses = [log["found"]["points"][0]["loss"] for log in by_gradient.values()]
+    said = f"{median(losses):.2f} ({min(losses):.2f} to {max(losses):.2f}), below halving for"
+    assert f"{said} {sum(map(float.__lt__, losses, ends['found']))} of 5" in page
+    assert all(
+        by_gradient[seed]["found"]["cost"]["counted"] <= log["found"]["cost"]["counted"] for seed, log in logs.items()
+    )
 
 
 def test_the_best_pattern_of_a_search_trains_three_times_as_wide_as_its_log_says():

@@ -19,6 +19,7 @@ from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of
 from lazyformer_fairseq.experiments.compare.settings import find_task
 from lazyformer_fairseq.experiments.search.run import FRONTS
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
 PAGE, SCRIPT = PAGES["docs/compare.md"], ROOT / "scripts" / "equal_footing.sh"
@@ -86,6 +87,16 @@ def test_a_table_of_equal_updates_is_what_its_log_says(page, log):
         label = spec.removeprefix("(sf)x7; ").removesuffix("; lr=1e-3,3e-3")
         row = "" if "," in label else f"| `{label}` "  # of several parts the page has words
         assert name == "bert" or f"{row}| {losses_of(comparison, name)[1]} |" in PAGES[page]
+
+
+def test_par_berts_curve_in_miniature_is_what_its_log_says():
+    comparison, page = comparison_of(log := read_json(RECORDS / "par-figure-4.json")), PAGES["docs/reproduce.md"]
+    archs = {"bert": "bert_base_absolute", "par_bert": "par_bert_base", "distilbert": "distilbert_base"}
+    assert log["settings"]["models"] == {name: ARCHITECTURES[arch].sublayer_pattern for name, arch in archs.items()}
+    assert log["settings"]["recipe"] == "laptop" and f"after {log['settings']['updates']} updates" in page
+    (bits, _), *others = (losses_of(comparison, name) for name in archs)
+    said = "BERT is at {} bits, PAR BERT {} from it, DistilBERT's pattern {}:"
+    assert said.format(bits.split()[0], *(beside for _, beside in others)) in " ".join(page.split())
 
 
 def test_scores_after_ten_minutes_are_what_their_logs_say():

@@ -110,7 +110,8 @@ class Search:
         described = self._described([settings.baseline, *(point["pattern"] for point in points if point["pattern"])])
         for point in points:
             point |= described.get(point["pattern"], {})
-        of_trainings = {"recipe": settings.recipe, "updates": settings.max_updates} if settings.budgets else {}
+        how_long = {"updates": settings.max_updates} if settings.budgets else {}
+        of_trainings = {"recipe": settings.recipe, **how_long, "batch_size": settings.batch_size}
         return {
             "machine": describe_machine(settings.device),
             "versions": describe_versions(),
@@ -124,7 +125,7 @@ class Search:
                 [each["measured"]["median"] for each in described.values()],
             ),
             "data": self.material.compared.describe_data() if settings.budgets else {},
-            "of_trainings": {**of_trainings, "batch_size": settings.batch_size, **self.material.sizes},
+            "of_trainings": {**of_trainings, **self.material.sizes},
             "rank_correlations": self.trainings.rank_correlations(),
             "trained": [
                 {"pattern": space.compact(pattern), "predicted": self._latency(pattern), "losses": losses}

@@ -208,6 +208,7 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
     cost, (point,) = result["found"]["cost"], result["found"]["points"]
     assert cost == {"weights_updates": 12, "architecture_updates": 8, "counted": 20}
     assert not (out / "front.png").exists() and result["trained"] == []
+    assert "--recipe adam --batch-size 128" in (out / "table.md").read_text()
     (rows,) = result["probabilities"]
     assert [sum(row) for row in rows] == pytest.approx([1] * 4) and rows[0][1] == 0
     by_layer = ""

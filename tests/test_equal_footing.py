@@ -89,6 +89,17 @@ def test_a_table_of_equal_updates_is_what_its_log_says(page, log):
         assert name == "bert" or f"{row}| {losses_of(comparison, name)[1]} |" in PAGES[page]
 
 
+def test_modern_parts_together_and_each_taken_away_are_what_their_log_says():
+    comparison = comparison_of(log := read_json(RECORDS / "modern-parts.json"))
+    same = ("recipe", "updates", "sizes", "precision", "rates")
+    beside = read_json(RECORDS / "laptop-parts.json")["settings"]
+    assert all(log["settings"][name] == beside[name] for name in same)
+    labels = {"modern": "all three ([log](records/modern-parts.json))", "no_rope": "of them no rotary"}
+    labels |= {"no_gate": "no gate", "no_rms": "no RMSNorm"}
+    for name, label in labels.items():
+        assert f"| {label} | {losses_of(comparison, name)[1]} | |" in PAGES["docs/training.md"]
+
+
 def test_par_berts_curve_in_miniature_is_what_its_log_says():
     comparison, page = comparison_of(log := read_json(RECORDS / "par-figure-4.json")), PAGES["docs/reproduce.md"]
     archs = {"bert": "bert_base_absolute", "par_bert": "par_bert_base", "distilbert": "distilbert_base"}

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 from fairseq.logging import metrics
-from fairseq.tasks import FairseqTask
+from fairseq.tasks import FairseqTask, setup_task
 from fairseq.trainer import Trainer
 from helpers import (
+    ROOT,
     assert_equal_state,
     dictionary_of,
     stopped_at,
@@ -28,7 +29,7 @@ from helpers import (
     train_words,
     updates_of,
 )
-from in_process import dry_run
+from in_process import config_of, dry_run
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
@@ -37,7 +38,9 @@ from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import Maske
 from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.options import SCREEN
+from lazyformer_fairseq.fairseq_plugin.screen import Screen
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMTask
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, name_of_twin
 from lazyformer_fairseq.storage.indexed_format import write_items
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
@@ -180,6 +183,24 @@ def test_the_screen_says_what_is_trained_how_far_and_how_long(data_folder, tmp_p
         for seconds in (1e-9, 0)
     )
     assert_equal_state(with_screen["model"], without["model"])
+
+
+@pytest.mark.parametrize(
+    ("arch", "said"),
+    [
+        ("bert_base", " --recipe laptop"),
+        ("longformer_base", " --tokens-per-sample 4096 --recipe laptop"),
+        *((arch, " --lr 1e-3") for arch in ("linformer_base", "gshard_base", "mpnet_base")),
+    ],
+)
+def test_the_run_of_an_hour_learns_by_the_recipe_where_its_model_can(arch, said, data_folder):
+    row = ARCHITECTURES[arch]
+    of_row = f"--task {row.task} --arch {arch} --tokens-per-sample {row.max_positions or 512}"
+    words = f"--user-dir {ROOT / 'lazyformer_fairseq'} --criterion masked_lm_accuracy {of_row}"
+    cfg = config_of(data_folder, *words.split())
+    screen = Screen(SimpleNamespace(cfg=cfg, task=setup_task(cfg.task)))
+    model, _, learning = screen._twin(name_of_twin(arch))
+    assert learning == said and max(weight.numel() for weight in model.parameters()) < 32 * 10_000, "it is tiny"
 
 
 # Adam's large epsilon lets the length of a gradient count, and so how it was clipped.

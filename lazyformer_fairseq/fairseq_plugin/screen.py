@@ -17,8 +17,17 @@ from fairseq.models import build_model
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.arguments import options_by_name
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import LOG, SCREEN
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, name_of_twin
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
+from lazyformer_fairseq.options import chosen
+from lazyformer_fairseq.patterns.architectures import (
+    ARCHITECTURES,
+    CAUSAL_ARCHITECTURES,
+    MASKED_LM,
+    name_of_twin,
+)  # fmt: skip
+from lazyformer_fairseq.pretraining.recipes import LAPTOP, RECIPES
 from lazyformer_fairseq.report.numbers import duration
 
 logger = logging.getLogger(SCREEN)
@@ -26,8 +35,8 @@ logger = logging.getLogger(SCREEN)
 TIMED = 1.0  # seconds: passes shorter than this are timed again and again
 LONG = 10.0  # seconds: a first pass that takes longer counts, though it also chooses back ends
 HOUR = 3600
-# Of the hour; validation and checkpoints take the rest. The recipe laptop has twice the masks: 1.6 times the seconds of
-# a pass, where the vocabulary is large and the model tiny.
+# Of the hour; validation and checkpoints take the rest, and by the recipe laptop twice the masks: 1.6 times the seconds
+# of a pass, where the vocabulary is large and the model tiny.
 SHARE_OF_UPDATES, SHARE_BY_RECIPE = 0.9, 0.5
 SEQUENCES = 16  # of an update of the run that ends in an hour
 
@@ -74,22 +83,38 @@ class Screen:
     def _tell_time(self, updates: int, freq: int) -> None:
         """Times passes of the model, and of its twin where the run would take long; leaves no trace in the run."""
         trainer, twin = self._trainer, name_of_twin(self._arch)
+        cfg = trainer.cfg
         update = freq * _seconds_of_pass(trainer, trainer.get_model())
         whole = f", {duration(update * updates)} for the run" if updates > 0 else ""
         self._say("time", f"about {duration(update)} an update on this processor{whole}")
         if twin is None or update * updates < 2 * HOUR:
             return
-        row = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[twin]
-        small = build_model(OmegaConf.merge(trainer.cfg.model, row.options()), trainer.task)
-        passes = max(1, SEQUENCES // (trainer.cfg.dataset.batch_size or SEQUENCES))
-        share, recipe = SHARE_BY_RECIPE, " --recipe laptop"
-        if twin in CAUSAL_ARCHITECTURES:
-            share, recipe = SHARE_OF_UPDATES, ""
+        small, share, learning = self._twin(twin)
+        passes = max(1, SEQUENCES // (cfg.dataset.batch_size or SEQUENCES))
         within = float(f"{share * HOUR / passes / _seconds_of_pass(trainer, small):.1e}")
         options = (
             f"--sequences-per-update {SEQUENCES} --max-update {within:.0f} --save-interval-updates {within / 10:.0f}"
         )
-        self._say("", f"in about an hour: lazyformer pretrain {twin} {trainer.cfg.task.data} {options}{recipe}")
+        self._say("", f"in about an hour: lazyformer pretrain {twin} {cfg.task.data} {options}{learning}")
+
+    def _twin(self, twin: str) -> tuple[torch.nn.Module, float, str]:
+        """The model, the share of the hour that its passes may take, and words that say how it learns.
+
+        By the recipe laptop, where the model and what it learns have all of that.
+        """
+        cfg, task = self._trainer.cfg, self._trainer.task
+        row = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[twin]
+        usual = OmegaConf.merge(cfg.model, row.options())
+        if cfg.task._name == MASKED_LM:
+            try:
+                small = build_model(OmegaConf.merge(usual, chosen(MaskedLMOptions, LAPTOP)), task)
+                length = cfg.task.tokens_per_sample
+                tokens = f" --tokens-per-sample {length}" if length != RECIPES["laptop"].tokens else ""
+                return small, SHARE_BY_RECIPE, f"{tokens} --recipe laptop"
+            except UserError:  # such as of a kind of attention that has no T5's bias
+                pass
+        rate = "" if twin in CAUSAL_ARCHITECTURES else " --lr 1e-3"
+        return build_model(usual, task), SHARE_OF_UPDATES, rate
 
     def tell(self, made: int, of: int) -> None:
         """Says how far the run is, once the seconds are over.

@@ -181,7 +181,7 @@ def notes(comparison: results.Comparison, times: Sequence[results.TimeToTarget],
         *(_of_target(comparison, baseline, target) for baseline in comparison.baselines),
         *(sentence for sentence in CLOCKS if sentence.split("`")[1] in clocks),
         BOUNDS,
-        *of_frequencies(comparison.facts["data"]),
+        *_of_data(comparison),
         *_of_shortest(comparison, times),
         *_of_seeds(comparison),
         *_of_parameters(comparison),
@@ -211,13 +211,17 @@ def _of_target(comparison: results.Comparison, baseline: str, target: results.Ta
     return f"{said}." if before == 1 else f"{said}, though its curve first touches the target at {before:.3f} of it."
 
 
-def of_frequencies(data: Mapping[str, Any]) -> Iterator[str]:
-    """What a loss is to be seen beside, of a text as the record describes it."""
-    if bits := data.get("frequencies_bits"):
-        yield (
-            f"The unigram loss is {bits['valid']:.2f} bits a piece: of a model that knows how often each occurs in the "
-            "training text, and nothing else."
-        )
+def of_frequencies(loss: float, unit: str) -> str:
+    """What a loss is to be seen beside."""
+    return (
+        f"Unigram loss: {loss:.2f} ({unit}), that of how often each occurs in the training text, and of nothing else."
+    )
+
+
+def _of_data(comparison: results.Comparison) -> Iterator[str]:
+    data = comparison.facts["data"]
+    if found := data.get("frequencies_perplexity", data.get("frequencies_bits")):
+        yield of_frequencies(found["valid"], comparison.measure.label)
 
 
 def _of_shortest(comparison: results.Comparison, times: Sequence[results.TimeToTarget]) -> Iterator[str]:

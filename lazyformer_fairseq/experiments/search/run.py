@@ -124,7 +124,9 @@ class Search:
                 [each["predicted"] for each in described.values()],
                 [each["measured"]["median"] for each in described.values()],
             ),
-            "data": self.material.compared.describe_data() if settings.budgets else {},
+            "unigram_loss": self.material.compared.describe_data()["frequencies_bits"]["valid"]
+            if settings.budgets
+            else None,
             "of_trainings": {**of_trainings, **self.material.sizes},
             "rank_correlations": self.trainings.rank_correlations(),
             "trained": [
@@ -272,7 +274,8 @@ def _page(result: Mapping[str, Any]) -> list[Block]:
         if found:
             said = f"rank correlation {found['spearman']:.3f}, Kendall's tau {found['kendall']:.3f}"
             page.append(f"{what}, {found['n']} patterns: Spearman's {said}.")
-    page += of_frequencies(result.get("data", {}))
+    if result.get("unigram_loss"):
+        page.append(of_frequencies(result["unigram_loss"], "bits"))
     what = "To train the patterns side by side, by three seeds; give other widths to see whether they stay the best:"
     return [*page, what, _comparison(result, fronts)]
 

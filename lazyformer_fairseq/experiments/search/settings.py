@@ -9,10 +9,12 @@ from lazyformer_fairseq.experiments.compare.settings import RECIPES
 from lazyformer_fairseq.options import check, divided, option
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, producers, read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
+from lazyformer_fairseq.pretraining.recipes import LAPTOP
 
 TASKS = ("masked-lm", "language-model")
 PRICE = 1.0  # of a baseline's latency, in nats a prediction
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of a front, unless others are given
+LAMB_LR = 1e-2  # PAR Transformer, section 2.2
 GROWTH = 3  # of a training from rung to rung
 
 # How the patterns of a front are drawn, and whether most end early: successive halving is of Jamieson and Talwalkar
@@ -88,7 +90,7 @@ class SearchSettings:
     keep: float = of_front(0.33, "Share of a budget's patterns that go on; 1: all.", low=0, is_open=True, high=1)
     control: bool = of_front(True, "Random search of the same cost beside the method, and two rules.")
     recipe: str = option(
-        "adam", "As of `lazyformer compare`; but for laptop a supernet keeps LAMB.", choices=tuple(RECIPES)
+        "adam", "As of `lazyformer compare`. A supernet learns by laptop, or else by LAMB.", choices=tuple(RECIPES)
     )
     lr: Optional[float] = of_front(
         None, "Their rate, constant until it decays.", low=0, is_open=True, high=1, shown="the recipe's"
@@ -107,7 +109,11 @@ class SearchSettings:
         shown="1",
     )
     weights_lr: Optional[float] = of_gradient(
-        None, "The supernet's learning rate.", low=0, is_open=True, shown="1e-2, LAMB's; 5e-3 by the recipe laptop"
+        None,
+        "The supernet's learning rate, LAMB's or Muon's.",
+        low=0,
+        is_open=True,
+        shown=f"{LAMB_LR:g}, or {LAPTOP['lr']:g} by the recipe laptop",
     )
     architecture_lr: float = of_gradient(1e-2, "Adam's learning rate.", low=0, is_open=True)
     latency_price: float = of_gradient(
@@ -122,6 +128,8 @@ class SearchSettings:
     def __post_init__(self):
         check(self)
         read_candidates(self.candidates)
+        if self.weights_lr is None:
+            object.__setattr__(self, "weights_lr", LAPTOP["lr"] if self.recipe == "laptop" else LAMB_LR)
         if self.method is None:
             object.__setattr__(self, "method", HALVING if self.budgets else GRADIENT)
         if self.method != GRADIENT:  # there is no architecture that would wait, or pay

@@ -32,11 +32,11 @@ from lazyformer_fairseq.storage.checkpoint_file import DamagedCheckpointError, c
 
 STATE, HISTORY = "state.pt", "history.jsonl"
 LOG_INTERVAL, SAVE_INTERVAL = 100, 500  # updates
-# PAR Transformer, section 2.2, names rate and decays; FBNet, which it follows, the temperatures. LAMB is as in NVIDIA's
+# PAR Transformer, section 2.2, names the decays; FBNet, which it follows, the temperatures. LAMB is as in NVIDIA's
 # Transformer-XL: weight decay within the trust ratio, no bias correction, a bound of norms, gradients clipped.
 LAMB: Mapping[str, Any] = {
     **{"optimizer": "nvlamb", "weight_decay": 1e-4, "no_bias_correction": True, "max_weight_norm": 10.0},
-    **{"lr": 1e-2, "lr_scheduler": "wsd", "warmup_ratio": 0.0, "decay_share": 0.0, "clip_norm": 0.25},
+    **{"lr_scheduler": "wsd", "warmup_ratio": 0.0, "decay_share": 0.0, "clip_norm": 0.25},
 }
 ARCHITECTURE_DECAY = 5e-4
 FIRST_TEMPERATURE, FINAL_TEMPERATURE = 5.0, 0.087
@@ -95,12 +95,12 @@ def latency_nats(
 
 
 def learning_of(settings: SearchSettings) -> Learning:
-    """How a supernet's weights learn: by the recipe laptop as a whole pattern, else as in the paper."""
+    """How a supernet's weights learn: by the recipe laptop as a whole pattern's, else by LAMB at a constant rate."""
     how = LAPTOP if settings.recipe == "laptop" else LAMB
     optimizer, schedule = how["optimizer"], how["lr_scheduler"]
     return Learning(
         settings.max_updates,
-        settings.weights_lr or how["lr"],
+        settings.weights_lr,
         settings.seed,
         optimizer=optimizer,
         optimizer_options=chosen(OPTIMIZERS[optimizer][1], how),

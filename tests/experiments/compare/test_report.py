@@ -94,9 +94,11 @@ def test_notes_tell_what_is_not_equal():
     results["models"]["hf:bert"] |= {"parameters_without_embeddings": 154_000, "tries": [{"rate": 1e-3}]}
     results["models"]["hf:bert"]["runs"].popitem()
     told = said(results)
-    assert "The unigram loss is 9.00 bits a piece" in told
-    del results["data"]["frequencies_bits"]
-    assert "unigram" not in said(results)
+    assert "Unigram loss: 9.00 (loss, bits)" in told
+    results["data"]["frequencies_perplexity"] = {"valid": 512.0}
+    assert "Unigram loss: 512.00 (" in said(results)
+    del results["data"]["frequencies_perplexity"], results["data"]["frequencies_bits"]
+    assert "Unigram" not in said(results)
     assert "Parameters, without embeddings, that are not bert's: hf:bert +10.0%." in told
     assert "Not as many rates tried for each: bert 3, lazy_50% 3, hf:bert 1." in told
     assert "The highest rate that was tried was the best, so a higher one may be better: lazy_50%." in told

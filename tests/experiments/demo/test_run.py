@@ -105,6 +105,7 @@ def test_both_learn_by_the_recipe_that_is_asked_for(finished, settings):
     assert {name: made[name] for name in LAPTOP} == LAPTOP
     assert not lesson.network.options.local_heads and lesson.texts.options.tokens_per_sample == 32
     assert (settings.rate, run.learning_of(settings).optimizer) == (2e-3, "fused_adam")
+    assert DemoSettings().recipe == "laptop"
     with pytest.raises(UserError, match="--without lr: is of --recipe laptop"):
         replace(settings, without=("lr",))
 

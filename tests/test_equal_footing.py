@@ -101,13 +101,14 @@ def test_modern_parts_together_and_each_taken_away_are_what_their_log_says():
 
 
 def test_par_berts_curve_in_miniature_is_what_its_log_says():
-    comparison, page = comparison_of(log := read_json(RECORDS / "par-figure-4.json")), PAGES["docs/reproduce.md"]
+    comparison = comparison_of(log := read_json(RECORDS / "par-figure-4.json"))
+    page = " ".join(PAGES["docs/reproduce.md"].split())
     archs = {"bert": "bert_base_absolute", "par_bert": "par_bert_base", "distilbert": "distilbert_base"}
     assert log["settings"]["models"] == {name: ARCHITECTURES[arch].sublayer_pattern for name, arch in archs.items()}
     assert log["settings"]["recipe"] == "laptop" and f"after {log['settings']['updates']} updates" in page
     (bits, _), *others = (losses_of(comparison, name) for name in archs)
     said = "BERT is at {} bits, PAR BERT, a fifth larger, {} from it, DistilBERT's pattern, half as large, {}."
-    assert said.format(bits.split()[0], *(beside for _, beside in others)) in " ".join(page.split())
+    assert said.format(bits.split()[0], *(beside for _, beside in others)) in page
     sizes = [log["models"][name]["parameters_without_embeddings"] for name in archs]
     assert [round(size / sizes[0], 1) for size in sizes] == [1, 1.2, 0.5]
     assert f"unigram loss {log['data']['frequencies_bits']['valid']:.2f}" in page

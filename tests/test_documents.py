@@ -76,7 +76,9 @@ ADDED_OPTIONS = {
     "lazyformer bench kinds": "--lengths 16 --heads 2x4 --rounds 2",
     "lazyformer pretrain": f"{PRETRAIN} {M2X2} --sequences-per-update 4",
     "lazyformer pretrain bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
-    **dict.fromkeys((f"lazyformer pretrain {arch}.yaml" for arch in ("par_bert_base", "lazyformer_m2x6_s")), YAML),
+    **dict.fromkeys(
+        (f"lazyformer pretrain {arch}.yaml" for arch in ("par_bert_base", "lazyformer_m2x6_s", "bert_laptop")), YAML
+    ),
     "lazyformer pretrain par_transformer_base wikitext-103": (
         f"{LANGUAGE_MODEL} --sublayer-pattern sff --sequences-per-update 4 --max-update 2 --num-workers 0"
     ),

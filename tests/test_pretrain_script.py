@@ -12,9 +12,9 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import cpuinfo
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates, settle_update_size
+from lazyformer_fairseq.optim.laptop import LAPTOP
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
-from lazyformer_fairseq.pretraining.recipes import LAPTOP
 
 pytestmark = pytest.mark.usefixtures("without_gpus")
 script = partial(run_script, "pretrain.sh")

@@ -20,6 +20,7 @@ from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import LOG, SCREEN
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
+from lazyformer_fairseq.optim.laptop import LAPTOP, LAPTOP_TOKENS
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.patterns.architectures import (
     ARCHITECTURES,
@@ -27,7 +28,6 @@ from lazyformer_fairseq.patterns.architectures import (
     MASKED_LM,
     name_of_twin,
 )  # fmt: skip
-from lazyformer_fairseq.pretraining.recipes import LAPTOP, RECIPES
 from lazyformer_fairseq.report.numbers import duration
 
 logger = logging.getLogger(SCREEN)
@@ -109,7 +109,7 @@ class Screen:
             try:
                 small = build_model(OmegaConf.merge(usual, chosen(MaskedLMOptions, LAPTOP)), task)
                 length = cfg.task.tokens_per_sample
-                tokens = f" --tokens-per-sample {length}" if length != RECIPES["laptop"].tokens else ""
+                tokens = f" --tokens-per-sample {length}" if length != LAPTOP_TOKENS else ""
                 return small, SHARE_BY_RECIPE, f"{tokens} --recipe laptop"
             except UserError:  # such as of a kind of attention that has no T5's bias
                 pass

@@ -11,6 +11,7 @@ from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missi
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.measure.planning import ON_PROCESSOR
+from lazyformer_fairseq.optim.laptop import LAPTOP_ARCH, laptop
 from lazyformer_fairseq.options import Command, option, refuse_out_of_bounds, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, MASKED_LM
 from lazyformer_fairseq.patterns.grammar import plan
@@ -19,14 +20,12 @@ from lazyformer_fairseq.pretraining.launch import Launch, find_config, words_of_
 from lazyformer_fairseq.pretraining.phases import pretrain_in_phases
 from lazyformer_fairseq.pretraining.recipes import (
     CAUSAL_CHOICES,
-    LAPTOP_ARCH,
     LONGFORMER,
     LONGFORMER_PHASE,
     PHASES,
     RECIPES,
     SAVES,
     causal_options,
-    laptop,
     longformer_phases,
     without_replaced,
 )

@@ -1,13 +1,14 @@
-"""Recipes: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine; laptop serves others."""
+"""Recipes: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine."""
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 from lazyformer_fairseq.arguments import as_words, options_by_name
-from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.optim.laptop import LAPTOP, LAPTOP_TOKENS
 from lazyformer_fairseq.patterns.architectures import CausalArchitecture
 
 LAZYFORMER_KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
@@ -37,47 +38,6 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
     --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01
     --save-interval-updates 5000 --keep-interval-updates 3 --log-interval 100"""
 
-# For a small model on one core, which is to leave the plateau of frequencies in minutes: see each option's help. Names
-# are those of fairseq-train's options; `lazyformer compare`, `demo` and `search` read the same table.
-# Pre-norm: Xiong et al. (2020, arXiv 2002.04745); no dropout: Geiping and Goldstein (2022, arXiv 2212.14034).
-LAPTOP: Mapping[str, Any] = {
-    **{"encoder_normalize_before": True, "no_token_positional_embeddings": True, "relative_position_buckets": 32},
-    **dict.fromkeys(("local_heads", "zero_last_maps", "frequency_bias"), True),
-    **dict.fromkeys(("dropout", "attention_dropout", "weight_decay"), 0.0),
-    **{"mask_prob": "0.3", "length_schedule": "128:0.8"},
-    **{"optimizer": "muon", "lr": 5e-3, "muon_scale": "original"},
-    **{"adam_lr": 3e-3, "adam_betas": "(0.9,0.98)", "clip_norm": 0.0},
-    **{"lr_scheduler": "wsd", "warmup_ratio": 0.01, "decay_share": 0.5, "decay": "linear"},
-}
-LAPTOP_ARCH = "bert_laptop"
-LAPTOP_HELP = "laptop: Muon, short blocks first and a start that knows neighbours and frequencies, for one core"
-
-
-def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[str, Any]:
-    """Options of :data:`LAPTOP` by name.
-
-    Args:
-        without: names of some, which are left out; without the optimizer Adam learns, at its own rate, and without the
-            schedule the rate falls from the start on.
-        given: names of options that a user gives, which are left out too.
-
-    Raises:
-        UserError: a name in `without` is none of them.
-    """
-    left_out = {name.replace("-", "_") for name in without}
-    if unknown := sorted(left_out - LAPTOP.keys()):
-        names = [name.replace("_", "-") for name in LAPTOP]
-        raise UserError(f"--without {unknown[0]}: the recipe has {', '.join(names)}{nearest(unknown[0], names)}")
-    others, usual = {*left_out, *given}, {}
-    if "optimizer" in others:
-        others |= {"muon_scale", "adam_lr", "lr"}
-        usual |= {"optimizer": "fused_adam", "lr": LAPTOP["adam_lr"]}
-    if "lr_scheduler" in others:
-        others |= {"decay_share", "decay"}
-        usual["lr_scheduler"] = "linear_warmup"
-    found = {**{name: value for name, value in LAPTOP.items() if name not in others}, **usual}
-    return {name: value for name, value in found.items() if name not in given}
-
 
 def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
     """A recipe's words, less what the optimizer or the schedule that a user gives in place of its own has not."""
@@ -101,7 +61,7 @@ RECIPES = {
 }
 PHASES = ("phase1", "phase2")
 SAVES = "--save-interval-updates 1000 --keep-interval-updates 2 --log-interval 100"
-RECIPES["laptop"] = Recipe(512, 2, 20_000, f"{shlex.join(as_words(LAPTOP))} {SAVES}")
+RECIPES["laptop"] = Recipe(LAPTOP_TOKENS, 2, 20_000, f"{shlex.join(as_words(LAPTOP))} {SAVES}")
 
 LONGFORMER, LONGFORMER_PHASE = "longformer", "longformer-phase"
 CAUSAL_CHOICES = ("nvidia", "transformer-xl", "igpt", LONGFORMER_PHASE, LONGFORMER)

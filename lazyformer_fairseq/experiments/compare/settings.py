@@ -9,10 +9,10 @@ from typing import Any, Optional, Union
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec, read_models
+from lazyformer_fairseq.optim.laptop import LAPTOP, LAPTOP_HELP, laptop
 from lazyformer_fairseq.options import check, duration, option
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
-from lazyformer_fairseq.pretraining.recipes import LAPTOP, LAPTOP_HELP, laptop
 from lazyformer_fairseq.pretraining.recipes import RECIPES as PRETRAINING
 
 Size = Union[int, float, bool, tuple[int, ...], None]

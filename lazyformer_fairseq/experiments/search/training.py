@@ -21,11 +21,11 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Supernet
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
 from lazyformer_fairseq.measure.stepwise import Learning, moved
+from lazyformer_fairseq.optim.laptop import LAPTOP
 from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
-from lazyformer_fairseq.pretraining.recipes import LAPTOP
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.checkpoint_file import DamagedCheckpointError, check, named_errors, save

@@ -30,7 +30,7 @@ from lazyformer_fairseq.experiments.demo.text import write_prose
 from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.extras import has_fairseq
 from lazyformer_fairseq.measure.stepwise import Diverged, StepwiseTraining
-from lazyformer_fairseq.pretraining.recipes import LAPTOP
+from lazyformer_fairseq.optim.laptop import LAPTOP
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
 TWO = {"bert": "sf", "mine": "f"}

@@ -28,7 +28,7 @@ from lazyformer_fairseq.experiments.demo.text import (
     texts_of_module,
     write_acceptability_task,
 )  # fmt: skip
-from lazyformer_fairseq.pretraining.recipes import LAPTOP
+from lazyformer_fairseq.optim.laptop import LAPTOP
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,49 @@
+"""The recipe laptop: how a small model learns on one core, and leaves the plateau of frequencies in minutes.
+
+Options say whose they are. Pre-norm is of Xiong et al. (2020, arXiv 2002.04745), no dropout of Geiping and Goldstein
+(2022, arXiv 2212.14034).
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from lazyformer_fairseq.errors import UserError, nearest
+
+# Names are those of fairseq-train's options; `lazyformer pretrain`, `compare`, `demo` and `search` read this table.
+LAPTOP: Mapping[str, Any] = {
+    **{"encoder_normalize_before": True, "no_token_positional_embeddings": True, "relative_position_buckets": 32},
+    **dict.fromkeys(("local_heads", "zero_last_maps", "frequency_bias"), True),
+    **dict.fromkeys(("dropout", "attention_dropout", "weight_decay"), 0.0),
+    **{"mask_prob": "0.3", "length_schedule": "128:0.8"},
+    **{"optimizer": "muon", "lr": 5e-3, "muon_scale": "original"},
+    **{"adam_lr": 3e-3, "adam_betas": "(0.9,0.98)", "clip_norm": 0.0},
+    **{"lr_scheduler": "wsd", "warmup_ratio": 0.01, "decay_share": 0.5, "decay": "linear"},
+}
+LAPTOP_ARCH, LAPTOP_TOKENS = "bert_laptop", 512
+LAPTOP_HELP = "laptop: Muon, short blocks first and a start that knows neighbours and frequencies, for one core"
+
+
+def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[str, Any]:
+    """Options of :data:`LAPTOP` by name.
+
+    Args:
+        without: names of some, which are left out; without the optimizer Adam learns, at its own rate, and without the
+            schedule the rate falls from the start on.
+        given: names of options that a user gives, which are left out too.
+
+    Raises:
+        UserError: a name in `without` is none of them.
+    """
+    left_out = {name.replace("-", "_") for name in without}
+    if unknown := sorted(left_out - LAPTOP.keys()):
+        names = [name.replace("_", "-") for name in LAPTOP]
+        raise UserError(f"--without {unknown[0]}: the recipe has {', '.join(names)}{nearest(unknown[0], names)}")
+    others, usual = {*left_out, *given}, {}
+    if "optimizer" in others:
+        others |= {"muon_scale", "adam_lr", "lr"}
+        usual |= {"optimizer": "fused_adam", "lr": LAPTOP["adam_lr"]}
+    if "lr_scheduler" in others:
+        others |= {"decay_share", "decay"}
+        usual["lr_scheduler"] = "linear_warmup"
+    found = {**{name: value for name, value in LAPTOP.items() if name not in others}, **usual}
+    return {name: value for name, value in found.items() if name not in given}

@@ -186,6 +186,8 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
             if symbol not in dictionary.indices:  # as </s> and <unk> are
                 dictionary.add_symbol(symbol, n=count)
+        if len(dictionary) == dictionary.nspecial:
+            raise UserError(f"{source}: the training text has no words; download it again")
         dictionary.save(folder / "dict.txt")
         manifest = {
             **{"corpus": corpus, "unit": text.unit, "source": str(Path(source).absolute()), "vocabulary": len(counts)},

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import ROOT, write_toy_wikitext
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from in_process import invoke, refusal
 
@@ -76,12 +76,17 @@ def test_words_stand_as_they_are_and_every_line_ends(wikitext, tmp_path, monkeyp
 
 @settings(max_examples=15)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1))
+@example("\r")
 def test_any_text_keeps_its_words(tmp_path_factory, text):
     folder = write_toy_wikitext(tmp_path_factory.mktemp("any") / "text")
     with open(folder / "wiki.train.tokens", "w", encoding="utf-8", newline="") as file:
         file.write(text)
     lines = text.split("\n")
     expected = [word for line in (lines if lines[-1] else lines[:-1]) for word in [*line.split(), "</s>"]]
+    if not text.split():
+        with pytest.raises(UserError, match="text: the training text has no words"):
+            prepare("wikitext", folder, folder.parent / "data")
+        return
     manifest = prepare("wikitext", folder, folder.parent / "data")
     assert manifest["splits"]["train"]["tokens"] == len(expected)
     assert symbols(folder.parent / "data", "train") == expected

@@ -26,6 +26,7 @@ from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.optim.gradients import HalfWeights, Weights
 from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES, row_of
+from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 
@@ -61,6 +62,19 @@ class Learning:
     clip_norm: float = 0.0
     precision: str = "fp32"
     device: str = "cpu"
+
+    @classmethod
+    def of(cls, how: Mapping[str, Any], **more: Any) -> "Learning":
+        """As options say by fairseq-train's names, those of models and text among them; `more` are attributes."""
+        optimizer, schedule = how["optimizer"], how["lr_scheduler"]
+        return cls(
+            optimizer=optimizer,
+            optimizer_options=chosen(row_of("--optimizer", OPTIMIZERS, optimizer)[1], how),
+            schedule=schedule,
+            schedule_options=chosen(row_of("--lr-scheduler", SCHEDULES, schedule)[1], how),
+            clip_norm=how["clip_norm"],
+            **more,
+        )
 
     def optimizer_of(self, weights: Iterable[nn.Parameter]) -> Any:
         """An :class:`~lazyformer_fairseq.optim.optimizers.AdamLike` of these weights."""

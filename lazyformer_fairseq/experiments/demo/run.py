@@ -25,7 +25,6 @@ from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, 
 from lazyformer_fairseq.experiments.trainings import Job, Training, train_in_turn
 from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
-from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import picture
@@ -165,13 +164,7 @@ def learning_of(settings: DemoSettings) -> Learning:
     """How they learn in pre-training."""
     usual = {"optimizer": "fused_adam", "adam_betas": "(0.9, 0.98)", "lr_scheduler": "linear_warmup"}
     how = {**usual, "warmup_ratio": 0.2, "clip_norm": CLIP_NORM, **settings.how}
-    return Learning(
-        *(settings.updates, settings.rate, settings.seed, how["optimizer"]),
-        optimizer_options=chosen(OPTIMIZERS[how["optimizer"]][1], how),
-        schedule=how["lr_scheduler"],
-        schedule_options=chosen(SCHEDULES[how["lr_scheduler"]][1], how),
-        clip_norm=how["clip_norm"],
-    )
+    return Learning.of(how, updates=settings.updates, rate=settings.rate, seed=settings.seed)
 
 
 def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:

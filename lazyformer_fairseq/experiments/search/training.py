@@ -23,8 +23,6 @@ from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_f
 from lazyformer_fairseq.measure.stepwise import Learning, moved
 from lazyformer_fairseq.optim.laptop import LAPTOP
 from lazyformer_fairseq.optim.muon import mark_matrices
-from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES
-from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text
@@ -96,19 +94,8 @@ def latency_nats(
 
 def learning_of(settings: SearchSettings) -> Learning:
     """How a supernet's weights learn: by the recipe laptop as a whole pattern's, else by LAMB at a constant rate."""
-    how = LAPTOP if settings.recipe == "laptop" else LAMB
-    optimizer, schedule = how["optimizer"], how["lr_scheduler"]
-    return Learning(
-        settings.max_updates,
-        settings.weights_lr,
-        settings.seed,
-        optimizer=optimizer,
-        optimizer_options=chosen(OPTIMIZERS[optimizer][1], how),
-        schedule=schedule,
-        schedule_options=chosen(SCHEDULES[schedule][1], how),
-        clip_norm=how["clip_norm"],
-        device=settings.device,
-    )
+    more = {"updates": settings.max_updates, "rate": settings.weights_lr, "seed": settings.seed}
+    return Learning.of(LAPTOP if settings.recipe == "laptop" else LAMB, **more, device=settings.device)
 
 
 class RunningLoss:

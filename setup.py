@@ -80,7 +80,7 @@ class BuildWithConfigs(build_py):
 
 setup(
     name="lazyformer_fairseq",
-    version="0.1.0",
+    version="1.0.0.dev0",
     description="A fairseq plugin to pre-train encoders that pay less for attention: LazyFormer, PAR, Sandwich, BERT",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

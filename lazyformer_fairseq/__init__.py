@@ -17,7 +17,7 @@ from lazyformer_fairseq.extras import needs_fairseq, needs_transformers
 from lazyformer_fairseq.fairseq_plugin import registration
 from lazyformer_fairseq.fairseq_plugin.registration import register
 
-__version__ = "0.1.0"
+__version__ = "1.0.0.dev0"
 
 # For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
 USER_DIR = Path(__file__).absolute().parent

@@ -33,7 +33,7 @@ class Program(Group):
     """The whole command line."""
 
     def main(self, *args: Any, **more: Any) -> Any:
-        """Errors are ours to print from the first word on, which may be an old name."""
+        """Print errors of this package in its own words, from the first word of the command line on."""
         replacements.install(Stage.COMMAND_LINE)
         return super().main(*args, **more)
 

@@ -2,7 +2,7 @@
 
 The field has the option's name, type, default, bounds and help. From it come the click option with its ``--help``
 (:func:`takes`) and the check of values from files and from Python (:func:`check`). :class:`Command` and :class:`Group`
-are the one way to dispatch commands; ``old_names.py`` has what they were called.
+are the one way to dispatch commands.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Optional
 import click
 
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.old_names import with_new_names
 
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 MOST_GPUS = 10**6
@@ -419,7 +418,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group that lists its commands with the whole first sentence of each; the first one knows all old names.
+    """A group that lists its commands with the whole first sentence of each.
 
     Args:
         default: the command that is meant where the first word is no name of a command: an argument of it.
@@ -433,7 +432,6 @@ class Group(click.Group):
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = args if ctx.parent else with_new_names(args)
         if self.default and args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default, *args]
         return super().parse_args(ctx, args)

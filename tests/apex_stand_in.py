@@ -1,8 +1,7 @@
-"""What the package uses of NVIDIA apex, in plain torch, with its layout of state: apex itself needs CUDA.
+"""What the package uses of NVIDIA apex, in plain torch: apex itself needs CUDA.
 
-From apex/optimizers/fused_adam.py: settings and the number of updates are a group's; the moments are a weight's, always
-in single precision; `step` is missing until the first update. The update is that of ADAM_MODE_1 in
-csrc/multi_tensor_adam.cu.
+From apex/optimizers/fused_lamb.py: settings and the number of updates are a group's, the moments are a weight's; `step`
+is missing until the first update.
 """
 
 import sys
@@ -13,39 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-
-class FusedAdam(torch.optim.Optimizer):
-    def __init__(
-        self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, adam_w_mode=True, weight_decay=0.0
-    ):
-        defaults = dict(lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay)
-        super().__init__(params, defaults)
-        assert adam_w_mode
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            corrects = group["bias_correction"]
-            if "step" in group:
-                group["step"] += 1
-            else:
-                group["step"] = 1
-            b1, b2 = group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if len(state) == 0:
-                    state["exp_avg"] = torch.zeros_like(p.data).float()
-                    state["exp_avg_sq"] = torch.zeros_like(p.data).float()
-                m, v, gradient = state["exp_avg"], state["exp_avg_sq"], p.grad.float()
-                m.mul_(b1).add_((1 - b1) * gradient)
-                v.mul_(b2).add_((1 - b2) * gradient**2)
-                m_hat, v_hat = m, v
-                if corrects:
-                    m_hat, v_hat = m / (1 - b1 ** group["step"]), v / (1 - b2 ** group["step"])
-                p.sub_(group["lr"] * (m_hat / (v_hat.sqrt() + group["eps"]) + group["weight_decay"] * p))
 
 
 class FusedLAMB(torch.optim.Optimizer):

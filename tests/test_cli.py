@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from importlib import metadata
-from pathlib import Path
 from unittest import mock
 
 import click
@@ -18,8 +17,6 @@ from helpers import ROOT, lack_of_fairseq, run_script
 from lazyformer_fairseq import extras
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning import commands
-from lazyformer_fairseq.finetuning.settings import GridSettings
 
 LAUNCHER = '\nexec bash "$(dirname "$0")/lazyformer.sh"'  # below two comments
 LAUNCHERS = sorted(p.name for p in (ROOT / "scripts").glob("*.sh") if p.read_text().find(LAUNCHER, 0, 300) > 0)
@@ -53,15 +50,6 @@ def test_a_script_is_its_command():
         if name.startswith("finetune"):
             done = run_script(name, *"model.pt --data data --output out --seeds 1".split(), env=path)
             assert done.returncode == 1 and "no such" in done.stderr
-
-
-@pytest.mark.parametrize("words", ["finetune-squad|m=model.pt", "squad|run|--checkpoint|m=model.pt"])
-def test_old_words_ask_for_a_grid_as_new_ones_do(words):
-    with mock.patch.object(commands, "run_grid") as run_grid:
-        command = f"{words}|--data|my data|--output|out|--lrs|3e-5|1e-4|--seeds|1,2"
-        assert CliRunner().invoke(main, command.split("|")).exit_code == 0
-    places = {"checkpoints": ("m=model.pt",), "data": Path("my data"), "output": Path("out")}
-    run_grid.assert_called_once_with("squad", GridSettings(**places, lrs=(3e-5, 1e-4), seeds=(1, 2)))
 
 
 # --- extras
@@ -160,7 +148,7 @@ def all_commands(command: click.Command = main, path: tuple[str, ...] = ()):
 def test_help_and_the_version_are_light(run):
     for path in all_commands():
         assert run(*path, "--help")[0].startswith(f"Usage: {' '.join(('lazyformer', *path))}"), path
-    assert run("--version")[0] == "lazyformer, version 0.1.0\n"
+    assert run("--version")[0] == "lazyformer, version 1.0.0.dev0\n"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from training_logs import write_run
 
 from lazyformer_fairseq.language_modeling.prepare import prepare
 
-BEFORE = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"  # what a user has where a page begins
+BEFORE = ROOT / "tests" / "fixtures" / "checkpoints" / "m2x2"  # what a user has where a page begins
 OF_MODEL = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --max-positions 64"
 SIZES = f"{OF_MODEL} --num-workers 0"
 M2X2 = "--sublayer-pattern M2x2"

@@ -25,7 +25,7 @@ LAYERS = (
     ("optim", "trained"),
     ("data", "modules"),
     ("arguments", "child_process", "devices", "extras", "options", "patterns", "report"),
-    ("old_names", "storage"),
+    ("storage",),
     ("errors", "progress"),
 )
 

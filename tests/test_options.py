@@ -1,4 +1,4 @@
-"""Options as fields of settings: from a command line, from a file, out of bounds, under an old name."""
+"""Options as fields of settings: from a command line, from a file, out of bounds."""
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path

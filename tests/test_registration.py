@@ -23,8 +23,8 @@ print(ARCH_MODEL_NAME_REGISTRY["bert_base"], *sorted({
     if kind.__module__.startswith("lazyformer_fairseq")
 }))
 """
-OLD = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"
-DATA = OLD / "data"
+TRAINED = ROOT / "tests" / "fixtures" / "checkpoints" / "m2x2"
+DATA = TRAINED / "data"
 OURS = [
     "lazyformer",
     *(f"lazyformer_fairseq.fairseq_plugin.models.{name}" for name in ("huggingface_bert", "lazyformer")),
@@ -95,7 +95,7 @@ from fairseq import checkpoint_utils
 load, before, unfiltered = checkpoint_utils.load_checkpoint_to_cpu, state(), filters()
 lazyformer_fairseq.LazyFormerModel
 print(json.dumps([state() == before, filters() == unfiltered]))
-hub = lazyformer_fairseq.LazyFormerModel.from_pretrained({str(OLD)!r})
+hub = lazyformer_fairseq.LazyFormerModel.from_pretrained({str(TRAINED)!r})
 print(json.dumps([state() == before, load is checkpoint_utils.load_checkpoint_to_cpu, 'eval' in vars(fairseq.utils)]))
 """
     lines = output_of(code).splitlines()[-3:]

@@ -10,7 +10,7 @@ import pytest
 from helpers import ROOT, toy_texts, write_toy_wikitext
 from in_process import invoke
 
-ENCODER = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11" / "encoder"
+ENCODER = ROOT / "tests" / "fixtures" / "checkpoints" / "encoder"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def written(folder: Path) -> dict[str, Any]:
         "diagnostics pairs data {out} --train 20 --valid 6 --test 6 --min-length 8 --max-length 60",
         "import {encoder} {out} --sublayer-pattern sflfs --text data",  # a warm start, and what it costs
         "import {encoder} {out} --sublayer-pattern sflfs --text raw.txt",
-        "plan --arch lazyformer_m2x6_s --arch bert_base --data data --gpus 4x16GB --lazy-backend eager",
+        "plan --arch lazyformer_m2x6_s --arch bert_base --data data --gpus 4x16GB --attention-backend eager",
         "plan --config {root}/configs/pretraining/bert_base.yaml --gpus 2x24GB",
         "plan --arch transformer_xl_base --gpus 2x24GB",
     ],

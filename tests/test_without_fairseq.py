@@ -83,14 +83,14 @@ print(type(AutoModelForMaskedLM.from_pretrained("trained_so/checkpoint-3")).__na
 def folder(tmp_path_factory, data_folder, lm_data) -> Path:
     """Where a user stands: texts, corpora, a model that fairseq trained, a BERT."""
     fixtures, folder = ROOT / "tests" / "fixtures", tmp_path_factory.mktemp("user")
-    before = fixtures / "checkpoint_of_0.1.0"
+    before = fixtures / "checkpoints" / "m2x2"
     (folder / "texts").mkdir()
     (folder / "texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_wikitext(folder / "wikitext")
     shutil.copytree(before / "tokenizer", folder / "trained" / "tokenizer")
     shutil.copy(before / "checkpoint_last.pt", folder / "trained")
     save_tiny(folder / "bert")
-    (folder / "language_model").symlink_to(fixtures / "checkpoints_of_2026_11" / "language_model")
+    (folder / "language_model").symlink_to(fixtures / "checkpoints" / "language_model")
     (folder / "data").symlink_to(data_folder)
     (folder / "tokens").symlink_to(lm_data)
     return folder

@@ -7,7 +7,7 @@ from typing import Any
 
 from helpers import NAMES, ROOT, THINGS
 
-START = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"  # it has 64 positions
+START = ROOT / "tests" / "fixtures" / "checkpoints" / "m2x2" / "checkpoint_last.pt"  # it has 64 positions
 SIZES = ("--max-length", "64")
 SIX = ("Anna", "Otto", "Maria", "Peter", "Clara", "Emil")
 FIVE = ("garden", "river", "house", "tower", "bridge")

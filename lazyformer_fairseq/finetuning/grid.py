@@ -25,7 +25,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import GRID_FILE, RESULT, RunKey, ScoredTask, development_splits
-from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, with_new_names
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
 from lazyformer_fairseq.trained.match import SavedHead, dictionary_hash, heads_in_checkpoint
@@ -91,8 +91,6 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenize
     try:
         given = state["cfg"]["model"]
         given["sublayer_pattern"]  # no other kind of model has one
-        # An option newer than the checkpoint takes its default, as in fairseq.
-        given = with_new_names(given)
         options = {field.name: given.get(field.name, field.default) for field in fields(MaskedLMOptions)}
         symbols = (weights := state["model"])["dictionary_sha256"]
     except (KeyError, TypeError, AttributeError) as error:

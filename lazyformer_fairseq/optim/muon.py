@@ -222,6 +222,3 @@ class MuonAndAdam(AdamLike):
         share = self.cfg.adam_lr / peak if self.cfg.adam_lr is not None and peak else 1.0
         for group in self.param_groups[1:]:
             group["lr"] = lr * share
-
-    def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
-        return saved

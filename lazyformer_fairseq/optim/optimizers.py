@@ -1,9 +1,7 @@
 """Optimizers ``fused_adam`` and ``nvlamb``.
 
 ``fused_adam`` is Adam with decoupled weight decay in torch's fused kernel: fairseq's own ``adam`` is fused with NVIDIA
-apex alone and otherwise loops over the weights in Python. Version 0.1.0 took apex's where it was installed. Such a
-checkpoint counts updates in ``step`` of a group of weights, torch in ``step`` of each weight; moments have the same
-names.
+apex alone and otherwise loops over the weights in Python.
 
 ``nvlamb`` is LAMB (You et al., 2019, arXiv 1904.00962) as NVIDIA trains with it. fairseq's own ``lamb`` needs apex,
 clips the gradients a second time, to norm 1, and knows no other options.
@@ -40,7 +38,6 @@ logger = logging.getLogger(__name__)
 # Settings by which a group of weights tells its optimizer: our Lamb's, apex's FusedLAMB's, Muon's; Adam has none.
 OWN_SETTINGS = {"max_weight_norm": "lamb", "grad_averaging": "lamb", "by_muon": "muon"}
 MOMENTS = ("exp_avg", "exp_avg_sq")
-SHARED_SETTINGS = ("lr", "betas", "eps", "weight_decay")
 
 
 class AdamLike:
@@ -123,15 +120,11 @@ class AdamLike:
                 "--reset-optimizer"
             )
         self._check_fits(state_dict)
-        self.optimizer.load_state_dict(self.fitted(state_dict))
+        self.optimizer.load_state_dict(state_dict)
         for group in self.param_groups:
             group.update(optimizer_overrides or {})
         if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
             self.param_groups[-1]["weight_decay"] = 0.0
-
-    def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint's state in the layout of this optimizer, of the same weights."""
-        raise NotImplementedError
 
     def _check_fits(self, state_dict: dict[str, Any]) -> None:
         """Raises a UserError where a checkpoint's moments are of other weights: torch finds out in the first update."""
@@ -192,20 +185,6 @@ class FusedAdam(AdamLike):
         if not self.cfg.no_decay_bias_and_norm:  # which one vector cannot have
             state_dict = joined_or_split(state_dict, self._optimizer)
         super().load_state_dict(state_dict, optimizer_overrides)
-
-    def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """apex's FusedAdam counts the updates elsewhere; what is torch's comes back as it is."""
-        has_steps = any("step" in moments for moments in saved["state"].values())
-        if has_steps or "bias_correction" not in saved["param_groups"][0]:
-            return saved
-        state, groups, updates = dict(saved["state"]), [], 0
-        for group, own_group in zip(saved["param_groups"], self.param_groups, strict=True):
-            updates = int(group.get("step", 0))
-            for number in state.keys() & set(group["params"]):
-                state[number] = {**state[number], "step": torch.tensor(float(updates))}
-            groups.append({**own_group, **{name: group[name] for name in (*SHARED_SETTINGS, "params")}})
-        logger.info("optimizer: the checkpoint's state is apex's FusedAdam's, after %d updates", updates)
-        return {**saved, "state": state, "param_groups": groups}
 
 
 def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
@@ -425,17 +404,3 @@ class NvLamb(AdamLike):
             "max_weight_norm": self.cfg.max_weight_norm,
             "ratio_without_decay": not self.cfg.no_ratio_without_decay,
         }
-
-    def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """A state that another LAMB saved: ours keeps its settings that the other does not know.
-
-        Ours, apex's ``FusedLAMB`` and pytorch_optimizer's ``Lamb`` count updates in the same place and have moments of
-        the same names.
-        """
-        groups = []
-        for group, own_group in zip(saved["param_groups"], self.param_groups, strict=True):
-            known = {name: value for name, value in own_group.items() if name not in ("params", "step")}
-            shared = {name: value for name, value in group.items() if name in known or name in ("params", "step")}
-            groups.append({**known, **shared})
-        moments = {number: {name: each[name] for name in MOMENTS} for number, each in saved["state"].items() if each}
-        return {**saved, "state": moments, "param_groups": groups}

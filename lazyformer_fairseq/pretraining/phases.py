@@ -31,7 +31,7 @@ OWN = {
 FREE = (
     *("gpus", "nodes", "node_rank", "master", "max_restarts", "precision", "fit", "no_fit", "dry_run", "save_dir"),
     *("sequences_per_gpu", "batch_size", "max_sentences", "batch_size_valid", "num_workers", "ddp_backend"),
-    *("attention_backend", "lazy_backend", "compile", "verify"),
+    *("attention_backend", "compile", "verify"),
     *("log_interval", "log_seconds", "log_format", "tensorboard_logdir", "wandb_project"),
     *("save_interval_updates", "keep_interval_updates", "keep_updates_list", "validate_interval_updates"),
 )

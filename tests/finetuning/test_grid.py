@@ -146,14 +146,14 @@ def test_what_decides_a_result_must_match_it(grid):
 
 def test_a_model_is_described_and_options_younger_than_it_have_their_defaults(tmp_path):
     checkpoints = name_checkpoints([str(START)])
-    assert checkpoints == name_checkpoints([str(START.parent)]) == {"checkpoint_of_0.1.0": START}
+    assert checkpoints == name_checkpoints([str(START.parent)]) == {"m2x2": START}
     folder = tmp_path / "lr=1e-4" / "m"
     folder.mkdir(parents=True)
     shutil.copy(START, folder)
     of_folder = {"m": folder / START.name}
     assert name_checkpoints([str(folder)]) == name_checkpoints([f"m={folder}"]) == of_folder, "= stands in the path"
     (model,) = load_start_models(checkpoints, START.parent / "tokenizer")
-    assert (model.name, model.updates, model.max_positions) == ("checkpoint_of_0.1.0", 30, 64)
+    assert (model.name, model.updates, model.max_positions) == ("m2x2", 30, 64)
     assert model.parameters > 10_000
     assert ("--attention-backend", "auto") in zip(model.options, model.options[1:], strict=False)
     assert "--compile" not in model.options
@@ -167,7 +167,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
 
     assert "no such file or folder; give a checkpoint" in message(tmp_path / "nowhere.pt")
     assert f"{tmp_path}: holds no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
-    assert "is called checkpoint_of_0.1.0 too" in message(START, START)
+    assert "is called m2x2 too" in message(START, START)
     assert "cannot name a model's folder" in message(f"../m={START}")
     (tmp_path / "lr=1e-4").mkdir()
     shutil.copy(START, tmp_path / "lr=1e-4")

@@ -29,7 +29,7 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, kinds
 
-CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11"
+CHECKPOINTS = ROOT / "tests/fixtures/checkpoints"
 
 
 def test_a_pre_trained_model(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from exports import POSITIONS, WORDS, code_in, export_custom, some_ids, source_of, tiny_model
-from helpers import ROOT, mostly_slow
+from helpers import mostly_slow
 from safetensors.torch import load_file, save_file
 
 from lazyformer_fairseq.errors import UserError
@@ -18,7 +18,6 @@ from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.exported.modelling import LazyFormerConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
-FIXTURE = ROOT / "tests/fixtures/export_of_2026_11"
 TINY = [name for name in ARCHITECTURES if name.endswith("_tiny")]
 
 
@@ -164,16 +163,6 @@ def test_more_words_keep_decoder_and_embedding_one(tmp_path):
     again = heads.LazyFormerForMaskedLM.from_pretrained(tmp_path / "more")
     assert again.config.vocab_size == WORDS + 5
     assert_close(again(ids).logits, model(ids).logits)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@torch.no_grad()
-def test_a_folder_exported_before_loads_by_todays_classes(attention):
-    """Its hashes are checked, too: names and shapes of weights are those of old."""
-    wanted = load_file(FIXTURE / "wanted.safetensors")
-    model = heads.LazyFormerForMaskedLM.from_pretrained(FIXTURE, attn_implementation=attention)
-    text = wanted["ids"].ne(1)
-    assert_close(model(wanted["ids"]).logits[text], wanted["logits"][text])
 
 
 def test_a_saved_model_has_its_code_and_loads_by_it_and_one_matrix_of_all_layers_stays_one(tmp_path):

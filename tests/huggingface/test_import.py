@@ -418,7 +418,7 @@ def test_a_bert_starts_a_model_of_another_pattern_and_pairs_keep_their_types_on_
 
 
 def test_checkpoints_of_this_package_are_read_too(bert, tmp_path):
-    fixture = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
+    fixture = ROOT / "tests/fixtures/checkpoints/encoder"
     for source, folder in ((fixture, fixture), (bert / "out" / "model.safetensors", bert / "out")):
         invoke("import", source, tmp_path / folder.name)
         models = (load(each).model for each in (tmp_path / folder.name, folder))
@@ -426,7 +426,7 @@ def test_checkpoints_of_this_package_are_read_too(bert, tmp_path):
 
 
 def test_heads_of_this_package_keep_what_they_were_trained_on(tmp_path):
-    hub = load(ROOT / "tests/fixtures/checkpoints_of_2026_11/fine_tuned")
+    hub = load(ROOT / "tests/fixtures/checkpoints/fine_tuned")
     hub.tasks = {"cola": replace(hub.tasks["cola"], labels=("odd", "fine"), longest=20)}
     (tmp_path / "in").mkdir()
     write_model(hub, tmp_path / "in")

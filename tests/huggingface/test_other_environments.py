@@ -17,7 +17,7 @@ from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
 PYTHONS = [python for python in os.environ.get("LAZYFORMER_HF_PYTHONS", "").split(":") if python]
 SCRIPT = Path(__file__).with_name("in_other_environments.py")
-CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11"
+CHECKPOINTS = ROOT / "tests/fixtures/checkpoints"
 TEXTS = ["anna sees ben near the house.", "the old house"]
 
 pytestmark = [

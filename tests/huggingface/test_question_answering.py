@@ -19,7 +19,7 @@ from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM
 from lazyformer_fairseq.huggingface.importing import import_to
 from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 
-CHECKPOINT = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
+CHECKPOINT = ROOT / "tests/fixtures/checkpoints/encoder"
 LONGEST = 500  # tokens of an input
 LONGEST_ANSWER = 30
 

@@ -18,7 +18,7 @@ from lazyformer_fairseq.huggingface import MaskedTextCollator, ShardTrainer, tok
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
 
-CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11/fine_tuned"
+CHECKPOINTS = ROOT / "tests/fixtures/checkpoints/fine_tuned"
 UPDATES, BATCH = 50, 8
 ADAM = {"lr": 1e-3, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
 
@@ -184,7 +184,7 @@ def test_losses_of_fairseq_trainer_and_plain_loop_are_equal(text, tmp_path, monk
 
 @pytest.mark.parametrize("name", ["encoder", "fine_tuned"])
 def test_a_checkpoint_is_the_same_to_the_bit_when_it_comes_back(name, tmp_path):
-    folder = ROOT / "tests/fixtures/checkpoints_of_2026_11" / name
+    folder = ROOT / "tests/fixtures/checkpoints" / name
     invoke("export", folder, tmp_path / "out", "--to", "huggingface")
     invoke("import", tmp_path / "out", tmp_path / "back", *(["--head-name", "cola"] if name == "fine_tuned" else []))
     before, after = (LazyFormerModel.from_pretrained(each).model for each in (folder, tmp_path / "back"))

@@ -256,7 +256,7 @@ def test_with_the_same_length_the_number_does_not_depend_on_the_segments():
 
 
 FIXTURES = ROOT / "tests" / "fixtures"
-TRAINED = FIXTURES / "checkpoints_of_2026_11" / "language_model"  # on segments of 12 tokens after a memory of 16
+TRAINED = FIXTURES / "checkpoints" / "language_model"  # on segments of 12 tokens after a memory of 16
 CHECKPOINT = TRAINED / "checkpoint_last.pt"
 
 
@@ -304,14 +304,14 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     refused("--lengths lage: .*nor one of 24b, base, large; did you mean large", CHECKPOINT, data, "--lengths", "lage")
     refused(r"manifest\.json: no such file", CHECKPOINT, tmp_path)
     refused("none.pt: no such checkpoint", tmp_path / "none.pt", data)
-    encoder = FIXTURES / "checkpoint_of_0.1.0" / "checkpoint_last.pt"
+    encoder = FIXTURES / "checkpoints" / "m2x2" / "checkpoint_last.pt"
     refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, data)
     state = torch.load(CHECKPOINT, weights_only=False)
     no_model, no_task = "no_task.pt: not a checkpoint", "is no language model of this package; it names no task"
     for cfg, message in ((None, no_model), ({}, no_task), ({"model": {}}, no_task)):
         torch.save({**state, "cfg": cfg}, tmp_path / "no_task.pt")
         refused(message, tmp_path / "no_task.pt", data)
-    exported = FIXTURES / "checkpoints_of_2026_11" / "exported" / "model.safetensors"
+    exported = FIXTURES / "checkpoints" / "exported" / "model.safetensors"
     refused("is no language model of this package", exported, data)
     refused("--json .*: its folder is not there", CHECKPOINT, data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

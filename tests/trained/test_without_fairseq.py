@@ -20,7 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.trained import checkpoints, hub
 
-OF_2026_11 = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11"
+TRAINED_MODELS = ROOT / "tests" / "fixtures" / "checkpoints"
 USE = """
 def use(hub):
     found = [hub.extract_features("the cat sat", "a dog").tolist(), hub.fill_mask("the <mask> sat", topk=3)]
@@ -50,7 +50,7 @@ def models(tmp_path_factory, data_folder) -> list[Path]:
         write_encoder(folder / name, data_folder, "sflf", *head, token_types=2 * (name == "pairs"))
         for name, head in kinds.items()
     ]
-    return [OF_2026_11 / "encoder", OF_2026_11 / "fine_tuned", *written]
+    return [TRAINED_MODELS / "encoder", TRAINED_MODELS / "fine_tuned", *written]
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -95,7 +95,7 @@ def test_commands_write_the_same_files(command, without_fairseq, tmp_path, monke
     written = []
     for name in ("with", "without"):
         out = tmp_path / name / "model"  # whose name is on the card
-        words = command.format(models=OF_2026_11, bert="bert", out=out).split()
+        words = command.format(models=TRAINED_MODELS, bert="bert", out=out).split()
         if name == "with":
             invoke(*words)
         else:
@@ -105,11 +105,11 @@ def test_commands_write_the_same_files(command, without_fairseq, tmp_path, monke
 
 
 def test_a_causal_language_model_is_built_from_its_checkpoint():
-    path = OF_2026_11 / "language_model" / "checkpoint_last.pt"
+    path = TRAINED_MODELS / "language_model" / "checkpoint_last.pt"
     dictionary = load_dictionary(path.parent / "data" / "dict.txt")
     model = hub.build(checkpoints.load(path), dictionary, path).eval()
     ids = torch.arange(4, 25)[None]
-    expected = json.loads((OF_2026_11 / "expected.json").read_text())["nats_of_ids_5_to_24"]
+    expected = json.loads((TRAINED_MODELS / "expected.json").read_text())["language_model"]["nats_of_ids_5_to_24"]
     with torch.no_grad():
         nats, _ = model(ids[:, :-1], target=ids[:, 1:])
     torch.testing.assert_close(nats[0], torch.tensor(expected), atol=1e-4, rtol=1e-4)
@@ -150,7 +150,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused_and_not_run(content, said, tmp
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "checkpoint_last.pt"
     checkpoint_file.save(content, path)
-    dictionary = load_dictionary(OF_2026_11 / "language_model" / "data" / "dict.txt")
+    dictionary = load_dictionary(TRAINED_MODELS / "language_model" / "data" / "dict.txt")
     with pytest.raises(UserError, match=said):
         hub.build(checkpoints.load(path), dictionary, path)
     assert not (tmp_path / "ran").exists()

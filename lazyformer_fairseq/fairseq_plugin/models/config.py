@@ -1,6 +1,5 @@
 """Options of the models, as fairseq reads them; ``--arch NAME`` sets those of a row of the table of architectures."""
 
-from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
 from functools import partial
@@ -8,17 +7,15 @@ from typing import Any
 
 from fairseq import models
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model_architecture
-from omegaconf import OmegaConf
+from fairseq.models import register_model_architecture
 
-from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.fairseq_plugin.replacements import Stage, install
-from lazyformer_fairseq.modules.networks.options import OLD_NAMES, CausalLMOptions, MaskedLMOptions
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
 from lazyformer_fairseq.patterns.architectures import Architecture
 
 
 def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base: type = FairseqDataclass) -> type:
-    """fairseq's dataclass of options of ours: choices are an enum of its own, and old names are options too.
+    """fairseq's dataclass of options of ours: choices are an enum of its own.
 
     Args:
         more: fields beside those, as (name, type, default).
@@ -31,8 +28,6 @@ def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base:
         alias = {"argparse_alias": said.flags[-1]} if said.flags else {}
         made = field(default=each.default, metadata={"help": said.help, **alias})
         found += [(each.name, kind, made)] if each.name not in inherited else []
-    known = {each.name for each in fields(options)}
-    found += [(old, str, option("", SUPPRESS)) for old, new in OLD_NAMES.items() if new in known]
     return make_dataclass(name, [*found, *more], bases=(base,), namespace={"__module__": __name__})
 
 
@@ -43,12 +38,9 @@ CausalLMConfig = as_fairseq_reads(CausalLMOptions, "CausalLMConfig")
 def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
     """Registers each row under its name for the model that is registered as `model`."""
     install(Stage.NAME)
-    defaults = {field.name: field.default for field in fields(MODEL_DATACLASS_REGISTRY[model]) if field.name[0] != "_"}
 
     def preset(row: Architecture, args: Any) -> None:
-        # A checkpoint's settings lack options that are newer than it. fairseq finds their defaults by a model's name,
-        # not by an arch's; for a command line it fills them in later.
-        for name, value in {**(defaults if OmegaConf.is_config(args) else {}), **row.options()}.items():
+        for name, value in row.options().items():
             if getattr(args, name, None) is None:
                 setattr(args, name, value)
 

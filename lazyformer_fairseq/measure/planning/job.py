@@ -17,7 +17,7 @@ from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory, count_single_moments, count_update_memory
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, backend_of, with_new_names
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.options import computed_tokens, mask_shares, refuse_out_of_bounds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -70,7 +70,7 @@ class Job:
 
     @property
     def attention_backend(self) -> str:
-        return backend_of(self.config)
+        return str(self.config.attention_backend)
 
     @property
     def pattern(self) -> str:
@@ -273,7 +273,7 @@ def _job(name: str, config: Any, vocab_size: Optional[int], *more: Any) -> Job:
 
 def _with(config: Any, options: Mapping[str, Any]) -> Any:
     found = {}
-    for name, value in with_new_names(options).items():
+    for name, value in options.items():
         if not name.startswith("_") and hasattr(config, name):
             default = getattr(config, name)
             if isinstance(default, bool):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
-from lazyformer_fairseq.modules.networks.options import DROPOUTS, CausalLMOptions, backend_of, norms_and_biases
+from lazyformer_fairseq.modules.networks.options import DROPOUTS, CausalLMOptions, norms_and_biases
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.kinds import parse_cutoffs
@@ -38,7 +38,7 @@ def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, An
         **bands_of(options),
         "activation": ACTIVATIONS[str(options.activation_fn)],
         "normalize_before": options.decoder_normalize_before,
-        "attention_backend": backend_of(options),
+        "attention_backend": str(options.attention_backend),
         **{name: getattr(options, name) for name in (*DROPOUTS, *_SAME_NAMES)},
         **norms_and_biases(options),
     }

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks import heads
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights, start_as_asked
-from lazyformer_fairseq.modules.networks.options import DROPOUTS, MaskedLMOptions, backend_of, norms_and_biases
+from lazyformer_fairseq.modules.networks.options import DROPOUTS, MaskedLMOptions, norms_and_biases
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 
 logger = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ def encoder_arguments(options: MaskedLMOptions, vocab_size: int, padding_idx: in
         "padding_idx": padding_idx,
         "activation": ACTIVATIONS[str(options.activation_fn)],
         "normalize_before": options.encoder_normalize_before,
-        "attention_backend": backend_of(options),
+        "attention_backend": str(options.attention_backend),
         **{name: getattr(options, name) for name in _SAME_NAMES},
         **norms_and_biases(options),
     }

@@ -24,9 +24,6 @@ REVERSIBLE_HELP = "pre-norm: sublayers change two streams in turn; training reco
 PRIMERS = "of feed-forward sublayers; relu_squared is Primer's"
 _ENCODER = ARCHITECTURES["lazyformer_m2x6_s"]
 _DECODER = CAUSAL_ARCHITECTURES["transformer_xl_base"]
-# Options that had another name in 0.1.0. On command lines, in YAML and in checkpoints the old ones still serve; what is
-# written has the new ones.
-OLD_NAMES = {"lazy_backend": "attention_backend"}
 
 
 @dataclass
@@ -107,21 +104,6 @@ Options = Union[MaskedLMOptions, CausalLMOptions]
 SomeOptions = TypeVar("SomeOptions", MaskedLMOptions, CausalLMOptions)
 
 
-def with_new_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's options without those of :data:`OLD_NAMES`, which give their values where the new ones are "auto"."""
-    renamed = {name: value for name, value in options.items() if name not in OLD_NAMES}
-    for old, new in OLD_NAMES.items():
-        if (value := options.get(old)) and str(renamed.get(new, "")) in ("", AUTO):
-            renamed[new] = value
-    return renamed
-
-
-def backend_of(model: Any) -> str:
-    """The ``--attention-backend`` of a model's settings; empty for a model that has no such option."""
-    names = ("attention_backend", *OLD_NAMES)
-    return str(with_new_names({name: getattr(model, name, None) or "" for name in names})["attention_backend"])
-
-
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
@@ -135,15 +117,15 @@ def plain_options(kind: type[SomeOptions], config: Any) -> SomeOptions:
     """The options that a model was built from, as a dataclass of ours: fairseq's config, or this already."""
     types = {each.name: each.type for each in fields(kind)}
     found = {name: str(getattr(config, name)) if of is str else getattr(config, name) for name, of in types.items()}
-    return kind(**{**found, "attention_backend": backend_of(config)})
+    return kind(**found)
 
 
 def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
-    """Options of a model by name, as a checkpoint or a file has them, old names included.
+    """Return the options of a model by name, as a checkpoint or a file has them.
 
     Raises a UserError for an unknown name, a value of another type, or none of the choices.
     """
-    given = with_new_names(given)
+    given = dict(given)
     known = {each.name: each.default for each in fields(kind)}
     if unknown := sorted(map(str, given.keys() - known.keys())):
         raise UserError(f"no setting {', '.join(unknown)}{nearest(unknown[0], known)}")

@@ -72,10 +72,10 @@ class FeedForward(Sublayer):
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
-        values = planned.values  # old exports lack some
+        values = planned.values
         sizes = options.embed_dim, options.ffn_embed_dim
-        how = options.activation, options.activation_dropout, values.get("gate", "")
-        if not values.get("experts"):
+        how = options.activation, options.activation_dropout, values["gate"]
+        if not values["experts"]:
             return cls(*sizes, *how)
         feed_forwards = [cls(*sizes, *how) for _ in range(values["experts"])]
         built = Experts(options.embed_dim, feed_forwards, values["top"], values["capacity"], options.is_causal)

@@ -1,4 +1,4 @@
-"""Our optimizers as fairseq sees them: a run goes on as if nothing had been, after apex too, in half precision.
+"""Our optimizers as fairseq sees them: a run goes on as if nothing had been, in half precision too.
 
 test_lamb.py has the numbers of LAMB, test_muon.py those of Muon.
 """
@@ -27,7 +27,6 @@ OWN = {
     MUON: (MuonAndAdam, {**vars(MuonOptions()), "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-3, "adam_lr": 0.05}),
 }
 ALL = pytest.mark.parametrize("name", [ADAM, LAMB, MUON])
-FIRST = pytest.mark.parametrize("first", ["apex", "torch"])
 SHAPES = ((3, 2), (3,), (2, 2))
 EXEMPT = {"no_decay_bias_and_norm": True}
 SMALL = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
@@ -39,18 +38,8 @@ def config(name: str, **changes) -> SimpleNamespace:
     return SimpleNamespace(**{**OWN[name][1], **shared, **changes})
 
 
-def build(name: str, library: str, parameters: list[torch.nn.Parameter], **changes) -> AdamLikeOptimizer:
-    """With "apex", as version 0.1.0 built it where apex was installed."""
-    optimizer = OWN[name][0](config(name, **changes), parameters)
-    if library == "apex" and name != MUON:  # of which apex has none
-        shared = {key: optimizer.optimizer_config[key] for key in ("lr", "betas", "eps", "weight_decay")}
-        shared |= {"params": optimizer.groups_of(parameters), "adam_w_mode": True}
-        if name == ADAM:
-            optimizer._optimizer = apex_stand_in.FusedAdam(**shared)
-        else:
-            ratio = optimizer.optimizer_config["ratio_without_decay"]
-            optimizer._optimizer = apex_stand_in.FusedLAMB(**shared, max_grad_norm=torch.inf, use_nvlamb=ratio)
-    return optimizer
+def build(name: str, parameters: list[torch.nn.Parameter], **changes) -> AdamLikeOptimizer:
+    return OWN[name][0](config(name, **changes), parameters)
 
 
 def make_parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
@@ -88,13 +77,12 @@ def assert_close(found, expected, **bounds) -> None:
         (LAMB, {**EXEMPT, "no_ratio_without_decay": True}),
     ],
 )
-@FIRST
 @pytest.mark.parametrize("stop", [0, 3])  # before the first update, too
-def test_a_resumed_run_ends_where_one_without_a_break_does(name, options, first, stop):
+def test_a_resumed_run_ends_where_one_without_a_break_does(name, options, stop):
     expected, parameters = make_parameters(), make_parameters()
-    whole = build(name, "torch", expected, **options)
+    whole = build(name, expected, **options)
     train(whole, expected, range(6))
-    before, after = build(name, first, parameters, **options), build(name, "torch", parameters, **options)
+    before, after = build(name, parameters, **options), build(name, parameters, **options)
     train(before, parameters, range(stop))
     saved = before.state_dict()
     unchanged = copy.deepcopy(saved)
@@ -113,40 +101,40 @@ def test_a_state_of_other_groups_or_weights_or_of_another_optimizer_is_refused_i
     """In half precision fairseq sees one name for all optimizers: its wrapper's."""
     parameters = make_parameters()
     for exempts in (False, True):
-        before = build(name, "apex", parameters, no_decay_bias_and_norm=exempts)
+        before = build(name, parameters, no_decay_bias_and_norm=exempts)
         train(before, parameters, range(1))
         with pytest.raises(UserError, match=f"trained with{'' if exempts else 'out'} --no-decay-bias-and-norm"):
-            build(name, "torch", parameters, no_decay_bias_and_norm=not exempts).load_state_dict(before.state_dict())
-    before = build(name, "torch", parameters)
+            build(name, parameters, no_decay_bias_and_norm=not exempts).load_state_dict(before.state_dict())
+    before = build(name, parameters)
     train(before, parameters, range(1))
     with pytest.raises(UserError, match="of other weights than the model's"):
-        build(name, "torch", make_parameters()[:-1]).load_state_dict(before.state_dict())
+        build(name, make_parameters()[:-1]).load_state_dict(before.state_dict())
     for other in {ADAM, LAMB, MUON} - {name}:
-        saved = build(other, "torch", make_parameters()).state_dict()
+        saved = build(other, make_parameters()).state_dict()
         with pytest.raises(UserError, match=f"not trained with --optimizer {name}: .*--reset-optimizer"):
-            build(name, "torch", make_parameters()).load_state_dict(saved)
+            build(name, make_parameters()).load_state_dict(saved)
 
 
 @ALL
 def test_options_are_set_overridden_and_refused(name):
     parameters = make_parameters()
-    optimizer, again = (build(name, "torch", parameters, **EXEMPT) for _ in range(2))
+    optimizer, again = (build(name, parameters, **EXEMPT) for _ in range(2))
     train(optimizer, parameters, range(1))
     again.load_state_dict(optimizer.state_dict(), optimizer_overrides={"weight_decay": 0.25})
     assert [group["weight_decay"] for group in again.param_groups] == [*[0.25] * (name == MUON), 0.25, 0.0]
     option = f"{'lamb' if name == LAMB else 'adam'}_betas"
     for betas in ("(0.9, 0.98)", "0.9, 0.98", [0.9, 0.98]):
-        assert build(name, "torch", parameters, **{option: betas}).param_groups[0]["betas"] == (0.9, 0.98)
+        assert build(name, parameters, **{option: betas}).param_groups[0]["betas"] == (0.9, 0.98)
     for betas in ("(0.9)", "(0.9, 1.0)", "0.9, x", "__import__('os')", (0.9,), "(-0.1, 0.9)"):
         with pytest.raises(UserError, match=f"--{option.replace('_', '-')} .*(give two numbers|both must lie in)"):
-            build(name, "torch", parameters, **{option: betas})
+            build(name, parameters, **{option: betas})
     words = "--fp16-no-flatten-grads" if name != MUON else "no matrices of sublayers"  # weights in one vector
     with pytest.raises(UserError, match=words):
-        build(name, "torch", [torch.nn.Parameter(torch.zeros(10))], **EXEMPT)
+        build(name, [torch.nn.Parameter(torch.zeros(10))], **EXEMPT)
 
 
 def test_options_of_lamb_reach_the_optimizer_or_are_refused():
-    group = build(LAMB, "torch", make_parameters(), max_weight_norm=10.0, no_bias_correction=True).param_groups[0]
+    group = build(LAMB, make_parameters(), max_weight_norm=10.0, no_bias_correction=True).param_groups[0]
     del group["params"]
     assert group == {
         "lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-3, "weight_decay": 0.5, "bias_correction": False,
@@ -158,10 +146,10 @@ def test_options_of_lamb_reach_the_optimizer_or_are_refused():
         ({"max_weight_norm": -1}, "--max-weight-norm -1: must be 0 or more"),
     ):
         with pytest.raises(UserError, match=words):
-            build(LAMB, "torch", make_parameters(), **changes)
+            build(LAMB, make_parameters(), **changes)
 
 
-def in_half_precision(name: str, library: str, weights, flat: bool = False) -> FP16Optimizer:
+def in_half_precision(name: str, weights, flat: bool = False) -> FP16Optimizer:
     """fairseq's mixed precision, as on a GPU: it joins the weights to one vector unless it is told not to."""
     scaling = dict(fp16_scale_window=8, fp16_init_scale=4, fp16_scale_tolerance=0.0, threshold_loss_scale=None)
     common = dict(bf16=weights[0].dtype == torch.bfloat16, fp16_no_flatten_grads=not flat, min_loss_scale=1e-4)
@@ -172,7 +160,7 @@ def in_half_precision(name: str, library: str, weights, flat: bool = False) -> F
 
     def build_apart(cfg, params) -> AdamLikeOptimizer:
         apart = [weight for each in params for weight in (each.values() if isinstance(each, dict) else [each])]
-        return build(name, library, apart)
+        return build(name, apart)
 
     with (
         mock.patch.object(torch.cuda, "is_available", lambda: True),
@@ -192,11 +180,10 @@ def train_in_half(optimizer: FP16Optimizer, weights, updates) -> None:
 
 
 @pytest.mark.parametrize("flat", [False, True])
-@FIRST
-def test_mixed_precision_resumes_with_its_loss_scale(first, flat):
+def test_mixed_precision_resumes_with_its_loss_scale(flat):
     expected, weights = make_parameters(torch.half), make_parameters(torch.half)
-    train_in_half(in_half_precision(ADAM, "torch", expected, flat), expected, range(10))
-    before, after = (in_half_precision(ADAM, library, weights, flat) for library in (first, "torch"))
+    train_in_half(in_half_precision(ADAM, expected, flat), expected, range(10))
+    before, after = (in_half_precision(ADAM, weights, flat) for _ in range(2))
     train_in_half(before, weights, range(5))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     train_in_half(after, weights, range(5, 10))
@@ -208,9 +195,9 @@ def test_mixed_precision_resumes_with_its_loss_scale(first, flat):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_tensors_keep_their_shapes_in_half_precision_and_resume_to_the_bit(name, dtype):
     expected, weights = make_parameters(dtype), make_parameters(dtype)
-    without_break = in_half_precision(name, "torch", expected, flat=True)  # which it refuses
+    without_break = in_half_precision(name, expected, flat=True)  # which it refuses
     train_in_half(without_break, expected, range(10))
-    before, after = (in_half_precision(name, "torch", weights, flat=True) for _ in range(2))
+    before, after = (in_half_precision(name, weights, flat=True) for _ in range(2))
     train_in_half(before, weights, range(5))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     train_in_half(after, weights, range(5, 10))
@@ -219,7 +206,7 @@ def test_tensors_keep_their_shapes_in_half_precision_and_resume_to_the_bit(name,
     masters = make_parameters()
     for master, weight in zip(masters, make_parameters(dtype), strict=True):
         master.data.copy_(weight.data)
-    plain = build(name, "torch", masters)
+    plain = build(name, masters)
     for update in range(10):
         set_gradients(masters, update)
         plain.clip_grad_norm(1.0)
@@ -227,19 +214,18 @@ def test_tensors_keep_their_shapes_in_half_precision_and_resume_to_the_bit(name,
     assert_close(after.fp32_params, masters, rtol=2e-2, atol=2e-2)
 
 
-@FIRST
-def test_weights_in_one_vector_resume_apart_and_the_other_way(first):
+def test_weights_in_one_vector_resume_apart_and_the_other_way():
     expected, parameters, start = make_parameters(), make_parameters(), make_parameters()
-    train(build(ADAM, "torch", expected), expected, range(9))
-    apart = build(ADAM, first, start)
+    train(build(ADAM, expected), expected, range(9))
+    apart = build(ADAM, start)
     train(apart, start, range(3))
     vector = torch.nn.Parameter(torch.cat([parameter.data.flatten() for parameter in start]))
-    joined = build(ADAM, "torch", [vector])
+    joined = build(ADAM, [vector])
     joined.load_state_dict(copy.deepcopy(apart.state_dict()))
     train(joined, parameters, range(3, 6), vector)
     for parameter, part in zip(parameters, vector.data.split([each.numel() for each in parameters]), strict=True):
         parameter.data.copy_(part.view_as(parameter))
-    again = build(ADAM, "torch", parameters)
+    again = build(ADAM, parameters)
     again.load_state_dict(copy.deepcopy(joined.state_dict()))
     train(again, parameters, range(6, 9))
     assert_close(parameters, expected)
@@ -248,7 +234,7 @@ def test_weights_in_one_vector_resume_apart_and_the_other_way(first):
 @pytest.mark.parametrize("options", [{}, EXEMPT])
 def test_steps_are_adams_with_decoupled_decay_of_all_but_the_exempt(options):
     parameters = make_parameters()
-    optimizer = build(ADAM, "torch", parameters, adam_eps=1e-6, **options)
+    optimizer = build(ADAM, parameters, adam_eps=1e-6, **options)
     for _ in range(3):
         before = [parameter.detach().clone() for parameter in parameters]
         for parameter in parameters:
@@ -264,7 +250,7 @@ def test_gradients_are_clipped_once_by_the_norm_of_all():
     """As FusedLAMB does it itself in NVIDIA's BERT: fairseq's clipping before it gives the same numbers."""
     expected, parameters = make_parameters(), make_parameters()
     theirs = apex_stand_in.FusedLAMB(expected, lr=0.1, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.5, max_grad_norm=1)
-    ours = build(LAMB, "torch", parameters)
+    ours = build(LAMB, parameters)
     for update in range(4):
         for each in (parameters, expected):
             set_gradients(each, update, 10 ** (1 - update))
@@ -288,7 +274,7 @@ def test_half_precision_weights_are_refused_in_words(name, fairseq_train, data_f
 @pytest.fixture(params=["bf16", "fp16", "fp16 in one vector"])
 def optimizer(request) -> FP16Optimizer:
     dtype = torch.bfloat16 if request.param == "bf16" else torch.half
-    return in_half_precision(ADAM, "torch", make_parameters(dtype), flat="vector" in request.param)
+    return in_half_precision(ADAM, make_parameters(dtype), flat="vector" in request.param)
 
 
 def sums(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]], skips=()) -> tuple[torch.Tensor, float]:

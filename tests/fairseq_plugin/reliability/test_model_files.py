@@ -1,21 +1,17 @@
-"""Models in files: old checkpoints stay good for all that they were good for; safetensors hold the same model; what is
-wrong with a file or a text is said in a line.
+"""Models in files: trained models compute what they computed when they were made; safetensors hold the same model; a
+mistake in a file or a text is reported in one line.
 
-tests/fixtures/README.md says what the old ones are.
+tests/fixtures/make_checkpoints.py makes the trained models.
 """
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import ROOT, assert_equal_state, build_toy_corpus, updates_of, write_toy_glue
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -24,115 +20,85 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.finetuning.grid import load_start_models
-from lazyformer_fairseq.modules.networks.options import backend_of
 from lazyformer_fairseq.trained.export import export
 from lazyformer_fairseq.trained.hub import LazyFormerHub
 
 FIXTURES = ROOT / "tests" / "fixtures"
-OF_0_1_0, OF_2026_11 = FIXTURES / "checkpoint_of_0.1.0", FIXTURES / "checkpoints_of_2026_11"
-ENCODER, LANGUAGE_MODEL = OF_2026_11 / "encoder", OF_2026_11 / "language_model"
-EXPECTED = {folder: json.loads((folder / "expected.json").read_text()) for folder in (OF_0_1_0, OF_2026_11)}
+TRAINED_MODELS = FIXTURES / "checkpoints"
+ENCODER = TRAINED_MODELS / "encoder"
+LANGUAGE_MODEL = TRAINED_MODELS / "language_model"
+EXPECTED = json.loads((TRAINED_MODELS / "expected.json").read_text())
 SIZES = (
     "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --max-positions 64 --dropout 0 --attention-dropout 0 "
     "--batch-size 4 --arch lazyformer_m2x6_s_tiny"
 )
-
-
-@pytest.fixture(params=["0.1.0", "2026-11"])
-def old(request) -> SimpleNamespace:
-    """A masked language model's checkpoint, what it was trained with, and what it gave when it was new."""
-    folder, pattern = OF_0_1_0, "M2x2"
-    if request.param == "2026-11":
-        folder, pattern = ENCODER, "'sflf sf' --encoder-normalize-before"
-    expected = EXPECTED[OF_0_1_0 if folder == OF_0_1_0 else OF_2026_11]
-    return SimpleNamespace(folder=folder, options=f"{SIZES} --sublayer-pattern {pattern}", expected=expected)
+ENCODER_SIZES = f"{SIZES} --sublayer-pattern 'sflf sf' --encoder-normalize-before"
 
 
 def assert_near(found: torch.Tensor, expected: list) -> None:
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=1e-4)
 
 
-def test_an_encoder_is_used_from_raw_text(old):
-    hub = LazyFormerModel.from_pretrained(old.folder)
-    assert_near(hub.extract_features(*old.expected["texts"])[:, 0], old.expected["features"])
-    answers = hub.fill_mask("Anna <mask> Ben near the river.", topk=3)
-    assert [answer.word for answer in answers] == [word for word, _ in old.expected["filled"]]
-    probabilities = [probability for _, probability in old.expected["filled"]]
+@pytest.mark.parametrize("name", ["m2x2", "encoder"])
+def test_an_encoder_is_used_from_raw_text(name):
+    expected = EXPECTED[name]
+    hub = LazyFormerModel.from_pretrained(TRAINED_MODELS / name)
+    assert_near(hub.extract_features(*EXPECTED["texts"])[:, 0], expected["features"])
+    answers = hub.fill_mask(EXPECTED["masked"], topk=3)
+    assert [answer.word for answer in answers] == [word for word, _ in expected["filled"]]
+    probabilities = [probability for _, probability in expected["filled"]]
     assert [answer.probability for answer in answers] == pytest.approx(probabilities, abs=1e-4)
     assert answers[0].text == f"anna {answers[0].word} ben near the river."
-    everything = hub.fill_mask("Anna <mask> Ben near the river.", topk=len(hub.tokenizer.dictionary))
+    everything = hub.fill_mask(EXPECTED["masked"], topk=len(hub.tokenizer.dictionary))
     assert sum(answer.probability for answer in everything) == pytest.approx(1, abs=1e-4)
 
 
-def test_the_run_of_an_encoder_is_resumed(old, tmp_path, fairseq_train):
-    shutil.copy(old.folder / "checkpoint_last.pt", tmp_path)
-    options = f"{old.options} --criterion masked_lm_accuracy --lr 1e-2 --save-interval-updates 1000"
-    resumed = fairseq_train(OF_0_1_0 / "data", f"{options} --max-update {old.expected['resumed_updates']}", tmp_path)
-    history = [part["num_updates"] for part in resumed["optimizer_history"]]
-    assert history == [old.expected["updates"], old.expected["resumed_updates"]]
-    assert resumed["extra_state"]["val_loss"] == pytest.approx(old.expected["resumed_valid_loss"], abs=2e-3)
-
-
 @pytest.mark.slow
-def test_an_encoder_is_fine_tuned_and_so_is_the_model_that_it_is_exported_to(old, tmp_path, fairseq_train):
-    cola, checkpoint = write_toy_glue(tmp_path / "glue", train=8, valid=4) / "CoLA", old.folder / "checkpoint_last.pt"
-    export(old.folder, tmp_path / "model")
+def test_an_encoder_is_fine_tuned_and_so_is_the_model_that_it_is_exported_to(tmp_path, fairseq_train):
+    cola, checkpoint = write_toy_glue(tmp_path / "glue", train=8, valid=4) / "CoLA", ENCODER / "checkpoint_last.pt"
+    export(ENCODER, tmp_path / "model")
     for start in (checkpoint, tmp_path / "model" / "model.safetensors"):
-        options = f"{old.options} --criterion glue --finetune-from-model {start} --max-update 1 --lr 0"
+        options = f"{ENCODER_SIZES} --criterion glue --finetune-from-model {start} --max-update 1 --lr 0"
         tuned = fairseq_train(cola, options, tmp_path / start.stem, task="glue")
         assert updates_of(tuned) == 1
         for name, weight in torch.load(checkpoint)["model"].items():
             assert torch.equal(tuned["model"][name], weight), name
-        (found,) = load_start_models({"m": start}, old.folder / "tokenizer")
+        (found,) = load_start_models({"m": start}, ENCODER / "tokenizer")
         assert "--sublayer-pattern" in found.options and found.max_positions == 64
 
 
 @pytest.mark.parametrize("kind", ["fine_tuned", "exported"])
 def test_a_classification_head_predicts(kind):
-    hub = LazyFormerModel.from_pretrained(OF_2026_11 / kind)
-    assert_near(hub.predict("cola", *EXPECTED[OF_2026_11]["texts"]), EXPECTED[OF_2026_11]["logits"])
+    hub = LazyFormerModel.from_pretrained(TRAINED_MODELS / kind)
+    assert_near(hub.predict("cola", *EXPECTED["texts"]), EXPECTED["fine_tuned"]["logits"])
 
 
-def test_a_language_model_is_used_and_evaluated(tmp_path):
+def test_a_language_model_is_used():
     hub = CausalLanguageModel.from_pretrained(LANGUAGE_MODEL, "checkpoint_last.pt", str(LANGUAGE_MODEL / "data"))
     ids = torch.arange(4, 25)[None]
     with torch.no_grad():
         nats, _ = hub.models[0](ids[:, :-1], target=ids[:, 1:])
-    assert_near(nats[0], EXPECTED[OF_2026_11]["nats_of_ids_5_to_24"])
-    files = [LANGUAGE_MODEL / "checkpoint_last.pt", LANGUAGE_MODEL / "data", "--json", tmp_path / "result.json"]
-    for split in ("valid", "test"):
-        command = ["lm", "evaluate", *map(str, files), "--split", split, "--device", "cpu"]
-        CliRunner().invoke(main, command, catch_exceptions=False)
-        result = json.loads((tmp_path / "result.json").read_text())
-        expected = EXPECTED[OF_2026_11][f"{split}_nats_per_token"]
-        assert result["bits_per_token"] * math.log(2) == pytest.approx(expected, abs=1e-4)
+    assert_near(nats[0], EXPECTED["language_model"]["nats_of_ids_5_to_24"])
 
 
 def test_the_run_of_a_language_model_is_resumed_with_its_memory(tmp_path, fairseq_train):
-    saved = torch.load(LANGUAGE_MODEL / "checkpoint_last.pt")["extra_state"]["stream_memory"]
-
-    def resumed(updates: int) -> dict:
-        folder = tmp_path / str(updates)
-        folder.mkdir()
-        shutil.copy(LANGUAGE_MODEL / "checkpoint_last.pt", folder)
-        options = (
-            "--arch lazy_par_transformer_tiny --sublayer-pattern 'sflf sf' --decoder-embed-dim 16 "
-            "--decoder-ffn-embed-dim 32 --dropout 0 --attention-dropout 0 --activation-dropout 0 "
-            "--adaptive-softmax-cutoff 10,20 --adaptive-softmax-factor 2 --mem-len 16 --criterion causal_lm "
-            f"--batch-size 4 --lr 1e-2 --save-interval-updates 1000 --max-update {updates}"
-        )
-        return fairseq_train(LANGUAGE_MODEL / "data", options, folder, task="stream_language_modeling --tgt-len 12")
+    before = torch.load(LANGUAGE_MODEL / "checkpoint_last.pt")
+    saved = before["extra_state"]["stream_memory"]
+    shutil.copy(LANGUAGE_MODEL / "checkpoint_last.pt", tmp_path)
+    options = (
+        "--arch lazy_par_transformer_tiny --sublayer-pattern 'sflf sf' --decoder-embed-dim 16 "
+        "--decoder-ffn-embed-dim 32 --dropout 0 --attention-dropout 0 --activation-dropout 0 "
+        "--adaptive-softmax-cutoff 10,20 --adaptive-softmax-factor 2 --mem-len 16 --criterion causal_lm "
+        f"--batch-size 4 --lr 1e-2 --save-interval-updates 1000 --max-update {updates_of(before) + 1}"
+    )
+    after = fairseq_train(LANGUAGE_MODEL / "data", options, tmp_path, task="stream_language_modeling --tgt-len 12")
 
     # A segment of 12 tokens drives as many out of a memory of 16: the first 4 of what follows are the last 4 of before.
-    one_more = resumed(EXPECTED[OF_2026_11]["updates"] + 1)["extra_state"]["stream_memory"]
+    one_more = after["extra_state"]["stream_memory"]
     assert one_more["next_segment"] == saved["next_segment"] + 1
     assert len(one_more["states"]) == len(saved["states"]) == 3
-    for after, before in zip(one_more["states"], saved["states"], strict=True):
-        assert torch.equal(after[:, :4], before[:, 12:])
-
-    state = resumed(EXPECTED[OF_2026_11]["resumed_updates"])
-    expected = EXPECTED[OF_2026_11]["language_model_resumed_valid_loss"]
-    assert state["extra_state"]["val_loss"] == pytest.approx(expected, abs=2e-3)
+    for new, old in zip(one_more["states"], saved["states"], strict=True):
+        assert torch.equal(new[:, :4], old[:, 12:])
 
 
 TEXTS = ("Anna sees Ben near the house.", "The garden.")
@@ -293,7 +259,7 @@ POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
 
 
 def changed(folder: Path, change: Callable[[dict], object]) -> Path:
-    """A folder with an old checkpoint in which something is another."""
+    """Return a folder with the encoder's checkpoint in which something was changed."""
     folder.mkdir(exist_ok=True)
     shutil.copytree(ENCODER / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
     state = torch.load(ENCODER / "checkpoint_last.pt")
@@ -322,37 +288,3 @@ def changed(folder: Path, change: Callable[[dict], object]) -> Path:
 def test_what_cannot_be_right_is_refused(tmp_path, spoil, words):
     with pytest.raises(UserError, match=words):
         LazyFormerModel.from_pretrained(changed(tmp_path, spoil))
-
-
-def backend_in(folder: Path) -> str:
-    return LazyFormerModel.from_pretrained(folder).model.encoder.sentence_encoder.attention_backend
-
-
-def test_attention_backend_has_been_called_lazy_backend(tmp_path):
-    """In checkpoints, exports and settings of version 0.1.0 it still is; as an option too."""
-
-    def as_it_was(state: dict) -> None:
-        state["cfg"]["model"].pop("attention_backend", None)
-        state["cfg"]["model"]["lazy_backend"] = "recompute"
-
-    assert backend_in(changed(tmp_path / "old", as_it_was)) == "recompute"
-    exported = tmp_path / "exported"
-    export(ENCODER, exported)
-    config = json.loads((exported / "config.json").read_text())
-    assert config["model"].pop("attention_backend") == "auto" and "lazy_backend" not in config["model"]
-    config["model"]["lazy_backend"] = "eager"
-    (exported / "config.json").write_text(json.dumps(config))
-    assert backend_in(exported) == "eager"
-    for given, expected in (
-        ({}, ""),
-        ({"attention_backend": "auto", "lazy_backend": None}, "auto"),
-        ({"attention_backend": "auto", "lazy_backend": "eager"}, "eager"),
-        ({"attention_backend": "fused", "lazy_backend": "eager"}, "fused"),
-        ({"lazy_backend": "recompute"}, "recompute"),
-    ):
-        assert backend_of(SimpleNamespace(**given)) == expected
-    for name in ("--attention-backend", "--lazy-backend"):
-        parser = options.get_training_parser("full_sentences_masked_lm")
-        words = f"data --task full_sentences_masked_lm --arch lazyformer_m2x6_s_tiny {name} recompute"
-        given = options.parse_args_and_arch(parser, words.split())
-        assert backend_of(convert_namespace_to_omegaconf(given).model) == "recompute"

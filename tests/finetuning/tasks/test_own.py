@@ -23,7 +23,7 @@ from lazyformer_fairseq.finetuning.one_run import fine_tune
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.trained.hub import LazyFormerHub, tasks_of_heads
 
-OF_2026_11 = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11"
+TRAINED_MODELS = ROOT / "tests" / "fixtures" / "checkpoints"
 MOODS = ("calm", "glad", "sad")
 
 
@@ -314,11 +314,11 @@ def test_what_a_checkpoint_says_of_its_labels_is_checked(change):
         found(None if change is None else row.as_json() | change)
 
 
-def test_models_of_before_and_without_heads_say_what_they_can(tmp_path):
-    old = LazyFormerModel.from_pretrained(OF_2026_11 / "fine_tuned")
-    assert {answer.label for answer in old.predict(["anna sees ben", "the garden"])} <= {"0", "1"}
-    assert old.predict(iter(["anna sees ben"])) == old.predict(["anna sees ben"])  # as a column of pandas is
-    assert old.predict([]) == [] and old.tasks["cola"].name == "CoLA"
+def test_a_model_predicts_or_says_that_it_was_not_fine_tuned(tmp_path):
+    tuned = LazyFormerModel.from_pretrained(TRAINED_MODELS / "fine_tuned")
+    assert {answer.label for answer in tuned.predict(["anna sees ben", "the garden"])} <= {"0", "1"}
+    assert tuned.predict(iter(["anna sees ben"])) == tuned.predict(["anna sees ben"])  # as a column of pandas is
+    assert tuned.predict([]) == [] and tuned.tasks["cola"].name == "CoLA"
     for texts, words in (
         ([("a", "b")], "was trained on texts"),
         ([3], "was trained on texts"),
@@ -326,10 +326,10 @@ def test_models_of_before_and_without_heads_say_what_they_can(tmp_path):
         (3, "one list"),
     ):
         with pytest.raises(UserError, match=words):
-            old.predict(texts)
+            tuned.predict(texts)
     with pytest.raises(UserError, match="takes one list"):
-        old.predict(["anna sees ben"], "the garden")
+        tuned.predict(["anna sees ben"], "the garden")
     with pytest.raises(UserError, match="not fine-tuned on labels or scores"):
         LazyFormerModel.from_pretrained(START.parent).predict(["a"])
     (tmp_path / "x.txt").write_text("anna sees ben\n")
-    assert "1 rows" in invoke("predict", OF_2026_11 / "exported", tmp_path / "x.txt")
+    assert "1 rows" in invoke("predict", TRAINED_MODELS / "exported", tmp_path / "x.txt")

@@ -51,6 +51,6 @@ def test_a_mistake_is_refused_in_words(given, said):
     assert said in str(refused.value)
 
 
-def test_old_names_and_whole_numbers_serve():
-    found = read_options(MaskedLMOptions, {"lazy_backend": "recompute", "attention_backend": "auto", "dropout": 0})
+def test_whole_numbers_serve_as_floats():
+    found = read_options(MaskedLMOptions, {"attention_backend": "recompute", "dropout": 0})
     assert (found.attention_backend, repr(found.dropout)) == ("recompute", "0.0")

@@ -346,7 +346,7 @@ def test_a_bert_of_the_hub_is_to_be_imported_first(tmp_path):
 )
 def test_what_is_refused(model, data_folder, latencies, tmp_path, words, message):
     (tmp_path / "latencies.json").write_text(json.dumps(PRICES | {"k": 2.0}))
-    given = model if words else ROOT / "tests/fixtures/checkpoints_of_2026_11/language_model"
+    given = model if words else ROOT / "tests/fixtures/checkpoints/language_model"
     options = ("--budgets", 0.1, "--latencies", latencies, *words.split())
     assert re.search(message, refusal(*COMPRESS, given, data_folder, tmp_path / "out", *options))
     assert not (tmp_path / "out" / "scores.json").exists()

@@ -111,6 +111,17 @@ def test_finetuning_is_table_5(handed_over):
     assert cfg.checkpoint.save_dir == cfg.task.save_dir == "checkpoints/CoLA"
 
 
+def test_a_run_that_has_ended_is_left_as_it_is(hydra_main, data_folder, tmp_path):
+    to = (f"task.data={data_folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=32")
+    last = tmp_path / "checkpoint_last.pt"
+    found = set()
+    for updates in (2, 2, 1):
+        hydra_main("pretraining/bert_base", *TINY, *to, f"optimization.max_update={updates}")
+        found.add((last.stat().st_mtime_ns, last.read_bytes()))
+    assert len(found) == 1
+    assert updates_of(last) == 2
+
+
 def assert_pretraining_of(name: str, cfg: DictConfig) -> None:
     assert_table_5(cfg)
     row = {"max_positions": 512, "dropout": 0.1, "encoder_normalize_before": False} | ARCHITECTURES[name].options()

@@ -159,6 +159,16 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     assert start(data_folder, "--batch-size", "2").exit_code == 0 and start.started == []
 
 
+def test_a_finished_pretraining_makes_no_more_updates(start, data_folder):
+    """The command alone, which has no record of phases."""
+    sizes = "--tokens-per-sample 16 --sequences-per-update 4 --max-update 3 --save-dir out"
+    for _ in range(2):
+        words = ["pretrain", "lazyformer_m2x6_s", str(data_folder), *SIZES.split(), *sizes.split()]
+        done = CliRunner().invoke(main, words)
+        assert (done.exit_code, start.updates) == (0, [0, 1, 2]), done.output
+    assert "nothing is left to do: out/checkpoint_last.pt has made 3 updates" in Path("out/train.log").read_text()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_in_the_last_update_of_a_phase_starts_no_other(monkeypatch, tmp_path, number, code):
     run = Mock(return_value=Ended(0, (number,)))

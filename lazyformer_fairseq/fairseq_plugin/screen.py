@@ -80,6 +80,10 @@ class Screen:
                 self._tell_time(most - made, freq)
         self._began = self._said = time.monotonic()
 
+    def say_nothing_is_left(self, why: str) -> None:
+        """Say that the run had ended before it was started again; without ``--log-seconds``, too."""
+        logger.info("nothing is left to do: %s", why)
+
     def _tell_time(self, updates: int, freq: int) -> None:
         """Times passes of the model, and of its twin where the run would take long; leaves no trace in the run."""
         trainer, twin = self._trainer, name_of_twin(self._arch)

@@ -27,7 +27,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import NotSavedError, choose_for_all, listed_name
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import LAST, NotSavedError, choose_for_all, listed_name
 from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_ours, listed_updates
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
@@ -250,7 +250,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def save_checkpoint(self, filename, extra_state):
-        """Also saves what was skipped so far, and the back ends that were chosen.
+        """Also saves what was skipped so far, the back ends that were chosen, and the count of ``--patience``.
 
         fairseq's crash.pt is left out where the user made a mistake. Of experts that are shared out, and were not
         gathered, there is no whole.
@@ -259,7 +259,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             return None
         if self.experts is not None and self._whole is None:
             return logger.warning("%s is not written: it would lack the experts of other processes", filename)
-        extra_state = {**extra_state, "attention_back_ends": self.back_ends}
+        extra_state = {**extra_state, "attention_back_ends": self.back_ends, "early_stopping": dict(_early_stopping())}
         if self.guard is not None:
             extra_state = {**extra_state, "bad_updates": self.guard.state_dict()}
         return super().save_checkpoint(filename, extra_state)
@@ -282,6 +282,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
             return None
         self.back_ends = extra_state.get("attention_back_ends", {})
         CHOICES.load_state_dict(self.back_ends)
+        if not (reset_optimizer or reset_meters):
+            _early_stopping().update(extra_state.get("early_stopping", {}))
         if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, but not to the task
             self.task.take_from_checkpoint(extra_state)
         if extra_state["train_iterator"]["iterations_in_epoch"]:
@@ -314,15 +316,47 @@ class SafeTrainer(fairseq_trainer.Trainer):
         except NotSavedError as error:
             logger.warning("%s\nThe run trains on; --keep-updates-list has lost update %d", error, updates)
 
-    def is_at_its_end(self, epoch_itr: Any) -> bool:
-        """Whether there is no next save."""
+    def limit_reached(self, epoch_itr: Any, seconds: float) -> str:
+        """Return the option that ends the run here, with its value; "" if the run has more to train.
+
+        Args:
+            epoch_itr: the iterator of the training data.
+            seconds: the time that the run has trained, over all its starts.
+        """
         limits = self.cfg.optimization
-        return (
-            0 < (limits.max_update or 0) <= self.get_num_updates()
-            or 0 < (limits.max_epoch or 0) < epoch_itr.next_epoch_idx
-            or 0 < limits.stop_time_hours < self.cumulative_training_time() / 3600
-            or 0 < self.cfg.checkpoint.patience <= _validations_without_progress()
-        )
+        patience = self.cfg.checkpoint.patience
+        if 0 < (limits.max_update or 0) <= self.get_num_updates():
+            return f"--max-update {limits.max_update}"
+        if 0 < (limits.max_epoch or 0) < epoch_itr.next_epoch_idx:
+            return f"--max-epoch {limits.max_epoch}"
+        if 0 < limits.stop_time_hours < seconds / 3600:
+            return f"--stop-time-hours {limits.stop_time_hours:g}"
+        if 0 < patience <= _early_stopping().get("num_runs", 0):
+            return f"--patience {patience}"
+        return ""
+
+    def ends_here(self, epoch_itr: Any, checkpoint: Path) -> bool:
+        """Return whether the run had ended before it was started again, and leave it as it is then.
+
+        fairseq would make one more update, and write all checkpoints anew.
+
+        Args:
+            epoch_itr: the iterator of the training data, at the place where the checkpoint left it.
+            checkpoint: the file that was loaded.
+
+        Raises:
+            UserError: the checkpoint is another run's, so that this run would end without a checkpoint of its own.
+        """
+        limit = self.limit_reached(epoch_itr, self._previous_training_time)
+        if not limit or not self.get_num_updates():  # fine-tuning begins with none
+            return False
+        made = f"{checkpoint} has made {self.get_num_updates():,} updates"
+        if checkpoint.absolute().parent != Path(self.cfg.checkpoint.save_dir).absolute():
+            raise UserError(f"{limit}: {made} already, so nothing is left to train; give a larger limit")
+        if self.is_data_parallel_master:
+            self.screen.say_nothing_is_left(f"{made}, and {limit} ends the run; to train on, give a larger limit")
+        self.cfg.optimization.max_epoch = -1  # fairseq looks at it next, and takes 0 for no limit
+        return True
 
 
 def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
@@ -335,10 +369,15 @@ def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
     return model.shared_experts
 
 
-def _validations_without_progress() -> int:
-    """As fairseq has just counted them, for ``--patience``; started by ``python -m`` its training is ``__main__``."""
-    trainings = (sys.modules.get(name) for name in ("fairseq_cli.train", "__main__"))
-    return max(getattr(getattr(training, "should_stop_early", None), "num_runs", 0) for training in trainings)
+def _early_stopping() -> dict[str, Any]:
+    """Return what fairseq counts for ``--patience``: `num_runs`, validations without progress, and the `best` score.
+
+    fairseq keeps both at its function, whose module is ``__main__`` where it was started by ``python -m``.
+    """
+    for name in ("__main__", "fairseq_cli.train"):
+        if counter := getattr(sys.modules.get(name), "should_stop_early", None):
+            return vars(counter)
+    return {}
 
 
 @contextmanager
@@ -375,14 +414,17 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
 
     Signals are heard from here on.
     """
-    if isinstance(trainer, SafeTrainer):
-        if trainer.takes_signals:
-            trainer.preemption.listen()
-        cfg = choose_for_all(cfg, trainer)
-    loaded = load_checkpoint(cfg, trainer, **kwargs)
-    if isinstance(trainer, SafeTrainer):
+    if not isinstance(trainer, SafeTrainer):
+        return load_checkpoint(cfg, trainer, **kwargs)
+    if trainer.takes_signals:
+        trainer.preemption.listen()
+    _early_stopping().clear()  # of an earlier run in this process
+    cfg, chosen = choose_for_all(cfg, trainer)
+    extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
+    is_over = extra_state is not None and trainer.ends_here(epoch_itr, chosen or Path(cfg.save_dir) / LAST)
+    if not is_over:
         trainer.screen.introduce()
-    return loaded
+    return extra_state, epoch_itr
 
 
 def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
@@ -405,7 +447,7 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
         return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
     except NotSavedError as error:
         trainer.not_saved = str(error)
-        if trainer.is_at_its_end(epoch_itr):
+        if trainer.limit_reached(epoch_itr, trainer.cumulative_training_time()):
             raise UserError(f"{error}\nThe run is at its end; make room and run it again") from error
         logger.warning("%s\nThe run trains on; the next save tries again", error)
         return None

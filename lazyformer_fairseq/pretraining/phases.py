@@ -109,12 +109,15 @@ def _run(phase: str, recipe: str, arch: str, data: str, folder: Path, words: lis
         click.echo(f"{phase}: {how}; rerun to resume", err=True)
         late = STOPPED if signal.SIGINT in ended.signals else EXIT_CODE  # the last update was under way, and was made
         sys.exit(128 - ended.code if ended.code < 0 else ended.code or late)
-    if not is_dry and not _is_finished(phase, folder, words):  # --stop-time-hours, say
-        raise UserError(f"{phase} ended before its last update; rerun to resume")
+    if not is_dry and not _is_finished(phase, folder, words):
+        raise UserError(
+            f"{phase} ended before its last update; rerun to resume, without the option that ended it if there is one "
+            "(--stop-time-hours, --max-epoch, --patience)"
+        )
 
 
 def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:
-    """Whether all updates are made; then a record says so. Started once more, fairseq would make another one."""
+    """Return whether all updates are made; then a record says so, and the phase need not be started to find out."""
     record, last = folder / FINISHED, folder / LAST
     if record.exists() or not last.exists():
         return record.exists()

@@ -207,18 +207,21 @@ def checkpoints_in(folder: Union[str, Path], suffix: str) -> list[Path]:
     return sorted(ages, key=ages.get, reverse=True)
 
 
-def choose_for_all(cfg: Any, trainer) -> Any:
-    """fairseq's checkpoint options, changed so that it starts from the file that :func:`choose` finds."""
+def choose_for_all(cfg: Any, trainer) -> tuple[Any, Optional[Path]]:
+    """Return fairseq's checkpoint options, changed so that it starts from the file of :func:`choose`, and that file.
+
+    The file is None where there is none, or where each process loads its own part of the model.
+    """
     if trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0:  # fairseq splits the model over processes
-        return cfg
+        return cfg, None
     chosen = _same_on_all_ranks(trainer, lambda: choose(cfg))
     last, start = _names_of(cfg)
     if cfg.restore_file != LAST or chosen in (None, last) or _is_same(chosen, start):
-        return cfg  # fairseq takes the same
+        return cfg, chosen  # fairseq takes the same
     cfg = copy.deepcopy(cfg)
     cfg.restore_file = str(chosen).removesuffix(f"{cfg.checkpoint_suffix}.pt") + ".pt"  # fairseq adds the suffix
     cfg.finetune_from_model = None
-    return cfg
+    return cfg, chosen
 
 
 def choose(cfg: Any) -> Optional[Path]:

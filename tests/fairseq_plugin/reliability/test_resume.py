@@ -310,3 +310,57 @@ def test_a_run_that_leaves_out_the_remainder_ends_its_epoch():
     groups = iterators.GroupedIterator(rank._cur_epoch_itr, 4, skip_remainder_batch=True)
     assert [len(group) for group in groups] == [4, 4]
     assert rank.end_of_epoch()
+
+
+# --- A run that has ended
+
+
+def files_of(folder) -> dict[str, tuple[int, bytes]]:
+    """Return time and content of each checkpoint in a folder."""
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.glob("checkpoint*.pt")}
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "limit"),
+    [
+        ("--max-update 4", "--max-update 4", "--max-update 4"),
+        ("--max-update 4", "--max-update 3 --log-seconds 60", "--max-update 3"),
+        ("--max-update 4", "--max-update 9 --stop-time-hours 1e-9", "--stop-time-hours 1e-09"),
+        ("--max-epoch 1", "--max-epoch 1", "--max-epoch 1"),
+    ],
+)
+def test_a_run_that_has_ended_is_left_as_it_is(data_folder, tmp_path, fairseq_train, caplog, first, again, limit):
+    """Within an epoch and at the end of one; started with a lower limit than before, too."""
+    options = f"{TINY} --encoder-embed-dim 16"
+    folder = tmp_path / "run"
+    made = updates_of(fairseq_train(data_folder, f"{options} {first}", folder))
+    before = files_of(folder)
+    with mock.patch.object(SafeTrainer, "train_step", side_effect=AssertionError("one more update")):
+        fairseq_train(data_folder, f"{options} {again}", folder)
+    assert files_of(folder) == before
+    said = f"{folder / 'checkpoint_last.pt'} has made {made} updates, and {limit} ends the run"
+    assert f"nothing is left to do: {said}" in caplog.text
+
+
+def test_a_run_that_patience_ended_is_left_as_it_is(data_folder, tmp_path, fairseq_train, caplog):
+    """The count of validations without progress goes on where a run was stopped, and so does its best score."""
+    without_progress = "--adam-eps 1e9 --weight-decay 0 --validate-interval-updates 1 --save-interval-updates 1"
+    options = f"{TINY} --encoder-embed-dim 16 {without_progress} --patience 3".replace("--disable-validation", "")
+    folder = tmp_path / "run"
+    for updates in (2, 9):
+        made = updates_of(fairseq_train(data_folder, f"{options} --max-update {updates}", folder))
+    assert made == 4, "the first validation, and three that are no better"
+    before = files_of(folder)
+    fairseq_train(data_folder, f"{options} --max-update 9", folder)
+    assert files_of(folder) == before
+    assert "nothing is left to do" in caplog.text and "--patience 3 ends the run" in caplog.text
+
+
+def test_a_run_that_could_only_take_over_anothers_end_is_refused(data_folder, tmp_path, fairseq_train):
+    options = f"{TINY} --encoder-embed-dim 16 --max-update 4"
+    fairseq_train(data_folder, options, tmp_path / "first")
+    first = tmp_path / "first" / "checkpoint_last.pt"
+    for option in ("--continue-once", "--restore-file"):
+        with pytest.raises(UserError, match=f"--max-update 4: {first} has made 4 updates already, so nothing is left"):
+            fairseq_train(data_folder, f"{options} {option} {first}", tmp_path / "second")
+    assert not list((tmp_path / "second").glob("checkpoint*"))

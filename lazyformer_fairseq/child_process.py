@@ -14,6 +14,8 @@ from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from lazyformer_fairseq.storage.in_place import own_file
+
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 STOPPED = 128 + signal.SIGINT  # exit code, as shells have it of a command that Ctrl-C ended
@@ -115,7 +117,7 @@ def output_to(path: Path) -> Iterator[None]:
     """Appends to the file all that this process logs or prints meanwhile, exceptions and code outside Python too."""
     root = logging.getLogger()
     before, kept = (root.handlers, root.level), (os.dup(1), os.dup(2))
-    with path.open("a", buffering=1, encoding="utf-8") as file:
+    with open(path, "a", buffering=1, encoding="utf-8", opener=own_file) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
         root.handlers = [handler]

@@ -17,6 +17,12 @@ unfinished=$venv/setup.unfinished
 constraints=$venv/setup.constraints
 fairseq=fairseq-fixed==0.12.3.1
 fairseq_folder=$venv/fairseq
+for file in "$log" "$unfinished" "$constraints"; do # a link's target would be written to
+  if [ -L "$file" ] || { [ -e "$file" ] && [ -z "$(find "$file" -type f -links 1)" ]; }; then
+    echo "$file is a link, or no plain file: remove it." >&2
+    exit 1
+  fi
+done
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 exec 3>&2 # for the trap, which may run where stderr goes to the log

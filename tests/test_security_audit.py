@@ -11,7 +11,9 @@ from helpers import ROOT
 
 SOURCES = sorted([*ROOT.glob("lazyformer_fairseq/**/*.py"), *ROOT.glob("scripts/*.py"), ROOT / "setup.py"])
 NEVER = {"compile", "__import__", "breakpoint", "yaml.full_load", "torch.hub.load", "torch.jit.load"}
-LAST_WORDS = {name.rpartition(".")[2] for name in NEVER} | {"load", "extractall", "extract", "unpack_archive"}
+LAST_WORDS = {name.rpartition(".")[2] for name in NEVER} | {"load", "extractall", "extract", "unpack_archive", "open"}
+# Modes of open() that write to what already has the name; "w" empties it, "x" makes a new file.
+IN_PLACE = re.compile(r"'[rwb]*[a+][a+rwb]*'")
 # One file names an error of pickle's; ruff looks at every use of the rest.
 IMPORTS_PICKLE = "lazyformer_fairseq/storage/checkpoint_file.py"
 
@@ -28,6 +30,9 @@ def dangers(tree: ast.AST) -> Iterator[str]:
             yield f"line {call.lineno}: torch.load() without weights_only=True"
         if name.endswith("np.load") and options.get("allow_pickle", "False") != "False":
             yield f"line {call.lineno}: np.load(allow_pickle=...)"
+        is_in_place = any(IN_PLACE.fullmatch(ast.unparse(argument)) for argument in call.args)
+        if name.endswith("open") and (is_in_place or "os.O_CREAT" in ast.unparse(call)) and "opener" not in options:
+            yield f"line {call.lineno}: open() of what may be a link; storage/in_place.py opens it"
 
 
 def test_no_code_of_ours_runs_strings_or_pickles():
@@ -41,12 +46,14 @@ def test_no_code_of_ours_runs_strings_or_pickles():
     "source",
     [
         *("compile('1', '', 'eval')", "__import__('os')", "np.load(path, allow_pickle=flag)", "archive.extractall()"),
+        *("open(path, 'a')", "path.open('a+')", "path.open('r+b')", "os.open(path, os.O_RDWR | os.O_CREAT)"),
         *("torch.load(path)", "torch.load(p, weights_only=flag)", "torch.hub.load(path)", "shutil.unpack_archive(p)"),
     ],
 )  # fmt: skip
 def test_the_audit_finds_what_it_looks_for(source):
     assert list(dangers(ast.parse(source)))
     assert list(dangers(ast.parse("torch.load(p, weights_only=True), re.compile('x'), np.load(p), model.eval()"))) == []
+    assert list(dangers(ast.parse("open(p, 'a', opener=own_file), open(p, 'rb'), path.open('xb')"))) == []
 
 
 def test_ruff_looks_for_the_rest_and_every_exception_is_answered(tmp_path):

@@ -181,6 +181,13 @@ def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
     assert answer.returncode != 0 and "give another VENV" in answer.stderr
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["thesis.tex"]
 
+    for name, what in (("setup.log", Path.symlink_to), ("setup.constraints", Path.hardlink_to)):
+        folder = tmp_path / f"with_{name}"
+        folder.mkdir()
+        what(folder / name, tmp_path / "own" / "thesis.tex")
+        answer = run("scripts/setup.sh", str(folder))
+        assert answer.returncode != 0 and f"{folder / name} is a link" in answer.stderr
+
     version_check = "case $2 in *version_info*) exit 1;; esac"  # everything else, such as its pip, works
     write_program(tmp_path / "bin" / "python", f"[ $1 = --version ] && echo Python 3.9.1; {version_check}")
     answer = run("scripts/setup.sh", str(tmp_path))

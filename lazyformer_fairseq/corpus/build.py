@@ -26,7 +26,13 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.atomic import remove_leftovers, sync_content, unfinished_name
+from lazyformer_fairseq.storage.atomic import (
+    copy_file,
+    remove_leftovers,
+    sync_content,
+    unfinished_name,
+    write_text,
+)
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
@@ -118,8 +124,8 @@ def build_corpus(
                 _refuse_empty_split(paths, settings.valid_share)
                 _refuse_empty_shard(job)
         manifest = describe(job, plan, origins, workers)
-        shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
-        shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
+        shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
+        copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
         write_report(manifest, paths.result / "report.html")
         write_json(paths.result / MANIFEST, manifest)
         publish(root, folder)
@@ -302,7 +308,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
 
 def publish(work: Path, folder: Path) -> None:
     """Gives the folder ``result`` inside ``work`` the name ``folder``, and removes the rest of ``work``."""
-    (work / PUBLISHED).touch()  # from now on a work folder without a result is rubbish, whole or not
+    write_text(work / PUBLISHED, "")  # from now on a work folder without a result is rubbish, whole or not
     sync_content(work / stages.RESULT)
     if folder.is_dir():
         folder.rmdir()  # an empty one, see finished_manifest

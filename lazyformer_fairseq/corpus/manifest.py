@@ -23,6 +23,7 @@ from lazyformer_fairseq.corpus.vocabulary import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
 from lazyformer_fairseq.data.frequencies import cost_in_bits, log_frequencies
 from lazyformer_fairseq.report.numbers import duration
+from lazyformer_fairseq.storage.atomic import write_text
 
 FORMAT_VERSION = 1
 PACKAGES = (  # with Python and the spaCy model, all that decides the result
@@ -222,7 +223,7 @@ def write_report(manifest: Manifest, path: Path) -> None:
         },
         flat_settings={name: value for name, value in manifest["settings"].items() if name != "text"} | of_text,
     )
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
 
 
 def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:

@@ -46,7 +46,8 @@ from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer, TooLargeVocabularyError, load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, atomic_file
+from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, atomic_file, copy_file
+from lazyformer_fairseq.storage.in_place import own_file
 from lazyformer_fairseq.storage.indexed_format import join_parts
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import acquire_file_lock, file_lock
@@ -202,7 +203,7 @@ def join_shard(job: Job, rank: int) -> None:
     join_parts([job.paths.of("ids", unit, ".train") for unit in range(rank, units, job.shards)], folder / "train")
     if rank == 0:
         join_parts([job.paths.of("ids", unit, ".valid") for unit in range(units)], folder / "valid")
-    shutil.copyfile(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
+    copy_file(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
 
 
 # After the cutting, in order: what a task does, and the size of each: bytes of input, or 1.
@@ -249,7 +250,7 @@ def run_tasks(task: Callable[[int], Optional[Counts]], sizes: Sequence[int], fol
             "run the same command again"
         ) from None
     finally:
-        with (folder / SECONDS_FILE).open("a") as file:  # of this run; a resumed run adds a line
+        with open(folder / SECONDS_FILE, "a", opener=own_file) as file:  # of this run; a resumed run adds a line
             file.write(f"{time.monotonic() - began}\n")
 
 

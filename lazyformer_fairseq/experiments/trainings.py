@@ -22,6 +22,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.workers import Workers, last_line
 from lazyformer_fairseq.measure.stepwise import Diverged, Learning, Lesson, StepwiseTraining
 from lazyformer_fairseq.progress import Progress
+from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 
@@ -154,6 +155,8 @@ def train(
     total, left = (sum(job.updates for job in some) for some in (jobs, unfinished))
     with Progress(total=total, initial=total - left, desc=description, unit=" updates") as progress:
         if workers:
+            for job in unfinished:
+                refuse_foreign(job.folder / LOG)  # the process that would fail has nowhere to say why
             _train_alone(unfinished, open_training, progress, workers, device)
             return
         for group in dict.fromkeys(job.group for job in unfinished):

@@ -133,8 +133,8 @@ REPLACEMENTS = (
     Replacement(RUN, "fairseq.checkpoint_utils:save_checkpoint", "trainer:saving_if_there_is_room",
                 "a full disk ends the run; the first process alone is asked what its task carries"),
     Replacement(
-        RUN, "fairseq.checkpoint_utils:verify_checkpoint_directory", "reliability.checkpoints:naming_the_folder",
-        "a folder that cannot be written to ends in a traceback"),
+        RUN, "fairseq.checkpoint_utils:verify_checkpoint_directory", "reliability.checkpoints:check_writable_folder",
+        "a folder that cannot be written to ends in a traceback; a user's file dummy in it is removed", INSTEAD),
     Replacement(RUN, "fairseq.checkpoint_utils:torch_persistent_save", "reliability.checkpoints:saving_atomically",
                 "the first name: three tries on one file handle write broken files"),
     Replacement(RUN, "fairseq.utils:move_to_cpu", "reliability.checkpoints:keeping_ties",

@@ -22,6 +22,7 @@ from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, FAILED, LOG
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.workers import Job, Workers, last_line, tail
 from lazyformer_fairseq.progress import Progress
+from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import run_lock
 
@@ -164,6 +165,7 @@ class RunQueue:
         with run_lock(self.grid.output / "runs"):
             for run in sorted(self.grid.runs, key=lambda run: -run.work):  # leaves no long run for the end
                 if (result := run.result()) is None:
+                    refuse_foreign(run.folder / LOG)  # the process that would fail has nowhere to say why
                     self._waiting.append(run)
                     (run.folder / FAILED).unlink(missing_ok=True)
                 else:

@@ -107,7 +107,9 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def tail(log: Path) -> str:
-    """The end of a log, in which whatever stopped its run is; "" where it cannot be read."""
+    """The end of a log, in which whatever stopped its run is; "" where it cannot be read, as of a pipe."""
+    if not log.is_file():
+        return ""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))

@@ -59,6 +59,12 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def copy_file(source: Union[str, Path], target: Union[str, Path]) -> None:
+    """Copy the content of a file, whole and durable."""
+    with open(source, "rb") as original, atomic_file(target) as file:
+        shutil.copyfileobj(original, file)
+
+
 @contextmanager
 def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool = True) -> Iterator[Path]:
     """Yields an empty folder to write into; it takes the name `folder` when the block ends well.

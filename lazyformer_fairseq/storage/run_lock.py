@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import remove_leftovers
+from lazyformer_fairseq.storage.in_place import own_file
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     Removes what killed processes left unfinished in it. A hidden file in it names the process at work.
 
     Raises:
-        UserError: the folder cannot be written, or another process is at work in it.
+        UserError: the folder cannot be written, another process is at work in it, or a link has the lock's name.
     """
     with _locked(folder / LOCK, fcntl.flock):
         remove_leftovers(folder)
@@ -44,11 +45,15 @@ def lock_for_process(folder: Path, lock: str) -> None:
 
 
 def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
-    """The file, open and locked, which names this process. Raises a UserError where another process holds it."""
+    """Return the file, open and locked, which names this process.
+
+    Raises:
+        UserError: another process holds it, it cannot be written, or something else than a file of ours has its name.
+    """
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")  # for writing: NFS locks nothing else
+        file = open(path, "a+", opener=own_file)  # noqa: SIM115  for writing: NFS locks nothing else
     except OSError as error:
         problem = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(f"{folder}: cannot be written ({problem}); choose another folder") from None
@@ -81,7 +86,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 def acquire_file_lock(path: Path, shared: bool = False) -> int:
     """As :func:`file_lock`, until the process ends or the descriptor is closed; `shared`: beside others."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = own_file(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     return descriptor
 

@@ -30,6 +30,7 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
+from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 
@@ -258,7 +259,7 @@ def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, 
     lesson = lesson_of(settings, next(iter(MODELS)), data)
     cost = lesson.texts.cost_of_frequencies(lesson.held_out("valid"))
     text = f"{table(results)}\n\n{updates_reached(settings, results)}"
-    (folder / "table.md").write_text(text + "\n")
+    write_text(folder / "table.md", text + "\n")
     draw(results, cost, folder / "loss.png")
     print(f"\n{text}\n")
     for name, result in results.items():

@@ -24,7 +24,7 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, histories, labels, logs_of_runs, table
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.report.tables import markdown_table, write_csv
-from lazyformer_fairseq.storage.atomic import atomic_file
+from lazyformer_fairseq.storage.atomic import copy_file
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
@@ -226,8 +226,7 @@ def losses_of(folders: Sequence[Path], report: Path, step: str) -> list[str]:
 
 def copied(picture: Path, folder: Path, what: str) -> str:
     """Copies a picture that a step has made into the folder of the page; returns Markdown that shows it."""
-    with picture.open("rb") as source, atomic_file(folder / picture.name) as target:
-        shutil.copyfileobj(source, target)
+    copy_file(picture, folder / picture.name)
     return f"![{what}]({picture.name})"
 
 

@@ -6,7 +6,6 @@ their branches began. The last branch is a whole training.
 """
 
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from lazyformer_fairseq.experiments.search.material import Material
 from lazyformer_fairseq.experiments.search.space import compact
 from lazyformer_fairseq.experiments.trainings import Job, Training, train
 from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning
-from lazyformer_fairseq.storage.atomic import atomic_file
+from lazyformer_fairseq.storage.atomic import copy_file
 
 TRAININGS, TRUNK = "trainings", "trunk.pt"
 DECAY = 0.15  # of a branch's updates, unless the recipe says how it decays
@@ -52,8 +51,7 @@ class BranchTraining(Training):
     def save(self, with_optimizer: bool = True) -> None:
         super().save(with_optimizer)
         if self.updates == self.schedule.decay_start and not self.is_whole:
-            with (self.folder / CHECKPOINT).open("rb") as saved, atomic_file(self.folder / TRUNK) as file:
-                shutil.copyfileobj(saved, file)
+            copy_file(self.folder / CHECKPOINT, self.folder / TRUNK)
 
     def finish(self) -> None:
         """Only a whole training keeps its weights."""

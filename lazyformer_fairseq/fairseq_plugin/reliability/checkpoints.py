@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,10 +54,16 @@ class NotSavedError(UserError):
 # What follows stands in for functions of fairseq's; replacements.py says which, and why.
 
 
-def naming_the_folder(verify_checkpoint_directory, save_dir):
-    """fairseq's check that it may write to ``--save-dir``. Raises a UserError where it may not."""
+def check_writable_folder(save_dir: str) -> None:
+    """Make ``--save-dir`` and see that it can be written; fairseq would empty and remove a file ``dummy`` in it.
+
+    Raises:
+        UserError: it cannot be made or written.
+    """
     try:
-        verify_checkpoint_directory(save_dir)
+        os.makedirs(save_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=save_dir):
+            pass
     except OSError as error:
         raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another") from error
 

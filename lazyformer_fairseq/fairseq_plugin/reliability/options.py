@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TextIO
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -30,6 +30,8 @@ from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
 from lazyformer_fairseq.options import BOUNDS, refuse_out_of_bounds
+from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
+from lazyformer_fairseq.storage.in_place import own_file
 from lazyformer_fairseq.storage.run_lock import lock_for_process
 
 logger = logging.getLogger(__name__)
@@ -309,6 +311,9 @@ def log_to(folder: Path, log_seconds: float = 0) -> None:
 
     Args:
         log_seconds: unless 0, the screen has from here on warnings, scores and what ``screen.py`` says alone.
+
+    Raises:
+        UserError: the log cannot be written, or something else than a plain file has its name.
     """
     global _handler
     path = (folder / LOG).absolute()
@@ -323,7 +328,12 @@ def log_to(folder: Path, log_seconds: float = 0) -> None:
         with suppress(OSError, ValueError, AttributeError):
             if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
                 return
-    _handler = _LogFile(path, encoding="utf-8")
+    try:
+        _handler = _LogFile(path, encoding="utf-8")
+    except OSError as error:
+        if error.errno in OUT_OF_SPACE:
+            raise
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
     _handler.setFormatter(logging.Formatter(FORMAT, TIME))
     logging.getLogger().addHandler(_handler)
 
@@ -350,6 +360,9 @@ class _Plain(logging.Formatter):
 
 class _LogFile(logging.FileHandler):
     """A full disk does not disturb the run: what it logs goes to its output too."""
+
+    def _open(self) -> TextIO:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=own_file)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Says nothing."""

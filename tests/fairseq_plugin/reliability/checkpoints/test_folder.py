@@ -225,6 +225,27 @@ def test_asynchronous_writing_and_folders_that_cannot_be_written_are_refused(dat
             fairseq_train(data_folder, f"{SMALL} --max-update 2", folder)
 
 
+@pytest.mark.parametrize("name", [".training.lock", "train.log"])
+def test_a_link_with_the_name_of_a_lock_or_log_ends_the_run_before_its_target_is_written(
+    data_folder, tmp_path, fairseq_train, name
+):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"of the user")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(precious)
+    with pytest.raises(UserError, match=f"--save-dir {folder / name}: is a link"):
+        fairseq_train(data_folder, f"{SMALL} --max-update 2", folder)
+    assert precious.read_bytes() == b"of the user"
+
+
+def test_a_file_called_dummy_stays(data_folder, tmp_path, fairseq_train):
+    """By which fairseq tries whether it may write to the folder."""
+    (tmp_path / "dummy").write_bytes(b"of the user")
+    fairseq_train(data_folder, f"{SMALL} --max-update 1 --disable-validation", tmp_path)
+    assert (tmp_path / "dummy").read_bytes() == b"of the user"
+
+
 @pytest.mark.slow
 def test_a_folder_belongs_to_one_training(data_folder, tmp_path, fairseq_train):
     """The second one is refused by name; a run that was killed keeps nobody out."""

@@ -37,12 +37,14 @@ PHASE = re.compile(r"phase(\d+)")  # the folder of each phase of a run of severa
 CONFIG = "{'_name': None, 'common': {"
 SECTION = re.compile(r"'(\w+)': \{([^{}]*)")
 SETTING = re.compile(r"'(\w+)': (?:'([^']*)'|([^',{}\[\]]+))")
-LOADED = re.compile(r"Loaded checkpoint .* \(epoch \d+ @ (\d{1,15}) updates\)")
+# No pattern has `.*` before its end: on a long line that holds its beginning many times it would take quadratic time.
+LOADED, AT_UPDATE = "Loaded checkpoint ", re.compile(r" \(epoch \d+ @ (\d{1,15}) updates\)")
 SYMBOLS = re.compile(r"dictionary: (\d{1,15}) (?:symbols|types)")
 # Numbers within an epoch, at the end of one or of a validation, and either in JSON.
 INNER = re.compile(r"epoch \d+: +\d+ / \d+ (\w+=.*)")
 SUMMARY = re.compile(r"epoch \d+ \| (?:valid on '([^']+)' subset \| )?(loss .*)")
-IN_JSON = re.compile(r"\{\"epoch\": .*\}\s*$")
+IN_JSON = '{"epoch": '
+TOLD = ("num_updates", "loss", "wpb", "wall")
 SPLIT = re.compile(r"(?:(.+)_)?num_updates")  # in JSON a name begins with the split, or with train
 
 Settings = Mapping[str, str]
@@ -161,8 +163,8 @@ class History:
             if len(self.phases) == 1:
                 self.arch, self.pattern = (phase.model.get(name, "") for name in ("_name", "sublayer_pattern"))
                 self.measure = OF_TASK.get(phase.task.get("_name"), self.measure)
-        elif match := LOADED.search(line):
-            self._resume(int(match[1]))
+        elif made := AT_UPDATE.findall(line.partition(LOADED)[2]):
+            self._resume(int(made[-1]))
         elif match := SYMBOLS.search(line):
             phase.symbols = int(match[1])
         elif match := SUMMARY.search(line):
@@ -170,12 +172,13 @@ class History:
             self._measured(match[1] or "train", dict(pairs))
         elif match := INNER.search(line):
             self._measured("", dict(word.strip().partition("=")[::2] for word in match[1].split(",")))
-        elif match := IN_JSON.search(line):
+        elif (begin := line.find(IN_JSON)) >= 0:
             with suppress(ValueError, RecursionError):
-                values = json.loads(match[0])
+                values = json.loads(line[begin:])
                 for name in filter(SPLIT.fullmatch, list(values)):
                     prefix = name.removesuffix("num_updates")
-                    self._measured(prefix[:-1], {key.removeprefix(prefix): value for key, value in values.items()})
+                    told = {key: values[prefix + key] for key in TOLD if prefix + key in values}
+                    self._measured(prefix[:-1], told)
 
     def _measured(self, split: str, numbers: Mapping[str, object]) -> None:
         """Of a validation split, of updates in training (""), or of an epoch's ("train"), whose loss is of them all."""
@@ -188,7 +191,9 @@ class History:
             if not split and "loss" in numbers:
                 self.training[updates] = loss
         elif "loss" in numbers and (made or len(self.phases) == 1):  # else it would stand where the phase before ends
-            self.splits.setdefault(split, {})[updates] = loss
+            losses = self.splits.setdefault(split, {})
+            _forget_after(updates, losses)
+            losses[updates] = loss
 
     def _resume(self, made: int) -> None:
         """Hours that a killed process lost count for nothing: the clock goes on from the checkpoint's."""
@@ -216,8 +221,13 @@ class History:
         while len(points) > 1 and points[-1][0] >= updates:
             points.pop()
         for losses in (self.training, *self.splits.values()):
-            for later in [made for made in losses if made > updates]:
-                del losses[later]
+            _forget_after(updates, losses)
+
+
+def _forget_after(updates: float, losses: dict[int, float]) -> None:
+    """Remove the losses after an update; they are in the order of their updates."""
+    while losses and next(reversed(losses)) > updates:
+        losses.popitem()
 
 
 def _number(value: object) -> float:

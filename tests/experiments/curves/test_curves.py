@@ -1,6 +1,8 @@
 """``lazyformer curves``, on logs that fairseq's own progress bars write, of one phase and of several."""
 
 import csv
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -247,3 +249,73 @@ def test_folders_of_phases_in_one_picture_with_their_training_loss(tmp_path):
     assert imread(output).shape[0] > 100
     rows = rows_of(output.with_suffix(".csv"), "run", "split", "updates")[:8]
     assert rows == [("bert", split, updates) for split in ("train", "valid") for updates in ("10", "20", "25", "30")]
+
+
+# What a line may hold again and again; parts that begin what the reader looks for and do not end it.
+REPEATED = [
+    "Loaded checkpoint ",
+    " (epoch 1 @ ",
+    '{"epoch": ',
+    '{"epoch": 1} ',
+    "epoch 1: ",
+    "epoch 1:   ",
+    "epoch 1: 1 / 1 ",
+    "epoch 1 | valid on '",
+    "epoch 1 | loss ",
+    "dictionary: 1",
+    "'a': {",
+    "'a': '",
+    "'",
+    "1",
+    " ",
+    "} ",
+]
+BEGINNINGS = [
+    "",
+    "Loaded checkpoint ",
+    '{"epoch": 1, ',
+    "{'_name': None, 'common': {",
+    "epoch 1: 1 / 1 a=",
+    "epoch 1 | loss 1",
+]
+
+
+def seconds_of(read) -> float:
+    """The least processor time of three tries."""
+    found = []
+    for _ in range(3):
+        began = time.process_time()
+        read()
+        found.append(time.process_time() - began)
+    return min(found)
+
+
+def assert_linear(read) -> None:
+    """`read(size)` takes about as long for each part: eight times as much may take 24 times as long, not 64 times."""
+    small = max(seconds_of(lambda: read(1)), 1e-3)  # less is below what a clock can tell
+    assert seconds_of(lambda: read(8)) < 24 * small
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_one_long_line_takes_time_in_proportion_to_its_length(beginning):
+    def read(size: int) -> None:
+        for part in REPEATED:
+            History().hear(beginning + part * (5000 * size // len(part)))
+
+    assert_linear(read)
+
+
+def test_many_splits_in_one_line_and_many_lines_take_time_in_proportion():
+    def one_line(size: int) -> None:
+        names = [f"s{split}_{name}" for split in range(100 * size) for name in ("num_updates", "loss")]
+        numbers = {"epoch": 1, **dict.fromkeys(names, 1)}
+        History().hear(json.dumps(numbers))
+
+    def many_lines(size: int) -> None:
+        history = History()
+        for update in range(1, 100 * size):
+            history.hear(f"epoch 1: {update} / 9 loss=1, num_updates={update}, wpb=2, wall=3")
+        assert len(history.training) == 100 * size - 1
+
+    assert_linear(one_line)
+    assert_linear(many_lines)

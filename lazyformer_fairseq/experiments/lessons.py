@@ -80,8 +80,8 @@ class Network:
 
 def mean_of(sums: Iterable[Any], sizes: Sequence[int], digits: int) -> float:
     """Of a split, from the sums of its batches; rounded as fairseq's log has it."""
-    pairs = zip(sums, sizes, strict=True)
-    return round(float(sum(total / size * size for total, size in pairs) / sum(sizes)), digits)
+    predicting = [(total, size) for total, size in zip(sums, sizes, strict=True) if size]
+    return round(float(sum(total / size * size for total, size in predicting) / sum(sizes)), digits)
 
 
 @dataclass

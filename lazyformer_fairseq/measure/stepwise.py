@@ -227,7 +227,8 @@ class StepwiseTraining:
         batch = moved(self.lesson.at_update(batch, self.updates), self.device, self.half)
         loss, size, log = self.lesson.loss(self.model, batch)
         self.weights.backward(loss)
-        share = 1 / (size.float() if torch.is_tensor(size) else float(size) or 1.0)
+        # A batch may predict nothing; it is an update all the same, of zero gradients.
+        share = 1 / (size.clamp(min=1).float() if torch.is_tensor(size) else float(size) or 1.0)
         norm = self.weights.clip(share, self.learning.clip_norm, self.optimizer.param_groups)
         norm_is_finite, loss_is = torch.stack([norm, log["loss"].to(norm)]).isfinite().tolist()
         if not norm_is_finite and self.weights.lower_scale():

@@ -170,6 +170,22 @@ class Broken(MaskedBlocks):
         return loss * factor, size, {**log, "loss": log["loss"] * factor}
 
 
+@pytest.mark.parametrize("what", ["masked", "streams"])
+def test_a_batch_that_predicts_nothing_is_an_update_and_has_no_part_in_a_validation(what, folders, tmp_path):
+    lesson = lesson_of(what, folders[what])
+    training = StepwiseTraining(lesson, learning_of(ADAM), tmp_path)
+    batch = next(iter(lesson.batches()))
+    empty = {**batch, "target": torch.full_like(batch["target"], lesson.dictionary.pad())}
+    empty.pop("masked_positions", None)
+    training.train_on(empty)
+    assert training.updates == 1
+    assert training._skipped_in_a_row == 0
+    if what == "masked":
+        _, _, log = lesson.loss(training.model.eval(), batch)
+        _, _, nothing = lesson.loss(training.model, empty)
+        assert lesson.measures([log, nothing]) == lesson.measures([log])
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_updates_without_numbers_are_skipped_and_many_in_a_row_end_it(precision, folders, tmp_path):
     lesson = Broken(**vars(lesson_of("masked", folders["masked"])))

@@ -52,11 +52,11 @@ class CausalLMCriterion(FairseqCriterion):
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
         """Logs loss (bits a token: bits per character where tokens are characters) and perplexity over all workers."""
         loss, sample_size = total("loss", logging_outputs), total("sample_size", logging_outputs)
-        metrics.log_scalar("loss", loss / sample_size / math.log(2), sample_size, round=3)
+        metrics.log_scalar("loss", per(loss, sample_size) / math.log(2), sample_size, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["loss"].avg))
         if "span" in logging_outputs[0]:
-            metrics.log_scalar("span", total("span", logging_outputs) / sample_size, sample_size, round=1)
-            span_loss = total("span_loss", logging_outputs) / sample_size / math.log(2)
+            metrics.log_scalar("span", per(total("span", logging_outputs), sample_size), sample_size, round=1)
+            span_loss = per(total("span_loss", logging_outputs), sample_size) / math.log(2)
             metrics.log_scalar("span_loss", span_loss, sample_size, round=5)
         if "experts_loss" in logging_outputs[0]:
             log_experts(logging_outputs, sample_size)
@@ -82,7 +82,7 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
         """Logs accuracy (percent) too, all of masked tokens; of pairs their own loss (bits a pair) and accuracy."""
         super().reduce_metrics(logging_outputs)
         ncorrect, sample_size = total("ncorrect", logging_outputs), total("sample_size", logging_outputs)
-        metrics.log_scalar("accuracy", 100 * ncorrect / sample_size, sample_size, round=2)
+        metrics.log_scalar("accuracy", 100 * per(ncorrect, sample_size), sample_size, round=2)
         if "next_sentence_loss" in logging_outputs[0]:
             pairs, right = total("nsentences", logging_outputs), total("next_sentence_right", logging_outputs)
             bits = total("next_sentence_loss", logging_outputs) / pairs / math.log(2)
@@ -92,7 +92,7 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
 
 def log_experts(logging_outputs: list[dict], sample_size) -> None:
     """The loss that keeps experts busy, in bits, and the percentage of choices that found no slot."""
-    experts_loss = total("experts_loss", logging_outputs) / sample_size / math.log(2)
+    experts_loss = per(total("experts_loss", logging_outputs), sample_size) / math.log(2)
     metrics.log_scalar("experts_loss", experts_loss, sample_size, round=5)
     dropped, wanted = total("experts_dropped", logging_outputs), total("experts_wanted", logging_outputs)
     metrics.log_scalar("experts_dropped", 100 * dropped / wanted, wanted, round=2)
@@ -100,6 +100,11 @@ def log_experts(logging_outputs: list[dict], sample_size) -> None:
 
 def total(key: str, logging_outputs: list[dict]):
     return sum(log.get(key, 0) for log in logging_outputs)
+
+
+def per(summed, predicted):
+    """Return the mean for a predicted token; 0, which fairseq gives no weight, where batches predict none."""
+    return summed / (predicted.clamp(min=1) if torch.is_tensor(predicted) else predicted or 1)
 
 
 LEAST = 1e-9  # of a student's probability, where it cannot look
@@ -173,7 +178,7 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
         sample_size = total("sample_size", logging_outputs)
         for name in ("words_kl", "attention_kl"):
             if name in logging_outputs[0]:
-                bits = total(name, logging_outputs) / sample_size / math.log(2)
+                bits = per(total(name, logging_outputs), sample_size) / math.log(2)
                 metrics.log_scalar(name, bits, sample_size, round=3)
 
     def _attention(self, net_input: dict, *states: list[Tensor]) -> Tensor:

@@ -358,20 +358,44 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         self, x_BTC: Tensor, given: Given, labels: Optional[Tensor], items: Any
     ) -> tuple[Optional[Tensor], Tensor]:
         """Loss, where there are labels, and logits; `given` are ids and attention mask."""
-        logits = self.score(x_BTC, *given)
-        return None if labels is None else self.with_penalty(self.loss(logits, labels)), logits
+        logits = self.logits_of(x_BTC, *given)
+        if labels is None:
+            return None, logits
+        share = labels.ne(IGNORED).any()  # where nothing is predicted, sublayers add nothing either
+        return self.with_penalty(self.loss(logits, labels), share), logits
 
-    def with_penalty(self, loss: Tensor, share: float = 1.0) -> Tensor:
+    def with_penalty(self, loss: Tensor, share: Tensor) -> Tensor:
         """In training with what sublayers add, of which this batch has a share."""
         return loss + share * self.lazyformer.penalty() if self.training else loss
 
-    def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
-        """Logits: of each token, if a class does not say otherwise."""
+    def logits_of(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
+        """Return logits: of each token, if a class does not say otherwise."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of each token's class."""
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        """Return the mean cross-entropy of each token's class."""
+        return mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def mean_cross_entropy(
+    logits: Tensor, targets: Tensor, ignored: int = IGNORED, items: Union[Tensor, int, None] = None
+) -> Tensor:
+    """Return the mean cross-entropy in nats of the rows that have a target.
+
+    A batch without a target is usual in short texts. Its loss is zero, and so are its gradients.
+
+    Args:
+        logits: (N, V).
+        targets: (N,), `ignored` where nothing is predicted.
+        items: what the sum is divided by; None for the number of targets.
+    """
+    nats = F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
+    return nats / at_least_one(targets.ne(ignored).sum() if items is None else items, nats)
+
+
+def at_least_one(items: Union[Tensor, int], like: Tensor) -> Tensor:
+    """Return a count of predicted tokens to divide by, on the device of `like`."""
+    return torch.as_tensor(items, device=like.device).clamp(min=1)
 
 
 class LazyFormerForMaskedLM(LazyFormerWithHead):
@@ -412,8 +436,8 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
             logits = self.lm_head(x_BTC)
             predicted = logits.flatten(0, 1).index_select(0, places)
         items = len(places) if items is None else items
-        nats = F.cross_entropy(predicted.float(), labels.flatten().index_select(0, places), reduction="sum")
-        return self.with_penalty(nats / items, len(places) / items), logits
+        loss = mean_cross_entropy(predicted, labels.flatten().index_select(0, places), items=items)
+        return self.with_penalty(loss, len(places) / at_least_one(items, loss)), logits
 
 
 class LazyFormerForSequenceClassification(LazyFormerWithHead):
@@ -429,8 +453,8 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
         self.classifier = head(config.hidden_size, config.num_labels, config.classifier_dropout)
         self.post_init()
 
-    def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
-        """(B, classes)."""
+    def logits_of(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
+        """Return logits (B, classes)."""
         padding_mask = self.lazyformer.find_padding(input_ids, attention_mask)
         return self.classifier(first_of_text(x_BTC, padding_mask)[:, None])
 
@@ -448,7 +472,7 @@ def classification_loss(config: LazyFormerConfig, logits: Tensor, labels: Tensor
         return F.mse_loss(logits.float().view_as(labels) if config.num_labels == 1 else logits.float(), labels.float())
     if config.problem_type == "multi_label_classification":
         return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
-    return F.cross_entropy(logits.float(), labels.flatten())
+    return mean_cross_entropy(logits, labels.flatten())
 
 
 class LazyFormerForTokenClassification(LazyFormerWithHead):
@@ -463,8 +487,8 @@ class LazyFormerForTokenClassification(LazyFormerWithHead):
         self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
-        """(B, T, classes)."""
+    def logits_of(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
+        """Return logits (B, T, classes)."""
         return self.token_classifier(self.dropout(x_BTC))
 
 
@@ -490,19 +514,23 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
         output_attentions: Optional[bool] = None,
         output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
+        num_items_in_batch: Union[Tensor, int, None] = None,
         **documents: Any,
     ) -> Union[tuple[Any, ...], QuestionAnsweringModelOutput]:
-        """As :meth:`LazyFormerModel.forward`; positions (B,) beyond the input, as of cut answers, are left out."""
+        """As :meth:`LazyFormerModel.forward`.
+
+        Args:
+            start_positions, end_positions: (B,); those beyond the input, as of cut answers, are left out.
+            num_items_in_batch: unused; the loss is the mean of the batch.
+        """
         given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
         encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True, **documents)
         start, end = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.with_penalty((place_loss(start, start_positions) + place_loss(end, end_positions)) / 2)
+            time = start.size(1)
+            places = [each.to(start.device).clamp(0, time) for each in (start_positions, end_positions)]
+            loss = mean_cross_entropy(start, places[0], time) + mean_cross_entropy(end, places[1], time)
+            loss = self.with_penalty(loss / 2, torch.cat(places).ne(time).any())
         output = QuestionAnsweringModelOutput(loss, start, end, encoded.hidden_states, encoded.attentions)
         return output if wants_dict(self.config, return_dict) else output.to_tuple()
-
-
-def place_loss(logits_BT: Tensor, places_B: Tensor) -> Tensor:
-    time = logits_BT.size(1)
-    return F.cross_entropy(logits_BT.float(), places_B.to(logits_BT.device).clamp(0, time), ignore_index=time)

@@ -13,7 +13,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.exported.heads import IGNORED
+from lazyformer_fairseq.huggingface.exported.heads import IGNORED, at_least_one
 from lazyformer_fairseq.huggingface.settings import options_of, settings_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
@@ -178,7 +178,7 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         places = targets.ne(IGNORED).nonzero().squeeze(1)
         predicting = features_BTC[:, :-1].flatten(0, 1).index_select(0, places)
         nats = self.softmax.negative_log_likelihood(predicting, targets[places], self.decoder.embedding).sum()
-        items = len(places) if items is None else items
+        items = at_least_one(len(places) if items is None else items, nats)
         penalty = self.decoder.penalty() if self.training else 0.0
         return nats / items + penalty * (len(places) / items)
 

@@ -153,6 +153,37 @@ def test_spans_cost_a_loss_of_their_own():
     assert values["loss"] == pytest.approx(nll.sum().item() / 16 / math.log(2), abs=1e-3)
 
 
+# --- batches that predict nothing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["masked_lm_accuracy", "continued_masked_lm", "causal_lm"])
+def test_a_batch_without_targets_has_a_loss_and_gradients_of_zero_and_no_weight_in_the_log(name, tmp_path):
+    pattern = "s[span=40,ramp=3,span_loss=0.01] f[experts=2]"
+    if name == "causal_lm":
+        model, batch, criterion = make_causal(pattern)
+    else:
+        model, batch = make_model(pattern), make_batch()
+        criterion = MaskedLMAccuracyCriterion(make_task())
+    if name == "continued_masked_lm":
+        criterion = make_criterion(distill=save(make_model("sf"), tmp_path / "teacher"))
+    empty = {**batch, "target": torch.full_like(batch["target"], PAD)}
+    loss, predicted, log = criterion.train()(model.train(), empty)
+    loss.backward()
+    assert loss == 0
+    assert predicted == 0
+    assert not any(weight.grad.count_nonzero() for weight in model.parameters() if weight.grad is not None)
+    assert all(math.isfinite(value) for value in logged(type(criterion), log).values())
+
+    _, _, other = criterion(model, batch)
+    with metrics.aggregate(new_root=True) as meters:
+        criterion.reduce_metrics([other])
+        criterion.reduce_metrics([log])
+    found = meters.get_smoothed_values()
+    expected = logged(type(criterion), other)
+    means = [name for name in expected if name != "experts_dropped"]  # which every token counts in
+    assert {name: found[name] for name in means} == pytest.approx({name: expected[name] for name in means}, rel=1e-3)
+
+
 # --- continued_masked_lm ----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,66 @@
+"""A batch in which nothing is predicted, as short texts have it, has a loss of zero and gradients of zero."""
+
+import pytest
+import torch
+from exports import code_of_every_kind, some_ids
+from torch.testing import assert_close
+
+import lazyformer_fairseq
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 40}
+# Spans and experts add to a loss; in exported code they do not.
+PATTERNS = ("(sflf)x2", "s[span=8,span_loss=0.5] f[experts=2] l f")
+IDS = some_ids()
+BATCH, TIME = IDS.shape
+NO_TOKEN = torch.full_like(IDS, -100)
+NO_TEXT = torch.full((BATCH,), -100)
+CUT = torch.full((BATCH,), TIME)  # answers that were cut off
+NO_TARGETS = {
+    "LazyFormerForMaskedLM": {"labels": NO_TOKEN},
+    "LazyFormerForSequenceClassification": {"labels": NO_TEXT},
+    "LazyFormerForTokenClassification": {"labels": NO_TOKEN},
+    "LazyFormerForQuestionAnswering": {"start_positions": CUT, "end_positions": CUT},
+    "LazyFormerForCausalLM": {"labels": NO_TOKEN},
+}
+COUNTS = (None, 0, 5, torch.tensor(0), torch.tensor(5))
+
+
+def model_of(name: str, pattern: str, is_exported: bool) -> torch.nn.Module:
+    torch.manual_seed(1)
+    given = {**SIZES, "sublayer_pattern": pattern, "num_labels": 3}
+    if name == "LazyFormerForCausalLM":
+        config = lazyformer_fairseq.LazyFormerCausalConfig(**given)
+    else:
+        config = lazyformer_fairseq.LazyFormerConfig(**given)
+    if not is_exported:
+        return getattr(lazyformer_fairseq, name)(config)
+    code = code_of_every_kind()
+    return getattr(code, name)(code.LazyFormerConfig(**given, plan=config.plan))
+
+
+PACKAGE = [(name, False) for name in NO_TARGETS]
+EXPORTED = [(name, True) for name in NO_TARGETS if name != "LazyFormerForCausalLM"]  # which has no code of its own
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("name", "is_exported"), [*PACKAGE, *EXPORTED])
+def test_loss_and_gradients_are_zero(name, is_exported, pattern):
+    model = model_of(name, pattern, is_exported)
+    for count in COUNTS:
+        assert model.eval()(IDS, **NO_TARGETS[name], num_items_in_batch=count).loss == 0
+        model.train()(IDS, **NO_TARGETS[name], num_items_in_batch=count).loss.backward()
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        assert gradients
+        assert not any(gradient.count_nonzero() for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", NO_TARGETS)
+def test_what_is_not_predicted_changes_no_mean(name):
+    """One row with targets has the same loss alone and beside rows without."""
+    model = model_of(name, "(sf)x2", is_exported=False).eval()
+    alone, beside = {}, {}
+    for argument, ignored in NO_TARGETS[name].items():
+        of_row = IDS[:1] % 3 if ignored.dim() == 2 else torch.tensor([2])
+        alone[argument] = of_row
+        beside[argument] = torch.cat([of_row, ignored[1:]])
+    assert_close(model(IDS, **beside).loss, model(IDS[:1], **alone).loss)

@@ -34,6 +34,7 @@ EXTRAS_REQUIRE = {
         "accelerate>=1,<2",  # transformers' Trainer, which fine-tunes what we export
         "entmax>=1.3,<2",  # what our entmax is compared with
         "hypothesis>=6.100,<7",
+        "peft>=0.21,<1",  # whose adapters our models take
         "pytest>=8.3,<10",
         "pytest-timeout>=2.3,<3",
         "pytest-xdist>=3.6,<4",

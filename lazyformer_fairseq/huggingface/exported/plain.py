@@ -73,9 +73,15 @@ def layer_norm(embed_dim: int, eps: float, kind: str, has_bias: bool) -> nn.Modu
 
 
 def multiply_by_part(linear: nn.Linear, input: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:
-    """The outputs of a linear map from `start` to `stop` alone: (..., C) -> (..., stop - start)."""
-    bias = linear.bias[start:stop] if has_bias and linear.bias is not None else None
-    return F.linear(input, linear.weight[start:stop], bias)
+    """Return the outputs of a linear map from `start` to `stop` alone: (..., C) -> (..., stop - start).
+
+    A map that something has wrapped, such as an adapter of peft, computes all of them, for its weight is not all of it.
+    """
+    bias = None if linear.bias is None else linear.bias[start:stop]
+    if not isinstance(linear, nn.Linear):
+        output = linear(input)[..., start:stop]
+        return output if has_bias or bias is None else output - bias
+    return F.linear(input, linear.weight[start:stop], bias if has_bias else None)
 
 
 class FusedDistribution(NamedTuple):

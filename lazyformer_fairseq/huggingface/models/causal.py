@@ -124,12 +124,14 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Optional[Tensor] = None,
         attention_mask: Optional[Tensor] = None,
         past_key_values: Optional[StreamMemory] = None,
+        inputs_embeds: Optional[Tensor] = None,
         labels: Optional[Tensor] = None,
         use_cache: Optional[bool] = None,
         logits_to_keep: int = 0,
+        output_attentions: Optional[bool] = None,
         output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
         num_items_in_batch: Union[Tensor, int, None] = None,
@@ -142,25 +144,32 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T), 0 at padding, which must be on the right, and is not for a memory.
             past_key_values, cache: a :class:`LazyFormerMemory`, which then holds these tokens too, or a StreamMemory,
                 which keeps the last `mem_len` as in training. Versions of transformers call it the one or the other.
+            inputs_embeds: (B, T, C), in place of `input_ids`.
             labels: (B, T), the same ids, -100 where nothing is predicted: each is predicted at the place before. In
                 training `logits` is then None: scores of rare words are computed where they are needed alone.
             use_cache: make a memory where none is given, and return it.
             logits_to_keep: logits of so many last places; 0 for all.
+            output_attentions: refused; there are none to return.
             output_hidden_states: also return the embeddings and what each sublayer returned, the last one normalised.
             num_items_in_batch: predicted tokens of the whole update, by which the loss is divided.
 
         Raises:
-            ValueError: padding anywhere else.
+            ValueError: padding anywhere else, both inputs or none, or attentions are asked for.
         """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UserError("give either input_ids or inputs_embeds")
+        if output_attentions:
+            raise UserError("output_attentions: a causal model of lazyformer_fairseq returns none; leave it out")
+        tokens = inputs_embeds if input_ids is None else input_ids
         memory = cache if past_key_values is None else past_key_values
         if memory is None and use_cache:
             memory = LazyFormerMemory()
         _refuse_padding(attention_mask, memory)
         config = self.config
         wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        features, states = self.decoder(input_ids, memory, bool(wants_states))
+        features, states = self.decoder(tokens, memory, bool(wants_states))
         if isinstance(memory, LazyFormerMemory):
-            memory.seen += input_ids.size(1)
+            memory.seen += tokens.size(1)
         loss = None if labels is None else self._loss(features, labels.to(features.device), num_items_in_batch)
         logits = None
         if loss is None or not self.training:

@@ -166,7 +166,7 @@ class CausalDecoder(Stack):
         """Reads one segment of B streams.
 
         Args:
-            tokens_BT: ids.
+            tokens_BT: ids, or embeddings (B, T, C) in their place.
             memory: of the same B streams up to this segment; holds the segment too when this returns. None for streams
                 that start and end here.
             return_all: also return the embeddings and the output of each sublayer.
@@ -175,7 +175,7 @@ class CausalDecoder(Stack):
             Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
         """
         past = StreamMemory() if memory is None else memory
-        x = self.embedding(tokens_BT)
+        x = tokens_BT if tokens_BT.is_floating_point() else self.embedding(tokens_BT)
         if self.positions is not None:
             x = x + self._places(past.seen, tokens_BT.size(1))
         x = F.dropout(x, self.dropout, self.training)

@@ -322,13 +322,12 @@ class Encoder(Stack):
         if time > self.max_positions and not isinstance(positions, Tensor):
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
         x = tokens_BT if tokens_BT.is_floating_point() else self.embed_tokens(tokens_BT)
-        rows = self.embed_positions
-        if rows is not None:
+        if self.embed_positions is not None:
             places = torch.from_numpy(positions).to(tokens_BT.device) if is_array else positions
-            x = x + (rows.weight[:time] if places is None else rows(places))
+            x = x + self.embed_positions(torch.arange(time, device=x.device) if places is None else places)
         if self.embed_token_types is not None:
-            types = self.embed_token_types
-            x = x + (types.weight[0] if token_types_BT is None else types(token_types_BT))
+            types = torch.zeros(1, dtype=torch.long, device=x.device) if token_types_BT is None else token_types_BT
+            x = x + self.embed_token_types(types)
         elif token_types_BT is not None:
             raise UserError("token types are given, but the model has none (--token-types)")
         x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)

@@ -227,8 +227,10 @@ class Experts(Sublayer):
         return torch.cat([expert.compute(part_PC) for expert, part_PC in parts])
 
     def gates(self, x_SC: Tensor) -> Tensor:
-        """(S, E): softmax of the gate's products, in single precision or better."""
+        """Return the softmax of the gate's products (S, E), in single precision or better."""
         exact = torch.promote_types(x_SC.dtype, torch.float32)
+        if not isinstance(self.gate, nn.Linear):  # an adapter has wrapped it, and its weight is not all of it
+            return self.gate(x_SC).to(exact).softmax(-1)
         with torch.autocast(x_SC.device.type, enabled=False):
             return F.linear(x_SC.to(exact), self.gate.weight.to(exact)).softmax(-1)
 

@@ -29,12 +29,11 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.choice import Workload
-from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     PROJECTIONS,
     Attend,
@@ -130,7 +129,7 @@ class Synthesizer(AttentionVariant):
         if term == FIXED:
             return first_rows_and_columns(self.fixed_NLL, time)
         if term == DENSE:
-            return F.linear(hidden_BNTD, self.dense.weight[:time])
+            return multiply_by_part(self.dense, hidden_BNTD, 0, time)
         a, b = self.factorised_dense(hidden_BNTD).split(self.factors, -1)
         return (b.unsqueeze(-1) * a.unsqueeze(-2)).flatten(-2)[..., :time]
 

@@ -115,6 +115,10 @@ class AttentionKind:
     why_keys_stay: Callable[[Mapping[str, Value]], str] = lambda values: ""
     check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda values, causal: ()
 
+    def __reduce__(self) -> tuple[Callable[[str], "AttentionKind"], tuple[str]]:
+        """Copy and pickle a row as its name."""
+        return row_of_name, (self.name,)
+
     @property
     def name(self) -> str:
         return self.settings[0].name
@@ -349,6 +353,11 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
 )
 
 SETTINGS = tuple(dict.fromkeys(setting for row in ATTENTION_KINDS for setting in row.settings))
+
+
+def row_of_name(name: str) -> AttentionKind:
+    """Return the row that the setting `name` switches on."""
+    return next(row for row in ATTENTION_KINDS if row.name == name)
 
 
 def chosen_kinds(values: Mapping[str, Value]) -> list[AttentionKind]:

@@ -73,6 +73,10 @@ class Kind:
     back_ends: tuple[str, ...] = ()
     is_identity: bool = False
 
+    def __reduce__(self) -> tuple[Callable[[str], "Kind"], tuple[str]]:
+        """Copy and pickle a row as its letter: a plan in another process, or a copy of one, has the table's own row."""
+        return row_of_letter, (self.letter,)
+
     def setting(self, name: str) -> Optional[Setting]:
         return next((setting for setting in self.settings if setting.name == name), None)
 
@@ -171,6 +175,21 @@ def _one_line(error: Exception) -> str:
 def find_kind(text: str) -> Optional[Kind]:
     """The row with this letter or name; None if there is none."""
     return next((kind for kind in kinds() if text in (kind.letter, kind.name)), None)
+
+
+def row_of_letter(letter: str) -> Kind:
+    """Return the row of a letter that a pickled model names.
+
+    Raises:
+        UserError: there is none; the package that registers it is not installed here.
+    """
+    kind = find_kind(letter)
+    if kind is None:
+        raise UserError(
+            f"the model has sublayers {letter!r}, a kind that is not registered here: install the package that has it, "
+            f"or name its module in {VARIABLE}"
+        )
+    return kind
 
 
 def describe_letters() -> str:

@@ -22,22 +22,38 @@ options (defaults in brackets)
 HELP
 }
 
-# A page of the listing on standard input -> the next page's token (may be empty), then lines `name size md5`.
+# A page of the listing on standard input -> the next page's token (may be empty), then lines `name size md5`. Nothing
+# that the server says leaves here unless it has the one form that it may have: no value becomes a separator or a path.
 parse_page() {
   "$python" -S -E -c '
 import base64, json, re, sys
 
-page = json.load(sys.stdin)
-print(page.get("nextPageToken", ""))
-for item in page.get("items", []):
-    if re.fullmatch(rf"({sys.argv[1]})/[0-9]+\.txt", item["name"]):
-        print(item["name"], item["size"], base64.b64decode(item["md5Hash"]).hex())
+def refuse(what):
+    sys.exit(f"a page of the listing {what}")
+
+try:
+    page = json.load(sys.stdin)
+    token = page.get("nextPageToken", "")
+    items = [(item["name"], item["size"], item["md5Hash"]) for item in page.get("items", [])]
+except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    refuse(f"is not as Google writes it ({type(error).__name__})")
+if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]*", token):
+    refuse("names a next page that is no word")
+print(token)
+for name, size, md5 in items:
+    if not re.fullmatch(rf"(?:{sys.argv[1]})/[0-9]{{1,12}}\.txt", str(name)):
+        continue
+    if not re.fullmatch(r"[0-9]{1,12}", str(size)):
+        refuse(f"states as the size of {name} {str(size)[:40]!r}")
+    if not re.fullmatch(r"[A-Za-z0-9+/]{22}==", str(md5)):
+        refuse(f"states as the MD5 of {name} {str(md5)[:40]!r}")
+    print(name, size, base64.b64decode(md5).hex())
 ' "${splits// /|}"
 }
 
 # Lines `name size md5` of all books.
 list_files() {
-  local token='' page
+  local token='' seen=' ' page pages=0 most_pages=1000 # of 1000 files; PG-19 has 29
   while true; do
     page=$(curl --silent --show-error --fail --location --user-agent "$agent" --retry 3 --get "$list" \
       --data-urlencode "pageToken=$token" --data-urlencode 'fields=items(name,size,md5Hash),nextPageToken' |
@@ -45,6 +61,12 @@ list_files() {
     token=$(head -n 1 <<<"$page")
     tail -n +2 <<<"$page"
     [[ -n $token ]] || break
+    pages=$((pages + 1))
+    if [[ $seen == *" $token "* || $pages -gt $most_pages ]]; then
+      echo "the listing has no end: it names the page $token after $pages pages" >&2
+      return 1
+    fi
+    seen+="$token "
   done
 }
 
@@ -108,11 +130,12 @@ awk -v todo="$count" -v from="$bucket" -v folder="$folder" '{ bytes += $2 }
 
 mkdir -p "$folder"
 if [[ $count -gt 0 ]]; then
-  # One call, one connection. What fails is counted below.
+  # One call, one connection. What fails is counted below. No book may be larger than the largest that is listed.
+  largest=$(awk '{ if ($2 > most) most = $2 } END { printf "%d", most }' <<<"$files")
   while IFS= read -r name; do
     printf 'url = "%s/%s"\noutput = "%s"\n' "$bucket" "$name" "$name"
   done <<<"$todo" | (cd "$folder" && curl --config - --create-dirs --fail --silent --show-error --location --retry 3 \
-    --user-agent "$agent" --write-out '%{filename_effective}\n') |
+    --max-filesize "$largest" --user-agent "$agent" --write-out '%{filename_effective}\n') |
     awk -v all="$count" 'NR % 500 == 0 { print NR " of " all " ..." > "/dev/stderr" }' || true
 fi
 echo "Comparing the MD5 of all books ..." >&2

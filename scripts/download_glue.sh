@@ -37,11 +37,14 @@ files() {
 
 # unpack TASK: from the downloads to its folder, whole or not at all
 unpack() {
-  "$python" -S -E - "$1" "$downloads" "$folder" <<'PYTHON'
-import os, shutil, sys, zipfile
+  "$python" -S -E -B - "$1" "$downloads" "$folder" "$(dirname "$0")" <<'PYTHON'
+import os, re, shutil, sys
 from pathlib import Path
 
 task, downloads, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+sys.path.insert(0, sys.argv[4])
+from unpack_zip import unpack
+
 out = folder / ("diagnostic" if task == "AX" else task)
 unfinished = out.with_name(f".{out.name}.unfinished")
 shutil.rmtree(unfinished, ignore_errors=True)
@@ -68,19 +71,15 @@ elif task == "MRPC":
     header, *given = rows("msr_paraphrase_test.txt")
     write("test.tsv", [["index", *header[1:]], *([str(number), *line[1:]] for number, line in enumerate(given))])
 else:
-    archive = {"QQP": "QQP-clean", "QNLI": "QNLIv2"}.get(task, task)
-    try:
-        held = zipfile.ZipFile(downloads / f"{archive}.zip")
-    except zipfile.BadZipFile as error:
-        sys.exit(f"{archive}.zip: {error}")
-    with held:
-        for member in held.namelist():
-            parts = member.split("/")
-            if len(parts) == 2 and parts[0] == task and parts[1].endswith(".tsv"):  # not its further folders
-                with held.open(member) as source, (unfinished / parts[1]).open("wb") as target:
-                    shutil.copyfileobj(source, target)
-    if not list(unfinished.iterdir()):
-        sys.exit(f"{archive}.zip holds no {task}/*.tsv")
+    name = {"QQP": "QQP-clean", "QNLI": "QNLIv2"}.get(task, task)
+    # Not the archive's further folders.
+    is_table = re.compile(rf"{re.escape(task)}/[^/]+\.tsv").fullmatch
+    unpacked = unpack(downloads / f"{name}.zip", unfinished / "unpacked", lambda member: is_table(member) is not None)
+    if not unpacked:
+        sys.exit(f"{name}.zip holds no {task}/*.tsv")
+    for file in unpacked:
+        file.rename(unfinished / file.name)
+    shutil.rmtree(unfinished / "unpacked")
 shutil.rmtree(out, ignore_errors=True)
 os.replace(unfinished, out)
 PYTHON

@@ -82,7 +82,7 @@ date=$(cut -d - -f 2 <<<"$name")
 url=$mirror/$wiki/$date/$name
 size=$(fetch "$url" --head | tr -d '\r' | awk 'tolower($1) == "content-length:" { size = $2 } END { print size }') ||
   fail 1 "$url: cannot be read"
-[[ $size =~ ^[0-9]+$ ]] || fail 1 "$url: the server does not say how large it is; give another --mirror"
+[[ $size =~ ^[0-9]{1,15}$ ]] || fail 1 "$url: the server does not say how large it is; give another --mirror"
 
 file=$folder/$name
 part=$file.part

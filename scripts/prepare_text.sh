@@ -32,7 +32,8 @@ md5_of() {
   if command -v md5sum >/dev/null; then md5sum <"$1" | cut -d ' ' -f 1; else md5 -q "$1"; fi
 }
 
-# resume URL FILE SIZE: fetches, as $agent, what FILE lacks of so many bytes; goes on where the connection broke.
+# resume URL FILE SIZE: fetches, as $agent, what FILE lacks of so many bytes; goes on where the connection broke. A server
+# that sends more is cut off (by curl from 8.4 on; an older one looks at the announced length alone).
 resume() {
   local pause there progress=(--silent --show-error)
   [[ ! -t 2 ]] || progress=(--progress-bar)
@@ -40,7 +41,7 @@ resume() {
     [[ $(size_of "$2") -lt $3 ]] || break
     # Its own --retry would begin again where this call began.
     curl "${progress[@]}" --fail --location --user-agent "$agent" --continue-at - --speed-limit 1000 --speed-time 60 \
-      --output "$2" "$1" && break
+      --max-filesize "$3" --output "$2" "$1" && break
     [[ $pause -eq 0 ]] || { echo "The connection broke; going on in $pause s ..." >&2 && sleep "$pause"; }
   done
   there=$(size_of "$2")
@@ -55,7 +56,7 @@ download() {
   size=$(curl --silent --show-error --fail --location --user-agent "$agent" --head "$1" | tr -d '\r' |
     awk 'tolower($1) == "content-length:" { size = $2 } END { print size }') ||
     fail 1 "$1: cannot be read; give another by --url"
-  [[ $size =~ ^[1-9][0-9]*$ ]] || fail 1 "$1: the server does not say how large it is; give another by --url"
+  [[ $size =~ ^[1-9][0-9]{0,14}$ ]] || fail 1 "$1: the server does not say how large it is; give another by --url"
   mkdir -p "$(dirname "$2")"
   echo "$1: $size bytes to $2" >&2
   resume "$1" "$part" "$size"
@@ -107,7 +108,8 @@ prepare_text() {
     if [[ -n $md5 && $(md5_of "$archive") != "$md5" ]]; then
       fail 1 "$archive: its MD5 is not $md5; remove it and run this again"
     fi
-    python3 -m zipfile -e "$archive" "$downloads" || fail 1 "$archive: cannot be unpacked; remove it and run this again"
+    python3 -S -E "$(dirname "${BASH_SOURCE[0]}")/unpack_zip.py" "$archive" "$downloads" ||
+      fail 1 "$archive: cannot be unpacked; remove it and run this again"
   fi
   exec "${command[@]}"
 }

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ class Mirror:
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str, str]] = []  # method, path, range, user agent
         self.breaks_after = 0  # bytes of its next answer of a file's content
+        self.pages: list[object] = []  # of the listing, in place of the one that is made from the files
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -71,6 +73,8 @@ class Mirror:
 
     def listing(self, path: str) -> bytes:
         """As Google's storage lists: here five files a page, some of them not books."""
+        if self.pages:
+            return json.dumps(self.pages.pop(0)).encode()
         start = int(parse_qs(urlsplit(path).query).get("pageToken", ["0"])[0])
         files = sorted(self.files.items())
         items = []
@@ -228,6 +232,46 @@ def test_a_book_of_another_checksum_is_named_and_fetched_again(download_books, t
     assert (tmp_path / "train" / "3.txt").read_bytes() == good
 
 
+MD5 = base64.b64encode(hashlib.md5(b"x").digest()).decode()
+ITEM = {"name": "train/1.txt", "size": "1", "md5Hash": MD5}
+SECOND_BOOK = f"1 {'0' * 32}\n../user.txt 1 {'0' * 32}"
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        ({"items": [{**ITEM, "size": SECOND_BOOK}]}, "states as the size of train/1.txt"),
+        ({"items": [{**ITEM, "size": "-1"}]}, "states as the size of train/1.txt '-1'"),
+        ({"items": [{**ITEM, "size": None}]}, "states as the size of train/1.txt 'None'"),
+        ({"items": [{**ITEM, "size": "9" * 40}]}, "states as the size of train/1.txt"),
+        ({"items": [{**ITEM, "md5Hash": f"{MD5}\n../user.txt"}]}, "states as the MD5 of train/1.txt"),
+        ({"items": [{**ITEM, "md5Hash": "AAAA"}]}, "states as the MD5 of train/1.txt 'AAAA'"),
+        ({"items": [ITEM], "nextPageToken": f"\n../user.txt {SECOND_BOOK}"}, "names a next page that is no word"),
+        ({"items": [ITEM], "nextPageToken": 7}, "names a next page that is no word"),
+        ({"items": [{"name": "train/1.txt"}]}, "is not as Google writes it (KeyError)"),
+        ({"items": [7]}, "is not as Google writes it (TypeError)"),
+        ([], "is not as Google writes it (AttributeError)"),
+        ({"items": [{**ITEM, "name": "train/1.txt\n"}, {**ITEM, "name": "../user.txt"}]}, "lists no books"),
+    ],
+)
+def test_no_value_of_the_listing_becomes_a_name_or_a_line(books, download_books, tmp_path, page, message):
+    (tmp_path / "user.txt").write_text("mine")
+    books.files["/bucket/../user.txt"] = books.files["/user.txt"] = b"theirs"
+    books.pages = [page]
+    run = download_books(tmp_path / "books")
+    assert (run.returncode, run.stdout) == (1, "") and message in run.stderr and "Traceback" not in run.stderr
+    assert run.stderr.splitlines()[-1].startswith("error: ")
+    assert (tmp_path / "user.txt").read_text() == "mine" and not (tmp_path / "books").exists()
+
+
+def test_a_listing_without_an_end_is_refused(books, download_books, tmp_path):
+    again = {"items": [ITEM], "nextPageToken": "again"}
+    books.pages = [again] * 3
+    run = download_books(tmp_path / "books")
+    assert run.returncode == 1 and "the listing has no end: it names the page again after 2 pages" in run.stderr
+    assert len(books.paths()) == 2
+
+
 def preprocess(*arguments: object) -> list[str]:
     run = run_script("preprocess_wiki_books.sh", *arguments, "--dry-run")
     assert run.returncode == 0, run.stderr
@@ -348,7 +392,60 @@ def test_glue_arrives_as_finetune_reads_it_and_is_told(mirror, tmp_path):
     mirror.files["/glue/data/RTE.zip"] = b"no archive"
     run = run_script("download_glue.sh", folder, "--url", mirror.url, "--tasks", "RTE")
     assert run.returncode == 1 and "RTE cannot be unpacked; remove its files there" in run.stderr
-    assert not (folder / "RTE").exists()
+    assert not (folder / "RTE").exists() and "Traceback" not in run.stderr
+
+
+def zipped(names: list[str], content: bytes = b"", mode: int = 0o644, stated: int | None = None) -> bytes:
+    """An archive of files of one content; `stated`: the size that its directory gives."""
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            member = zipfile.ZipInfo(name)
+            member.external_attr = mode << 16
+            archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+        for member in archive.filelist:
+            member.file_size = len(content) if stated is None else stated
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (zipped(["enwik8"], b"/etc/passwd", stat.S_IFLNK | 0o777), "holds 'enwik8', a link; refused"),
+        (zipped(["../user.txt"]), "holds '../user.txt', a name that may point out of the folder; refused"),
+        (zipped(["/user.txt"]), "holds '/user.txt', a name that may point out of the folder; refused"),
+        (zipped(["a\\..\\user.txt"]), "a name that may point out of the folder; refused"),
+        (zipped([f"{number}" for number in range(1001)]), "holds 1,001 files"),
+        (zipped(["enwik8"], b"x", stated=2 * 10**9 + 1), "2,000,000,001 bytes would be unpacked; refused beyond"),
+        (zipped(["enwik8"], b"x" * 10**5, stated=10), "Bad CRC-32"),
+        (zipped(["enwik8"])[:-30], "not a zip file"),
+    ],
+    ids=["link", "above", "absolute", "backslash", "many", "large", "larger than stated", "cut"],
+)
+def test_an_archive_that_is_a_trap_is_refused(archive, message, tmp_path):
+    work = tmp_path / "work"
+    (work / "out.download").mkdir(parents=True)
+    (work / "out.download" / "enwik8.zip").write_bytes(archive)
+    run = run_script("prepare_enwik8.sh", work / "out", "--url", "http://127.0.0.1/enwik8.zip")
+    assert run.returncode == 1 and message in run.stderr and "Traceback" not in run.stderr
+    assert "enwik8.zip: cannot be unpacked; remove it and run this again" in run.stderr.splitlines()[-1]
+    found = {path.name: path.stat().st_size for path in work.rglob("*") if path.is_file()}
+    assert found.pop("enwik8.zip") and max(found.values(), default=0) <= 10, "no more than it states"
+
+
+@pytest.mark.parametrize(
+    ("archive", "message"),
+    [
+        (zipped(["RTE/dev.tsv"], b"/etc/passwd", stat.S_IFLNK | 0o777), "holds 'RTE/dev.tsv', a link; refused"),
+        (zipped(["RTE/dev.tsv"], b"x", stated=3 * 10**9), "3,000,000,000 bytes would be unpacked"),
+    ],
+    ids=["link", "large"],
+)
+def test_a_task_of_glue_that_is_a_trap_is_refused(archive, message, tmp_path):
+    (tmp_path / "glue.download").mkdir()
+    (tmp_path / "glue.download" / "RTE.zip").write_bytes(archive)
+    run = run_script("download_glue.sh", tmp_path / "glue", "--tasks", "RTE")
+    assert run.returncode == 1 and message in run.stderr and "Traceback" not in run.stderr
+    assert "RTE cannot be unpacked; remove its files there" in run.stderr and not (tmp_path / "glue" / "RTE").exists()
 
 
 def test_squad_arrives_and_is_told(mirror, tmp_path):

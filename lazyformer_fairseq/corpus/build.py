@@ -20,7 +20,7 @@ from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.corpus.sentences import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.steps import NOT_UTF8
+from lazyformer_fairseq.corpus.steps import BAD_RECORD, NOT_UTF8
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -50,6 +50,7 @@ OPTION_OF_RULE = {
     "too short": " (--min-document-characters)",
     "short, not a sentence": " (--min-line-words)",
     "few letters": " (--min-line-letters)",
+    BAD_RECORD: " (--bad-input skip)",
 }
 
 
@@ -76,7 +77,7 @@ def build_corpus(
     """
     folder = Path(folder).resolve()  # a link, or ".", cannot be replaced at the end
     left_out: list[str] = []
-    files = find_inputs(inputs, settings.bad_files, left_out)
+    files = find_inputs(inputs, settings.bad_input, left_out)
     _tell(left_out, files)
     refuse_impossible_vocabulary(files, settings)
     digest = None
@@ -175,7 +176,8 @@ def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[Input
             to_read.append(file)
             continue
         for part in sorted(job.paths.of("cut", job.to_cut.index(file)).glob("part-*")):
-            to_read.append(InputFile(str(part), file.format, part.stat().st_size))
+            first_line = int(part.name.split(".")[1])
+            to_read.append(InputFile(str(part), file.format, part.stat().st_size, first_line))
             origins[str(part)] = file.path
     return to_read, origins
 
@@ -224,7 +226,8 @@ def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
     """
     steps = stage_totals(job.paths.tasks / "words")
     read = steps["read"]
-    documents, lines = f"{read['documents out']:,.0f} documents", f"{steps['clean']['lines in']:,.0f} lines"
+    documents = f"{read['documents out'] + read[DROPPED + BAD_RECORD]:,.0f} documents"
+    lines = f"{steps['clean']['lines in']:,.0f} lines"
     of_documents, of_lines = (_by_rule(steps.values(), label) for label in (DROPPED, "lines dropped: "))
     if not steps["store"]["documents out"]:
         raise UserError(f"none of the {documents} is left: dropped {of_documents}; of {lines}: {of_lines or 'none'}")
@@ -301,8 +304,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     with run_lock(work):
         if (work / PLAN).exists():
             _refuse_other_plan(read_json(work / PLAN), plan, work)
-        else:
-            write_json(work / PLAN, plan)
+        write_json(work / PLAN, plan)
         yield work
 
 
@@ -319,6 +321,8 @@ def publish(work: Path, folder: Path) -> None:
 
 def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:
     remedy = "give the same, remove it, or choose another folder"
+    if there["settings"]["bad_input"] == "stop":  # all that is done met nothing bad, and would be the same with "skip"
+        there = {**there, "settings": {**there["settings"], "bad_input": plan["settings"]["bad_input"]}}
     for group in ("settings", "versions"):
         begun_with = {name: there[group].get(name) for name in plan[group]}
         if differing := differences(begun_with, plan[group]):

@@ -44,6 +44,7 @@ def build(inputs: tuple[str, ...], out: Path, workers: Optional[int], cased: boo
     refuse_without_extra("corpus", "lazyformer corpus")
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
+    from lazyformer_fairseq.corpus.manifest import told_of_bad_input
 
     if cased and settings.tokenizer:
         raise UserError("--cased: the settings of --tokenizer decide this; leave it out")
@@ -61,6 +62,8 @@ def build(inputs: tuple[str, ...], out: Path, workers: Optional[int], cased: boo
         f"{out}: {documents['in']:,} documents, {dropped.total():,} of them dropped{reasons and f' ({reasons})'}; "
         f"train {train}; valid {valid}. See {out / 'report.html'}"
     )
+    for line in told_of_bad_input(manifest):
+        click.echo(line)
 
 
 def refuse_missing_inputs(inputs: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ words and its looks. jinja2 escapes all that it writes, for a corpus may hold an
 import json
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from lazyformer_fairseq.corpus.readers.inputs import DAMAGE_FILE
 from lazyformer_fairseq.corpus.stages import PEAK_MEMORY, SECONDS_FILE, STAGES, Job, WorkPaths
-from lazyformer_fairseq.corpus.steps import CORE_SECONDS, EXAMPLES
+from lazyformer_fairseq.corpus.steps import BAD_RECORD, CORE_SECONDS, DAMAGED_FILE, EXAMPLES
 from lazyformer_fairseq.corpus.vocabulary import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
 from lazyformer_fairseq.data.frequencies import cost_in_bits, log_frequencies
@@ -44,6 +44,9 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     """
     paths = job.paths
     steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items() if name != "task"]
+    if damaged := len(_damaged_while_cut(job)):
+        counts = steps[0]["counts"]
+        counts[f"{DAMAGED_FILE}s"] = counts.get(f"{DAMAGED_FILE}s", 0) + damaged
     vocabulary = json.loads(paths.vocabulary.read_text())
     symbols = vocabulary["size"]
     pieces = {split: _counts_of_pieces(job, split, symbols) for split in ("train", "valid")}
@@ -59,7 +62,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     for step in steps:
         drops.update(step["dropped"])
     documents = {
-        "in": steps[0]["documents out"],
+        "in": steps[0]["documents out"] + sum(steps[0]["dropped"].values()),
         **kept,
         "dropped": {reason: n for reason, n in sorted(drops.items()) if n},
     }
@@ -118,8 +121,8 @@ def gather_notes(job: Job, origins: dict[str, str]) -> tuple[dict[str, list], di
     examples: dict[str, list] = defaultdict(list)
     names: dict[str, list[str]] = defaultdict(list)
     documents: Counter[str] = Counter()
-    for damage in sorted(job.paths.root.glob(f"cut/*/{DAMAGE_FILE}")):
-        names["bad file"].append(damage.read_text(encoding="utf-8"))
+    for damage in _damaged_while_cut(job):
+        names[DAMAGED_FILE].append(damage.read_text(encoding="utf-8"))
     for unit in range(len(job.units)):
         notes = json.loads((job.paths.of("words", unit) / NOTES_FILE).read_text(encoding="utf-8"))
         for step, pairs in notes["examples"].items():
@@ -140,7 +143,24 @@ def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str,
     if part in origins and number.isdecimal():
         return f"{origins[part]}:{first_of_part[part] + int(number)}"
     part = next((part for part in origins if name.startswith(part)), None)
-    return f"{origins[part]}, a part of it{name.removeprefix(part)}" if part else name
+    return f"{origins[part]}{name.removeprefix(part)}" if part else name
+
+
+def _damaged_while_cut(job: Job) -> list[Path]:
+    """The remarks on input files whose compressed data is damaged."""
+    return sorted(job.paths.root.glob(f"cut/*/{DAMAGE_FILE}"))
+
+
+def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
+    """Sentences on what ``--bad-input skip`` left out: how much, and the first place."""
+    numbers = {
+        BAD_RECORD: manifest["documents"]["dropped"].get(BAD_RECORD, 0),
+        DAMAGED_FILE: manifest["steps"][0]["counts"].get(f"{DAMAGED_FILE}s", 0),
+    }
+    for kind, number in numbers.items():
+        if number:
+            after = ", kept as far as the damage" if kind == DAMAGED_FILE else " left out"
+            yield f"{plural(number, kind)}{after}; the first: {manifest['dropped_names'][kind][0]}"
 
 
 def _timing(paths: WorkPaths, workers: int) -> dict[str, Any]:

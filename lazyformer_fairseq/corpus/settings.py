@@ -54,9 +54,13 @@ class CorpusSettings:
     min_line_letters: float = option(0.5, "Drop lines with a smaller share of letters and spaces.", low=0, high=1)
     near_duplicates: bool = option(False, "Drop near-duplicates (MinHash), not only equal documents.")
     spacy_model: Optional[str] = option(None, "Installed spaCy model that finds sentences.", shown="rules, no model")
-    bad_files: str = option(
-        "stop", "At a broken file: stop and name it, or note it in the manifest and go on.", choices=("stop", "skip")
+    bad_input: str = option(
+        "stop",
+        "At a broken record or a damaged file: stop and name it, or leave it out, count it and go on.",
+        choices=("stop", "skip"),
     )
+    """A corpus that was begun with "stop" may go on with "skip"."""
+
     seed: int = option(1, "Chooses the documents held out.", low=0)
     shards: Optional[int] = option(None, "Folders of training data.", low=1, shown="one a gigabyte of input")
     tokenizer: Optional[str] = option(

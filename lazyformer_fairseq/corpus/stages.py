@@ -34,7 +34,7 @@ import numpy as np
 from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
 from lazyformer_fairseq.corpus.clean_text import CleanText
 from lazyformer_fairseq.corpus.duplicates import HELD_OUT, KEEP, REASONS, Fingerprint, draw, find_duplicates, threshold
-from lazyformer_fairseq.corpus.readers.files import Piece, bytes_of
+from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, bytes_of
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs
 from lazyformer_fairseq.corpus.sentences import SplitSentences
 from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
@@ -88,14 +88,14 @@ class Job:
 
 def cut_one(job: Job, rank: int) -> None:
     """Cuts a compressed file that cannot be read in pieces."""
-    cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_files)
+    cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_input)
 
 
 def store_words(job: Job, rank: int) -> Counts:
     """Reads a unit, and stores its words."""
     settings = job.settings
     steps = [
-        ReadDocuments(job.units[rank], settings.bad_files),
+        ReadDocuments(job.units[rank], settings.bad_input),
         ExtractWikiMarkup(),
         CleanText(settings.min_line_words, settings.min_line_letters, settings.min_document_characters),
         Fingerprint(settings.near_duplicates),
@@ -242,6 +242,8 @@ def run_tasks(task: Callable[[int], Optional[Counts]], sizes: Sequence[int], fol
             alone = workers == 1 or len(waiting) < 2
             for rank in map(run, waiting) if alone else _in_pool(run, waiting, workers, lock):
                 bar.update(sizes[rank])
+    except BadInput as error:
+        raise UserError(f"{error}; or leave out all that is broken: --bad-input skip") from None
     except OSError as error:
         if error.errno not in OUT_OF_SPACE:
             raise

@@ -118,6 +118,8 @@ def _signs(text: str) -> int:
 
 
 NOT_UTF8 = "lines not UTF-8"
+BAD_RECORD = "bad record"
+DAMAGED_FILE = "damaged file"
 
 
 @dataclass
@@ -125,19 +127,20 @@ class ReadDocuments(DocumentStep):
     """The first step: reads the pieces of a unit.
 
     Args:
-        bad_files: "stop" raises :class:`BadInput` at a damaged file; "skip" counts it, keeps the documents before the
-        damage, and continues with the next file.
+        bad_input: "stop" raises :class:`BadInput` at a broken record or a damaged file; "skip" drops and counts the
+            record, and of the file keeps the documents before the damage.
     """
 
     name = "read"
     unit: Sequence[Piece]
-    bad_files: Literal["stop", "skip"] = "stop"
+    bad_input: Literal["stop", "skip"] = "stop"
 
     def run(self, documents: Iterable[Document] = ()) -> Iterator[Document]:
         for piece in self.unit:
             watch = Watch()
+            skip = self._skip_record if self.bad_input == "skip" else None
             try:
-                for raw in self._timed(read_piece(piece, watch)):
+                for raw in self._timed(read_piece(piece, watch, skip)):
                     self.counts["documents out"] += 1
                     self.counts["characters out"] += len(raw.text)
                     self.notes.documents[piece.path] += 1
@@ -145,14 +148,18 @@ class ReadDocuments(DocumentStep):
                     yield Document(raw.text, f"{piece.path}:{raw.number}", metadata)
                 self.counts["pieces of files"] += 1
             except BadInput as error:
-                if self.bad_files == "stop":
+                if self.bad_input == "stop":
                     raise
-                self.counts["files skipped"] += 1
-                self.notes.add_dropped("bad file", str(error))
+                self.counts[f"{DAMAGED_FILE}s"] += 1
+                self.notes.add_dropped(DAMAGED_FILE, str(error))
             self.counts["bytes"] += bytes_of([piece])
             if watch.lines_not_utf8:
                 self.counts[NOT_UTF8] += watch.lines_not_utf8
                 self.notes.add_dropped(NOT_UTF8, piece.path)
+
+    def _skip_record(self, error: BadInput) -> None:
+        self.counts[f"dropped: {BAD_RECORD}"] += 1
+        self.notes.add_dropped(BAD_RECORD, str(error))
 
     def _timed(self, documents: Iterator[RawDocument]) -> Iterator[RawDocument]:
         while True:

@@ -8,7 +8,6 @@ import math
 import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import sys
@@ -29,6 +28,7 @@ from helpers import ROOT, toy_texts
 from lazyformer_fairseq.corpus import build
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.commands import corpus
+from lazyformer_fairseq.corpus.manifest import told_of_bad_input
 from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
 from lazyformer_fairseq.corpus.stages import WORKERS_LOCK, run_tasks, wait_for_workers
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
@@ -244,16 +244,20 @@ def test_a_dump_that_is_truncated_or_cut_into_parts(raw, tmp_path):
     with pytest.raises(UserError, match=r"dump\.xml\.bz2"):
         build_corpus(given, tmp_path / "out", SETTINGS)
     assert list((tmp_path / ".out.unfinished").iterdir())  # what was finished stays
-    manifest = build_corpus(given, tmp_path / "skipped", replace(SMALL, bad_files="skip", unit_megabytes=1))
-    assert any("dump.xml.bz2" in name for name in manifest["dropped_names"]["bad file"])
-    assert manifest["documents"]["in"] >= 80
-    smaller = replace(SMALL, bad_files="skip", unit_megabytes=0.002)  # than the dump, which is cut
-    assert build_corpus(given, tmp_path / "cut", smaller)["dropped_names"] == manifest["dropped_names"]
+    manifest = build_corpus(given, tmp_path / "skipped", replace(SMALL, bad_input="skip", unit_megabytes=1))
+    [damaged] = manifest["dropped_names"]["damaged file"]
+    assert str(dump) in damaged and manifest["documents"]["in"] >= 80
+    [told] = told_of_bad_input(manifest)
+    assert told == f"1 damaged file, kept as far as the damage; the first: {damaged}"
+    smaller = replace(SMALL, bad_input="skip", unit_megabytes=0.002)  # than the dump, which is cut
+    of_parts = build_corpus(given, tmp_path / "cut", smaller)
+    assert of_parts["dropped_names"] == manifest["dropped_names"] and [*told_of_bad_input(of_parts)] == [told]
     text = bz2.decompress((raw / "dump.xml.bz2").read_bytes())
     dump.write_bytes(bz2.compress(text.replace(b"</mediawiki>", b"</page>")))
     names = build_corpus([str(dump)], tmp_path / "odd", smaller)["dropped_names"]
     assert (names["redirect"], names["not an article"]) == ([f"{dump}:81"], [f"{dump}:82"])  # its number in the dump
-    assert re.match(f"{dump}, a part of it, line [0-9]+: malformed XML", *names["bad file"])
+    last_line = text.count(b"\n")
+    assert names["bad record"] == [f"{dump}, line {last_line}: malformed XML: this stands outside of <page>...</page>"]
 
 
 def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_path):
@@ -287,6 +291,37 @@ def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path,
         build_corpus(inputs(raw), tmp_path / "stopped", replace(SETTINGS, vocab_size=None))
     with pytest.raises(UserError, match=f"vocabulary of {VOCAB_SIZE}: too large"):
         build_corpus(inputs(raw), tmp_path / "stopped", replace(SETTINGS, vocab_size=VOCAB_SIZE))
+
+
+def test_a_broken_record_is_counted_and_named_last_by_a_run_that_began_without_the_option(tmp_path):
+    lines = [json.dumps({"text": text}) for text in toy_texts(40)]
+    lines[20] = lines[20].replace('."}', ' \\ud83d."}')
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.jsonl").write_text('{"body": "x"}\n{"text": "y"}\n')
+    given = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"), str(tmp_path / "out")]
+
+    def run(*options: str):
+        command = [*given, "--workers", "1", "--vocab-size", "110", "--valid-share", "0.1", *options]
+        return CliRunner().invoke(corpus, command, catch_exceptions=False)
+
+    where = f"{tmp_path}/a.jsonl, line 21: no valid JSON"
+    with pytest.raises(UserError, match=rf"{where}.*; or leave out all that is broken: --bad-input skip"):
+        run()
+    done = run("--bad-input", "skip")
+    assert done.exit_code == 0
+    assert "42 documents, 3 of them dropped (2 bad record, 1 too short)" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"2 bad records left out; the first: {where}")
+    assert "dropped of 42 documents: 2 bad record (--bad-input skip)" in done.stderr
+    manifest = manifest_of(tmp_path / "out")
+    assert len(manifest["dropped_names"]["bad record"]) == 2
+    assert [entry["documents"] for entry in manifest["inputs"]] == [39, 1]
+    with pytest.raises(UserError, match="begun with other settings .*bad_input is 'skip' there, 'stop' here"):
+        run()
+
+
+def test_a_corpus_without_a_broken_record_is_the_same_with_the_option(raw, tmp_path):
+    first = build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)
+    assert build_corpus([str(raw / "plain.txt")], tmp_path / "out", replace(SMALL, bad_input="skip")) == first
 
 
 SIZES = [1] * 4

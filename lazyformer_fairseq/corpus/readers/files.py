@@ -21,8 +21,10 @@ import zstandard
 
 from lazyformer_fairseq.errors import UserError
 
-CHUNK = {"gz": 1 << 16, "bz2": 1 << 16, "zst": 1 << 12}  # read at once; 4 KiB of zst can stand for 128 MiB
-MOST_AT_ONCE = 1 << 24  # bytes of text; 50 bytes of bz2 can stand for 46 MB
+# Bytes that go to the decompressor, and for bz2 that come out, at once. What it has made of them is lost where they are
+# damaged; and 4 KiB of zst can stand for 128 MiB, 50 bytes of bz2 for 46 MB.
+CHUNK = 1 << 12
+MOST_AT_ONCE = 1 << 16
 # Text shrinks to a third, a bomb to a millionth. Below the second number any file may do as it likes.
 MOST_TIMES, BEYOND_BYTES = 200, 1 << 28
 BZ2_STREAM = b"1AY&SY"  # after `BZh` and a digit: the first block of a bz2 stream
@@ -36,7 +38,7 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 
 
 class BadInput(UserError):
-    """A file that cannot be read to its end; the message names the file, the place and the reason."""
+    """A record that is broken, or a file whose compressed data is damaged; the message names file, place and reason."""
 
 
 def compression(path: Union[str, Path]) -> Optional[str]:
@@ -85,7 +87,7 @@ class _Decompressed(io.RawIOBase):
     def readinto(self, buffer) -> int:
         while not self._ready:
             if not self._chunk and not self._holds_input():
-                self._chunk = self._file.read(CHUNK[self._kind])
+                self._chunk = self._file.read(CHUNK)
                 if not self._chunk and self._stream is None:
                     return 0
                 if not self._chunk:
@@ -144,6 +146,8 @@ class Piece:
     format: str
     start: int = 0
     end: Optional[int] = None
+    first_line: int = 1
+    """The number of its first line, where the file is a part of another one."""
 
 
 @dataclass
@@ -169,6 +173,7 @@ class Block(NamedTuple):
 
 
 StartsDocument = Callable[[bytes, bool], bool]
+Parsed = Iterator[Union[tuple[str, dict[str, Any]], BadInput]]
 
 
 @dataclass(frozen=True)
@@ -181,16 +186,16 @@ class Format:
         recognises: whether a file is of this format, by its first bytes, without space before them, and its path; a
             UserError for what is near to it, but cannot be read.
         starts_document: whether one starts with a line: (line, whether the one before it is blank or there is none).
-        parse: (text, metadata) of the documents in a block; BadInput names the line of what is wrong.
-        read_whole: in place of these two, where the file at a path is one document: its text.
+        parse: (text, metadata) of the documents in a block, and a BadInput in the place of each that is broken.
+        read_whole: in place of these two, where a file is one document: the same of a piece.
     """
 
     document: str
     names: str
     recognises: Callable[[bytes, Path], bool]
     starts_document: Optional[StartsDocument] = None
-    parse: Optional[Callable[[Block, Piece, Watch], Iterator[tuple[str, dict]]]] = None
-    read_whole: Optional[Callable[[str, Watch], str]] = None
+    parse: Optional[Callable[[Block, Piece, Watch], Parsed]] = None
+    read_whole: Optional[Callable[[Piece, Watch], Parsed]] = None
 
 
 def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block]:
@@ -271,7 +276,7 @@ def _decode_line(line: bytes, watch: Watch) -> str:
 def place(piece: Piece, line: int) -> str:
     """``FILE, line N``: the place of the piece's line number ``line``, for a message."""
     if not piece.start:
-        return f"{piece.path}, line {line}"
+        return f"{piece.path}, line {piece.first_line - 1 + line}"
     if compression(piece.path) is not None:
         return f"{piece.path}, line {line} of what begins at byte {piece.start}"
     newlines = 0

@@ -5,12 +5,13 @@ Documents of plain text are divided by blank lines, each of them one paragraph, 
 line, whose field ``text`` is the document; newlines in it divide paragraphs. WikiExtractor's ``--json`` is one of
 these; it puts the title before the text, which is left out.
 
-Each function of a row takes a block, its piece and a watch, and yields (text, metadata) of the documents in it.
+Each function of a row takes a block, its piece and a watch, and yields (text, metadata) of the documents in it. In the
+place of a broken one it yields, not raises, a BadInput: what comes after it may be whole.
 """
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -19,8 +20,6 @@ import orjson
 
 from lazyformer_fairseq.corpus.readers import files
 from lazyformer_fairseq.errors import UserError
-
-Parsed = Iterator[tuple[str, dict[str, Any]]]
 
 
 def lines_to_paragraphs(text: str, title: Optional[str] = None) -> str:
@@ -35,8 +34,9 @@ def lines_to_paragraphs(text: str, title: Optional[str] = None) -> str:
     return rest if title is not None and first == " ".join(title.split()) else text
 
 
-PAGE = re.compile(r"<page\b.*?</page\s*>", re.DOTALL)  # inside of text `<` is escaped
+PAGE = re.compile(r"<page>.*?</page\s*>", re.DOTALL)
 REST_OF_DUMP = re.compile(r"\s*(?:</mediawiki\s*>\s*)?")
+TITLE_OF_PAGE = re.compile(r"<title>([^<\n]{1,200})</title>")
 
 
 def is_dump(content: bytes, file: Path) -> bool:
@@ -48,32 +48,40 @@ def is_dump(content: bytes, file: Path) -> bool:
     return False
 
 
-def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
+def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """Raw wiki markup of a page with {"title", "namespace", "model", "is_redirect"}; its last revision counts.
 
-    ``<page>``s stand inside ``<mediawiki>`` or, in a part of a dump, without it.
+    ``<page>``s stand inside ``<mediawiki>`` or, in a part of a dump, without it. A ``<`` in a text is escaped, so that
+    each ``<page>`` opens a page, whatever is wrong with the one before it.
     """
+    outside = "malformed XML: this stands outside of <page>...</page>"
     if block.is_preamble:  # <mediawiki> and <siteinfo>
+        if b"</page>" in block.content:
+            yield files.BadInput(f"{files.place(piece, block.line)}: {outside}")
         return
-    text = files.decode(block.content, watch)
-    end = text.index("<page>")
-    for match in PAGE.finditer(text):
-        if text[end : match.start()].strip():
-            break
-        end = match.end()
-        yield _parse_page(match.group(), piece, block.line + text.count("\n", 0, match.start()))
-    if not REST_OF_DUMP.fullmatch(text, end):
-        where = files.place(piece, block.line + text.count("\n", 0, end))
-        raise files.BadInput(f"{where}: malformed XML: no whole <page>...</page>; is the file whole?")
+    before, *pages = files.decode(block.content, watch).split("<page>")
+    line = block.line + before.count("\n")
+    for rest in pages:
+        xml = f"<page>{rest}"
+        whole = PAGE.match(xml)
+        if whole is None:
+            problem = f"malformed XML{_in_page(xml)}: no whole <page>...</page>; is the file whole?"
+            yield files.BadInput(f"{files.place(piece, line)}: {problem}")
+        else:
+            yield _parse_page(whole.group(), piece, line)
+            if not REST_OF_DUMP.fullmatch(xml, whole.end()):
+                lines_before = xml[: -len(xml[whole.end() :].lstrip())].count("\n")
+                yield files.BadInput(f"{files.place(piece, line + lines_before)}: {outside}")
+        line += xml.count("\n")
 
 
-def _parse_page(xml: str, piece: files.Piece, line: int) -> tuple[str, dict]:
+def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dict], files.BadInput]:
     try:
         # A <page> alone has no document type, the only place where XML can name other files or entities.
         page = ElementTree.fromstring(xml)  # noqa: S314
     except ElementTree.ParseError as error:
         where = files.place(piece, line + error.position[0] - 1)
-        raise files.BadInput(f"{where}: malformed XML ({str(error).partition(':')[0]})") from None
+        return files.BadInput(f"{where}: malformed XML{_in_page(xml)} ({str(error).partition(':')[0]})")
     last = (page.findall("revision") or [page])[-1]
     return last.findtext("text") or "", {
         "title": page.findtext("title") or "",
@@ -83,31 +91,35 @@ def _parse_page(xml: str, piece: files.Piece, line: int) -> tuple[str, dict]:
     }
 
 
+def _in_page(xml: str) -> str:
+    """`` in page TITLE``, for a message; empty where the title cannot be read."""
+    title = TITLE_OF_PAGE.search(xml)
+    return f" in page {unescape(title[1])!r}" if title else ""
+
+
 TITLE_OF_DOC = re.compile(r'\btitle="(.*?)"\s*>')
 END_OF_DOC = re.compile(r"^</doc>\s*", re.MULTILINE)
 
 
-def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
-    """The paragraphs of ``<doc id=... title="...">``, title, paragraphs, ``</doc>``, without the title.
-
-    BadInput names the line of an element that is broken.
-    """
+def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
+    """The paragraphs of ``<doc id=... title="...">``, title, paragraphs, ``</doc>``, without the title."""
     text = files.decode(block.content, watch)
     outside = "text outside of <doc ...> and </doc>"
     if block.is_preamble:
         if text.strip():
-            raise files.BadInput(f"{files.place(piece, block.line)}: {outside}")
+            yield files.BadInput(f"{files.place(piece, block.line)}: {outside}")
         return
     end = END_OF_DOC.search(text)
     if end is None:
-        raise files.BadInput(
+        yield files.BadInput(
             f"{files.place(piece, block.line)}: this <doc ...> is not closed by </doc>; is the file whole?"
         )
-    if end.end() != len(text):
-        raise files.BadInput(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
+        return
     header, _, body = text[: end.start()].partition("\n")
     title = TITLE_OF_DOC.search(header)
     yield lines_to_paragraphs(unescape(body), unescape(title[1]) if title else None), {}
+    if end.end() != len(text):
+        yield files.BadInput(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
 
 
 def is_json_lines(content: bytes, file: Path) -> bool:
@@ -117,22 +129,25 @@ def is_json_lines(content: bytes, file: Path) -> bool:
     return re.match(rb'\{\s*"', content) is not None
 
 
-def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
-    """The paragraphs of one line's object. BadInput names a line that is not such an object."""
+def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
+    """The paragraphs of one line's object."""
     if block.is_preamble:  # blank lines
         return
     try:
         record = orjson.loads(files.decode(block.content, watch))
     except orjson.JSONDecodeError as error:
-        raise files.BadInput(f"{files.place(piece, block.line)}: no valid JSON ({error.msg})") from None
+        yield files.BadInput(f"{files.place(piece, block.line)}: no valid JSON ({error.msg})")
+        return
     if not isinstance(record, dict):
-        raise files.BadInput(f"{files.place(piece, block.line)}: a line must be a JSON object, {{...}}")
+        yield files.BadInput(f"{files.place(piece, block.line)}: a line must be a JSON object, {{...}}")
+        return
     text, title = record.get("text"), record.get("title")
     if not isinstance(text, str):
         fields = ", ".join(sorted(record)) or "none"
-        raise files.BadInput(
+        yield files.BadInput(
             f'{files.place(piece, block.line)}: has no field "text" that is a string; its fields: {fields}'
         )
+        return
     yield lines_to_paragraphs(text, title if isinstance(title, str) else None), {}
 
 
@@ -141,7 +156,7 @@ HEADING = re.compile(r"^ ?= .* =[^\S\n]*$", re.MULTILINE)
 JOINT = re.compile(r" @([-,.])@ ")
 
 
-def parse_article(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
+def parse_article(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """The paragraphs below one title of WikiText, without headings.
 
     Its tokenizer's ``state @-@ run`` and ``1 @,@ 000`` are mended.
@@ -152,7 +167,7 @@ def parse_article(block: files.Block, piece: files.Piece, watch: files.Watch) ->
         yield text, {}
 
 
-def parse_paragraph(block: files.Block, piece: files.Piece, watch: files.Watch) -> Parsed:
+def parse_paragraph(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """The lines between blank ones, joined."""
     text = join_hard_wrapped(files.decode(block.content, watch))
     if text or not block.is_preamble:
@@ -177,16 +192,31 @@ GUTENBERG_END = re.compile(
 GUTENBERG_CREDITS = re.compile(r"\A(?:(?:Produced|E-?text prepared|Transcribed|Prepared) by .*\n)", re.I)
 
 
-def read_book(path: str, watch: files.Watch) -> str:
-    """The whole file, one paragraph a line, without Gutenberg's notices. BadInput for damaged compressed data."""
-    with files.open_decompressed(path) as file:
-        text = files.decode(file.read().removeprefix(files.BOM), watch).replace("\r\n", "\n").replace("\r", "\n")
+def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
+    """The whole file, one paragraph a line, without Gutenberg's notices.
+
+    Raises:
+        BadInput: compressed data is damaged; what came before it was yielded.
+    """
+    parts = []
+    damage = None
+    with files.open_decompressed(piece.path) as file:
+        try:
+            while part := file.read1():
+                parts.append(part)
+        except files.BadInput as error:
+            damage = error
+    text = files.decode(b"".join(parts).removeprefix(files.BOM), watch).replace("\r\n", "\n").replace("\r", "\n")
     text = "\n".join(filter(None, map(join_hard_wrapped, BLANK_LINES.split(text))))
     end = GUTENBERG_END.search(text)
     text = text[: end.start()] if end else text
     start = GUTENBERG_START.search(text)
     text = text[start.end() :].lstrip("\n") if start else text
-    return GUTENBERG_CREDITS.sub("", text).rstrip("\n")
+    text = GUTENBERG_CREDITS.sub("", text).rstrip("\n")
+    if text or not damage:
+        yield text, {}
+    if damage:
+        raise damage
 
 
 def is_gutenberg(content: bytes, file: Path) -> bool:
@@ -252,26 +282,46 @@ class RawDocument(NamedTuple):
     metadata: dict[str, Any]
 
 
-def read_piece(piece: files.Piece, watch: Optional[files.Watch] = None) -> Iterator[RawDocument]:
+def read_piece(
+    piece: files.Piece,
+    watch: Optional[files.Watch] = None,
+    skip: Optional[Callable[[files.BadInput], None]] = None,
+) -> Iterator[RawDocument]:
     """Documents in the order of the file; memory is bounded by the longest one.
+
+    Args:
+        piece: of a file.
+        watch: counts what was read with doubt.
+        skip: receives the remark on a broken record, which is left out; without it the first one is raised.
 
     Raises:
         BadInput: names the file, the place and the reason; the documents before it were yielded.
     """
     watch = files.Watch() if watch is None else watch
     reader = FORMATS[piece.format]
-    if reader.read_whole:
-        yield RawDocument(1, reader.read_whole(piece.path, watch), {})
-        return
     is_compressed = files.compression(piece.path) is not None
     number = 0
-    for block in files.read_blocks(piece, reader.starts_document):
-        for in_block, (text, metadata) in enumerate(reader.parse(block, piece, watch)):
+    for offset, parsed in _parsed(piece, reader, watch):
+        for in_block, record in enumerate(parsed):
+            if isinstance(record, files.BadInput):
+                if skip is None:
+                    raise record
+                skip(record)
+                continue
             number += 1
             if not piece.start and piece.end is None:
                 name: Union[int, str] = number
             elif is_compressed:
                 name = f"@{piece.start}+{number}"
             else:
-                name = f"@{block.offset}" + (f"+{in_block}" if in_block else "")
-            yield RawDocument(name, text, metadata)
+                name = f"@{offset}" + (f"+{in_block}" if in_block else "")
+            yield RawDocument(name, *record)
+
+
+def _parsed(piece: files.Piece, reader: files.Format, watch: files.Watch) -> Iterator[tuple[int, files.Parsed]]:
+    """The offset of each block, and what is in it; a file that is one document is a block."""
+    if reader.read_whole:
+        yield 0, reader.read_whole(piece, watch)
+    else:
+        for block in files.read_blocks(piece, reader.starts_document):
+            yield block.offset, reader.parse(block, piece, watch)

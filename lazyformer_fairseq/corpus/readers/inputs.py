@@ -49,15 +49,23 @@ BINARY = {
 
 @dataclass(frozen=True)
 class InputFile:
-    """``size``: bytes on disk. ``format``: one of :data:`~lazyformer_fairseq.corpus.readers.formats.FORMATS`."""
+    """A file to read.
+
+    Attributes:
+        path: where it is.
+        format: one of :data:`~lazyformer_fairseq.corpus.readers.formats.FORMATS`.
+        size: bytes on disk.
+        first_line: of a part that :func:`cut_file` made, the number of its first line in the file.
+    """
 
     path: str
     format: str
     size: int
+    first_line: int = 1
 
 
 def find_inputs(
-    specs: Sequence[str], bad_files: Literal["stop", "skip"] = "stop", left_out: Optional[list[str]] = None
+    specs: Sequence[str], bad_input: Literal["stop", "skip"] = "stop", left_out: Optional[list[str]] = None
 ) -> list[InputFile]:
     """Input files in the order of ``specs``, those of a folder by name; of duplicates the first stays.
 
@@ -65,7 +73,7 @@ def find_inputs(
         specs: ``PATH`` or ``FORMAT:PATH``, a file or a folder. A folder is searched with all its subfolders, linked
         ones too, for names that a reader recognizes; hidden files, README and licence files are left out. Without
         FORMAT it is guessed.
-        bad_files: "skip" leaves out a file of a folder that is empty or is not text, and a folder that cannot be read.
+        bad_input: "skip" leaves out a file of a folder that is empty or is not text, and a folder that cannot be read.
         left_out: receives a line for each file of a folder that is left out: its path, and why.
 
     Raises:
@@ -77,12 +85,14 @@ def find_inputs(
     for spec in specs:
         wanted_format, path = parse_spec(spec)
         is_folder = path.is_dir()
-        for file in _text_files(path, bad_files, left_out) if is_folder else [path]:
+        for file in _text_files(path, bad_input, left_out) if is_folder else [path]:
             try:
                 found = InputFile(str(file), _format(file, wanted_format), file.stat().st_size)
             except UserError as error:
-                if bad_files == "stop" or not is_folder:
+                if not is_folder:
                     raise
+                if bad_input == "stop":
+                    raise UserError(f"{error}; --bad-input skip leaves out such files of a folder") from None
                 left_out.append(str(error))
                 continue
             twin = files.setdefault(os.path.realpath(file), found)
@@ -113,10 +123,10 @@ def parse_spec(spec: str) -> tuple[Optional[str], Path]:
     return wanted_format, path
 
 
-def _text_files(folder: Path, bad_files: str, left_out: list[str]) -> list[Path]:
+def _text_files(folder: Path, bad_input: str, left_out: list[str]) -> list[Path]:
     """The files of a folder whose names are those of texts, in order."""
     found = []
-    for file in sorted(_files_below(folder, bad_files, left_out)):
+    for file in sorted(_files_below(folder, bad_input, left_out)):
         if ABOUT_THE_FILES.match(file.name) or not KNOWN_NAME.fullmatch(file.name):
             left_out.append(f"{file}: its name is not one of a text that can be read")
         else:
@@ -126,7 +136,7 @@ def _text_files(folder: Path, bad_files: str, left_out: list[str]) -> list[Path]
     return found
 
 
-def _files_below(top: Path, bad_files: str, left_out: list[str]) -> Iterator[Path]:
+def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Path]:
     """All files but hidden ones, each folder's once, however many links lead there; names what it cannot follow."""
     seen: dict[tuple[int, int], Path] = {}
     waiting = deque([top])
@@ -136,8 +146,8 @@ def _files_below(top: Path, bad_files: str, left_out: list[str]) -> Iterator[Pat
             status, names = folder.stat(), os.listdir(folder)
         except OSError as error:
             problem = f"{folder}: this folder cannot be read ({error.strerror})"
-            if bad_files == "stop":
-                raise UserError(f"{problem}; make it readable, or leave it out with --bad-files skip") from None
+            if bad_input == "stop":
+                raise UserError(f"{problem}; make it readable, or leave it out with --bad-input skip") from None
             left_out.append(problem)
             continue
         first = seen.setdefault((status.st_dev, status.st_ino), folder)
@@ -203,13 +213,14 @@ def must_be_cut(file: InputFile, unit_bytes: int) -> bool:
     )
 
 
-def cut_file(file: InputFile, folder: Path, part_bytes: int, bad_files: Literal["stop", "skip"] = "stop") -> list[Path]:
+def cut_file(file: InputFile, folder: Path, part_bytes: int, bad_input: Literal["stop", "skip"] = "stop") -> list[Path]:
     """Writes a file that :func:`must_be_cut` as parts of some ``part_bytes`` decompressed bytes, cut between documents.
 
-    They are read as the same format. ``folder`` is made whole or not at all; if it is there it is not made again.
+    They are read as the same format, and are called ``part-NUMBER.LINE.zst`` with the number of their first line.
+    ``folder`` is made whole or not at all; if it is there it is not made again.
 
     Args:
-        bad_files: "stop" raises :class:`BadInput` where compressed data is damaged or truncated; "skip" keeps the
+        bad_input: "stop" raises :class:`BadInput` where compressed data is damaged or truncated; "skip" keeps the
         documents before the damage, and writes what is wrong to ``folder/damage.txt``.
     """
     if not folder.is_dir():
@@ -217,7 +228,7 @@ def cut_file(file: InputFile, folder: Path, part_bytes: int, bad_files: Literal[
             try:
                 _write_parts(file, unfinished, part_bytes)
             except BadInput as error:
-                if bad_files == "stop":
+                if bad_input == "stop":
                     raise
                 (unfinished / DAMAGE_FILE).write_text(str(error), encoding="utf-8")
     return sorted(folder.glob("part-*"))
@@ -231,7 +242,7 @@ def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
             if left <= 0:
                 if part:
                     part.close()
-                path = folder / f"part-{number:05}.zst"
+                path = folder / f"part-{number:05}.{block.line}.zst"
                 part = zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1))
                 left, number = part_bytes, number + 1
             part.write(block.content)
@@ -248,7 +259,7 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
         is_plain = compression(file.path) is None
         cuts = [file.size * i // count for i in range(1, count)] if is_plain else _stream_starts(file, unit_bytes)
     if not cuts:
-        return [Piece(file.path, file.format)]
+        return [Piece(file.path, file.format, first_line=file.first_line)]
     return [Piece(file.path, file.format, *ends) for ends in zip([0, *cuts], [*cuts, file.size], strict=True)]
 
 

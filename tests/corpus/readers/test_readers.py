@@ -5,6 +5,9 @@ import errno
 import gzip
 import itertools
 import os
+import random
+import re
+from functools import partial
 
 import pytest
 import zstandard
@@ -170,6 +173,121 @@ def test_the_line_is_that_of_the_file_in_a_later_piece_too_and_documents_before_
         next(documents)
 
 
+# format: (a record with its text, broken ones). Plain text, WikiText and books have no form that could be broken.
+RECORDS = {
+    "jsonl": (
+        '{{"text": "{0}"}}\n',
+        [
+            '{"text": "half a pair \\ud83d"}\n',
+            '{"body": "no text"}\n',
+            '{"text": null}\n',
+            '["text"]\n',
+            '{"text": "cut',
+            "{" * 100_000,
+        ],
+    ),
+    "wikiextractor": (
+        '<doc id="1" title="T">\nT\n\n{0}\n</doc>\n',
+        ['<doc id="2" title="B">\nB\n\nnot closed\n', '<doc id="2" title="cut'],
+    ),
+    "mediawiki": (
+        "<page>\n<title>T</title><ns>0</ns>\n<revision><text>{0}</text></revision>\n</page>\n",
+        [
+            "<page>\n<title>A & B</title><revision><text>x</text></revision>\n</page>\n",
+            "<page>\n<title>B</title>\n<revision><text>x</text></revision>\n",
+            "<page>\n<title>B</title>\n<revision><text>a \x01 b</text></revision>\n</page>\n",
+            "<pag>\n<title>B</title>\n<revision><text>x</text></revision>\n</page>\n",
+            "<page>\n<title>B</title><revision><text>x</page>\n",
+        ],
+    ),
+    "text": ("{0}\n\n", []),
+    "wikitext": (" = T = \n\n{0}\n\n", []),
+    "book": ("{0}\n\n", []),
+}
+UNDECODABLE = "caf\udce9 \udc81"  # bytes that are not UTF-8
+PLACES = {"first": 0, "middle": 3, "last": 6}
+
+
+def test_every_format_says_what_is_a_broken_record():
+    assert RECORDS.keys() == FORMATS.keys()
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("format", RECORDS)
+def test_a_broken_record_goes_and_the_rest_stays(tmp_path, format, suffix, place):
+    record, broken = RECORDS[format]
+    good = [f"Text number {number}." for number in range(6)]
+    path = tmp_path / f"records{suffix}"
+    for bad in broken:
+        lines = [record.format(text) for text in good]
+        newline = "\n" * (not bad.endswith("\n") and place != PLACES["last"])
+        content = "".join([*lines[:place], bad + newline, *lines[place:]])
+        path.write_bytes(COMPRESS[suffix](content.encode()))
+        remarks = []
+        documents = list(read_piece(Piece(str(path), format), skip=remarks.append))
+        assert [document.text for document in documents] == good, bad
+        [remark] = remarks
+        line = int(re.match(rf"{path}, line (\d+)", str(remark))[1])
+        first = 1 + "".join(lines[:place]).count("\n")
+        assert first <= line < first + 1 + bad.count("\n"), "the line lies in the broken record"
+        with pytest.raises(BadInput, match=re.escape(str(remark))):
+            texts(path, format)
+    # Lines that are no UTF-8 are read and counted.
+    texts_given = [*good[:place], UNDECODABLE, *good[place:]]
+    content = "".join(record.format(text) for text in texts_given)
+    path.write_bytes(COMPRESS[suffix](content.encode(errors="surrogateescape")))
+    watch = Watch()
+    found = [document.text for document in read_piece(Piece(str(path), format), watch)]
+    texts_read = [text.replace(UNDECODABLE, "café \ufffd") for text in texts_given]
+    assert found == (["\n".join(texts_read)] if format == "book" else texts_read) and watch.lines_not_utf8 == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten"])
+@COMPRESSED
+@pytest.mark.parametrize("format", RECORDS)
+def test_of_a_damaged_container_what_came_before_stays(tmp_path, format, suffix, damage):
+    chance = random.Random(1)
+    good = [f"Text {number} {chance.getrandbits(800):x}." for number in range(1500)]
+    content = "".join(RECORDS[format][0].format(text) for text in good).encode()
+    compress = {
+        ".gz": gzip.compress,
+        ".bz2": partial(bz2.compress, compresslevel=1),
+        ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,  # as the program zstd does
+    }
+    packed = bytearray(compress[suffix](content))
+    at = int(len(packed) * 0.8)
+    if damage == "cut":
+        del packed[at:]
+    else:
+        packed[at : at + 40] = b"\xa5" * 40
+    path = tmp_path / f"records{suffix}"
+    path.write_bytes(packed)
+    found = []
+    documents = read_piece(Piece(str(path), format), skip=lambda _: None)  # of gz and zst some nonsense comes before it
+    with pytest.raises(BadInput, match=rf"{path}, byte \d+: its {suffix[1:]} data (stop in the middle|are damaged)"):
+        for document in documents:
+            found += document.text.split("\n")
+    whole = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(found, good, strict=False)))
+    assert whole > 0.4 * len(good), "but for the block of bz2 or zst in which it lies"
+    if damage == "cut":
+        assert len(found) - whole == (format == "book"), "of a book the last paragraph may be half of one"
+
+
+def test_the_line_of_a_broken_record_is_that_of_the_file_in_a_part_of_it_too(tmp_path):
+    path = tmp_path / "big.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "fine"}\n\n' * 50 + b'{"text": 1}\n' + b'{"text": "fine"}\n' * 9))
+    parts = cut_file(file_of(path, "jsonl"), tmp_path / "parts", 200)
+    remarks, found = [], []
+    for part in parts:
+        piece = Piece(str(part), "jsonl", first_line=int(part.name.split(".")[1]))
+        found += [document.text for document in read_piece(piece, skip=remarks.append)]
+    assert found == ["fine"] * 59 and len(parts) > 3
+    assert [re.search(r", line \d+: has no field", str(remark))[0] for remark in remarks] == [
+        ", line 101: has no field"
+    ]
+
+
 NOTICES = "*** {} OF THIS PROJECT GUTENBERG EBOOK X ***"
 GUTENBERG = [
     *("The Project Gutenberg EBook of X, by Y", NOTICES.format("START"), "Produced by A. Volunteer", "CHAPTER I"),
@@ -258,9 +376,9 @@ def test_a_folder_that_cannot_be_read_is_named(folder, monkeypatch):
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    with pytest.raises(UserError, match=r"/i/AB: this folder cannot be read \(Permission denied\).*--bad-files skip"):
+    with pytest.raises(UserError, match=r"/i/AB: this folder cannot be read \(Permission denied\).*--bad-input skip"):
         formats(folder)
-    found, told = found_in(folder, bad_files="skip")
+    found, told = found_in(folder, bad_input="skip")
     assert len(found) == len(FILES) - 1 and told == {"i/AB": "this folder cannot be read (Permission denied)"}
 
 
@@ -299,10 +417,10 @@ def test_files_that_cannot_be_read_are_named(tmp_path, name, content, message):
             formats(spec)
     (tmp_path / "z.txt").write_text("Words.")
     left_out = []
-    assert formats(tmp_path, bad_files="skip", left_out=left_out) == [("z.txt", "text")]
+    assert formats(tmp_path, bad_input="skip", left_out=left_out) == [("z.txt", "text")]
     assert message in left_out[0]
     with pytest.raises(UserError, match=message):  # named by the user himself
-        formats(tmp_path / name, bad_files="skip")
+        formats(tmp_path / name, bad_input="skip")
 
 
 def test_what_is_not_there_or_comes_twice(folder, tmp_path_factory):
@@ -426,7 +544,7 @@ def test_parts_are_there_whole_or_not_at_all_or_up_to_the_damage_if_asked_for(tm
     with pytest.raises(BadInput, match="stop in the middle"):
         cut_file(file_of(path, "text"), tmp_path / "parts", 4000)
     assert not (tmp_path / "parts").exists()
-    parts = cut_file(file_of(path, "text"), tmp_path / "some", 4000, bad_files="skip")
+    parts = cut_file(file_of(path, "text"), tmp_path / "some", 4000, bad_input="skip")
     found = texts_of([Piece(str(part), "text") for part in parts])
     assert len(found) > 5000 and found == [f"Line {i}" for i in range(len(found))]
     assert "big.txt.gz" in (tmp_path / "some" / inputs.DAMAGE_FILE).read_text()

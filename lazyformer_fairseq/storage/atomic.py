@@ -30,18 +30,20 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
     """Yields a file to write; it takes the name `path` when the block ends well. Makes missing folders.
 
     Args:
-        durable: from then on it survives a power cut. That takes some milliseconds, too long for thousands of files
-            that can be made again.
+        durable: from then on it survives a power cut, and what killed processes left of it before is removed. That
+            takes some milliseconds, too long for thousands of files that can be made again.
 
     Raises:
         OSError: it cannot be written; what stood under the name before is unchanged.
     """
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = unfinished_name(path)
+    if durable:
+        remove_leftovers(path.parent, path.name)
+    with _full_disk_named(path):
+        file, unfinished = _new_locked_file(path)
     try:
-        with _full_disk_named(path), unfinished.open("xb") as file:
-            _lock(file.fileno())
+        with _full_disk_named(path), file:
             yield file
             file.flush()
             if durable:
@@ -51,6 +53,18 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
             _sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _new_locked_file(path: Path) -> tuple[BinaryIO, Path]:
+    """Open a new file under an unfinished name of `path`, locked so that no other process takes it for a leftover."""
+    while True:
+        unfinished = unfinished_name(path)
+        file = unfinished.open("xb")
+        _lock(file.fileno())
+        if unfinished.exists():
+            return file, unfinished
+        # Another process removed it between the two calls, when it was not locked yet.
+        file.close()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -79,14 +93,12 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
     if not replace:
         refuse_filled_folder(folder)
     folder = Path(folder).resolve()  # a link cannot take the name of a folder
-    unfinished, old = unfinished_name(folder), unfinished_name(folder)
+    old = unfinished_name(folder)
     try:
-        unfinished.mkdir(parents=True)
-        descriptor = os.open(unfinished, os.O_RDONLY)
+        descriptor, unfinished = _new_locked_folder(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
     try:
-        _lock(descriptor)
         remove_leftovers(folder.parent, folder.name)
         with _full_disk_named(folder):
             yield unfinished
@@ -104,6 +116,19 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
         os.close(descriptor)
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _new_locked_folder(folder: Path) -> tuple[int, Path]:
+    """Make a folder under an unfinished name of `folder`; its descriptor is locked as in :func:`_new_locked_file`."""
+    while True:
+        unfinished = unfinished_name(folder)
+        unfinished.mkdir(parents=True)
+        with suppress(FileNotFoundError):  # removed by another process before it could be opened
+            descriptor = os.open(unfinished, os.O_RDONLY)
+            _lock(descriptor)
+            if unfinished.exists():
+                return descriptor, unfinished
+            os.close(descriptor)
 
 
 def refuse_filled_folder(folder: Union[str, Path]) -> None:

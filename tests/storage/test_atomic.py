@@ -2,10 +2,14 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import platformdirs
 import pytest
+from helpers import ROOT
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import atomic
@@ -101,6 +105,50 @@ def test_who_writes_a_folder_removes_what_the_killed_left_of_it(tmp_path):
         assert alive.exists() and not other.exists() and corpus.exists() and inner.exists()
         remove_leftovers(tmp_path, deep=True)
         assert alive.exists() and not inner.exists() and corpus.exists()
+
+
+def test_whoever_writes_a_file_removes_what_a_killed_process_left_of_it_and_nothing_else(tmp_path):
+    """The killed process is a real one: its lock must go with it."""
+    write = (
+        "import os, signal, sys\n"
+        "from lazyformer_fairseq.storage.atomic import atomic_file\n"
+        "with atomic_file(sys.argv[1]) as file:\n"
+        "    file.write(b'half of it')\n"
+        "    file.flush()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    answers = tmp_path / "answers.tsv"
+    killed = subprocess.run([sys.executable, "-c", write, str(answers)], cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    (dead,) = tmp_path.iterdir()
+    other = unfinished_name(tmp_path / "answers.csv")
+    other.touch()
+    with atomic_file(answers) as alive:
+        alive.write(b"first")
+        assert not dead.exists() and other.exists()
+        with atomic_file(answers) as second:
+            second.write(b"second")
+    assert answers.read_bytes() == b"first", "the file that was being written has been removed"
+    assert {path.name for path in tmp_path.iterdir()} == {"answers.tsv", other.name}
+
+
+@pytest.mark.parametrize("write", [atomic_file, atomic_folder])
+def test_what_is_removed_before_it_could_be_locked_is_made_once_more(tmp_path, monkeypatch, write):
+    """As by a process that looks for leftovers between the two calls that make a file and lock it."""
+    lock, removed = atomic._lock, []
+
+    def lock_late(descriptor: int) -> None:
+        if not removed:
+            remove_leftovers(tmp_path)
+            removed.append(True)
+            assert not list(tmp_path.iterdir())
+        lock(descriptor)
+
+    monkeypatch.setattr(atomic, "_lock", lock_late)
+    with write(tmp_path / "out") as out:
+        if write is atomic_folder:
+            (out / "file").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_full_disk_is_named_where_python_does_not(tmp_path):

@@ -280,8 +280,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self.guard.load(extra_state, reset_optimizer)
         if extra_state is None:
             return None
-        self.back_ends = extra_state.get("attention_back_ends", {})
-        CHOICES.load_state_dict(self.back_ends)
+        self.back_ends = CHOICES.load_state_dict(extra_state.get("attention_back_ends", {}))
         if not (reset_optimizer or reset_meters):
             _early_stopping().update(extra_state.get("early_stopping", {}))
         if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, but not to the task

@@ -17,9 +17,8 @@ from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.results import BEST, GRID_FILE, Results, ScoredTask, read_results
+from lazyformer_fairseq.finetuning.results import BEST, GRID_FILE, Results, ScoredTask, read_grid, read_results
 from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings
-from lazyformer_fairseq.storage.json_files import read_json
 
 
 class TuningProtocol(NamedTuple):
@@ -301,7 +300,7 @@ def own_benchmark(row: TaskDescription) -> Benchmark:
     return importlib.import_module("lazyformer_fairseq.finetuning.tasks.own").OwnTask(row)
 
 
-def benchmark_of_task(name: object, where: Path, row: Any = None) -> Benchmark:
+def benchmark_of_task(name: str, where: Path, row: Any = None) -> Benchmark:
     """The benchmark that has a task of this name; UserError, which names the file, for none.
 
     Args:
@@ -318,10 +317,8 @@ def benchmark_of_task(name: object, where: Path, row: Any = None) -> Benchmark:
 def benchmark_of_grid(folder: Path) -> Benchmark:
     """The benchmark whose grid lies in a folder; UserError where there is none."""
     path = folder / "runs" / GRID_FILE
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
-    grid = read_json(path)
-    return benchmark_of_task(next(iter(grid.get("tasks") or [""])), path, grid.get("description"))
+    grid = read_grid(path)
+    return benchmark_of_task(next(iter(grid.tasks), ""), path, grid.description)
 
 
 def best_run(folder: Path) -> Path:

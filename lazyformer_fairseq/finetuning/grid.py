@@ -5,7 +5,6 @@ OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: LOG always, RESULT where it e
 """
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
@@ -23,15 +22,22 @@ from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
+from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
-from lazyformer_fairseq.finetuning.results import GRID_FILE, RESULT, RunKey, ScoredTask, development_splits
+from lazyformer_fairseq.finetuning.results import (
+    GRID_FILE,
+    MODEL_NAME,
+    RESULT,
+    RunKey,
+    ScoredTask,
+    development_splits,
+)
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
-from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
+from lazyformer_fairseq.storage.json_files import sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
 from lazyformer_fairseq.trained.match import SavedHead, dictionary_hash, heads_in_checkpoint
 
 DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
-MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")
 
 
 def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
@@ -193,34 +199,34 @@ class Grid:
         every = itertools.product(self.models, map(self.benchmark.tasks.get, self.tasks), self.lrs, self.seeds)
         return list(itertools.starmap(partial(Run, self), every))
 
-    def asked_before(self) -> dict[str, Any]:
-        """What an existing grid.json asks for, {} without one; UserError where that is a grid of other tasks."""
+    def asked_before(self) -> Optional[results.Grid]:
+        """What an existing grid.json asks for, None without one; UserError where that is a grid of other tasks."""
         path = self.output / "runs" / GRID_FILE
-        before = read_json(path) if path.exists() else {}
-        if other := [name for name in before.get("tasks", ()) if name not in self.benchmark.tasks]:
+        if not path.exists():
+            return None
+        before = results.read_grid(path)
+        if other := [name for name in before.tasks if name not in self.benchmark.tasks]:
             raise UserError(
-                f"{path}: is a grid of {', '.join(map(str, other))}, not of {self.benchmark.name}; give another "
-                "--output"
+                f"{path}: is a grid of {', '.join(other)}, not of {self.benchmark.name}; give another --output"
             )
         return before
 
     def write(self) -> None:
         """Writes grid.json. Keeps what an existing one asked for."""
-        path, before = self.output / "runs" / GRID_FILE, self.asked_before()
+        before = self.asked_before() or results.Grid({}, (), (), ())
         shared = ("max_train_rows", "precision", "batch_size", "warmup_ratio")
         content = {
-            "format_version": 1,
-            "models": {**before.get("models", {}), **{model.name: str(model.checkpoint) for model in self.models}},
-            "tasks": list(dict.fromkeys([*before.get("tasks", []), *self.tasks])),
-            "lrs": sorted({*before.get("lrs", []), *self.lrs}),
-            "seeds": sorted({*before.get("seeds", []), *self.seeds}),
-            "epochs": {**before.get("epochs", {}), **self.epochs},
+            "format_version": results.FORMAT_VERSION,
+            "models": {**before.models, **{model.name: str(model.checkpoint) for model in self.models}},
+            "tasks": list(dict.fromkeys([*before.tasks, *self.tasks])),
+            "lrs": sorted({*before.lrs, *self.lrs}),
+            "seeds": sorted({*before.seeds, *self.seeds}),
+            "epochs": {**before.epochs, **self.epochs},
             **{name: getattr(self, name) for name in shared},
             "started_from": {},
             **self.own,
         }
-        if content != before:
-            write_json(path, content)
+        write_json(self.output / "runs" / GRID_FILE, content)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,19 +309,19 @@ class Run:
         """Raises a UserError where the model and the task have a result of others, whatever its rate and its seed."""
         wanted = {name: value for name, value in self.settings.items() if name not in ("lr", "seed")}
         for path in sorted(self.folder.parent.glob(f"*/{RESULT}")):
-            found = read_json(path).get("settings", {})
+            found = results.read_run(path).settings
             if differing := differences({name: found.get(name) for name in wanted}, wanted):
                 raise UserError(
                     f"{path}: a report would mix this result with those of now ({differing}); give another --output"
                 )
 
-    def result(self) -> Optional[dict[str, Any]]:
+    def result(self) -> Optional[results.Run]:
         """The result of a finished run; UserError where the folder holds one of other settings."""
         path = self.folder / RESULT
         if not path.is_file():
             return None
-        result = read_json(path)
-        if differing := self.differs_from(result.get("settings", {})):
+        result = results.read_run(path, self.grid.benchmark)
+        if differing := self.differs_from(result.settings):
             raise UserError(f"{path}: is the result of another run ({differing}); remove it, or give another --output")
         return result
 

@@ -31,7 +31,6 @@ from lazyformer_fairseq.finetuning.settings import MODULES, OF_OWN_TASKS, SPECIA
 from lazyformer_fairseq.finetuning.tasks.own import OwnTask, find_own_task, task_of_yaml
 from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.storage.json_files import read_json
 
 PREPARING = ("max_length", "skip_mistakes", *OF_OWN_TASKS)  # options that mean something where data is prepared
 
@@ -187,10 +186,11 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
     of_task: dict[str, Path] = {}
     for source in sources:
         path, benchmark = source / RESULT, find_benchmark("squad")
+        name = next(iter(benchmark.tasks))
         if path.is_file():
-            result = read_json(path)
-            benchmark = benchmark_of_task(result.get("task"), path, result.get("description"))
-        name = read_run(path, benchmark).task if path.is_file() else next(iter(benchmark.tasks))
+            result = read_run(path)
+            name, benchmark = result.task, benchmark_of_task(result.task, path, result.description)
+            read_run(path, benchmark)  # now with its metrics
         if name in of_task:
             raise UserError(f"{source} and {of_task[name]}: both are of {name}; give one run a task")
         of_task[name] = source if path.is_file() else checkpoint_at(source)

@@ -17,6 +17,7 @@ from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.grid import Grid, Run
 from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, FAILED, LOG
 from lazyformer_fairseq.finetuning.settings import GridSettings
@@ -148,7 +149,7 @@ class RunQueue:
 
     def __init__(self, grid: Grid, executor: Workers | Cluster, keep: str = "best"):
         self.grid, self.executor, self.keep = grid, executor, keep
-        self.results: dict[Path, dict[str, Any]] = {}
+        self.results: dict[Path, results.Run] = {}
         self.failed: dict[Run, str] = {}
         self._attempts: Counter[Path] = Counter()
         self._jobs: dict[Job | ClusterJob, Run] = {}
@@ -209,11 +210,11 @@ class RunQueue:
         result = run.result()
         if result is not None:
             self.results[run.folder] = result
-            metric, baseline = result["selected_by"], next(iter(result["baseline"].values()))
+            metric, baseline = run.task.selecting_metric, next(iter(result.baseline.values()))
             Progress.write(
                 f"[{len(self.results)}/{len(self.grid.runs)}] {run.name}: {metric} "
-                f"{'/'.join(f'{values[metric]:.4f}' for values in result['metrics'].values())} at epoch "
-                f"{result['best_epoch']} of {run.epochs} (baseline {baseline[metric]:.4f}), {result['seconds']:.0f} s"
+                f"{'/'.join(f'{values[metric]:.4f}' for values in result.metrics.values())} at epoch "
+                f"{result.best_epoch} of {run.epochs} (baseline {baseline[metric]:.4f}), {result.seconds:.0f} s"
             )
             self._remove_checkpoints(run.rivals)
             return
@@ -230,7 +231,7 @@ class RunQueue:
     def _best(self, runs: Sequence[Run]) -> Optional[Run]:
         """The first finished run with the highest selecting metric, on the first development file; nan is none."""
         found = {run: self.results[run.folder] for run in runs if run.folder in self.results}
-        scores = {run: next(iter(each["metrics"].values()))[each["selected_by"]] for run, each in found.items()}
+        scores = {run: next(iter(each.metrics.values()))[run.task.selecting_metric] for run, each in found.items()}
         return max((run for run in scores if not math.isnan(scores[run])), key=scores.__getitem__, default=None)
 
     def _remove_checkpoints(self, runs: Sequence[Run]) -> None:

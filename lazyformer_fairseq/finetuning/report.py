@@ -72,7 +72,7 @@ def notes(results: Results, benchmark: Benchmark) -> list[str]:
 def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
     """Rates, seeds and training rows; and where else runs differ from the protocol."""
     grid, runs = results.grid, list(results.runs.values())
-    rates, seeds, theirs = (", ".join(f"{value:g}" for value in of) for of in (grid.rates, grid.seeds, usual.lrs))
+    rates, seeds, theirs = (", ".join(f"{value:g}" for value in of) for of in (grid.lrs, grid.seeds, usual.lrs))
     yield f"Learning rates {rates}; seeds {seeds}. The protocol has rates {theirs} and {len(usual.seeds)} seeds."
     of_task = {task: [run for run in runs if run.task == task] for task in grid.tasks}
     of_task = {task: found for task, found in of_task.items() if found}

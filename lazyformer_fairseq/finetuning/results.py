@@ -8,9 +8,9 @@ Scores follow LazyFormer's protocol (appendix A).
 
 import itertools
 import math
-import typing
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Protocol
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Optional, Protocol
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
+from lazyformer_fairseq.storage.checked import Amount, Count, PositiveAmount, PositiveCount, as_kind
+from lazyformer_fairseq.storage.json_files import read_as, read_json, refuse_other_version
 
 CONFIDENCE = 0.95
 FORMAT_VERSION = 1
@@ -26,6 +27,10 @@ GRID_FILE = "grid.json"
 RESULT, FAILED, SETTINGS = "result.json", "failed.json", "settings.json"  # of a run
 LOG, BEST, LAST = "train.log", "checkpoint_best.pt", "checkpoint_last.pt"
 ATTEMPT = "=== fairseq-train "  # each attempt begins with such a line in the log
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # folders are called so
+REMEDY = "remove it and run the grid again"
+
+Marks = dict[str, dict[str, float]]  # split as its file is called ("dev", "dev_matched") -> metric -> value, a fraction
 
 
 class ScoredTask(Protocol):
@@ -80,15 +85,23 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """The runs that were asked for: every combination of these. `models`: name -> checkpoint."""
+    """The runs that were asked for, as grid.json has them: every combination of models, tasks, rates and seeds.
 
-    models: Mapping[str, str]
+    Attributes:
+        models: name -> checkpoint.
+        epochs: of each task.
+        description: of a user's own task.
+    """
+
+    models: dict[str, str]
     tasks: tuple[str, ...]
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
+    lrs: tuple[PositiveAmount, ...]
+    seeds: tuple[Count, ...]
+    epochs: dict[str, PositiveCount] = field(default_factory=dict)
+    description: Optional[dict[str, Any]] = None
 
     def keys_of(self, model: str, task: str) -> list[RunKey]:
-        return [RunKey(model, task, rate, seed) for rate in self.rates for seed in self.seeds]
+        return [RunKey(model, task, rate, seed) for rate in self.lrs for seed in self.seeds]
 
 
 @dataclass(frozen=True)
@@ -97,39 +110,53 @@ class Run:
 
     Attributes:
         updates: of its checkpoint's pre-training, where known.
-        metrics: split as its file is called ("dev", "dev_matched") -> metric -> value, a fraction.
-        baseline: as `metrics`, for an answer that needs no model.
+        metrics: of the model.
+        baseline: for an answer that needs no model.
         baselines: the same of all such answers, by name, where there are several.
         rows_in_file: that it could have been trained on; None in results older than this field.
         seconds: it took.
         head, head_dropout: of the classification head; None for a dense one, and for the checkpoint's own dropout.
         batch_size, warmup_ratio: None for LazyFormer's.
         started_from: task whose fine-tuned checkpoint it started from, where it was not the pre-trained one.
+        best_epoch, selected_by: of the epoch that was kept, and the metric that chose it.
+        settings: all that decides the result.
+        description: of a user's own task.
     """
 
     folder: Path
     model: str
     checkpoint: str
     task: str
-    lr: float
-    seed: int
-    epochs: float
-    metrics: dict
-    baseline: dict
-    train_rows: int
-    seconds: float
-    updates: Optional[int] = None
-    rows_in_file: Optional[int] = None
+    lr: PositiveAmount
+    seed: Count
+    epochs: PositiveAmount
+    metrics: Marks
+    baseline: Marks
+    train_rows: Count
+    seconds: Amount
+    updates: Optional[Count] = None
+    rows_in_file: Optional[Count] = None
     started_from: Optional[str] = None
     head: Optional[str] = None
-    head_dropout: Optional[float] = None
-    baselines: Optional[dict] = None
-    batch_size: Optional[int] = None
-    warmup_ratio: Optional[float] = None
+    head_dropout: Optional[Amount] = None
+    baselines: Optional[dict[str, Marks]] = None
+    batch_size: Optional[PositiveCount] = None
+    warmup_ratio: Optional[Amount] = None
+    best_epoch: int = 0
+    selected_by: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    description: Optional[dict[str, Any]] = None
 
     @property
     def key(self) -> RunKey:
-        return RunKey(self.model, self.task, float(self.lr), self.seed)
+        return RunKey(self.model, self.task, self.lr, self.seed)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended badly, as its failed.json has it."""
+
+    message: str
 
 
 @dataclass(frozen=True)
@@ -263,64 +290,60 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
             if key not in failures:
                 runs[key] = run
         elif (path := place / FAILED).exists():
-            failures[key] = f"{place}: {_checked(path, read_json(path), {'message': str})['message']}"
+            failures[key] = f"{place}: {read_as(Failure, path, REMEDY).message}"
     _check_same_development_sets(runs, benchmark)
     return Results(benchmark, grid, runs, failures)
 
 
-def read_grid(path: Path, benchmark: TaskFamily) -> Grid:
-    """Raises a UserError where the file is missing, no JSON, or lacks a field."""
+def read_grid(path: Path, benchmark: Optional[TaskFamily] = None) -> Grid:
+    """Reads grid.json.
+
+    Args:
+        benchmark: whose tasks alone it may have.
+
+    Raises:
+        UserError: the file is missing, no JSON, of another format version, or a field of it is wrong.
+    """
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
     content = read_json(path)
-    content = {"format_version": FORMAT_VERSION, **content}
-    _checked(path, content, {"models": dict, "tasks": list, "lrs": list, "seeds": list}, is_versioned=True)
-    for name, kind in (("tasks", str), ("lrs", float), ("seeds", int)):
-        for value in content[name]:
-            _check_kind(path, name, value, kind)
-    tasks = tuple(_check_task(path, name, benchmark) for name in content["tasks"])
-    return Grid(content["models"], tasks, tuple(map(float, content["lrs"])), tuple(content["seeds"]))
+    refuse_other_version(path, {"format_version": FORMAT_VERSION, **content}, FORMAT_VERSION)
+    grid = as_kind(Grid, content, path, REMEDY)
+    for name in grid.models:
+        if not MODEL_NAME.fullmatch(name):
+            raise UserError(f"{path}: {name!r} cannot name a model's folder; {REMEDY}")
+    if benchmark is not None:
+        for name in grid.tasks:
+            _check_task(path, name, benchmark)
+    return grid
 
 
-_HINTS = {field.name: typing.get_type_hints(Run)[field.name] for field in fields(Run) if field.name != "folder"}
+def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
+    """Reads result.json.
+
+    Args:
+        benchmark: whose tasks alone it may be of, with all their metrics.
+
+    Raises:
+        UserError: the file is no JSON, of another format version, or a field or metric of it is wrong.
+    """
+    content = read_json(path)
+    refuse_other_version(path, content, FORMAT_VERSION)
+    run = as_kind(Run, {**content, "folder": str(path.parent)}, path, REMEDY)
+    if benchmark is not None:
+        _check_task(path, run.task, benchmark)
+        marks_by_field = {"metrics": run.metrics, "baseline": run.baseline}
+        marks_by_field |= {f"baselines.{name}": marks for name, marks in (run.baselines or {}).items()}
+        for name, marks in marks_by_field.items():
+            for split, metric in measured(benchmark.tasks[run.task]):
+                if metric not in marks.get(split, {}):
+                    raise UserError(f"{path}: has no field '{name}.{split}.{metric}'; {REMEDY}")
+    return run
 
 
-def read_run(path: Path, benchmark: TaskFamily) -> Run:
-    """Raises a UserError where a result.json is of another format version, lacks a field or metric, names no task."""
-    content = _checked(path, read_json(path), _HINTS, is_versioned=True)
-    task = benchmark.tasks[_check_task(path, content["task"], benchmark)]
-    for field in ("metrics", "baseline"):
-        for split, metric in measured(task):
-            _check_kind(path, f"{field}.{split}", content[field].get(split), dict)
-            _check_kind(path, f"{field}.{split}.{metric}", content[field][split].get(metric), float)
-    return Run(path.parent, **{name: content[name] for name in _HINTS})
-
-
-def _checked(
-    path: Path, content: dict[str, Any], hints: Mapping[str, Any], is_versioned: bool = False
-) -> dict[str, Any]:
-    """The content of a file, each field of the kind in `hints`; an optional one that is missing is None."""
-    if is_versioned:
-        refuse_other_version(path, content, FORMAT_VERSION)
-    for name, hint in hints.items():
-        if name not in content and not typing.get_args(hint):
-            raise UserError(f"{path}: has no field {name!r}; remove it and run the grid again")
-        _check_kind(path, name, content.setdefault(name, None), hint)
-    return content
-
-
-def _check_kind(path: Path, name: str, value: Any, hint: Any) -> None:
-    kinds = typing.get_args(hint) or (hint,)
-    kinds = (int, *kinds) if float in kinds else kinds
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise UserError(f"{path}: field {name!r} is {value!r}, must be {wanted}; remove it and run the grid again")
-
-
-def _check_task(path: Path, name: str, benchmark: TaskFamily) -> str:
+def _check_task(path: Path, name: str, benchmark: TaskFamily) -> None:
     if name not in benchmark.tasks:
         raise UserError(f"{path}: {name!r} is no {benchmark.name} task; known are {', '.join(benchmark.tasks)}")
-    return name
 
 
 def _check_same_development_sets(runs: Mapping[RunKey, Run], benchmark: TaskFamily) -> None:

@@ -8,13 +8,17 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.processor import device_kind
+from lazyformer_fairseq.storage.checked import as_kind
 from lazyformer_fairseq.storage.json_files import remembered
 
 logger = logging.getLogger(__name__)
@@ -84,7 +88,8 @@ class Choices:
     def choose(self, device: str, shape: str, names: Sequence[str], timed: Timed, largest_error: float) -> str:
         """The fastest of `names`, timed now or by an earlier process; the first one where all fail."""
         try:
-            found = remembered(FILE, machine(device), shape, lambda: self._fastest(shape, names, timed, largest_error))
+            measure = partial(self._fastest, shape, names, timed, largest_error)
+            found = remembered(FILE, machine(device), shape, measure, is_valid=names.__contains__)
         except _UnsureError as error:
             found = error.name or names[0]
         self.known[machine(device)][shape] = found
@@ -159,10 +164,21 @@ class Choices:
         """For a checkpoint, and for other processes."""
         return {here: dict(shapes) for here, shapes in self.known.items()}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, str]]) -> None:
-        """Takes what :meth:`state_dict` returned, on a machine like this; on another one it chooses anew."""
-        for here, shapes in state.items():
+    def load_state_dict(self, state: Any) -> dict[str, dict[str, str]]:
+        """Takes what :meth:`state_dict` returned, on a machine like this; on another one it chooses anew.
+
+        Returns:
+            The same; nothing where the state is anything else, as in a damaged checkpoint: no run ends for what it can
+            time again.
+        """
+        try:
+            checked = as_kind(dict[str, dict[str, str]], state, "the choices in the checkpoint", "they are made anew")
+        except UserError as error:
+            logger.warning("%s", error)
+            return {}
+        for here, shapes in checked.items():
             self.known.setdefault(here, {}).update(shapes)
+        return checked
 
 
 class _UnsureError(AttributeError):

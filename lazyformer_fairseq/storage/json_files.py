@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,7 +12,13 @@ from typing import Any, TypeVar
 import platformdirs
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage import checked
 from lazyformer_fairseq.storage.atomic import atomic_file
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+AGAIN = "remove it and run the same command again"
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
@@ -21,15 +28,24 @@ def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> 
         file.write(text.encode(errors="backslashreplace"))  # half a surrogate, from a file's name, say, as JSON has it
 
 
-def read_json(path: Path, remedy: str = "remove it and run the same command again") -> dict[str, Any]:
-    """Raises a UserError, which ends in the remedy, where the file is not a JSON object."""
+def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
+    """Raises a UserError, which ends in the remedy, for what is no JSON object, or beyond the limits of `checked`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = checked.parse_json(checked.read_limited(path, checked.LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds {type(content).__name__}, not an object; {remedy}")
     return content
+
+
+def read_as(kind: type[T], path: Path, remedy: str = AGAIN) -> T:
+    """Reads a JSON object as an instance of a dataclass, or as another type that pydantic knows.
+
+    Raises:
+        UserError: the file is no JSON object, or a field is missing or of another type; ends in the remedy.
+    """
+    return checked.as_kind(kind, read_json(path, remedy), path, remedy)
 
 
 def read_text(path: Path, remedy: str) -> str:
@@ -48,7 +64,6 @@ def refuse_other_version(path: Path, content: Mapping[str, Any], known: int, rem
         raise UserError(f"{path}: format version {version!r}, but this program reads {known}{remedy}")
 
 
-T = TypeVar("T")
 VARIABLE = "LAZYFORMER_CACHE"  # another folder, where the home is not to be written to
 
 
@@ -57,32 +72,40 @@ def cache_file(name: str) -> Path:
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("lazyformer_fairseq")) / name
 
 
-def remembered(name: str, machine: str, key: str, measure: Callable[[], T]) -> T:
-    """What an earlier process measured; else what `measure` returns, a value of JSON, kept for later ones.
+def remembered(
+    name: str, machine: str, key: str, measure: Callable[[], T], is_valid: Callable[[Any], bool] = lambda value: True
+) -> T:
+    """Return what an earlier process measured; else what `measure` returns, a value of JSON, kept for later ones.
 
     If processes measure at the same moment, the first to write decides for all later ones. Where the folder cannot
-    be written, each process measures for itself.
+    be written, each process measures for itself. A file that cannot be read is written anew: no run ends for a cache.
 
     Args:
         name: of the file.
         machine: what the measurement holds for.
         key: what is measured.
-
-    Raises:
-        UserError: the file is there, but damaged.
+        is_valid: whether a value in the file is one that `measure` may return.
     """
     path = cache_file(name)
 
-    def known() -> dict[str, dict]:
-        return read_json(path) if path.is_file() else {}
+    def known() -> dict[str, dict[str, Any]]:
+        try:
+            return read_as(dict[str, dict[str, Any]], path) if path.is_file() else {}
+        except UserError as error:
+            logger.warning("%s: measured again", error)
+            return {}
 
-    if (found := known().get(machine, {}).get(key)) is not None:
+    found = known().get(machine, {}).get(key)
+    if found is not None and is_valid(found):
         return found
-    measured, others = measure(), known()
-    measured = others.setdefault(machine, {}).setdefault(key, measured)
+    measured = measure()
+    others = known()
+    first = others.setdefault(machine, {}).setdefault(key, measured)
+    if not is_valid(first):
+        others[machine][key] = first = measured
     with suppress(OSError):
         write_json(path, others)
-    return measured
+    return first
 
 
 def hash_of(path: Path, kind: str) -> str:

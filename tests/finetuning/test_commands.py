@@ -165,7 +165,7 @@ def done(tmp_path_factory) -> Path:
     assert "2 of 2 runs are finished" in output
     assert (folder / "out" / "report" / "squad.md").read_text().partition("![")[0] in output
     (folder / "glue" / "runs").mkdir(parents=True)
-    (folder / "glue" / "runs" / "grid.json").write_text('{"tasks": ["CoLA"]}')
+    (folder / "glue" / "runs" / "grid.json").write_text('{"models": {}, "tasks": ["CoLA"], "lrs": [], "seeds": []}')
     return folder
 
 
@@ -291,7 +291,7 @@ def test_it_is_fine_tuned_and_reported_and_has_its_own_words_where_something_is_
     grid.write()
     (run,) = grid.runs
     fine_tune(run)
-    assert set(run.result()["metrics"]["valid"]) == {"accuracy"}
+    assert set(run.result().metrics["valid"]) == {"accuracy"}
     assert benchmark_of_grid(tmp_path / "out") is repeats
     page = write_report(tmp_path / "out", tmp_path / "report")
     assert "## Repeats, development set, percent" in page and "| majority class or constant |" in page

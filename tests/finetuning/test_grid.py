@@ -4,12 +4,15 @@ import functools
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import fairseq_cli.train
 import pytest
 import torch
+from glue_results import write_result
 from helpers import ROOT, load_script, toy_texts, train_tokenizer
 from hydra import compose, initialize_config_dir
 from in_process import config_of
@@ -19,10 +22,11 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import commands, one_run
 from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS, PROTOCOLS, head_settings
-from lazyformer_fairseq.finetuning.grid import Grid, load_start_models, name_checkpoints
+from lazyformer_fairseq.finetuning.grid import Grid, Run, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
 from lazyformer_fairseq.finetuning.one_run import fine_tune
 from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
+from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.storage.run_lock import run_lock
@@ -124,13 +128,13 @@ def test_pars_protocol_is_that_of_its_table_4(prepared, tmp_path, monkeypatch):
 def test_what_decides_a_result_must_match_it(grid):
     run = grid("CoLA").runs[0]
     run.folder.mkdir(parents=True)
-    (run.folder / "result.json").write_text(json.dumps({"settings": run.settings}))
-    assert run.result() == {"settings": run.settings}
+    write_run(run, 0.5, run.settings)
+    assert run.result().settings == run.settings
     with pytest.raises(UserError, match="result of another run \\(epochs is 10 there, 3 here\\)"):
         grid("CoLA", epochs=3).runs[0].result()
     older = {name: value for name, value in run.settings.items() if not name.startswith("head")}
-    (run.folder / "result.json").write_text(json.dumps({"settings": older}))
-    assert run.result() == {"settings": older}
+    write_run(run, 0.5, older)
+    assert run.result().settings == older
     with pytest.raises(UserError, match="result of another run \\(head is None there, 'linear' here"):
         grid("CoLA", head="linear:0.1").runs[0].result()
     with pytest.raises(UserError, match="result of another run .*no_padding is None there, True here"):
@@ -234,6 +238,12 @@ def small(grid):
     return functools.partial(grid, lrs=(1e-3,), epochs=1)
 
 
+def write_run(run: Run, score: float, settings: Mapping[str, Any]) -> None:
+    """Writes a result.json whose settings are these."""
+    key = RunKey(run.model.name, run.task.name, run.lr, run.seed)
+    write_result(run.grid.output, key, score, best_epoch=1, settings=settings)
+
+
 def over(message: str | None) -> Mock:
     """A job that has ended, badly where there is a message."""
     return Mock(is_over=lambda: True, failure=lambda: message)
@@ -262,9 +272,7 @@ class FakeExecutor:
             (run.folder / "train.log").write_text("ValueError: no luck\n")
             return over("exit code 1")
         (run.folder / "checkpoint_best.pt").touch()
-        metrics = {"dev": {run.task.selecting_metric: self.scores.get(name, run.seed / 10)}}
-        result = {"settings": run.settings, "selected_by": run.task.selecting_metric, "best_epoch": 1, "seconds": 1}
-        (run.folder / "result.json").write_text(json.dumps({**result, "metrics": metrics, "baseline": metrics}))
+        write_run(run, self.scores.get(name, run.seed / 10), run.settings)
         return over(None)
 
     def release(self, job=None):
@@ -378,14 +386,14 @@ def test_a_long_run_goes_on_from_its_last_epoch(small, monkeypatch):
         fine_tune(one)
     fine_tune(one)  # nothing is left to train
     assert "epoch 002 | valid" not in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
-    assert one.result()["metrics"] == whole.result()["metrics"]
+    assert one.result().metrics == whole.result().metrics
     assert not (one.folder / "checkpoint_last.pt").exists()
 
     (one.folder / "result.json").unlink()
     (one.folder / "checkpoint_last.pt").write_bytes(before[:1000])
     fine_tune(one)
     assert "epoch 001 | valid" in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
-    assert one.result()["metrics"] == whole.result()["metrics"]
+    assert one.result().metrics == whole.result().metrics
 
 
 @pytest.mark.slow

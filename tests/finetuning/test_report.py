@@ -263,11 +263,12 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
             ("result.json", change, words)
             for change, words in (
                 ({"format_version": 2}, "format version 2, but this program reads 1"),
-                ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be int or float"),
+                ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be a valid number"),
                 ({"task": "COCA"}, "'COCA' is no GLUE task"),
-                ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be dict"),
-                ({"metrics": {"dev": {"accuracy": 1.0}}}, "field 'metrics.dev.matthews' is None"),
-                ({"baseline": {"dev": {"accuracy": 1.0}}}, "field 'baseline.dev.matthews' is None"),
+                ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be an object"),
+                ({"metrics": {"dev": {"accuracy": 1.0}}}, "has no field 'metrics.dev.matthews'"),
+                ({"baselines": {"longest": {}}}, "has no field 'baselines.longest.dev.matthews'"),
+                ({"baseline": {"dev": {"accuracy": 1.0}}}, "has no field 'baseline.dev.matthews'"),
             )
         ),
         *(
@@ -279,7 +280,9 @@ GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
                 ("\xff", "cannot be read as JSON"),
             )
         ),
-        ("grid.json", json.dumps({**GRID, "lrs": ["a"]}), "field 'lrs' is 'a'"),
+        ("grid.json", json.dumps({**GRID, "lrs": ["a"]}), "field 'lrs.0' is 'a'"),
+        ("grid.json", json.dumps({**GRID, "seeds": [2**70]}), "field 'seeds.0' is 1180591620717411303424"),
+        ("grid.json", json.dumps({**GRID, "models": {"../out": "c"}}), "'../out' cannot name a model's folder"),
         ("grid.json", json.dumps({**GRID, "format_version": 2}), "format version 2"),
         ("grid.json", "{}", "has no field 'models'"),
         ("grid.json", None, "no such file"),

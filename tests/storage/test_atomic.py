@@ -181,8 +181,12 @@ def test_a_measurement_is_kept(tmp_path, monkeypatch):
     assert remembered("speeds.json", "this", "a", lambda: pytest.fail("measured again")) == [1, 2]
     assert json.loads((folder / "speeds.json").read_text()) == {"this": {"a": [1, 2]}, "that": {"a": [3]}}
     assert remembered("speeds.json", "both", "a", lambda: (remember("both", 1), 2)[1]) == 1, "the first decides"
-    (folder / "speeds.json").write_text("{")
-    with pytest.raises(UserError, match="speeds.json.*remove it"):
-        remember("this", 1)
+    for damaged in ("{", "[]", '{"this": 5}', "[" * 100_000):  # no run ends for a cache
+        (folder / "speeds.json").write_text(damaged)
+        assert remember("this", 1) == 1 and json.loads((folder / "speeds.json").read_text()) == {"this": {"a": 1}}
+    assert remembered("speeds.json", "this", "a", lambda: "x", is_valid=lambda value: value == "x") == "x"
+    assert json.loads((folder / "speeds.json").read_text()) == {"this": {"a": "x"}}, (
+        "a value that cannot be is replaced"
+    )
     monkeypatch.setenv("LAZYFORMER_CACHE", str(folder / "speeds.json"))  # where nothing can be written each measures
     assert [remember("this", value) for value in (1, 2)] == [1, 2]

@@ -135,7 +135,7 @@ def test_scores_of_any_range_train_and_come_back_in_their_unit(tmp_path):
     for name, rows in (("train", sentences(96)), ("valid", sentences(21))):
         write(tmp_path / "degrees" / f"{name}.csv", ("Text", "target"), *((t, str(value[m])) for t, m in rows))
     run = trained(settings_of(tmp_path, tmp_path / "degrees", lrs=(3e-3,), epochs=("16",)))
-    assert run.result()["selected_by"] == "spearman"
+    assert run.result().selected_by == "spearman"
     loaded = LazyFormerModel.from_pretrained(run.folder)
     texts = [text for text, _ in sentences(21)]
     errors = [

@@ -1,0 +1,180 @@
+"""Files of settings and results, in JSON or YAML: parsed within limits, and checked field by field.
+
+Such a file may come from somebody else, or be damaged. :func:`as_kind` is the one place that compares its content with
+what a reader needs: a dataclass, whose field types say it. Limits keep a small file from filling memory or the stack.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from annotated_types import Ge, Gt, Lt
+
+from lazyformer_fairseq.errors import UserError, nearest
+
+T = TypeVar("T")
+LARGEST_JSON = 1 << 28  # bytes; a million updates of a training take 26 MB
+LARGEST_YAML = 100_000  # bytes; people write these by hand, and the parser is slow
+DEEPEST = 100  # lists and objects within each other
+LARGEST_NUMBER = 2**332  # 100 digits: far above what anything here counts, and a float still holds it
+SHOWN = 80  # characters of a wrong value in a message
+
+# Types of fields whose numbers have bounds. NaN is within none of them.
+Count = Annotated[int, Ge(0), Lt(2**63)]
+PositiveCount = Annotated[int, Gt(0), Lt(2**63)]
+Finite = Annotated[float, Gt(float("-inf")), Lt(float("inf"))]
+Amount = Annotated[float, Ge(0), Lt(float("inf"))]
+PositiveAmount = Annotated[float, Gt(0), Lt(float("inf"))]
+
+
+def read_limited(path: Path, largest: int) -> str:
+    """Return the text of a file in UTF-8.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is larger than `largest` bytes, or no UTF-8.
+    """
+    with path.open("rb") as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(f"it has more than {largest:,} bytes")
+    return content.decode("utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: it is no JSON, has a key twice, or is beyond the limits above.
+        RecursionError: it is nested very deep.
+    """
+    content = json.loads(text, object_pairs_hook=_without_doubles)
+    _refuse_beyond_limits(content)
+    return content
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_doubles(key for key, _ in pairs)
+    return dict(pairs)
+
+
+def _refuse_doubles(keys: Iterable[str]) -> None:
+    """Raise a ValueError for a key that is there twice: readers of JSON and YAML differ in which one they take."""
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            raise ValueError(f"the key {key[:SHOWN]!r} is there twice")
+        seen.add(key)
+
+
+def _refuse_beyond_limits(content: Any) -> None:
+    """Raise a ValueError for deep nesting, a number of too many digits, or a value that JSON does not have."""
+    depth, level = 0, [content]
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                if wrong := next((key for key in value if not isinstance(key, str)), None):
+                    raise ValueError(f"the key {str(wrong)[:SHOWN]} is no text; write it in quotes")
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
+            elif isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
+                raise ValueError("it has a number of more than 100 digits")
+            elif not isinstance(value, (str, int, float, type(None))):
+                raise ValueError(f"{str(value)[:SHOWN]} is a {type(value).__name__}; write text in quotes")
+        level = below
+
+
+def read_yaml(path: Path, remedy: str, loader: Any = None) -> dict[str, Any]:
+    """Read a mapping of plain values from a YAML file; anchors are refused, which make much of little.
+
+    Args:
+        loader: PyYAML's, by default its safe one.
+
+    Raises:
+        UserError: the file holds anything else; ends in the remedy.
+    """
+    import yaml
+
+    class Plain(loader or yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError(f"it has the alias *{self.peek_event().anchor}; write out what that stands for")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _refuse_doubles(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            return super().construct_mapping(node, deep)
+
+    try:
+        content = yaml.load(read_limited(path, LARGEST_YAML), Plain)  # noqa: S506  a subclass of a safe loader
+        _refuse_beyond_limits(content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
+    except RecursionError:
+        raise UserError(f"{path}: no YAML for settings: it is nested very deep; {remedy}") from None
+    except Exception as error:  # PyYAML's constructors let errors of Python's own through, as for 2020-99-99
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: no YAML for settings ({said}); {remedy}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds {type(content).__name__}, not lines such as `name: value`; {remedy}")
+    return content
+
+
+def as_kind(kind: type[T], content: Any, where: object, remedy: str) -> T:
+    """Return content of JSON as an instance of a dataclass, or of another type that pydantic knows, as dict[str, int].
+
+    Types are strict: the text "1" is no number, and true is none either. Keys that a dataclass does not have are
+    passed over, unless its `__pydantic_config__` has ``"extra": "forbid"``.
+
+    Args:
+        where: the file, for the message.
+
+    Raises:
+        UserError: names the file, the first field that is wrong, its value and what it must be; ends in the remedy.
+    """
+    from pydantic import ValidationError  # takes a tenth of a second
+
+    try:
+        text = json.dumps(content)
+    except (TypeError, ValueError, RecursionError) as error:  # of a checkpoint, whose containers may hold anything
+        raise UserError(f"{where}: holds more than JSON can ({error}); {remedy}") from None
+    try:
+        return _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_in_words(error, kind)}; {remedy}") from None
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _in_words(error: Any, kind: Any) -> str:
+    first = error.errors(include_url=False)[0]
+    # Between the names of fields pydantic names the members of a union, as `list[str]`.
+    place = ".".join(str(part) for part in first["loc"] if not re.search(r"[\[(]", str(part)))[:SHOWN]
+    if first["type"] == "json_invalid":
+        return "holds half of a pair of surrogates, which is no text"
+    if first["type"] == "missing":
+        return f"has no field {place!r}"
+    if first["type"] == "unexpected_keyword_argument":
+        known = [each.name for each in fields(kind)] if is_dataclass(kind) else []
+        return f"unknown key {place!r}{nearest(place, known)}"
+    shown = repr(first["input"])
+    if len(shown) > SHOWN:
+        shown = f"{shown[:SHOWN]}..."
+    must = first["msg"].replace("Input should be", "must be").replace("dictionary", "object")
+    if not place:
+        return f"is {shown}, {must}"
+    return f"field {place!r} is {shown}, {must}"

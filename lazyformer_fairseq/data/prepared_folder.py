@@ -24,6 +24,7 @@ from lazyformer_fairseq.data.labelled_files import Example, TaskDescription
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version, write_json
@@ -221,7 +222,9 @@ class PreparedTask(PreparedFolder):
             check_items(self.folder / split, vocab_size=None, eos=None)
             items = MappedItems(self.folder / split)
             is_labelled = self.task.splits[split].label is not None
-            targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False) if is_labelled else None
+            kinds = "f" if self.task.is_regression else "i"
+            path = self.folder / f"targets.{split}.npy"
+            targets = map_array(path, "prepare them again", kinds, ndim=1) if is_labelled else None
             found = (self.folder / f"{split}.bin").stat().st_size
             if len(items) != rows or found != written or (targets is not None and len(targets) != rows):
                 raise ValueError(f"not the {rows:,} rows and {written:,} bytes that {MANIFEST} names")

@@ -25,10 +25,16 @@ from lazyformer_fairseq.language_modeling.prepare import SPLITS
 from lazyformer_fairseq.language_modeling.settings import Preparing
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.tables import Table
+from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import write_json
 
+# Pillow would try all that it knows, and start Ghostscript for some.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+# Decoded, a pixel takes up to 16 bytes: a reader's own canvas, the picture, its copy in RGB.
+MOST_PIXELS = 1 << 26
+USUAL_PIXELS, PIXELS_PER_BYTE = 1 << 24, 200  # beyond the first number the file must have as many bytes as photographs
 PICTURES = frozenset(f".{kind}" for kind in "png jpg jpeg bmp gif webp tif tiff ppm pgm".split())
 ARRAY, LABELS, PALETTE = ".npy", "labels.npy", "palette.npy"
 FITTED = 1_000_000  # pixels that k-means sees
@@ -111,9 +117,10 @@ def find_images(folder: Path) -> Found:
         raise UserError(f"{beside[0]}: stands beside folders of images, such as {min(inner)}, which are classes")
     classes = np.repeat([path.relative_to(folder).parts[0] for path in files], counts) if inner else None
     if beside[-1:] == [labels]:
-        classes = _load(labels).astype(str)
-        if classes.shape != (sum(counts),):
-            raise UserError(f"{labels}: has the shape {classes.shape}, but there are {sum(counts):,} images beside it")
+        array = map_array(labels, "give a label for each image, numbers or words", kinds="biufUS", ndim=1)
+        if len(array) != sum(counts):
+            raise UserError(f"{labels}: has the shape {array.shape}, but there are {sum(counts):,} images beside it")
+        classes = array.astype(str)
     return Found(files, counts, classes)
 
 
@@ -121,21 +128,14 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in PICTURES or (path.suffix == ARRAY and path.name != LABELS)
 
 
-def _load(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read as an array: {error}") from None
-
-
 def _images_of(path: Path) -> np.ndarray:
     """(N, H, W) or (N, H, W, 3); of an array that is one image, N is 1."""
-    array = _load(path)
+    array = map_array(path, "give images as np.save writes them", kinds="iuf")
     is_one = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3)
     array = array[None] if is_one else array
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[-1] != 3) or 0 in array.shape:
         raise UserError(f"{path}: has the shape {array.shape}; images are (N, height, width), in colours (..., 3)")
-    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+    if array.dtype.kind != "f" and array.dtype != np.uint8:
         raise UserError(f"{path}: is {array.dtype}; give uint8, 0 to 255, or numbers from 0 to 1 with a fraction")
     return array
 
@@ -152,12 +152,16 @@ def _read(files: Sequence[Path], side: int) -> Iterator[np.ndarray]:
 def _pictures(path: Path) -> Iterator[Image.Image]:
     if path.suffix != ARRAY:
         try:
-            with Image.open(path) as image:
+            with Image.open(path, formats=FORMATS) as image:
+                _refuse_large(path, *image.size)
                 if image.mode.startswith(("I", "F")):
                     raise UserError(f"{path}: has more than 8 bits a channel ({image.mode}); give an array from 0 to 1")
-                yield ImageOps.exif_transpose(image).convert("RGB")  # upright, however the camera was held
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise error if isinstance(error, UserError) else UserError(f"{path}: no picture: {error}") from None
+                ImageOps.exif_transpose(image, in_place=True)  # upright, however the camera was held
+                yield image if image.mode == "RGB" else image.convert("RGB")
+        except UserError:
+            raise
+        except Exception as error:  # a damaged picture makes Pillow's readers raise anything
+            raise UserError(f"{path}: no picture: {error}") from None
         return
     for number, each in enumerate(_images_of(path)):
         if each.dtype != np.uint8:
@@ -165,6 +169,16 @@ def _pictures(path: Path) -> Iterator[Image.Image]:
                 raise UserError(f"{path}: image {number} has numbers beyond 0 to 1; divide all, or give uint8")
             each = np.rint(each * 255).astype(np.uint8)
         yield Image.fromarray(np.ascontiguousarray(each)).convert("RGB")
+
+
+def _refuse_large(path: Path, width: int, height: int) -> None:
+    """Raise a UserError, before anything is decoded, for a picture that would take a gigabyte, or much for its file."""
+    pixels = width * height
+    if pixels > min(MOST_PIXELS, max(USUAL_PIXELS, PIXELS_PER_BYTE * path.stat().st_size)):
+        raise UserError(
+            f"{path}: stands for {width:,} x {height:,} pixels in {path.stat().st_size:,} bytes; make it smaller, or "
+            "leave it out"
+        )
 
 
 def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict[str, np.ndarray]:

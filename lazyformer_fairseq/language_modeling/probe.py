@@ -22,6 +22,7 @@ from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import COLOURS, picture
 from lazyformer_fairseq.report.tables import Table
+from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.json_files import write_json
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of scikit-learn, of which the validation split chooses one
@@ -47,7 +48,7 @@ def probe_layers(
         raise UserError(f"{lacking[0]}: no such file: prepare images by class, in folders or with a {LABELS}")
     model, dictionary, _ = loaded = load_model(checkpoint, data, device)
     refuse_other_images(loaded, data)
-    classes = {split: np.load(path, allow_pickle=False) for split, path in labels.items()}
+    classes = {split: map_array(path, "prepare the images again", ndim=1) for split, path in labels.items()}
     places = {split: places_drawn(len(of_split), most) for split, of_split in classes.items()}
     classes = {split: of_split[places[split]] for split, of_split in classes.items()}
     if len(np.unique(classes["train"])) < 2:

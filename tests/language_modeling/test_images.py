@@ -1,5 +1,6 @@
 """Image GPT: pictures and arrays become colours, a model learns them, draws, and is probed (Chen et al., 2020)."""
 
+import io
 import json
 import math
 import re
@@ -165,6 +166,31 @@ def test_a_photograph_is_read_upright(tmp_path):
     assert (found[:2] == 255).all() and (found[2:] == 0).all()
 
 
+def with_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """A .npy file of a header alone."""
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return content.getvalue()
+
+
+def packed() -> bytes:
+    content = io.BytesIO()
+    np.savez_compressed(content, labels=np.zeros(9))
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("ending", ["png", "webp", "gif", "tiff", "jpg", "bmp", "ppm"])
+def test_a_picture_that_stands_for_too_many_pixels_is_not_decoded(tmp_path, monkeypatch, ending):
+    path = tmp_path / f"x.{ending}"
+    Image.new("RGB", (64, 64)).save(path, **({"compression": "tiff_lzw"} if ending == "tiff" else {}))
+    assert len(list(images._read([path], 4))) == 1
+    monkeypatch.setattr(images, "PIXELS_PER_BYTE", 0)
+    monkeypatch.setattr(images, "USUAL_PIXELS", 4095)
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it was decoded"))
+    with pytest.raises(UserError, match=r"x\.\w+: stands for 64 x 64 pixels in [\d,]+ bytes"):
+        list(images._read([path], 4))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -174,7 +200,14 @@ def test_a_photograph_is_read_upright(tmp_path):
         ("x.npy", np.zeros((2, 4, 4), int), r"x\.npy: is int64; give uint8"),
         ("x.npy", np.full((2, 4, 4), 16.0), r"x\.npy: image 0 has numbers beyond 0 to 1"),
         ("x.npy", np.array([[{}]]), r"x\.npy: cannot be read as an array: .*objects"),
+        ("x.npy", with_header("|u1", (10**9, 10**3, 10**3)), r"x\.npy: cannot be read as an array: .*file size"),
+        ("x.npy", with_header("|V0", (10**9, 4, 4)), r"x\.npy: has the type"),
+        ("x.npy", packed(), r"x\.npy: cannot be read as an array: it is no \.npy file"),
         ("labels.npy", np.zeros(3), r"labels\.npy: has the shape \(3,\), but there are 9 images"),
+        ("labels.npy", with_header("<U0", (4 * 10**8,)), r"labels\.npy: has the type <U0"),
+        ("labels.npy", packed(), r"labels\.npy: cannot be read as an array"),
+        ("labels.npy", np.zeros((9, 1)), r"labels\.npy: has the type float64 and the shape \(9, 1\)"),
+        ("x.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", r"x\.png: no picture"),
         ("a/x.npy", np.zeros((9, 4, 4)), r"y\.npy: stands beside folders of images, such as a"),
         ("test/x.txt", b"", "holds no picture"),
     ],

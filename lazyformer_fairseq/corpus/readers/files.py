@@ -21,19 +21,21 @@ import zstandard
 
 from lazyformer_fairseq.errors import UserError
 
-# Bytes that go to the decompressor, and for bz2 that come out, at once. What it has made of them is lost where they are
-# damaged; and 4 KiB of zst can stand for 128 MiB, 50 bytes of bz2 for 46 MB.
-CHUNK = 1 << 12
+# Bytes that go to the decompressor at once, and for bz2 that come out. What it has made of them is lost where they are
+# damaged; and 1 KiB of zst can stand for 32 MB, 50 bytes of bz2 for 46 MB.
+CHUNK = 1 << 10
 MOST_AT_ONCE = 1 << 16
-# Text shrinks to a third, a bomb to a millionth. Below the second number any file may do as it likes.
-MOST_TIMES, BEYOND_BYTES = 200, 1 << 28
+# Text shrinks to a third, a table to a thirtieth, a bomb to a millionth. Below the second number any file may do as it
+# likes. The whole may be one document, of which reading makes some ten copies.
+MOST_TIMES, BEYOND_BYTES = 50, 1 << 24
+MOST_WINDOW = 1 << 27  # bytes that a zst file may have its reader keep; what `zstd` reads without --long
 BZ2_STREAM = b"1AY&SY"  # after `BZh` and a digit: the first block of a bz2 stream
 BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # the same place in a stream of nothing
 STARTS = {"gz": b"\x1f\x8b\x08", "zst": b"\x28\xb5\x2f\xfd"}
 DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "gz": lambda: zlib.decompressobj(wbits=31),
     "bz2": bz2.BZ2Decompressor,
-    "zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+    "zst": lambda: zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj(),
 }
 
 

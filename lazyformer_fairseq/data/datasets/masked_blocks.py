@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset, by_jittered_length, collate_sources
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.atomic import atomic_file, remove_leftovers
 from lazyformer_fairseq.storage.indexed_format import read_items
 
@@ -84,11 +85,11 @@ def _mapped(path: Path, items: int, tokens_per_sample: int) -> Optional[Blocks]:
     if not path.exists():
         return None
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # numpy may raise anything for a damaged header
-        logger.warning("%s: damaged, is written anew (%s)", path, error)
+        rows = map_array(path, "it is written anew", ndim=2)
+    except UserError as error:
+        logger.warning("%s", error)
         return None
-    if rows.dtype == np.int32 and rows.ndim == 2 and len(rows) == 5 and rows.size and rows.min() >= 0:
+    if rows.dtype == np.int32 and len(rows) == 5 and rows.size and rows.min() >= 0:
         blocks = Blocks(*map(np.asarray, rows))
         first, last = blocks.first_item, blocks.last_item
         follow = (first <= last).all() and all((np.diff(each) >= 0).all() for each in (first, last))

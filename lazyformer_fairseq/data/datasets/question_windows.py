@@ -24,6 +24,7 @@ from lazyformer_fairseq.data.squad import Answer, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
+from lazyformer_fairseq.storage.arrays import refuse_packed
 
 TOKENS_AT_ONCE = 1024  # of a context, each beside the windows that hold one of them
 NOT_HERE = 0  # <s>: start and end of an answer that a window does not hold
@@ -106,6 +107,7 @@ class Windows:
     @classmethod
     def load(cls, path: Path) -> "Windows":
         """Reads an npz of the fields. Raises a ValueError where they are no whole numbers, or what numpy raises."""
+        refuse_packed(path)
         with np.load(path, allow_pickle=False) as arrays:
             values = {each.name: arrays[each.name] for each in fields(cls)}
         for name, array in values.items():

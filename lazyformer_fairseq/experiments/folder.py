@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyformer_fairseq.storage.atomic import remove_leftovers
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 SETTINGS, RESULTS = "settings.json", "results.json"
@@ -43,7 +43,10 @@ def kept(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """What the JSON file holds; where there is none yet, what `find` returns, written there first.
 
     For what must stay as it was first found, such as a measurement.
+
+    Raises:
+        UserError: the file was damaged since.
     """
     if not path.exists():
-        write_json(path, find())
-    return read_json(path)
+        write_checked_json(path, find())
+    return read_checked_json(path)

@@ -4,6 +4,7 @@ In turn, so that their times compare: one process, one machine state; what slows
 others too.
 """
 
+import json
 import math
 import os
 import time
@@ -23,10 +24,11 @@ from lazyformer_fairseq.finetuning.workers import Workers, last_line
 from lazyformer_fairseq.measure.stepwise import Diverged, Learning, Lesson, StepwiseTraining
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.in_place import refuse_foreign
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 
 RESULT, LOG = "result.json", "train.log"
+PROGRESS = "progress.json"  # for the process that waits for this one
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,21 @@ class Job:
         return self.name
 
     def result(self) -> Optional[dict[str, Any]]:
-        """What it came to; None until it is over. The file is written last and whole."""
+        """What it came to; None until it is over. The file is written last and whole.
+
+        Raises:
+            UserError: the file was damaged since.
+        """
         path = self.folder / RESULT
-        return read_json(path) if path.exists() else None
+        remedy = f"remove {self.folder} and run the same command again, which trains this model anew"
+        return read_checked_json(path, remedy) if path.exists() else None
 
     def updates_saved(self) -> int:
-        """Of a training under way in another process."""
-        curve = self.folder / "curve.json"
-        return read_json(curve)["curve"]["updates"][-1] if curve.exists() else 0
+        """Of a training under way in another process; for progress alone, so that a damaged file counts as none."""
+        try:
+            return int(json.loads((self.folder / PROGRESS).read_bytes())["updates"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
 
 
 class Training(StepwiseTraining):
@@ -82,10 +91,8 @@ class Training(StepwiseTraining):
         super().__init__(job.lesson, job.learning, job.folder, job.start)
         self.job, self.name, self.total = job, job.name, job.updates
         self.validation_seconds = 0.0
-        self.tokens: list[int] = self._kept("tokens", [])[: self.updates]
-        points = self._kept("curve", {})
-        here = sum(updates <= self.updates for updates in points.get("updates", ()))
-        self.curve: dict[str, list[float]] = {of: values[:here] for of, values in points.items() if here}
+        self.tokens: list[int] = self.history.get("tokens", [])
+        self.curve: dict[str, list[float]] = self.history.get("curve", {})
 
     @abstractmethod
     def measure(self) -> Mapping[str, float]:
@@ -112,7 +119,8 @@ class Training(StepwiseTraining):
         began = monotonic()
         point = {"updates": self.updates, "seconds": sum(self.seconds), **self.measure()}
         for name, value in point.items():
-            self.curve.setdefault(name, []).append(value)
+            plain = value if isinstance(value, int) else float(value)  # a checkpoint holds none of numpy's numbers
+            self.curve.setdefault(name, []).append(plain)
         self.validation_seconds = monotonic() - began
 
     def give_up(self) -> None:
@@ -124,13 +132,13 @@ class Training(StepwiseTraining):
 
     def save(self, with_optimizer: bool = True) -> None:
         """Also keeps the curve, and what is known of each update."""
-        for name in ("curve", "tokens"):
-            self._keep(name, getattr(self, name))
+        self.history |= {"tokens": self.tokens, "curve": self.curve}
         super().save(with_optimizer)
+        write_json(self.folder / PROGRESS, {"updates": self.updates}, durable=False)
 
     def finish(self) -> None:
         """Writes the result, and removes the optimizer's part of the checkpoint from the disk."""
-        write_json(self.folder / RESULT, self.result())
+        write_checked_json(self.folder / RESULT, self.result())
         self.save(with_optimizer=False)
 
 

@@ -28,9 +28,9 @@ from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES, row_of
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.storage import checkpoint_file
-from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 CHECKPOINT = "checkpoint_last.pt"
+HISTORY = "history"  # in a checkpoint's extra state, so that its checksum is the history's too
 MOST_SKIPPED = 10  # updates in a row whose numbers are not finite
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -150,13 +150,14 @@ class StepwiseTraining:
     Args:
         lesson: what it learns.
         learning: how.
-        folder: for checkpoints and the updates' times; a training found there resumes.
+        folder: for checkpoints; a training found there resumes.
         start: a checkpoint of another training, to go on from where `folder` has none.
 
     Attributes:
         model: on its device, in its precision.
         updates: made so far.
         seconds: per update, including those before a stop.
+        history: values by name that checkpoints keep of all updates so far, `seconds` among them.
 
     Raises:
         UserError: what is found there is damaged, or of another model.
@@ -178,23 +179,16 @@ class StepwiseTraining:
         self.schedule = learning.schedule_of(self.optimizer)
         self.updates = self._skipped_in_a_row = 0
         self.batches = lesson.batches()
+        self.history: dict[str, Any] = {}
         if found := [path for path in (folder / CHECKPOINT, start) if path and path.exists()]:
             self._resume(found[0])
         self.schedule.step_update(self.updates)
-        self.seconds: list[float] = self._kept("seconds", [])[: self.updates]
+        self.seconds: list[float] = self.history.get("seconds", [])
         self._pass: Iterator[Batch] = iter(self.batches)
 
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
-
-    def _kept(self, name: str, default: Any) -> Any:
-        """The value in `NAME.json`. It is written before the checkpoint, so it may hold updates that this lacks."""
-        path = self.folder / f"{name}.json"
-        return read_json(path)[name] if path.exists() else default
-
-    def _keep(self, name: str, value: Any) -> None:
-        write_json(self.folder / f"{name}.json", {name: value})
 
     def _next_batch(self) -> Batch:
         if (batch := next(self._pass, None)) is None:  # the epoch is over
@@ -262,7 +256,7 @@ class StepwiseTraining:
 
     def save(self, with_optimizer: bool = True) -> None:
         """Writes a checkpoint, whole or not at all. Without the optimizer a model cannot resume."""
-        self._keep("seconds", self.seconds)
+        self.history["seconds"] = self.seconds
         if self.lesson.tokenizer_folder is not None:
             keep_tokenizer(self.lesson.tokenizer_folder, self.folder)
         made_by = "FP16Optimizer" if isinstance(self.weights, HalfWeights) else type(self.optimizer).__name__
@@ -283,6 +277,7 @@ class StepwiseTraining:
                 "train_iterator": {"version": 2, "shuffle": self.batches.shuffle, **self.batches.state_dict()},
                 "attention_back_ends": CHOICES.state_dict(),
                 "previous_training_time": sum(self.seconds),
+                HISTORY: self.history,
                 "val_loss": None,
                 **self.lesson.state_dict(),
             },
@@ -292,7 +287,10 @@ class StepwiseTraining:
         checkpoint_file.save(checkpoint_file.on_cpu(state), self.folder / CHECKPOINT)
 
     def _resume(self, path: Path) -> None:
-        state = checkpoint_file.load(path)
+        try:
+            state = checkpoint_file.load(path)
+        except UserError as error:
+            raise UserError(f"{error}; remove {path}, and the same command trains this model anew") from None
         last = state.get("last_optimizer_state")
         if last is None:
             raise UserError(f"{path}: has no optimizer's state, so that nothing resumes from it; remove {self.folder}")
@@ -308,6 +306,7 @@ class StepwiseTraining:
         self.batches.load_state_dict(extra["train_iterator"])
         CHOICES.load_state_dict(extra.get("attention_back_ends", {}))
         self.lesson.load_state_dict(extra)
+        self.history = extra.get(HISTORY, {})  # fairseq-train's checkpoints have none
 
     def _resume_schedule(self, state: Mapping[str, Any]) -> None:
         self.schedule.load_state_dict(state)

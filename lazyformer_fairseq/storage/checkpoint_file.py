@@ -100,6 +100,8 @@ def check(path: Union[str, Path]) -> None:
         DamagedCheckpointError: it is not, or it would take more memory than its size says.
         OSError: it cannot be read.
     """
+    if Path(path).is_fifo():  # to open one is to wait for a process that writes to it
+        raise DamagedCheckpointError(f"{path}: is a pipe, no checkpoint")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(len(_ARCHIVE))

@@ -1,4 +1,4 @@
-"""JSON files that are there whole or not at all, measurements of this machine among them; hashes of files."""
+"""JSON files that are there whole or not at all, with a checksum where nobody may change them; hashes of files."""
 
 import hashlib
 import json
@@ -46,6 +46,42 @@ def read_as(kind: type[T], path: Path, remedy: str = AGAIN) -> T:
         UserError: the file is no JSON object, or a field is missing or of another type; ends in the remedy.
     """
     return checked.as_kind(kind, read_json(path, remedy), path, remedy)
+
+
+CHECKSUM = "sha256"  # the key of a checked file that holds the hash of all the others
+
+
+def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object with a checksum, so that no damage to a number passes for a result."""
+    write_json(path, {**content, CHECKSUM: _checksum(content)})
+
+
+def read_checked_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
+    """Reads what :func:`write_checked_json` wrote.
+
+    Args:
+        path: of the file.
+        remedy: what a user should do about a damaged file; the error ends in it.
+
+    Returns:
+        The content without its checksum.
+
+    Raises:
+        UserError: the file is missing, no JSON object, or not as it was written.
+    """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is no file; {remedy}")
+    content = read_json(path, remedy)
+    said = content.pop(CHECKSUM, None)
+    if said != _checksum(content):
+        raise UserError(f"{path}: damaged, its checksum does not fit its content; {remedy}")
+    return content
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Hash values, whatever the order of keys and the spaces between them."""
+    values = json.loads(json.dumps(content))  # as they come back from the file: tuples become lists, keys strings
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_text(path: Path, remedy: str) -> str:

@@ -18,6 +18,7 @@ from lazyformer_fairseq.data.glue import find_task
 from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, SAME_FOR_BOTH, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.folder import experiment, kept
@@ -31,7 +32,7 @@ from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import read_checked_json, read_json, sha256_of, write_checked_json
 from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
@@ -59,14 +60,14 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         data, task = folder / "data", folder / "acceptability"
         clock = Clock(settings.minutes, folder / "clock.json")
         try:
-            prepare(settings, data, task)
+            tokens = prepare(settings, data, task)
             results = kept(folder / "pretraining.json", lambda: pretrain(settings, data, folder, clock))
             path = folder / "finetuning.json"
             for name, found in kept(path, lambda: finetune(settings, task, folder, clock)).items():
                 results[name] |= found
         finally:
             clock.keep()
-        _print_report(settings, data, task, folder, results)
+        _print_report(settings, data, task, folder, results, tokens)
 
 
 class Clock:
@@ -80,7 +81,7 @@ class Clock:
     def __init__(self, minutes: Optional[float], path: Path):
         self._limit = math.inf if minutes is None else 60 * minutes
         self._path = path
-        before = read_json(path)["seconds"] if path.exists() else 0.0
+        before = read_checked_json(path)["seconds"] if path.exists() else 0.0
         self._began = monotonic() - before
 
     @property
@@ -93,14 +94,38 @@ class Clock:
         return share * self._limit - self.seconds
 
     def keep(self) -> None:
-        write_json(self._path, {"seconds": self.seconds})
+        write_checked_json(self._path, {"seconds": self.seconds})
 
 
-def prepare(settings: DemoSettings, data: Path, task: Path) -> None:
-    """Fills the two folders, unless they are there, from the user's text or Python's prose."""
+def prepare(settings: DemoSettings, data: Path, task: Path) -> int:
+    """Fills the two folders, unless they are there, from the user's text or Python's prose.
+
+    Returns:
+        Tokens of the training text.
+
+    Raises:
+        UserError: a file in one of them is not what it was when the models began to learn from it.
+    """
     if data.exists() and task.exists():
         print(f"Reusing the text in {data} and {task}.")
-        return
+    else:
+        _write_text_and_task(settings, data, task)
+    read_in_training = [*data.glob("shard*/*"), *data.glob("tokenizer/*"), *task.glob("*.tsv")]
+    checksums = {str(path.relative_to(data.parent)): sha256_of(path) for path in sorted(read_in_training)}
+
+    def describe() -> dict[str, Any]:
+        return {"tokens": read_json(data / "manifest.json")["train"]["tokens"], "checksums": checksums}
+
+    described = kept(data.with_name("text.json"), describe)
+    for name in {**described["checksums"], **checksums}:
+        if described["checksums"].get(name) != checksums.get(name):
+            path = data.parent / name
+            made = task if path.is_relative_to(task) else data
+            raise UserError(f"{path}: is not as it was made; remove {made} and run the same command again")
+    return described["tokens"]
+
+
+def _write_text_and_task(settings: DemoSettings, data: Path, task: Path) -> None:
     print(f"Reading {settings.corpus or 'the English prose that Python carries'}.")
     corpus = settings.corpus or str(write_prose(data.with_name("python_prose.jsonl")))
     if not data.exists():
@@ -254,8 +279,7 @@ def _updates_that_fit(made: list[int], most: int, spent: float, left: float) -> 
     return int(max(max(made), min(most, max(made) + turns)))
 
 
-def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, results: Results) -> None:
-    manifest = read_json(data / "manifest.json")
+def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, results: Results, tokens: int) -> None:
     lesson = lesson_of(settings, next(iter(MODELS)), data)
     cost = lesson.texts.cost_of_frequencies(lesson.held_out("valid"))
     text = f"{table(results)}\n\n{updates_reached(settings, results)}"
@@ -265,7 +289,7 @@ def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, 
     for name, result in results.items():
         print(f"{name}: {result['loss']:.2f} bits a masked token; the unigram loss is {cost:.2f}.")
     print(
-        f"Pre-trained on {manifest['train']['tokens']:,} tokens, in updates of {settings.sequences} blocks of at most "
+        f"Pre-trained on {tokens:,} tokens, in updates of {settings.sequences} blocks of at most "
         f"{settings.tokens_per_sample} tokens, in turn in one process."
     )
     *_, lazy = results

@@ -36,12 +36,19 @@ BESIDE = "; beside them random search of the same cost, and two whole trainings 
 RATIO = "sff"  # as a hand would write it: an s for two f (arXiv 2510.00379)
 
 
-def search_in(path: Path, settings: Any, begun: str, search: Callable[[], dict[str, Any]]) -> dict:
+def search_in(
+    path: Path,
+    settings: Any,
+    begun: str,
+    search: Callable[[], dict[str, Any]],
+    write_report: Callable[[dict[str, Any], Path], None],
+) -> dict:
     """The result of `search` in the folder `path`; of a finished one there, what result.json holds.
 
     Args:
         settings: a dataclass of all that decides it.
         begun: the file that shows that work has begun; until then settings may change.
+        write_report: writes tables and pictures from the result; of a finished search it does so again.
 
     Raises:
         UserError: the folder holds a search begun with other settings, or other things, or is not writable.
@@ -52,7 +59,9 @@ def search_in(path: Path, settings: Any, begun: str, search: Callable[[], dict[s
     with experiment(path, settings, "a search", begun, made_by_them=[latency.LATENCIES]):
         if (path / RESULT).exists():
             print(f"{path}: this search is finished.")
-        return kept(path / RESULT, search)  # written last: it marks the folder as complete
+        result = kept(path / RESULT, search)
+        write_report(result, path)
+        return result
 
 
 def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
@@ -71,12 +80,7 @@ def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
     if settings.budgets:
         compared.describe_data()
 
-    def search() -> dict[str, Any]:
-        result = Search(material, path).result()
-        write_report(result, path)
-        return result
-
-    return search_in(path, settings, "**/*.pt", search)
+    return search_in(path, settings, "**/*.pt", lambda: Search(material, path).result(), write_report)
 
 
 class Search:

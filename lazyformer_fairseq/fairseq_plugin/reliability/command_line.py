@@ -1,5 +1,6 @@
 """How a command line prints errors and warnings. Imports neither fairseq nor torch."""
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,20 @@ INTERRUPTED = 128 + signal.SIGINT  # 130, as shells have it for a process that C
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # the process that hands signals on to its children
 WITH_FAIRSEQ = ("fairseq", "fairseq_cli", "hydra")  # come and go together
+# Where a file, its folder or its disk is not what a command needs, and only the user can change that.
+OF_THE_FILE_SYSTEM = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EIO,
+    errno.ESTALE,
+)
 USER_ERROR = "the user has to mend something"
 
 
@@ -45,7 +60,16 @@ def printing_user_errors(excepthook: Callable) -> Callable:
 
 
 def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
-    """The UserError that led to `error`, itself included, or None; one too for a full disk, or no fairseq."""
+    """The UserError that led to `error`, itself included, or None; one too for a full disk, or no fairseq.
+
+    A file that the system does not let this process open, or write, or rename makes one where `error` itself says so.
+    """
+    if isinstance(error, OSError) and error.errno in OF_THE_FILE_SYSTEM and error.filename is not None:
+        name = error.filename2 or error.filename  # of a rename, the name that is visible
+        where = os.fsdecode(name) if isinstance(name, (str, bytes)) else name
+        return UserError(
+            f"{where}: {error.strerror}; see what stands there and who may write to it, and run the same command again"
+        )
     spawn = sys.modules.get("torch.multiprocessing.spawn")
     while error is not None and not isinstance(error, UserError):
         if isinstance(error, ModuleNotFoundError) and error.name in WITH_FAIRSEQ:

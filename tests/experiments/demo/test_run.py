@@ -29,6 +29,7 @@ from lazyformer_fairseq.experiments.demo.text import (
     write_acceptability_task,
 )  # fmt: skip
 from lazyformer_fairseq.optim.laptop import LAPTOP
+from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def finished(settings, tmp_path_factory) -> tuple[Path, dict[str, list[torch.Ten
 
 def test_a_resumed_demo_has_both_models_to_the_end_on_the_same_batches(finished):
     folder, seen = finished
-    results = json.loads((folder / "pretraining.json").read_text())
+    results = read_checked_json(folder / "pretraining.json")
     sizes = [result["parameters"] for result in results.values()]
     assert max(sizes) < 1.01 * min(sizes), "the two models are meant to be of one size"
     golden = golden_experiments("demo")
@@ -168,7 +169,7 @@ def test_pretraining_ends_in_time_at_any_pace(settings, prepared, monkeypatch):
 
 
 def test_a_clock_that_has_run_out_leaves_the_fewest_updates(settings, prepared):
-    (prepared / "clock.json").write_text('{"seconds": 1000}')
+    write_checked_json(prepared / "clock.json", {"seconds": 1000})
     found = run.pretrain(settings, prepared / "data", prepared, Clock(1, prepared / "clock.json"))
     assert [one["updates"] for one in found.values()] == [FEWEST] * 2
 

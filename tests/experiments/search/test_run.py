@@ -23,6 +23,7 @@ from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.storage.json_files import read_checked_json
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
 CANDIDATES = "--candidates s,l,f,identity"
@@ -71,7 +72,7 @@ def finished(search, tmp_path_factory) -> Callable[[str], Path]:
 
 
 def result_of(folder: Path) -> dict:
-    return json.loads((folder / "result.json").read_text())
+    return read_checked_json(folder / "result.json")
 
 
 @pytest.mark.parametrize("method", mostly_slow(["halving", "gradient", "random"], "halving"))

@@ -24,7 +24,7 @@ from lazyformer_fairseq.experiments.search.compress.choices import (
 )
 from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices, latency_of
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json
 from lazyformer_fairseq.warm_start.losses import Batches, BlockLosses, Scorer
 
 TICKS = 4000  # of the trained model: prices are exact to an eighth of a thousandth of its latency
@@ -52,7 +52,7 @@ class Losses:
 
     def __init__(self, path: Path, scorer: Scorer, choices: Choices):
         self.path, self.scorer, self.choices = path, scorer, choices
-        content = read_json(path) if path.exists() else {"patterns": {}}
+        content = read_checked_json(path) if path.exists() else {"patterns": {}}
         self.known = {tuple(key.split(BETWEEN)): Measured(**each) for key, each in content["patterns"].items()}
         self.known[choices.own] = Measured(0.0, 0.0)
 
@@ -76,7 +76,7 @@ class Losses:
         return self.scorer.by_block(self.choices.pattern(by_place), self.choices.origins(by_place))
 
     def _write(self) -> None:
-        write_json(
+        write_checked_json(
             self.path,
             {
                 "unit": "bits a masked token",

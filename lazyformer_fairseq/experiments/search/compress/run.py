@@ -128,10 +128,9 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
         result = _result(settings, budgets, prices, original, found, on_other_text)
         for row in result["budgets"]:
             _write_start(scorer, choices, row, original, path)
-        write_report(result, path)
         return result
 
-    return search_in(path, settings, SCORES, search)
+    return search_in(path, settings, SCORES, search, write_report)
 
 
 def _result(

@@ -11,9 +11,10 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -22,6 +23,21 @@ from lazyformer_fairseq.errors import UserError
 Column = Union[int, str]
 MOST_SHOWN = 12  # labels in a message
 NAME = re.compile(r"\w[\w.+@-]*")  # of a task: folders are called so
+# A leading zero, as in 007, makes a code of a number: it stays as it is written.
+NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]{1,2})?")
+MISSING = ("nan", "<na>", "null")  # what programs write for a label that is not there, in lower case
+
+
+def class_name(word: str) -> str:
+    """Return the name of the class that a label column calls `word`: of a whole number its digits alone.
+
+    pandas writes the classes 0 and 1 as 0.0 and 1.0 where a label of the column is missing, numpy as 1.000e+00.
+    """
+    if NUMBER.fullmatch(word):
+        number = Decimal(word)
+        if number == number.to_integral_value():
+            return str(int(number))
+    return word
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,8 @@ class TaskDescription:
         word = word.strip() if self.is_own else word
         if self.is_own and not word:
             raise UserError("the label is empty")
+        if self.is_own and word.lower() in MISSING:
+            raise UserError(f"the label {word!r} stands for a missing one")
         if self.is_regression:
             lowest, highest = self.score_range or (-math.inf, math.inf)
             with suppress(ValueError):
@@ -149,6 +167,7 @@ class TaskDescription:
             limits = f" from {lowest:g} to {highest:g}" if self.score_range else ""
             classes = " (--kind classes takes any)" if self.is_own else ""
             raise UserError(f"score {word!r} is no number{limits}, as {self.name}'s are{classes}")
+        word = class_name(word)
         if self.labels and word not in self.labels:
             known = ", ".join(self.labels[:MOST_SHOWN]) + ", ..." * (len(self.labels) > MOST_SHOWN)
             unseen = ", which the training file has; put rows of that label there too" if self.is_own else ""
@@ -212,11 +231,11 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     if first is None:
         raise UserError(f"{path}: is empty; {task.remedy}")
     if layout.has_header:
-        texts, label, width = *_find_columns(task, path, layout, header=first.fields), len(first.fields)
+        _refuse_missing_columns(task, path, layout, header=first.fields)
+        reader = reader_of(path, first.fields, layout.texts, layout.label)
     else:
-        texts, label, rows = layout.texts, layout.label, itertools.chain([first], rows)
-        width = max(len(first.fields), *(1 + column for column in (*texts, label) if column is not None))
-    file = _read_rows(task, path, rows, list(texts), label, width)
+        reader, rows = reader_of(path, first.fields, layout.texts, layout.label), itertools.chain([first], rows)
+    file = _read_rows(task, reader, rows)
     if not file.examples:
         raise UserError(f"{path}: has no row of data; {task.remedy}")
     return file
@@ -233,7 +252,8 @@ class FileRow(NamedTuple):
 def read_rows(path: Path, seen: Callable[[int], Any] = lambda size: None) -> Iterator[FileRow]:
     """The rows of a file of texts, by its ending: .tsv, .csv, .jsonl, or .txt, a text a line.
 
-    The first row has the names of columns where the file has any; of JSON lines they are the first object's.
+    The first row has the names of columns where the file has any. Of JSON lines it has those of all objects, for which
+    the file is read twice: a field that the first object lacks is there all the same.
 
     Args:
         seen: is told the bytes of each line.
@@ -245,13 +265,16 @@ def read_rows(path: Path, seen: Callable[[int], Any] = lambda size: None) -> Ite
     if kind == ".csv":
         yield from _csv_rows(path, lines)
     elif kind == ".jsonl":
-        yield from _json_rows(path, lines)
+        every = _json_objects(path, _lines(path))
+        names = list(dict.fromkeys(name for _, found in every for name in found))
+        yield from ([FileRow(1, names)] if names else [])
+        yield from (_json_row(number, found, names) for number, found in _json_objects(path, lines))
     else:
         yield from ([FileRow(0, ["text"])] if kind == ".txt" else [])
         yield from (FileRow(number, [line] if kind == ".txt" else line.split("\t")) for number, line in lines)
 
 
-def _lines(path: Path, seen: Callable[[int], Any]) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, seen: Callable[[int], Any] = lambda size: None) -> Iterator[tuple[int, str]]:
     """Numbers from 1 and text; drops a byte order mark (MRPC has one) and a line's final carriage return."""
     try:
         with path.open("rb") as file:
@@ -287,68 +310,169 @@ def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]
         start = reader.line_num + 1
 
 
-def _json_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
-    names: Optional[list[str]] = None
+def _json_objects(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the object of each line that is not empty, with the line's number."""
     for number, line in lines:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
-            values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+            found = json.loads(line, object_pairs_hook=_without_duplicates)
+            if not isinstance(found, dict):
+                raise ValueError(f"{type(found).__name__} found")
             json.dumps(found, ensure_ascii=False).encode()  # as it will be written: half a character cannot be
-        except (ValueError, AttributeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number}: no JSON object ({error}); a line is one, as in "
                 '{"text": "A sentence.", "label": "good"}'
             ) from None
-        if names is None:
-            names = list(values)
-            yield FileRow(number, names)
-        yield FileRow(number, ["" if found.get(name) is None else values[name] for name in names], found)
+        yield number, found
 
 
-def _find_columns(
-    task: TaskDescription, path: Path, layout: Split, header: list[str]
-) -> tuple[list[int], Optional[int]]:
-    """Numbers of the text columns, and of the label's (None where there is none)."""
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its fields. Raises a ValueError where two have one name: json itself takes the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {twice!r} is there twice")
+    return found
+
+
+def _json_row(number: int, found: dict[str, Any], names: list[str]) -> FileRow:
+    """Make a row of an object; a field that it lacks, or that is null or NaN, is empty."""
+    fields = []
+    for name in names:
+        value = found.get(name)
+        if value is None or value != value:
+            fields.append("")
+        else:
+            fields.append(value if isinstance(value, str) else json.dumps(value))
+    return FileRow(number, fields, found)
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """The places of the texts and of the label in the rows of a file.
+
+    Attributes:
+        path: of the file, for messages.
+        names: of its columns; of a file without names their numbers from 1.
+        texts: places of one text or two.
+        label: place of the label; None where the file has none.
+    """
+
+    path: Path
+    names: Sequence[str]
+    texts: tuple[int, ...]
+    label: Optional[int]
+
+    def texts_of(self, row: FileRow) -> tuple[str, ...]:
+        """Return the texts of a row, which may be empty.
+
+        Raises:
+            UserError: the row has too few or too many fields, or a list or an object in place of a text.
+        """
+        check_width(self.path, row.line, row.fields, len(self.names))
+        return tuple(self._plain(row, place, "write one text there") for place in self.texts)
+
+    def label_of(self, row: FileRow) -> Optional[str]:
+        """Return the label of a row; UserError where it is a list or an object."""
+        if self.label is None:
+            return None
+        return self._plain(row, self.label, "a row has one label, which is a word, a number, true or false")
+
+    def _plain(self, row: FileRow, place: int, remedy: str) -> str:
+        value = None if row.whole is None else row.whole.get(self.names[place])
+        if isinstance(value, (list, dict)):
+            kind = "a list" if isinstance(value, list) else "an object"
+            raise UserError(
+                f"{self.path}, line {row.line}: the field {self.names[place]!r} is {kind}, {row.fields[place][:40]}; "
+                f"{remedy}"
+            )
+        return row.fields[place]
+
+    def empty_texts(self, row: FileRow) -> list[str]:
+        """Return the names of the text columns in which a row has no text."""
+        return [self.names[place] for place in self.texts if not row.fields[place].strip()]
+
+    def has_boolean_label(self, row: FileRow) -> bool:
+        """Return whether the label is true or false of JSON."""
+        return row.whole is not None and isinstance(row.whole.get(self.names[self.label]), bool)
+
+
+def reader_of(path: Path, first: Sequence[str], texts: Sequence[Column], label: Optional[Column]) -> RowReader:
+    """Return the reader of a file's rows.
+
+    Args:
+        first: fields of the first row, the names of columns where these are given by name.
+        texts, label: columns, which are there.
+
+    Raises:
+        UserError: two columns have one of these names.
+    """
+    if isinstance(texts[0], int):
+        width = max(len(first), *(1 + column for column in (*texts, label) if column is not None))
+        return RowReader(path, [str(number) for number in range(1, width + 1)], tuple(texts), label)
+    for name in filter(None, (*texts, label)):
+        if first.count(name) > 1:
+            places = ", ".join(str(place) for place, other in enumerate(first, start=1) if other == name)
+            raise UserError(
+                f"{path}, line 1: {first.count(name)} columns are called {name!r} (columns {places}); rename all but "
+                "the one that is meant"
+            )
+    return RowReader(path, first, tuple(map(first.index, texts)), None if label is None else first.index(label))
+
+
+def _refuse_missing_columns(task: TaskDescription, path: Path, layout: Split, header: list[str]) -> None:
     wanted = [*layout.texts, *filter(None, [layout.label])]
     if missing := [name for name in wanted if name not in header]:
         lacking, found = (", ".join(map(repr, names)) for names in (missing, header))
         official = "Is it the official file of this split, header and all?"
         remedy = "Both files need the same names there" if task.is_own else official
         raise UserError(f"{path}, line 1: the header lacks {lacking}; found {found}. {remedy}")
-    columns = list(map(header.index, wanted))
-    return columns[: len(layout.texts)], columns[-1] if layout.label else None
 
 
-def _read_rows(
-    task: TaskDescription,
-    path: Path,
-    rows: Iterator[FileRow],
-    text_columns: list[int],
-    label_column: Optional[int],
-    width: int,
-) -> SplitFile:
+def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]) -> SplitFile:
+    path, width = reader.path, len(reader.names)
     file = SplitFile(path, [], [])
-    for number, fields, _ in rows:
-        if len(fields) < width and task.has_odd_rows:
-            file.short_lines.append(number)
+    first_line: dict[bool, int] = {}  # of a label that is true or false, and of any other
+    for row in rows:
+        if len(row.fields) < width and task.has_odd_rows:
+            file.short_lines.append(row.line)
             continue
-        if fields == [""] and width > 1:
+        if row.fields == [""] and width > 1:
             continue
-        check_width(path, number, fields, width)
-        texts = tuple(fields[column] for column in text_columns)
-        if not all(text.strip() for text in texts):
-            if label_column is not None and not task.has_odd_rows:  # each row of a test set needs an answer
-                raise UserError(f"{path}, line {number}: a sentence is empty; mend the row, or remove it")
-            file.empty_lines.append(number)
-        try:
-            target = None if label_column is None else task.target(fields[label_column])
-        except UserError as error:
-            remedy = "mend the row, or remove it" if task.is_own else "download the task's data again, or mend it"
-            raise UserError(f"{path}, line {number}: {error}; {remedy}") from None
-        file.examples.append(Example(texts, target, number))
+        texts = reader.texts_of(row)
+        if empty := reader.empty_texts(row):
+            if reader.label is not None and not task.has_odd_rows:  # each row of a test set needs an answer
+                raise UserError(
+                    f"{path}, line {row.line}: a sentence is empty, in column {empty[0]!r}{fields_of(row)}; mend the "
+                    "row, or remove it"
+                )
+            file.empty_lines.append(row.line)
+        target = None
+        if reader.label is not None:
+            label = reader.label_of(row)
+            first_line.setdefault(reader.has_boolean_label(row), row.line)
+            if len(first_line) > 1:
+                raise UserError(
+                    f"{path}: the label is true or false in line {first_line[True]}, but not in line "
+                    f"{first_line[False]}; write all labels alike"
+                )
+            try:
+                target = task.target(label)
+            except UserError as error:
+                remedy = "mend the row, or remove it" if task.is_own else "download the task's data again, or mend it"
+                raise UserError(f"{path}, line {row.line}: {error}; {remedy}") from None
+        file.examples.append(Example(texts, target, row.line))
     return file
+
+
+def fields_of(row: FileRow) -> str:
+    """Return, for a message, the fields that an object of JSON lines has; nothing for a row of another format."""
+    if row.whole is None:
+        return ""
+    return f" (its fields are {', '.join(repr(name[:40]) for name in list(row.whole)[:MOST_SHOWN])})"
 
 
 def check_width(path: Path, number: int, fields: list[str], width: int) -> None:

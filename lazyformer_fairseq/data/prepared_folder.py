@@ -12,7 +12,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Self, Union
@@ -21,7 +21,7 @@ import numpy as np
 
 from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS
 from lazyformer_fairseq.data.labelled_files import Example, TaskDescription
-from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, told_cut
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.storage.arrays import map_array
@@ -31,6 +31,47 @@ from lazyformer_fairseq.storage.json_files import read_json, refuse_other_versio
 
 MANIFEST = "manifest.json"
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")  # whose versions a manifest names
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """Facts on a training or development split without which its scores mislead.
+
+    Attributes:
+        file: its name in messages.
+        rows: that are used.
+        cut: rows of the whole file that are longer than `longest`.
+        rows_in_file: of which `cut` are.
+        longest: tokens of an input that the model reads.
+        only_label: the label of all rows that are used, where they have one alone; else None.
+        unit: rows are called, or what else is cut.
+    """
+
+    file: str
+    is_train: bool
+    rows: int
+    cut: int
+    rows_in_file: int
+    longest: int
+    only_label: Optional[str] = None
+    unit: str = "rows"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def warnings(self, model: str = "the model") -> list[str]:
+        """Return a sentence on each fact that the reader of a score must know.
+
+        Args:
+            model: whose inputs are cut, in words.
+        """
+        said = []
+        if self.cut:
+            said.append(told_cut(self.cut, self.rows_in_file, self.longest, f"{self.unit} of {self.file}", model))
+        if self.only_label is not None:
+            consequence = "nothing can be learnt from them" if self.is_train else "scores on them say nothing"
+            said.append(f"all {self.rows:,} rows of {self.file} have the label {self.only_label!r}, so {consequence}")
+        return said
 
 
 @dataclass(frozen=True)
@@ -104,6 +145,28 @@ class PreparedFolder(ABC):
         counts = self.manifest["splits"][split]
         return counts["rows"], counts["kept_tokens"]
 
+    @abstractmethod
+    def count_cut(self, split: str, longest: int) -> int:
+        """Return how many rows of a split are cut for a model that reads `longest` tokens, by prepare's cuts too."""
+
+    def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
+        """Return what the reader of a score must know of a split.
+
+        Args:
+            longest: tokens of an input that the model reads.
+            most_rows: of the training split; None for all.
+        """
+        rows, _ = self.size_of(split)
+        used = min(rows, most_rows or rows)
+        cut = self.count_cut(split, longest)
+        label = self.only_label(split, used)
+        file = self.manifest["splits"][split].get("file", split)  # made data has no file
+        return SplitFacts(file, split == "train", used, cut, rows, longest, label)
+
+    def only_label(self, split: str, rows: int) -> Optional[str]:
+        """Return the label of so many rows of a split, where all have the same; else None."""
+        return None
+
     @classmethod
     def reuse(cls, folder: Path, settings: Mapping[str, Any]) -> Optional[Self]:
         """What was prepared there of the same settings; None where there is no folder; UserError for other settings."""
@@ -147,10 +210,11 @@ SUBSET_SEED = 1
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Examples to train or test on: inputs, and targets (N,) where the split has labels."""
+    """Examples to train or test on: inputs, targets (N,) where the split has labels, and how many inputs were cut."""
 
     inputs: Sequence[np.ndarray]
     targets: Optional[np.ndarray]
+    cut: int = 0
 
 
 class MappedInputs(Sequence):
@@ -232,7 +296,23 @@ class PreparedTask(PreparedFolder):
             raise UserError(
                 f"{self.folder / split}.*: damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
             ) from error
-        return EncodedExamples(MappedInputs(items, longest, eos), targets)
+        cut = self.count_cut(split, self.longest if longest is None else longest)
+        return EncodedExamples(MappedInputs(items, longest, eos), targets, cut)
+
+    def count_cut(self, split: str, longest: int) -> int:
+        if longest >= self.longest:
+            return self.manifest["splits"][split].get("truncated", 0)  # nothing is cut where data is made
+        return int((MappedItems(self.folder / split).sizes > longest).sum())
+
+    def only_label(self, split: str, rows: int) -> Optional[str]:
+        targets = self.read(split, None, 0).targets
+        if targets is None:
+            return None
+        if split == "train":
+            targets = targets[drawn_rows(len(targets), rows)]
+        if len(np.unique(targets)) > 1:
+            return None
+        return f"{targets[0]:g}" if self.task.is_regression else self.task.labels[int(targets[0])]
 
 
 class PreparedOwnTask(PreparedTask):
@@ -298,6 +378,13 @@ def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
     """`count` of the examples in their order, the same ones whatever a run's seed; all if there are no more."""
     if count >= len(examples.inputs):
         return examples
-    chosen = np.sort(np.random.default_rng(SUBSET_SEED).choice(len(examples.inputs), count, replace=False))
+    chosen = drawn_rows(len(examples.inputs), count)
     targets = None if examples.targets is None else examples.targets[chosen]
-    return EncodedExamples([examples.inputs[index] for index in chosen], targets)
+    return EncodedExamples([examples.inputs[index] for index in chosen], targets, examples.cut)
+
+
+def drawn_rows(total: int, count: int) -> np.ndarray:
+    """Return the places of `count` of `total` rows, in their order; of all rows where there are no more."""
+    if count >= total:
+        return np.arange(total)
+    return np.sort(np.random.default_rng(SUBSET_SEED).choice(total, count, replace=False))

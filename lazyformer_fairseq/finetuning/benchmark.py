@@ -9,7 +9,7 @@ are two papers' settings on GLUE, to which grids default, and their numbers, whi
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Optional
 
@@ -114,6 +114,7 @@ class TableRow(NamedTuple):
         updates: of pre-training.
         scores: name of a score -> percent; those that are known.
         incomplete: tasks whose grid lacks runs.
+        one_class: scores on development sets whose rows all have one label.
     """
 
     name: str
@@ -121,6 +122,7 @@ class TableRow(NamedTuple):
     updates: Optional[int]
     scores: Mapping[str, float]
     incomplete: frozenset[str] = frozenset()
+    one_class: frozenset[str] = frozenset()
 
 
 class Benchmark(ABC):
@@ -168,11 +170,12 @@ class Benchmark(ABC):
         return list(names or self.usual.tasks)
 
     @abstractmethod
-    def prepare(self, wanted: GridSettings) -> str:
+    def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
         """Makes the folders of data that a grid reads, or reuses them. Returns an overview for the user.
 
         Args:
             wanted: official files, a tokenizer's folder and tasks are named; no tasks: those that have files.
+            positions: of the models, at which the overview counts inputs that are cut.
 
         Raises:
             UserError: a file is missing or wrong, or data of other settings is in the way.

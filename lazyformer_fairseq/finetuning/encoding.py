@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Optional, Union
@@ -11,7 +12,8 @@ import numpy as np
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, read_split
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared, targets_of
-from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -32,16 +34,24 @@ def read_examples(
         examples = load_prepared(data).read(split, longest, tokenizer.special.eos)
         size, most = len(examples.inputs), int(examples.inputs.sizes.max())
         logger.info("%s/%s: %d examples, the longest %d tokens", data, split, size, most)
+        _warn_of_cuts(examples, most, f"{data}/{split}")
         return examples
     file = read_split(task, data, split)
     for oddity in file.oddities():
         logger.warning("%s", oddity)
     inputs, counts = encode_split(tokenizer, file, longest)
     logger.info(
-        "%s: %d examples, %d cut to %s tokens, %.2f%% of tokens unknown",
-        *(file.path, len(inputs), counts["truncated"], longest, 100 * counts["unknown_token_share"]),
+        "%s: %d examples, %.2f%% of tokens unknown", file.path, len(inputs), 100 * counts["unknown_token_share"]
     )
-    return EncodedExamples(inputs, targets_of(task, file.examples))
+    examples = EncodedExamples(inputs, targets_of(task, file.examples), counts["truncated"])
+    _warn_of_cuts(examples, longest, file.path)
+    return examples
+
+
+def _warn_of_cuts(examples: EncodedExamples, longest: Optional[int], source: Union[str, Path]) -> None:
+    """Log how many inputs of a split were cut, where some were: they are as long as the longest then."""
+    if examples.cut:
+        logger.warning("%s", told_cut(examples.cut, len(examples.inputs), longest, f"rows of {source}"))
 
 
 def encode_split(
@@ -53,6 +63,9 @@ def encode_split(
         max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
         processes: how many encode side by side; the result does not depend on it.
 
+    Raises:
+        UserError: a text of a row with a label has characters, but none that makes a token.
+
     Returns:
         Inputs of the model (int32 each), and what was counted: inputs that had to be cut, and before that tokens,
         ``<s>`` and ``</s>`` included, words as the tokenizer divides the text, those that are or hold an ``<unk>``.
@@ -61,6 +74,7 @@ def encode_split(
     encoded = _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS))
     shown = {"desc": f"encode {split.path}", "unit": " rows", "delay": 2, "leave": False}
     whole = list(Progress(encoded, total=len(texts), **shown))
+    _refuse_texts_without_tokens(tokenizer, split, whole)
     ids = np.concatenate(whole)
     is_unknown, word = ids == tokenizer.special.unk, np.cumsum(tokenizer.starts_of_words(ids))
     words, unknown_words, unknown = int(word[-1]), len(np.unique(word[is_unknown])), int(is_unknown.sum())
@@ -71,6 +85,16 @@ def encode_split(
     }
     eos = tokenizer.special.eos
     return whole if max_length is None else [cut_input(each, max_length, eos) for each in whole], counts
+
+
+def _refuse_texts_without_tokens(tokenizer: TextTokenizer, split: SplitFile, inputs: Sequence[np.ndarray]) -> None:
+    for example, ids in zip(split.examples, inputs, strict=True):
+        # Of empty texts the reader of the file has decided already.
+        if example.target is not None and all(map(str.strip, example.texts)) and lacks_text(ids, tokenizer.special.eos):
+            raise UserError(
+                f"{split.path}, line {example.line}: a sentence holds nothing but control characters; mend the "
+                "row, or remove it"
+            )
 
 
 _tokenizer: Optional[TextTokenizer] = None  # of a worker

@@ -17,7 +17,7 @@ from omegaconf import open_dict
 
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.arguments import as_words, checkpoint_at, named_path
-from lazyformer_fairseq.data.prepared_folder import PreparedFolder
+from lazyformer_fairseq.data.prepared_folder import PreparedFolder, SplitFacts
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -199,6 +199,18 @@ class Grid:
         every = itertools.product(self.models, map(self.benchmark.tasks.get, self.tasks), self.lrs, self.seeds)
         return list(itertools.starmap(partial(Run, self), every))
 
+    def warnings(self) -> list[str]:
+        """Return sentences on the data that the reader of its scores must know, one of each."""
+        of_pair = {(run.model.name, run.task.name): run for run in self.runs}
+        return list(
+            dict.fromkeys(
+                f"{run.task.name}: {sentence}"
+                for run in of_pair.values()
+                for facts in run.facts
+                for sentence in facts.warnings(run.model.name)
+            )
+        )
+
     def asked_before(self) -> Optional[results.Grid]:
         """What an existing grid.json asks for, None without one; UserError where that is a grid of other tasks."""
         path = self.output / "runs" / GRID_FILE
@@ -284,6 +296,12 @@ class Run:
     def tokens_per_sample(self) -> int:
         """The longest input in ids."""
         return min(self.model.max_positions, self.data.longest)
+
+    @property
+    def facts(self) -> list[SplitFacts]:
+        """Facts on the splits that it trains on and is marked on."""
+        splits = ("train", *development_splits(self.task))
+        return [self.data.facts(split, self.tokens_per_sample, self.grid.max_train_rows) for split in splits]
 
     @property
     def train_rows(self) -> int:

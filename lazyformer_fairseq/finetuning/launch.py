@@ -78,7 +78,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         wanted = replace(given, tokenizer=tokenizer, tasks=tuple(names))
         if (longest := benchmark.longest_input(wanted)) is not None:
             refuse_short_models(models, longest)
-        click.echo(benchmark.prepare(wanted))
+        click.echo(benchmark.prepare(wanted, [model.max_positions for model in models]))
     prepared = benchmark.load(folder if is_official else given.data or folder, names)
     if not is_official:
         models = load_start_models(checkpoints, next(iter(prepared.values())).tokenizer_folder)
@@ -101,6 +101,8 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         run.result()  # refuses one of other settings
     for run in {(run.model.name, run.task.name): run for run in grid.runs}.values():
         run.refuse_other_settings()
+    for warning in grid.warnings():
+        click.echo(f"note: {warning}")
     return grid, executor
 
 

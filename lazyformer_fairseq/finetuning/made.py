@@ -4,7 +4,7 @@ The numbers are the same on every machine and with every version of numpy. numpy
 generators and of nothing that is made of them, so whole numbers are made of the bits here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,7 @@ class MadeBenchmark(TextsBenchmark):
         cls.protocols = {LAZYFORMER: PROTOCOLS[LAZYFORMER]._replace(tasks=(cls.name,))}
         cls.scores = (Score("accuracy", cls.name, "valid", "accuracy", "accuracy"),)
 
-    def prepare(self, wanted: GridSettings) -> str:
+    def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
         raise UserError(f"--data: {self.name} is made by `lazyformer diagnostics {self.key}`; give its folder")
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedDiagnostic]:

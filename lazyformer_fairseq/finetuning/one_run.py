@@ -76,6 +76,7 @@ def _train(run: Run) -> dict[str, Any]:
         "updates": run.model.updates,
         "best_epoch": int(best["extra_state"]["train_iterator"]["epoch"]) - 1,
         "selected_by": run.task.selecting_metric,
+        "splits": [facts.as_json() for facts in run.facts],
         **{**found, "train_rows": run.train_rows, "rows_in_file": in_file},
         **{"seconds": time.perf_counter() - began, "train_seconds": train_seconds},
         "tokens_per_second": float(tokens) / max(train_seconds, 1e-9),

@@ -8,13 +8,21 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
 
 from lazyformer_fairseq.arguments import checkpoint_at
-from lazyformer_fairseq.data.labelled_files import FileRow, TaskDescription, check_width, read_rows
+from lazyformer_fairseq.data.labelled_files import (
+    MOST_SHOWN,
+    FileRow,
+    RowReader,
+    TaskDescription,
+    read_rows,
+    reader_of,
+)
+from lazyformer_fairseq.data.text.interface import told_cut
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.metrics import METRICS
 from lazyformer_fairseq.finetuning.settings import PredictSettings
@@ -27,16 +35,10 @@ ENDINGS = (".tsv", ".csv", ".jsonl", ".txt")
 ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
 
 
-class Row(NamedTuple):
-    """A row of the file, its texts, and its label if the file has one."""
-
-    own: FileRow
-    texts: tuple[str, ...]
-    label: Optional[str]
-
-
 def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: PredictSettings) -> list[str]:
     """Writes the rows of a file with the model's answer after each, whole or not at all.
+
+    A row without a text stays in its place, and its answer is empty.
 
     Args:
         model: a checkpoint, the folder of one, or a folder that ``lazyformer export`` wrote.
@@ -59,24 +61,35 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     tokenizer = hub.tokenizer_beside(checkpoint, wanted.tokenizer)
     loaded = hub.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
     head = loaded.choose_head(wanted.head)
-    task, marks = loaded.tasks[head], Marks(loaded.tasks[head], texts)
+    task = loaded.tasks[head]
     added = added_to(task)
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
     shown = {"desc": texts.name, "unit": "B", "unit_scale": True, "delay": 2, "disable": None, "leave": False}
     with Progress(total=texts.stat().st_size, **shown) as progress, atomic_file(output) as file:
-        names, rows = open_rows(texts, task, wanted.text, progress.update)
-        if output.suffix.lower() != ".jsonl":
+        reader, names, rows = open_rows(texts, task, wanted.text, progress.update)
+        if output.suffix.lower() == ".jsonl":
+            refuse_duplicates(texts, names)
+        else:
             file.write(line_of(output, names, FileRow(1, names), dict(zip(added, added, strict=True))).encode())
+        tally = Tally(task, reader, loaded.longest_of(head))
         while chunk := list(islice(rows, ROWS_AT_ONCE)):
-            answers = loaded.predict([row.texts for row in chunk], head=head, max_tokens=wanted.max_tokens)
-            for row, (label, probability, _) in zip(chunk, answers, strict=True):
-                marks.add(row, label)
-                # Nine digits tell all floats of 32 bits apart: scores may differ in the last of them alone.
-                found = [float(f"{label:.9g}")] if task.is_regression else [label, round(probability, 4)]
-                file.write(line_of(output, names, row.own, dict(zip(added, found, strict=True))).encode())
-        if not marks.rows:
-            raise UserError(f"{texts}: has no text in it")
-    return [f"{output}: {marks.rows:,} rows", *marks.lines()]
+            answers = loaded.predict_rows(map(reader.texts_of, chunk), head, wanted.max_tokens)
+            for row, answer in zip(chunk, answers, strict=True):
+                tally.add(row, answer)
+                file.write(line_of(output, names, row, fields_added(answer, task)).encode())
+        if tally.rows == tally.without_text:
+            raise UserError(f"{texts}: has no text in it{tally.fields_in_place()}")
+    return [f"{output}: {tally.rows:,} rows", *tally.lines()]
+
+
+def fields_added(answer: hub.Prediction, task: TaskDescription) -> dict[str, Any]:
+    """Return the fields that stand after a row's own; their values are None where the row has no text."""
+    if answer.label is None:
+        return dict.fromkeys(added_to(task))
+    if task.is_regression:
+        # Nine digits tell all floats of 32 bits apart: scores may differ in the last of them alone.
+        return {"prediction": float(f"{answer.label:.9g}")}
+    return {"prediction": answer.label, "probability": round(answer.probability, 4)}
 
 
 def added_to(task: TaskDescription) -> tuple[str, ...]:
@@ -86,8 +99,8 @@ def added_to(task: TaskDescription) -> tuple[str, ...]:
 
 def open_rows(
     path: Path, task: TaskDescription, text: Sequence[str], seen: Callable[[int], Any]
-) -> tuple[list[str], Iterator[Row]]:
-    """Names of the file's columns, and its rows.
+) -> tuple[RowReader, Sequence[str], Iterator[FileRow]]:
+    """Return the reader of a file's rows, the names of its columns, and its rows.
 
     Args:
         text: columns of the texts; by default as in training, else the usual names.
@@ -104,30 +117,29 @@ def open_rows(
     if task.splits and len(texts) != 1 + task.is_pair:
         knows = "pairs: name two columns, as in --text text text2" if task.is_pair else "single texts: name one so"
         raise UserError(f"{path}: the model was trained on {task.name}, on {knows}")
-    names = header
+    reader, names = reader_of(path, header, texts, label), header
     if isinstance(texts[0], int):
         names, rows = [f"column{place}" for place in range(1, len(header) + 1)], chain([first], rows)
-    else:
-        texts, label = tuple(map(header.index, texts)), None if label is None else header.index(label)
-    refuse_taken(path, first.line, names, task)
-    return names, _rows(path, rows, texts, label, len(header), task)
+    if path.suffix.lower() != ".jsonl":  # its rows are looked at one by one
+        refuse_taken(path, first.line, names, task)
+    return reader, names, _rows(reader, rows, task)
 
 
-def _rows(
-    path: Path,
-    rows: Iterator[FileRow],
-    texts: Sequence[int],
-    label: Optional[int],
-    width: int,
-    task: TaskDescription,
-) -> Iterator[Row]:
+def _rows(reader: RowReader, rows: Iterator[FileRow], task: TaskDescription) -> Iterator[FileRow]:
     for row in rows:
-        line, fields, whole = row
-        if fields == [""] and width > 1:
+        if row.fields == [""] and len(reader.names) > 1:
             continue
-        check_width(path, line, fields, width)
-        refuse_taken(path, line, whole or (), task)
-        yield Row(row, tuple(fields[column] for column in texts), None if label is None else fields[label])
+        refuse_taken(reader.path, row.line, row.whole or (), task)
+        yield row
+
+
+def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
+    """Raises a UserError where two columns have one name, of which a line of JSON lines would lose one."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(
+            f"{path}, line 1: {len(twice)} columns are called {twice[0]!r}, and a JSON object has only one field of a "
+            "name; rename them, or give an --output that ends in .tsv or .csv"
+        )
 
 
 def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescription) -> None:
@@ -141,39 +153,97 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
     if path.suffix.lower() == ".jsonl":
         own = dict(zip(names, row.fields, strict=True)) if row.whole is None else row.whole
         return f"{json.dumps({**own, **answer}, ensure_ascii=False)}\n"
-    fields = [*row.fields, *answer.values()]
+    fields = [*row.fields, *("" if value is None else value for value in answer.values())]
     if path.suffix.lower() == ".csv":
         csv.writer(line := io.StringIO(), lineterminator="\n").writerow(fields)
         return line.getvalue()
     return "\t".join(re.sub(r"[\t\r\n]", " ", str(field)) for field in fields) + "\n"
 
 
-class Marks:
-    """How many rows there are, and how right the answers are where the file has labels.
+class Tally:
+    """Counts of the rows, of those that lack a text or were cut, and marks where the file has labels.
 
     Args:
-        path: of the file, for messages.
+        longest: tokens of an input that the model reads.
     """
 
-    def __init__(self, task: TaskDescription, path: Path):
-        self.task, self.path, self.rows, self.why_not = task, path, 0, ""
+    def __init__(self, task: TaskDescription, reader: RowReader, longest: int):
+        self.task = task
+        self.reader = reader
+        self.longest = longest
+        self.rows = 0
+        self.without_text = 0
+        self.cut = 0
+        self.first_without_text: Optional[int] = None  # lines
+        self.first_cut: Optional[int] = None
+        self.fields_instead: dict[str, None] = {}  # of rows that lack the field of the text
         self.pairs = array("d")  # answer, target, answer, target ...
+        self.why_not = ""
 
-    def add(self, row: Row, answer: Any) -> None:
+    def add(self, row: FileRow, answer: hub.Prediction) -> None:
+        """Count a row and its answer."""
         self.rows += 1
-        if row.label is None or self.why_not:
-            return
+        if answer.is_cut:
+            self.cut += 1
+            self.first_cut = self.first_cut or row.line
+        if answer.label is None:
+            self.without_text += 1
+            self.first_without_text = self.first_without_text or row.line
+            if row.whole is not None and not set(self._text_columns) <= set(row.whole):
+                self.fields_instead.update(dict.fromkeys(islice(row.whole, MOST_SHOWN)))
+        elif not self.why_not:
+            self._mark(row, answer)
+
+    def _mark(self, row: FileRow, answer: hub.Prediction) -> None:
         try:
-            target = self.task.target(row.label)
-            self.pairs.extend((answer if self.task.is_regression else self.task.labels.index(answer), target))
+            label = self.reader.label_of(row)
+            if not label or not label.strip():
+                return
+            target = self.task.target(label)
         except UserError as error:
-            self.why_not = f"no marks: {self.path}, line {row.own.line}: {error}"
+            where = f"{self.reader.path}, line {row.line}"
+            self.why_not = f"no marks: {error}" if where in str(error) else f"no marks: {where}: {error}"
+            return
+        found = answer.label if self.task.is_regression else self.task.labels.index(answer.label)
+        self.pairs.extend((found, target))
+
+    @property
+    def _text_columns(self) -> list[str]:
+        return [self.reader.names[place] for place in self.reader.texts]
+
+    def fields_in_place(self) -> str:
+        """Return the end of a message on rows without text: the fields that some have in place of the text's."""
+        others = [repr(name[:40]) for name in self.fields_instead if name not in self._text_columns]
+        if not others:
+            return ""
+        wanted = " and ".join(map(repr, self._text_columns))
+        return f"; some rows lack {wanted} and have {', '.join(others[:MOST_SHOWN])}: is a name misspelt?"
 
     def lines(self) -> list[str]:
-        if self.why_not or not self.pairs or not self.task.metrics:
-            return [self.why_not] if self.why_not else []
+        """Return sentences on the rows, for the user."""
+        said = []
+        if self.without_text:
+            have = "has" if self.without_text == 1 else "have"
+            said.append(
+                f"{self.without_text:,} of {self.rows:,} rows {have} no text and got no prediction, the first in line "
+                f"{self.first_without_text}{self.fields_in_place()}"
+            )
+        if self.cut:
+            said.append(f"{told_cut(self.cut, self.rows, self.longest, 'rows')}, first in line {self.first_cut}")
+        return [*said, *self._marks()]
+
+    def _marks(self) -> list[str]:
+        if self.why_not:
+            return [self.why_not]
+        if not self.pairs or not self.task.metrics:
+            return []
         predictions, targets = np.array(self.pairs).reshape(-1, 2).T
-        said = [f"{name} {100 * METRICS[name](predictions, targets):.2f}" for name in self.task.metrics]
+        marks = [f"{name} {100 * METRICS[name](predictions, targets):.2f}" for name in self.task.metrics]
         if self.task.is_regression:
-            said.append(f"mean absolute error {np.abs(predictions - targets).mean():.4g}")
-        return [f"by the file's own labels: {', '.join(said)}"]
+            marks.append(f"mean absolute error {np.abs(predictions - targets).mean():.4g}")
+        some = f" in {len(targets):,} of the rows" if len(targets) < self.rows else ""
+        said = [f"by the file's own labels{some}: {', '.join(marks)}"]
+        if len(np.unique(targets)) == 1:
+            label = f"{targets[0]:g}" if self.task.is_regression else self.task.labels[int(targets[0])]
+            said.append(f"all these labels are {label!r}, so these numbers say nothing")
+        return said

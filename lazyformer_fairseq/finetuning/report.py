@@ -25,6 +25,7 @@ from lazyformer_fairseq.report.page import Notes, Picture, write_page
 from lazyformer_fairseq.report.tables import Table, write_csv
 
 INCOMPLETE = "*"
+ONE_CLASS = " (one class)"  # behind a score on a development set whose rows all have one label
 AVERAGE = "Avg."
 
 
@@ -58,6 +59,7 @@ def notes(results: Results, benchmark: Benchmark) -> list[str]:
     """What a reader needs to compare these numbers with others, a sentence or two each."""
     grid, runs = results.grid, results.runs.values()
     said = [
+        *results.warnings(),
         *benchmark.notes(results),
         "95% bounds: Student's t, two-sided, of the mean over the seeds of the chosen rate; above baseline: the lower "
         "bound is. They tell the chance of the seed from learning. That epoch and rate were chosen on the same "
@@ -121,7 +123,12 @@ def own_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
     }
     shown = {score.task for score in benchmark.scores}
     incomplete = frozenset(task for task, found in tasks.items() if task in shown and not found.is_complete)
-    return TableRow(model, "ours", updates, scores, incomplete)
+    one_class = {
+        score.name
+        for score in benchmark.scores
+        if score.name in scores and tasks[score.task].only_label(score.split) is not None
+    }
+    return TableRow(model, "ours", updates, scores, incomplete, frozenset(one_class))
 
 
 def complete_scores(row: TableRow, benchmark: Benchmark) -> dict[str, float]:
@@ -142,7 +149,14 @@ def cells(row: TableRow, benchmark: Benchmark, tasks: Optional[Collection[str]] 
     is_whole = tasks is None or {*task_of.values()} <= {*tasks}
 
     def cell(name: str) -> str:
-        return f"{row.scores[name]:.2f}{'' if name in complete else INCOMPLETE}" if name in row.scores else NOTHING
+        if name not in row.scores:
+            return NOTHING
+        shown = f"{row.scores[name]:.2f}"
+        if name not in complete:
+            shown += INCOMPLETE
+        if name in row.one_class:
+            shown += ONE_CLASS
+        return shown
 
     found = {"model": row.name, "updates": NOTHING if row.updates is None else f"{row.updates:,}"}
     for title, names in benchmark.columns.items():
@@ -200,6 +214,8 @@ def _extra_and_gaps(results: Results) -> Iterator[Table]:
 
 def _median_and_span(one: Measurement) -> dict[str, str]:
     median = f"{np.median(one.values):.2f}{'' if one.found.is_complete else INCOMPLETE}"
+    if one.only_label is not None:
+        median += ONE_CLASS
     return {"median": median, "min to max": _span(one.values.min(), one.values.max())}
 
 
@@ -223,6 +239,7 @@ def _scores_as_csv(results: Results) -> Iterator[dict[str, Any]]:
             **{"lower_bound": bounds[0], "upper_bound": bounds[1], "baseline": one.baseline, "rate": found.rate},
             **{"seeds": len(one.values), "seeds_asked": len(results.grid.seeds), "runs": len(found.runs)},
             **{"runs_asked": len(found.asked), "runs_failed": len(found.failed)},
+            "only_label": one.only_label,
         }
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Optional, Protocol
 
 import numpy as np
 
+from lazyformer_fairseq.data.prepared_folder import SplitFacts
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import Amount, Count, PositiveAmount, PositiveCount, as_kind
 from lazyformer_fairseq.storage.json_files import read_as, read_json, refuse_other_version
@@ -113,7 +114,7 @@ class Run:
         metrics: of the model.
         baseline: for an answer that needs no model.
         baselines: the same of all such answers, by name, where there are several.
-        rows_in_file: that it could have been trained on; None in results older than this field.
+        rows_in_file: that it could have been trained on.
         seconds: it took.
         head, head_dropout: of the classification head; None for a dense one, and for the checkpoint's own dropout.
         batch_size, warmup_ratio: None for LazyFormer's.
@@ -121,6 +122,7 @@ class Run:
         best_epoch, selected_by: of the epoch that was kept, and the metric that chose it.
         settings: all that decides the result.
         description: of a user's own task.
+        splits: facts on the data it was trained and marked on, see :class:`SplitFacts`.
     """
 
     folder: Path
@@ -146,6 +148,12 @@ class Run:
     selected_by: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     description: Optional[dict[str, Any]] = None
+    splits: tuple[SplitFacts, ...] = ()
+
+    def only_label(self, split: str) -> Optional[str]:
+        """Return the label of all rows of a development split, as its file is called; None where there are several."""
+        labels = (facts.only_label for facts in self.splits if Path(facts.file).stem == split and not facts.is_train)
+        return next(labels, None)
 
     @property
     def key(self) -> RunKey:
@@ -183,6 +191,17 @@ class Results:
                 if found.runs:
                     values, baseline = found.values(split, metric), self.baseline(task, split, metric)
                     yield Measurement(model, task, split, metric, found, values, baseline)
+
+    def warnings(self) -> list[str]:
+        """Return sentences on the data of all runs that the reader of their scores must know, one of each."""
+        return list(
+            dict.fromkeys(
+                f"{run.task}: {sentence}"
+                for run in self.runs.values()
+                for facts in run.splits
+                for sentence in facts.warnings(run.model)
+            )
+        )
 
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
         """The baseline of a task's development set, in percent; None where no run of the task has ended well."""
@@ -224,6 +243,10 @@ class TaskResults:
         highest = max((run.metrics[file][metric] for run in self.runs), default=None)
         return [run for run in self.runs if run.metrics[file][metric] == highest]
 
+    def only_label(self, split: str) -> Optional[str]:
+        """Return the label of all rows of a development split; None where there are several, or nobody knows."""
+        return self.runs[0].only_label(split_file(self.task, split)) if self.runs else None
+
     def values(self, split: str, metric: str, rate: Optional[float] = None) -> np.ndarray:
         """One number per seed at a rate, by default the chosen one, in percent."""
         file, rate = split_file(self.task, split), self.rate if rate is None else rate
@@ -246,6 +269,11 @@ class Measurement:
     found: TaskResults
     values: np.ndarray
     baseline: float
+
+    @property
+    def only_label(self) -> Optional[str]:
+        """The label of all rows of the set, which then tells nothing; None where there are several."""
+        return self.found.only_label(self.split)
 
     @property
     def selects(self) -> bool:

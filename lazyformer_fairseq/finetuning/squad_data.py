@@ -8,7 +8,7 @@ FOLDER/tokenizer/       a copy of the tokenizer
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -16,7 +16,7 @@ import numpy as np
 from tabulate import tabulate
 
 from lazyformer_fairseq.data.datasets.question_windows import USUAL, Windows, WindowSettings, make_windows
-from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedFolder
+from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedFolder, SplitFacts
 from lazyformer_fairseq.data.squad import SPLITS, SquadFile, read_squad
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
@@ -47,7 +47,14 @@ class PreparedSquad(PreparedFolder):
     @classmethod
     def is_whole(cls, manifest: dict[str, Any]) -> bool:
         are_sizes = all(type(manifest[size]) is int for size in SIZES)
-        return are_sizes and cls.has_splits(manifest, SPLITS, ("rows", "windows", "kept_tokens"))
+        return are_sizes and cls.has_splits(manifest, SPLITS, ("rows", "windows", "kept_tokens", "cut_questions"))
+
+    def count_cut(self, split: str, longest: int) -> int:
+        return self.manifest["splits"][split]["cut_questions"]
+
+    def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
+        """Return facts on the questions: contexts are divided, not cut."""
+        return replace(super().facts(split, self.settings.longest_question), unit="questions")
 
     @property
     def settings(self) -> WindowSettings:

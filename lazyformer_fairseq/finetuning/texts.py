@@ -65,6 +65,7 @@ class GlueTask(fairseq_task.FineTuningTask):
 
     Attributes:
         description: the task's row of the table.
+        cut: rows that were cut, by the name of a split that was read.
     """
 
     cfg: GlueConfig
@@ -73,6 +74,7 @@ class GlueTask(fairseq_task.FineTuningTask):
         head_name, head = cfg.glue_head_name or description.head_name, (description.num_classes, str(cfg.glue_head))
         super().__init__(cfg, tokenizer_folder, head_name, head, cfg.tokens_per_sample)
         self.description = description
+        self.cut: dict[str, int] = {}
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Also has checkpoints keep what the head's classes are called."""
@@ -101,6 +103,7 @@ class GlueTask(fairseq_task.FineTuningTask):
     def read(self, split: str) -> LabelledTextsDataset:
         """A split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
         examples = read_examples(self.description, self.cfg.data, split, self.tokenizer, self.longest)
+        self.cut[split] = examples.cut
         if split == "train" and self.cfg.max_train_rows:
             examples = prepared_folder.draw_rows(examples, self.cfg.max_train_rows)
             logger.info("trained on %d rows", len(examples.inputs))

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, Fou
 from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
-from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
 from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -45,11 +46,17 @@ class Filling(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What :meth:`LazyFormerHub.predict` says of a text: the likeliest class, or a score without probabilities."""
+    """An answer of :meth:`LazyFormerHub.predict` on a text: the likeliest class, or a score without probabilities.
 
-    label: Union[str, float]
+    Attributes:
+        label: None where there is no text to answer on; then there are no probabilities.
+        is_cut: whether the text is longer than the model reads, so that the answer is on a part of it.
+    """
+
+    label: Optional[Union[str, float]]
     probability: Optional[float]
     probabilities: Mapping[str, float]
+    is_cut: bool = False
 
 
 Make = Callable[[Any, Any], Any]
@@ -224,7 +231,8 @@ class LazyFormerHub(nn.Module):
     def encode(self, *texts: str) -> Tensor:
         """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence.
 
-        Texts may also come as one list. Raises a UserError where there is none, or where one is no text.
+        Texts may also come as one list. Raises a UserError where there is none, or where one is no text. Warns where
+        one is cut.
         """
         if len(texts) == 1 and isinstance(texts[0], (list, tuple)):
             (texts,) = texts
@@ -233,8 +241,16 @@ class LazyFormerHub(nn.Module):
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise UserError(f"{wrong[0]!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
-        rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
+        inputs, is_cut = self._inputs(((text,) for text in texts), longest)
+        _warn_of_cuts(is_cut, longest)
+        rows = list(map(torch.from_numpy, inputs))
         return pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.special.pad).to(self.device)
+
+    def _inputs(self, rows: Iterable[Sequence[str]], longest: int) -> tuple[list[np.ndarray], list[bool]]:
+        """Return the ids of each text or pair, int64, cut to `longest`, and whether it had to be cut."""
+        whole = [np.array(self.tokenizer.build_input(*texts)) for texts in rows]
+        cut = [cut_input(ids, longest, self.tokenizer.special.eos) for ids in whole]
+        return cut, [len(ids) > longest for ids in whole]
 
     @torch.no_grad()
     def extract_features(
@@ -270,13 +286,20 @@ class LazyFormerHub(nn.Module):
             global_positions: as in :meth:`extract_features`; with logits alone.
             max_tokens: of a batch, padding included.
 
+        A text that holds nothing, or a pair of which one text does, is not answered on: its label is None. Warns where
+        there are such texts, and where some are cut.
+
         Raises:
             UserError: the checkpoint has no such head, or the texts are no texts, or no pairs where it knows pairs.
         """
         if not isinstance(texts, str):
             if more or global_positions is not None or not isinstance(texts, Iterable):
                 raise UserError("predict([...]) takes one list, of texts or of pairs, and no global_positions")
-            return self._predictions(texts, head, max_tokens)
+            answers = self.predict_rows(texts, head, max_tokens)
+            _warn_of_cuts([answer.is_cut for answer in answers], self.longest_of(self.choose_head(head)))
+            if empty := sum(answer.label is None for answer in answers):
+                warnings.warn(f"{empty:,} of {len(answers):,} texts are empty: their label is None", stacklevel=3)
+            return answers
         if (head := texts) not in self.model.classification_heads:
             known = ", ".join(self.model.classification_heads) or "none"
             raise UserError(
@@ -295,20 +318,35 @@ class LazyFormerHub(nn.Module):
             raise UserError("this model was not fine-tuned on labels or scores; `lazyformer finetune` does that")
         raise UserError(f"no classification head {name!r}, but {known}" if name else f"choose one of the heads {known}")
 
-    def _predictions(
-        self, texts: Sequence[Union[str, Sequence[str]]], head: Optional[str], max_tokens: int
+    def longest_of(self, head: str) -> int:
+        """Return how many tokens of an input a head reads: as many as in training, and as the model has positions."""
+        return min(self.model.max_positions(), self.tasks[head].longest or self.model.max_positions())
+
+    @torch.no_grad()
+    def predict_rows(
+        self, texts: Iterable[Union[str, Sequence[str]]], head: Optional[str] = None, max_tokens: int = 8192
     ) -> list[Prediction]:
+        """Answer on texts or pairs as :meth:`predict` does, for callers that count cut and empty ones themselves."""
         name = self.choose_head(head)
         task, wanted = self.tasks[name], "pairs of texts" if self.tasks[name].is_pair else "texts"
-        inputs, longest = [], min(self.model.max_positions(), self.tasks[name].longest or self.model.max_positions())
+        rows = []
         for given in texts:
             parts = tuple(given) if isinstance(given, (list, tuple)) else (given,)
             is_right = len(parts) == 1 + task.is_pair or (not task.splits and len(parts) == 2)
             if not is_right or not all(isinstance(part, str) for part in parts):
                 raise UserError(f"{given!r}: {task.name}'s model was trained on {wanted}")
-            inputs.append(np.array(self.tokenizer.build_input(*parts, max_length=longest)))
+            rows.append(parts)
+        inputs, is_cut = self._inputs(rows, self.longest_of(name))
+        has_text = [not lacks_text(ids, self.tokenizer.special.eos) for ids in inputs]
+        found = iter(self._answers([ids for ids, has in zip(inputs, has_text, strict=True) if has], name, max_tokens))
+        answers = (next(found) if has else Prediction(None, None, {}) for has in has_text)
+        return [answer._replace(is_cut=cut) for answer, cut in zip(answers, is_cut, strict=True)]
+
+    def _answers(self, inputs: Sequence[np.ndarray], name: str, max_tokens: int) -> list[Prediction]:
+        """Answer by a head on inputs that hold text."""
         if not inputs:
             return []
+        task = self.tasks[name]
         marks = self.tokenizer.special.eos if self.model.encoder.sentence_encoder.asking else None
         dataset = LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
         logits = np.empty((len(inputs), task.num_classes))
@@ -355,7 +393,9 @@ class LazyFormerHub(nn.Module):
         if NEXT_SENTENCE not in self.model.classification_heads:
             raise UserError("this model was not trained to tell what follows what; pre-train it with --next-sentence")
         special, longest = self.tokenizer.special, self.model.max_positions()
-        ids = torch.tensor([self.tokenizer.build_input(first, second, longest)], device=self.device)
+        inputs, is_cut = self._inputs([(first, second)], longest)
+        _warn_of_cuts(is_cut, longest, "pairs")
+        ids = torch.tensor(np.stack(inputs), device=self.device)
         types = token_types_of(ids, special.eos, special.pad) if self.model.cfg.token_types > 1 else None
         logits, _ = self.model(ids, classification_head_name=NEXT_SENTENCE, token_types=types)
         return float(logits.float().softmax(-1)[0, 0])
@@ -382,7 +422,8 @@ class LazyFormerHub(nn.Module):
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
-            raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")
+            read = "in the text" if len(ids) < self.model.max_positions() else f"in the {len(ids)} tokens that are read"
+            raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> {read}, must be once")
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
         probabilities, words = logits.softmax(dim=-1)[0].topk(min(topk, logits.size(-1)))
         decode = self.tokenizer.decode
@@ -424,6 +465,8 @@ class LazyFormerHub(nn.Module):
         settings = replace(settings, longest=longest, longest_question=min(settings.longest_question, longest // 2))
         file = SquadFile(Path("the text"), [Paragraph("", context, (Question("", question, ()),))])
         windows = question_windows.make_windows(self.tokenizer, file, settings)
+        if windows.cut_questions:
+            _warn_of_cuts([True], settings.longest_question, "questions")
         how = {"marks_questions": bool(self.model.encoder.sentence_encoder.asking), **self._fed}
         dataset = question_windows.QuestionWindowsDataset(file, windows, "", longest_answer, **how)
         (answers,) = find_answers(self.model, head, dataset, max(n_best, question_windows.USUAL_ANSWERS))
@@ -438,6 +481,12 @@ class LazyFormerHub(nn.Module):
             raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
         wanted = "several heads for spans" if name is None else f"no head for spans {name!r}"
         raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")
+
+
+def _warn_of_cuts(is_cut: Sequence[bool], longest: int, what: str = "texts") -> None:
+    """Warn the caller of a method of :class:`LazyFormerHub` where texts had to be cut."""
+    if any(is_cut):
+        warnings.warn(told_cut(sum(is_cut), len(is_cut), longest, what), stacklevel=3)
 
 
 def find_answers(

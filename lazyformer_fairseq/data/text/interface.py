@@ -136,17 +136,16 @@ class TextTokenizer(ABC):
         lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // array("i").itemsize
         return self._id_of_number[np.frombuffer(b"".join(found), dtype=np.intc)], lengths
 
-    def build_input(self, first: str, second: Optional[str] = None, max_length: Optional[int] = None) -> list[int]:
+    def build_input(self, first: str, second: Optional[str] = None) -> list[int]:
         """``<s> first </s>`` as ids, or a pair as its model knows it: ``<s> first </s> </s> second </s>`` for RoBERTa.
 
-        Args:
-            max_length: see :func:`cut_input`.
+        Cut by :func:`cut_input` what is longer than a model reads, and say so in the words of :func:`told_cut`.
         """
         bos, _, eos, *_ = self.special
         ids = [bos, *self.encode(first), eos]
         if second is not None:
             ids += [*[eos] * (self.separators - 1), *self.encode(second), eos]
-        return ids if max_length is None else cut_input(np.array(ids), max_length, eos).tolist()
+        return ids
 
     def save(self, folder: FolderName) -> None:
         """Copies the tokenizer to ``folder``, whole or not at all; does nothing where the same one already lies there.
@@ -217,3 +216,26 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
     of_b = min(of_b, max(room // 2, room - of_a))
     second = ids[second_start:]
     return np.concatenate([ids[: 1 + room - of_b], ids[first_end:second_start], second[:of_b], ids[-1:]])
+
+
+def told_cut(count: int, total: int, longest: int, what: str = "texts", reader: str = "the model") -> str:
+    """Return the sentence on inputs that were cut, which whoever gave the texts must read.
+
+    Args:
+        count: inputs that were cut.
+        total: all inputs.
+        longest: ids of an input that the model reads.
+        what: the inputs are called.
+        reader: the model is called.
+    """
+    are = "is" if count == 1 else "are"
+    return (
+        f"{count:,} of {total:,} {what} {are} longer than the {longest:,} tokens that {reader} reads; what goes beyond "
+        "is cut off"
+    )
+
+
+def lacks_text(ids: np.ndarray, eos: int) -> bool:
+    """Return whether a text of an input of :meth:`TextTokenizer.build_input` has no token."""
+    ends = np.flatnonzero(ids == eos)
+    return ends[0] == 1 or (len(ends) > 1 and ends[-2] + 1 == ends[-1])

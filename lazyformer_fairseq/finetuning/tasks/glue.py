@@ -5,7 +5,7 @@ The runs themselves are those of task and criterion ``glue``, in `finetuning/tex
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -16,7 +16,7 @@ from lazyformer_fairseq.data import labelled_files
 from lazyformer_fairseq.data.glue import TASKS, find_task
 from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, targets_of, write_split
-from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.interface import TextTokenizer, told_cut
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import benchmark
@@ -51,8 +51,8 @@ class Glue(TextsBenchmark):
                 raise UserError(f"--tasks: {task.name} has no training data; {task.model_of}'s model predicts it")
         return [task.name for task in tasks]
 
-    def prepare(self, wanted: GridSettings) -> str:
-        return overview(prepare_tasks(wanted))
+    def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
+        return overview(prepare_tasks(wanted), positions)
 
     # --- report -------------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Glue(TextsBenchmark):
                     f"{source}: holds no folder {task.folder}; give the one with "
                     f"{task.name}'s {task.splits['test'].file} by --data, or choose other tasks by --tasks"
                 )
-            for split, words in predict_task(task, run, data, wanted).items():
+            for split, (words, cut) in predict_task(task, run, data, wanted).items():
                 name, official = submission_file(task, split), task.splits[split].rows
                 rows = ["\t".join(HEADER), *(f"{number}\t{word}" for number, word in enumerate(words))]
                 (folder / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
@@ -112,6 +112,7 @@ class Glue(TextsBenchmark):
                 lines.append(f"{name}: {len(words):,} rows")
                 if len(words) != official:
                     lines[-1] += f", but the official test set has {official:,}: the leaderboard will refuse it"
+                lines += [f"{name}: {cut}"] if cut else []
         missing = [name for name in SUBMISSION_FILES if name not in written]
         return [*lines, *([f"missing {', '.join(missing)}"] if missing else [])]
 
@@ -158,19 +159,30 @@ def remarks(prepared: PreparedTask) -> list[str]:
     return lines
 
 
-def overview(prepared: Sequence[PreparedTask]) -> str:
-    """A table of the prepared data, a row per split, with remarks for the user under it."""
+def overview(prepared: Sequence[PreparedTask], positions: Collection[int] = ()) -> str:
+    """Return a table of the prepared data, a row per split, with remarks for the user under it.
+
+    Args:
+        prepared: tasks of one length.
+        positions: of the models that will read them: rows that are cut are counted at the length that each reads.
+    """
+    longest = prepared[0].longest
+    lengths = sorted({min(longest, each) for each in positions or [longest]})
     rows = [
         {
-            **{"task": task.task.name, "file": counts["file"], "rows": f"{counts['rows']:,}"},
-            **{"left out": f"{counts['short_rows']:,}", "cut": f"{counts['truncated']:,}"},
+            "task": task.task.name,
+            "file": counts["file"],
+            "rows": f"{counts['rows']:,}",
+            "left out": f"{counts['short_rows']:,}",
+            **{f"cut at {length:,} tokens": f"{task.count_cut(split, length):,}" for length in lengths},
             **{f"unknown {what}s": f"{100 * counts[f'unknown_{what}_share']:.2f}%" for what in ("word", "token")},
             "tokens a row": f"{counts['kept_tokens'] / counts['rows']:.1f}",
         }
         for task in prepared
-        for counts in task.manifest["splits"].values()
+        for split, counts in task.manifest["splits"].items()
     ]
-    table = tabulate(rows, "keys", colalign=("left", "left", *["right"] * 6), disable_numparse=True)
+    align = ("left", "left", *["right"] * (len(rows[0]) - 2))
+    table = tabulate(rows, "keys", colalign=align, disable_numparse=True)
     return "\n".join([table, *(f"note: {remark}" for task in prepared for remark in remarks(task))])
 
 
@@ -265,8 +277,10 @@ def _output_of(run: Path) -> Path:
     return run.absolute().parents[3]
 
 
-def predict_task(task: TaskDescription, run: Path, data: Path, wanted: PredictSettings) -> dict[str, list[str]]:
-    """The words predicted for each test split, in the order of its rows."""
+def predict_task(
+    task: TaskDescription, run: Path, data: Path, wanted: PredictSettings
+) -> dict[str, tuple[list[str], str]]:
+    """The words predicted for each test split, in the order of its rows; and a sentence on rows that were cut."""
     from lazyformer_fairseq.trained.hub import logits_of  # loads fairseq, which reports need not
 
     model, glue_task = load_finetuned(task, run, data, wanted.tokenizer)
@@ -277,7 +291,9 @@ def predict_task(task: TaskDescription, run: Path, data: Path, wanted: PredictSe
         predictions = np.empty(len(dataset), np.float32 if task.is_regression else np.int64)
         for index, logits in logits_of(model, glue_task.head_name, dataset, wanted.max_tokens, bar, "rows"):
             predictions[index] = logits[:, 0] if task.is_regression else logits.argmax(-1)
-        words[split] = prediction_words(task, predictions)
+        count = glue_task.cut[split]
+        cut = told_cut(count, len(dataset), glue_task.longest, "rows") if count else ""
+        words[split] = prediction_words(task, predictions), cut
     return words
 
 

@@ -6,7 +6,7 @@ scores, and which there are. The rest is as for GLUE's tasks.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -20,6 +20,7 @@ from lazyformer_fairseq.data.labelled_files import (
     Column,
     Split,
     TaskDescription,
+    class_name,
     read_rows,
     read_split,
 )
@@ -61,11 +62,11 @@ class OwnTask(TextsBenchmark):
     def place(self, folder: Path, name: str) -> Path:
         return folder if PreparedOwnTask.is_at(folder) else super().place(folder, name)
 
-    def prepare(self, wanted: settings.GridSettings) -> str:
+    def prepare(self, wanted: settings.GridSettings, positions: Collection[int] = ()) -> str:
         decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
         folder, tokenizer = wanted.output / self.prepared_in / self.name, load_tokenizer(wanted.tokenizer)
         prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer, PreparedOwnTask)
-        return f"{overview([prepared])}\n{self.row.name}: {in_words(self.row)}"
+        return f"{overview([prepared], positions)}\n{self.row.name}: {in_words(self.row)}"
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: settings.PredictSettings) -> list[str]:
         model = next(iter(runs.values()), "MODEL")
@@ -84,7 +85,14 @@ def in_words(row: TaskDescription) -> str:
         shown = ", ".join(row.labels[:MOST_SHOWN]) + ", ..." * (len(row.labels) > MOST_SHOWN)
         are_numbers = all(map(_number, row.labels))
         what = f"{len(row.labels)} classes, {shown}{' (--kind scores for scores)' * are_numbers}"
-    return f"{what}; {row.selecting_metric} selects epoch and rate"
+    split = row.splits["train"]
+    texts = " and ".join(map(_column_in_words, split.texts))
+    columns = f"texts in column {texts}, labels in {_column_in_words(split.label)}"
+    return f"{what}; {row.selecting_metric} selects epoch and rate; {columns}"
+
+
+def _column_in_words(column: Column) -> str:
+    return repr(column) if isinstance(column, str) else str(column + 1)
 
 
 # --- from a folder, or a YAML file, to the row ------------------------------------------------------------------------
@@ -124,6 +132,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{path}: no YAML ({' '.join(str(error).split())[:200]})") from None
+    if isinstance(found, dict):
+        names = [key.value for key, _ in yaml.compose(text, Loader=yaml.SafeLoader).value]
+        if len(set(names)) < len(names):
+            raise UserError(f"{path}: the key {max(names, key=names.count)!r} is there twice; remove one")
     if not isinstance(found, dict):
         raise UserError(f"{path}: describes no task; write lines such as `data: my_folder`, of {', '.join(KEYS)}")
     for key, value in found.items():
@@ -207,11 +219,23 @@ def columns_of(
         text, label: as given, numbers from 1; by default the usual names.
         is_labelled: whether there must be a label; else it is None where none is named.
     """
-    known = {name.strip().lower(): name for name in header}
+    known: dict[str, list[str]] = {}  # a name in lower case -> the columns that are called so
+    for name in dict.fromkeys(header):
+        known.setdefault(name.strip().lower(), []).append(name)
+
+    def column_called(name: str, option: str) -> str:
+        if len(known[name]) > 1:
+            several = " and ".join(map(repr, known[name]))
+            raise UserError(f"{path}, line 1: the columns {several} differ in case alone; name one of them by {option}")
+        return known[name][0]
+
     usual = next((names for names in TEXT_COLUMNS if all(name in known for name in names)), ())
-    texts = tuple(text) or tuple(known[name] for name in usual)
-    label = label or next((known[name] for name in LABEL_COLUMNS if name in known), None)
+    texts = tuple(text) or tuple(column_called(name, "--text") for name in usual)
+    label = label or next((column_called(name, "--label") for name in LABEL_COLUMNS if name in known), None)
     wanted = [*texts, *([label] if label else [])]
+    if len(set(wanted)) < len(wanted):
+        twice = max(wanted, key=wanted.count)
+        raise UserError(f"{path}: the column {twice!r} is named twice, of texts or of labels; name different ones")
     if len(texts) in (1, 2) and (label or not is_labelled):
         if all(name in header for name in wanted):
             return texts, label
@@ -236,7 +260,11 @@ def _number(word: str) -> bool:
 
 
 def kind_of(words: Sequence[str], label: Column) -> str:
-    """Scores where most labels are numbers and some have a fraction, or the column is called so; else classes."""
+    """Scores where most labels are numbers and some have a fraction, or the column is called so; else classes.
+
+    Args:
+        words: names of classes: whole numbers have no fraction there, however they are written.
+    """
     numbers = list(filter(_number, words))
     has_fraction = not all(re.fullmatch(r"[+-]?\d+", word) for word in numbers)
     is_named = str(label).strip().lower() == "score"
@@ -245,7 +273,7 @@ def kind_of(words: Sequence[str], label: Column) -> str:
 
 def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """The classes in their order: as given, else whole numbers by size, words by the alphabet."""
-    there = set(words)
+    there, given = set(words), tuple(map(class_name, given))
     if len(there) == 1:
         raise UserError(
             f"{path}: all {len(words):,} rows have the label {words[0]!r}; give rows of two classes or more"

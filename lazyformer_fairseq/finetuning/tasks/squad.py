@@ -10,7 +10,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.question_windows import USUAL, FoundAnswer, QuestionWindowsDataset
 from lazyformer_fairseq.data.squad import METRICS, SPLITS, SquadFile, read_squad, score
+from lazyformer_fairseq.data.text.interface import told_cut
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
@@ -264,7 +265,7 @@ class Squad(Benchmark):
     )
     baseline_name = "the best sentence by F1"
 
-    def prepare(self, wanted: GridSettings) -> str:
+    def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
         return squad_data.overview(squad_data.prepare(wanted))
 
     def longest_input(self, wanted: GridSettings) -> int:
@@ -338,7 +339,12 @@ class Squad(Benchmark):
         has_answers = all(question.answers for question in read.questions)
         marks = score(read, texts).items() if has_answers else ()
         said = [f"{name.replace('_', ' ')} {100 * value:.2f}" for name, value in marks]
-        return [", ".join([f"{len(texts):,} answers", *said])]
+        lines = [", ".join([f"{len(texts):,} answers", *said])]
+        if windows.cut_questions:
+            lines.append(
+                told_cut(windows.cut_questions, len(texts), task.settings.longest_question, f"questions of {file.name}")
+            )
+        return lines
 
 
 def best_texts(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dict[str, str]:

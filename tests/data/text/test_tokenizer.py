@@ -9,6 +9,7 @@ import string
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import sentencepiece
 import torch
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from odd_texts import texts
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.text.interface import cut_input
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, LONGEST_TRAINING_WORD, UNK, Tokenizer, train_model
 from lazyformer_fairseq.errors import UserError
@@ -79,7 +81,7 @@ def test_text_comes_back_readable_spelt_in_bytes_if_asked_for(tokenizer, tmp_pat
     assert tokenizer.build_input("the old house") == [0, *a, 2]
     assert tokenizer.build_input("the old house", "a cat") == [0, *a, 2, 2, *b, 2]
     with pytest.raises(UserError, match="inputs of 4 tokens"):
-        tokenizer.build_input("a", "b", max_length=4)
+        cut_input(np.array(tokenizer.build_input("a", "b")), 4, 2)
     spelling = train(tmp_path / "bytes", vocab_size=420, settings=TextSettings(byte_fallback=True))
     ids = spelling.encode("the 猫 <mask>")
     assert UNK not in ids and spelling.decode(ids) == "the 猫 <mask>"

@@ -3,16 +3,20 @@
 import csv
 import json
 import re
+import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import NAMES, ROOT, THINGS
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 from in_process import invoke, refusal
 from toy_squad import START
 
-from lazyformer_fairseq.data.labelled_files import TaskDescription
+from lazyformer_fairseq.data.labelled_files import TaskDescription, class_name, read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedOwnTask, PreparedTask
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
@@ -21,6 +25,8 @@ from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.launch import choose_benchmark, grid_and_executor
 from lazyformer_fairseq.finetuning.one_run import fine_tune
 from lazyformer_fairseq.finetuning.settings import GridSettings
+from lazyformer_fairseq.finetuning.tasks.own import in_words
+from lazyformer_fairseq.storage.atomic import unfinished_name
 from lazyformer_fairseq.trained.hub import LazyFormerHub, tasks_of_heads
 
 TRAINED_MODELS = ROOT / "tests" / "fixtures" / "checkpoints"
@@ -218,6 +224,16 @@ GOOD = "text\tlabel\na b\tx\nc d\ty\n"
         (GOOD, None, "", "holds no file dev or valid that ends in .tsv, .csv, .jsonl; put a tenth"),
         (GOOD, GOOD, "--metric spearman", "--metric spearman: two classes are measured by accuracy"),
         (GOOD, GOOD, "--text 3 --label 2", "names no column '3', '2', but 'text', 'label'"),
+        (GOOD, GOOD, "--text text --label text", "the column 'text' is named twice, of texts or of labels"),
+        ("text\tlabel\tlabel\na\tx\ty\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'label' \(columns 2, 3"),
+        ("text\tlabel\ttext\na\tx\tb\n", GOOD, "", r"train.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
+        (GOOD, "text\tlabel\ttext\na\tx\tb\n", "", r"dev.tsv, line 1: 2 columns are called 'text' \(columns 1, 3\)"),
+        ("text\tlabel\tLabel\na\tx\ty\n", GOOD, "", "the columns 'label' and 'Label' differ in case .*by --label"),
+        ("Text\ttext\tlabel\na\tb\tx\n", GOOD, "", "the columns 'Text' and 'text' differ in case .*by --text"),
+        ("text\tlabel\na\tx\nb\tNaN\n", GOOD, "", "train.tsv, line 3: the label 'NaN' stands for a missing one; mend"),
+        ("text\tlabel\na\tx\nb\t<NA>\n", GOOD, "", "train.tsv, line 3: the label '<NA>' stands for a missing one"),
+        ("text\tlabel\na\tx\nb\tnull\n", GOOD, "", "train.tsv, line 3: the label 'null' stands for a missing one"),
+        (GOOD, "text\tlabel\na\tx\nb\tnan\n", "", "dev.tsv, line 3: the label 'nan' stands for a missing one"),
         (GOOD, GOOD, "--task gleu", "--task gleu: is none of .*; did you mean glue?"),
         (GOOD, GOOD, "--task squad --text text", "--text: means nothing for SQuAD"),
         ("".join(f"t {n}\tl {n}\n" for n in range(20)), GOOD, "--text 1 --label 2", "20 different labels in 20 rows"),
@@ -241,6 +257,7 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         ("a.yaml", "[" * 5000, "no YAML"),
         ("a.yaml", f"data: {'x' * 300}", "write short text"),
         ("a.yaml", "- x", "describes no task"),
+        ("a.yaml", "train: dev.tsv\nlabel: mood\nlabel: label", "the key 'label' is there twice"),
         ("a.yaml", "name: ../x\ntrain: x.csv", "'../x' cannot name a task's folders"),
         ("a.yaml", "train: dev.tsv\nkind: regression", "kind: 'regression' is none of classes, scores"),
         ("a.yaml", "train: dev.tsv\nkind: scores\nlabels: [x, y]", "labels: scores have none, but x, y are given"),
@@ -248,15 +265,263 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b\\ud800", "label": 2}\n', "x.jsonl, line 2: no JSON object"),
         ("x.jsonl", '{"text": "a", "label": 1}\n[1]\n', "x.jsonl, line 2: no JSON object"),
         ("x.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b"}\n', "x.jsonl, line 3: the label is empty"),
+        ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": null}\n', "x.jsonl, line 2: the label is empty"),
+        ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n', "x.jsonl, line 2: the label is empty"),
+        ("x.jsonl", '{"text": "a", "label": ["x", "y"]}\n', r"line 1: the field 'label' is a list, \[.x., .y.\];"),
+        ("x.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label": {"x": 1}}\n', "2: the field 'label' is an ob"),
+        ("x.jsonl", '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
+        ("x.jsonl", '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*field 'label' is there twice"),
+        ("x.jsonl", '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
+        ("x.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label": false}\n', "or false in line 2, .*line 1"),
+        ("x.jsonl", '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
+         r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); mend"),
         ("x.tsv", b"text\tlabel\n\xff\tx\n", "x.tsv, line 2: not UTF-8 text"),
     ],
-)
+)  # fmt: skip
 def test_a_yaml_file_and_files_of_other_formats_are_checked(tmp_path, name, text, words):
     (tmp_path / "a.yaml").write_text(f"train: {name}")
     (tmp_path / "dev.tsv").write_text(GOOD)
     (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=words):
         choose_benchmark(str(tmp_path / "a.yaml"), settings_of(tmp_path, None))
+
+
+@pytest.mark.parametrize("odd", [0, 5])
+@pytest.mark.parametrize("field", ["text2", "label"])
+def test_all_objects_decide_which_fields_there_are(tmp_path, field, odd):
+    """An object that lacks a field, the first one or another, is refused and takes nothing from the others."""
+    rows = [{"text": text, "text2": "a house", "label": mood} for text, mood in sentences(9)]
+    lacking = [{name: value for name, value in row.items() if name != field or n != odd} for n, row in enumerate(rows)]
+    for name in ("train", "dev"):
+        (tmp_path / "pairs").mkdir(exist_ok=True)
+        (tmp_path / "pairs" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lacking))
+    wrong = {"text2": "a sentence is empty, in column 'text2'", "label": "the label is empty"}[field]
+    with pytest.raises(UserError, match=f"train.jsonl, line {odd + 1}: {wrong}"):
+        choose_benchmark(None, settings_of(tmp_path, tmp_path / "pairs"))
+    (tmp_path / "pairs" / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in reversed(rows)))
+    assert choose_benchmark(None, settings_of(tmp_path, tmp_path / "pairs"))[0].row.is_pair
+
+
+WAYS = ("{}", "{}.", "{}.0", "{}.000", "+{}", "{}e0", "{}.00E+00")
+
+
+@for_all(st.integers(0, 10**20), st.sampled_from(WAYS))
+def test_a_whole_number_names_one_class_however_it_is_written(number, way):
+    assert class_name(way.format(number)) == str(number)
+    assert class_name("-" + way.format(number).lstrip("+")) == str(-number)
+
+
+@for_all(st.text(max_size=12).filter(lambda word: not re.fullmatch(r"[+-]?\d+(\.0*)?([eE].*)?", word, re.ASCII)))
+@pytest.mark.parametrize("word", ["007", "1.5", "-0.25", "0x1", "1e-1", "1_0", "1.0.0", "v1.0", "", "10%"])
+def test_any_other_word_is_a_class_as_it_is_written(word, other):
+    assert class_name(word) == word
+    assert class_name(other) == other or float(other).is_integer()
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "kind", "said"),
+    [
+        (("0.0", "1.0"), {}, ("0", "1"), "2 classes, 0, 1 (--kind scores for scores); accuracy"),
+        (("0", "1.0", "0.0", "1"), {}, ("0", "1"), "2 classes, 0, 1 (--kind scores for scores); accuracy"),
+        (("2.0", "0.0", "1.0", "10"), {}, ("0", "1", "2", "10"), "4 classes, 0, 1, 2, 10 (--kind"),
+        (("1.000000000000000000e+00", "-1.000000000000000000e+00"), {}, ("-1", "1"), "2 classes, -1, 1 (--kind"),
+        (("007", "7"), {}, ("007", "7"), "2 classes, 007, 7 (--kind"),
+        (
+            ("0.0", "0.5"),
+            {},
+            None,
+            "scores around 0.25, standard deviation 0.25 (--kind classes for classes); spearman",
+        ),
+        (("0.0", "0.5"), {"kind": "classes"}, ("0", "0.5"), "2 classes, 0, 0.5 (--kind"),
+        (("0.0", "1.0"), {"kind": "scores"}, None, "scores around 0.5, standard deviation 0.5"),
+    ],
+)
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
+def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path, ending, words, options, kind, said):
+    header, texts = ("text", "label"), [text for text, _ in sentences(24)]
+    rows = [(text, words[n % len(words)]) for n, text in enumerate(texts)]
+    for name in ("train", "dev"):
+        write(tmp_path / "numbers" / f"{name}.{ending}", header, *rows)
+    benchmark, _ = choose_benchmark(None, settings_of(tmp_path, tmp_path / "numbers", **options))
+    assert benchmark.row.labels == (kind or ()) and said in in_words(benchmark.row)
+    assert in_words(benchmark.row).endswith("; texts in column 'text', labels in 'label'")
+    targets = [example.target for example in read_split(benchmark.row, tmp_path / "numbers", "valid").examples]
+    wanted = [float(word) if kind is None else kind.index(class_name(word)) for _, word in rows]
+    assert targets == wanted
+
+
+def test_json_numbers_and_booleans_are_classes(tmp_path):
+    for values, labels in (
+        ([0.0, 1, 1.0, 0], ("0", "1")),
+        ([True, False], ("false", "true")),
+        (["0", 1.0], ("0", "1")),
+    ):
+        rows = [{"text": text, "label": values[n % len(values)]} for n, (text, _) in enumerate(sentences(8))]
+        (tmp_path / "json").mkdir(exist_ok=True)
+        for name in ("train", "dev"):
+            (tmp_path / "json" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        assert choose_benchmark(None, settings_of(tmp_path, tmp_path / "json"))[0].row.labels == labels
+
+
+LONG = "sees the house near the garden " * 12
+
+
+@pytest.fixture(scope="module")
+def cut_short(tmp_path_factory) -> tuple[Path, str]:
+    """A folder with texts longer than the model's 64 positions and ``out``, what came of it; what was said."""
+    folder = tmp_path_factory.mktemp("cut")
+    moods = ["calm", "glad"] * 3
+    write(folder / "long" / "train.tsv", ("text", "label"), *((f"{LONG}{mood}", mood) for mood in moods), ("a", "calm"))
+    write(folder / "long" / "dev.tsv", ("text", "label"), ("anna", "calm"), (LONG, "calm"), ("ben", "calm"))
+    options = "--lrs 1e-3 --seeds 1 --epochs 1 --gpus none --workers 1".split()
+    return folder, invoke("finetune", f"m={START}", "--data", folder / "long", "--output", folder / "out", *options)
+
+
+CUT = "{} rows{} longer than the 64 tokens that {} reads; what goes beyond is cut off"
+
+
+def test_what_a_model_does_not_read_is_counted_in_the_table_and_the_report(cut_short, tmp_path):
+    folder, said = cut_short
+    heads, _, *rows = said.splitlines()
+    place = heads.index("cut at 64 tokens")
+    assert [row[place:].split()[0] for row in rows[:2]] == ["6", "1"]
+    told = [
+        f"long: {CUT.format('6 of 7', ' of train.tsv are', 'm')}",
+        f"long: {CUT.format('1 of 3', ' of dev.tsv is', 'm')}",
+    ]
+    markdown = (folder / "out" / "report" / "long.md").read_text()
+    for sentence in told:
+        assert f"note: {sentence}\n" in said and f"- {sentence}\n" in markdown
+    # Once more, when the data is there already.
+    again = invoke(
+        "finetune", f"m={START}", "--output", folder / "out", *"--lrs 1e-3 --seeds 1 --epochs 1 --gpus none".split()
+    )
+    assert all(f"note: {sentence}\n" in again for sentence in told)
+
+
+def test_a_development_set_of_one_class_is_named_beside_its_score(cut_short, tmp_path):
+    folder, said = cut_short
+    sentence = "long: all 3 rows of dev.tsv have the label 'calm', so scores on them say nothing"
+    markdown = (folder / "out" / "report" / "long.md").read_text()
+    assert f"note: {sentence}\n" in said and f"- {sentence}\n" in markdown and f"- {sentence}\n" in said
+    assert len(re.findall(r"\| m .* \d+\.\d\d \(one class\) ", said)) == 4, (
+        "both tables of accuracy, and the other metrics"
+    )
+    with (folder / "out" / "report" / "long_scores.csv").open(newline="") as file:
+        assert {row["only_label"] for row in csv.DictReader(file)} == {"calm"}
+    marks = invoke("predict", folder / "out", folder / "long" / "dev.tsv", "--output", tmp_path / "x.tsv")
+    assert "all these labels are 'calm', so these numbers say nothing" in marks
+    (result,) = Path(shutil.copytree(folder / "out", tmp_path / "damaged")).rglob("result.json")
+    known = json.loads(next((folder / "out").rglob("result.json")).read_text())["splits"][0]
+    for splits in ([1], [{"file": "dev.tsv"}], [{**known, "cut": "6"}]):
+        result.write_text(json.dumps({**json.loads(result.read_text()), "splits": splits}))
+        with pytest.raises(UserError, match="result.json: .*splits"):
+            invoke("evaluate", tmp_path / "damaged")
+
+
+def test_drawn_rows_of_one_class_are_named(tmp_path):
+    rows = [(text, "calm" if n else "glad") for n, (text, _) in enumerate(sentences(60))]
+    for name in ("train", "dev"):
+        write(tmp_path / "rare" / f"{name}.tsv", ("text", "label"), *rows)
+    grid, _ = grid_and_executor(*choose_benchmark(None, settings_of(tmp_path, tmp_path / "rare", max_train_rows=3)))
+    assert grid.warnings() == [
+        "rare: all 3 rows of train.tsv have the label 'calm', so nothing can be learnt from them"
+    ]
+
+
+def test_predict_counts_what_was_cut_and_a_caller_is_warned(cut_short, tmp_path):
+    folder, _ = cut_short
+    rows = [("anna",), (LONG,), ("ben",), (f"{LONG} {LONG}",)]
+    for ending in ("tsv", "csv", "jsonl"):
+        said = invoke("predict", folder / "out", write(tmp_path / f"long.{ending}", ("text",), *rows))
+        line = 2 if ending == "jsonl" else 3
+        assert f"{CUT.format('2 of 4', ' are', 'the model')}, first in line {line}" in said.splitlines(), said
+    assert "longer" not in invoke("predict", folder / "out", write(tmp_path / "short.tsv", ("text",), ("anna",)))
+
+    (run,) = (folder / "out").rglob("result.json")
+    model = LazyFormerModel.from_pretrained(run.parent)
+    with pytest.warns(UserWarning, match="2 of 4 texts are longer than the 64 tokens"):
+        answers = model.predict([text for (text,) in rows])
+    assert [answer.is_cut for answer in answers] == [False, True, False, True]
+    with pytest.warns(UserWarning, match="1 of 2 texts is longer than the 64 tokens"):
+        assert model.extract_features("anna", LONG).size(1) == 64
+    with pytest.warns(UserWarning, match="1 of 1 texts is longer"):
+        model.predict("own_long", LONG)
+    with (
+        pytest.warns(UserWarning, match="1 of 1 texts is longer"),
+        pytest.raises(UserError, match="0 times <mask> in the 64"),
+    ):
+        model.fill_mask(f"{LONG} <mask>")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(["anna"])
+        model.extract_features("anna", "ben")
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
+def test_rows_without_a_text_keep_their_place_and_get_no_answer(moods, run_of_moods, tmp_path, ending):
+    texts = ["anna sees ben", "", "  ", "\0\1", "the river"]
+    rows = [(str(number), text, "sad") for number, text in enumerate(texts)]
+    file = write(tmp_path / f"gaps.{ending}", ("id", "text", "label"), *rows)
+    (left,) = [unfinished_name(tmp_path / f"gaps.predictions.{ending}")]
+    left.touch()
+    said = invoke("predict", run_of_moods, file)
+    assert not left.exists(), "a killed one's rest"
+    line = 2 if ending == "jsonl" else 3
+    assert f"3 of 5 rows have no text and got no prediction, the first in line {line}\n" in said
+    assert "by the file's own labels in 2 of the rows: accuracy" in said
+    text = (tmp_path / f"gaps.predictions.{ending}").read_text()
+    if ending == "jsonl":
+        found = [json.loads(line) for line in text.splitlines()]
+        empty = {"prediction": None, "probability": None}
+    else:
+        found = list(csv.DictReader(text.splitlines(), delimiter="," if ending == "csv" else "\t"))
+        empty = {"prediction": "", "probability": ""}
+    assert [row["id"] for row in found] == list("01234")
+    assert [{name: row[name] for name in empty} == empty for row in found] == [False, True, True, True, False]
+    model = LazyFormerModel.from_pretrained(run_of_moods)
+    with pytest.warns(UserWarning, match="3 of 5 texts are empty: their label is None"):
+        answers = model.predict(texts)
+    assert [answer.label for answer in answers] == [row["prediction"] or None for row in found]
+    none = write(tmp_path / f"none.{ending}", ("id", "text"), ("1", ""), ("2", " "))
+    assert f"none.{ending}: has no text in it" in refusal("predict", run_of_moods, none)
+
+
+def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_text(run_of_moods, tmp_path):
+    objects = [
+        {"id": 3}, {"text": "anna sees ben", "label": "sad"}, {"text": None}, {"txt": "the river"},
+        {"text": "the garden", "label": None}, {"text": "ben sees the river", "label": "glad"},
+    ]  # fmt: skip
+    file = tmp_path / "x.jsonl"
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in objects))
+    said = invoke("predict", run_of_moods, file)
+    assert "3 of 6 rows have no text and got no prediction, the first in line 1; some rows lack 'text' and have" in said
+    assert "and have 'id', 'txt': is a name misspelt?" in said
+    assert "by the file's own labels in 2 of the rows: accuracy" in said, "the label, which the first object lacks"
+    found = [json.loads(line) for line in (tmp_path / "x.predictions.jsonl").read_text().splitlines()]
+    assert [{name: row[name] for name in own} for row, own in zip(found, objects, strict=True)] == objects
+    invoke("predict", run_of_moods, file, "--output", tmp_path / "y.csv")
+    with (tmp_path / "y.csv").open(newline="") as written:
+        assert next(csv.reader(written)) == ["id", "text", "label", "txt", "prediction", "probability"]
+    for content, words in (
+        ('{"text": ["a", "b"]}\n', "line 1: the field 'text' is a list"),
+        ('{"text": ""}\n{"txt": "a"}\n', "has no text in it; some rows lack 'text' and have 'txt'"),
+    ):
+        file.write_text(content)
+        assert words in refusal("predict", run_of_moods, file, "--output", tmp_path / "z.jsonl")
+    file.write_text('{"text": "anna", "label": "sad"}\n{"text": "ben", "label": ["sad"]}\n')
+    said = invoke("predict", run_of_moods, file, "--output", tmp_path / "z.jsonl")
+    assert f"no marks: {file}, line 2: the field 'label' is a list" in said
+    for content, output, words in (
+        ("text\ttext\na\tb\n", "t.tsv", "2 columns are called 'text'"),
+        (
+            "text\tid\tid\na\tb\tc\n",
+            "t.jsonl",
+            "2 columns are called 'id', and a JSON object has only one field of a name",
+        ),
+    ):
+        (tmp_path / "twice.tsv").write_text(content)
+        assert words in refusal("predict", run_of_moods, tmp_path / "twice.tsv", "--output", tmp_path / output)
 
 
 def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods, tmp_path, monkeypatch):
@@ -290,7 +555,7 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         def stop(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        stopped.setattr(LazyFormerHub, "predict", stop)
+        stopped.setattr(LazyFormerHub, "predict_rows", stop)
         assert "stopped; nothing was written" in invoke("predict", run_of_moods, "short.tsv", code=130)
     assert not list(tmp_path.glob("*predictions*"))
     write(Path("unseen.tsv"), ("text", "label"), ("anna", "angry"))

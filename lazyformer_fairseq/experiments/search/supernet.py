@@ -3,14 +3,16 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
+from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.networks.encoder import leave_out_first_norm
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
@@ -134,8 +136,8 @@ class Mixture(nn.Module):
 
     With lazy candidates it also carries a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where its own ``s``
     computes P_s and P_(i-1) comes from below. The first layer has only P_s. If several candidates compute a
-    distribution, P_s is their weighted mean, and m_s the sum of their weights. Rows sum to 1. What reads a mixture has
-    plain values, whatever the kinds in it want of those that read them alone.
+    distribution, P_s is their weighted mean, and m_s the sum of their weights. Rows sum to 1, unless a kind projects
+    positions. What reads a mixture has plain values, whatever the kinds in it want of those that read them alone.
 
     With candidates that read keys and values it carries these in the same way: K_i = m_s K_s + (1 - m_s) K_(i-1).
     Softmax is not linear, so this is no mean of patterns' outputs; where weights are 0 and 1 it is the pattern's.
@@ -193,7 +195,30 @@ def _key(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _carried(below: Optional[StoredDistribution], own: list[tuple[Tensor, Tensor]]) -> StoredDistribution:
+class MixedDistribution(StoredDistribution):
+    """A distribution whose rows need not sum to 1, as those of Linformer over tokens do not.
+
+    A bias of values is added behind the product with it, as in Linformer; with rows that sum to 1 that is the same.
+    """
+
+    def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, ReusableAttention]:
+        """Return the values of an ``l`` without their bias, and what weighs them and adds it."""
+        if v_proj.bias is None:
+            return v_proj(x_BTC), self
+        v_BTC = multiply_by_part(v_proj, x_BTC, 0, v_proj.out_features, has_bias=False)
+        return v_BTC, _BiasedDistribution(self, v_proj.bias.view(num_heads, 1, -1))
+
+
+class _BiasedDistribution(NamedTuple):
+    distribution: MixedDistribution
+    bias_N1D: Tensor
+
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+        """P V + b (B, N, T, D)."""
+        return self.distribution.attend(v_BNKD, dropout) + self.bias_N1D
+
+
+def _carried(below: Optional[MixedDistribution], own: list[tuple[Tensor, Tensor]]) -> MixedDistribution:
     probabilities, weight = own[0]
     if len(own) > 1:
         shares = torch.stack([share for _, share in own])
@@ -201,8 +226,8 @@ def _carried(below: Optional[StoredDistribution], own: list[tuple[Tensor, Tensor
         shares = shares + torch.finfo(shares.dtype).eps ** 2  # all may be 0, where something else is as good as certain
         probabilities = sum(each * share for (each, _), share in zip(own, shares / shares.sum(), strict=True))
     if below is None:
-        return StoredDistribution(probabilities)
-    return StoredDistribution(torch.lerp(below.probabilities, probabilities, weight))
+        return MixedDistribution(probabilities)
+    return MixedDistribution(torch.lerp(below.probabilities, probabilities, weight))
 
 
 def _carried_keys(below: Optional[Attention], own: Attention, weight: Tensor) -> Attention:

@@ -42,9 +42,9 @@ from lazyformer_fairseq.modules.processor import compute_capability
 PIECE_NUMBERS = 2**26
 ALIGNMENT = 8  # numbers: where that kernel wants the rows of a bias to begin
 # What the Triton kernels lack: features of scores (:attr:`Scores.features`); "synthetic", queries of another size than
-# the values'; "oblong", more or fewer keys than queries, beyond whose end they would read. There the piecewise ones
-# compute.
-NOT_IN_TRITON = frozenset({"causal", "positions", "learned", "synthetic", "oblong"})
+# the values'; "unturned", queries of twice that size; "oblong", more or fewer keys than queries, beyond whose end they
+# would read. There the piecewise ones compute.
+NOT_IN_TRITON = frozenset({"causal", "positions", "learned", "synthetic", "unturned", "oblong"})
 LARGEST_HEAD = 128  # of the Triton kernels
 LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
 # By the name of their operators; those of Triton are made when they are first needed.
@@ -252,9 +252,14 @@ class RecomputedAttention:
         if self._added is None and self._learns and can_fuse:
             return _FUSED.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout)[0]
         added = self._dense() if self._added is None else self._added
+        # Queries that keep what they were before a turn are wider than values, and torch fuses equal sizes alone.
+        size = v_BNKD.size(-1)
+        if self.q_BNTD.size(-1) > size:
+            v_BNKD = F.pad(v_BNKD, (0, self.q_BNTD.size(-1) - size))
+        vectors = self.q_BNTD, self.k_BNKD, v_BNKD
         if self._learns and added is not None and is_on_gpu:
-            return attention_with_learned_bias(self.q_BNTD, self.k_BNKD, v_BNKD, added, dropout)
-        return F.scaled_dot_product_attention(self.q_BNTD, self.k_BNKD, v_BNKD, attn_mask=added, dropout_p=dropout)
+            return attention_with_learned_bias(*vectors, added, dropout)[..., :size]
+        return F.scaled_dot_product_attention(*vectors, attn_mask=added, dropout_p=dropout)[..., :size]
 
     def _dense(self) -> Tensor | None:
         layout = aligned if self._learns and self.q_BNTD.device.type == "cuda" else None

@@ -72,7 +72,7 @@ class FlexAttention:
 
 
 class Flex(BackEnd):
-    lacks = frozenset({"entmax", "learned", "synthetic"})
+    lacks = frozenset({"entmax", "learned", "synthetic", "unturned"})
 
     def attend(
         self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0

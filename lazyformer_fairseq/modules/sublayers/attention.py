@@ -184,9 +184,8 @@ class ChoosingAttention(AttentionSublayer):
         self.takes_documents = all(type(each).project is AttentionVariant.project for each in self.choices.values())
         self.takes_permuted = all(each.takes_permuted for each in self.choices.values())
         self.value_makers = build_values(of_choice)
-        self.query_makers, self.key_makers = (
-            build_vectors(of_choice) if there else nn.ModuleDict() for there in (self.has_queries, self.has_keys)
-        )
+        self.query_makers = build_vectors(of_choice, are_keys=False) if self.has_queries else nn.ModuleDict()
+        self.key_makers = build_vectors(of_choice, are_keys=True) if self.has_keys else nn.ModuleDict()
 
     def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
         """Keys (B, N, K, D) as its kind of attention compares them."""
@@ -357,19 +356,22 @@ class LazyAttention(AttentionSublayer):
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Attends with the given distribution, which includes biases and masks already."""
-        x_BKC, distribution = with_memory(memory_BMC, x_BTC), below[DISTRIBUTION]
-        if hasattr(distribution, "project"):  # it has a way that is cheaper
-            v_BKC, distribution = distribution.project(x_BKC, self.v_proj)
-        else:
-            v_BKC = self.v_proj(x_BKC)
-        inputs = x_BKC if self.value_makers else None, v_BKC
+        x_BKC = with_memory(memory_BMC, x_BTC)
+        distribution = below[DISTRIBUTION]
+        one = distribution[0] if isinstance(distribution, list) else distribution
+        makes_values = hasattr(one, "project")
+        v_BKC = None if makes_values else self.v_proj(x_BKC)
+        inputs = x_BKC if makes_values or self.value_makers else None, v_BKC
         y_BTC, _ = by_document(self._attend, inputs, {DISTRIBUTION: distribution}, shared)
         return self.out_proj(y_BTC), {}
 
-    def _attend(self, x_BKC: Optional[Tensor], v_BKC: Tensor, below: SharedState, shared: Context) -> Output:
+    def _attend(self, x_BKC: Optional[Tensor], v_BKC: Optional[Tensor], below: SharedState, shared: Context) -> Output:
+        distribution = below[DISTRIBUTION]
+        if v_BKC is None:
+            v_BKC, distribution = distribution.project(x_BKC, self.v_proj, self.num_heads)
         values = self.make_values(x_BKC, v_BKC)
         dropout = self.dropout if self.training else 0.0
-        return merge_heads(below[DISTRIBUTION].attend(values, dropout)), {}
+        return merge_heads(distribution.attend(values, dropout)), {}
 
 
 class SharedKeysAttention(AttentionSublayer):
@@ -391,7 +393,7 @@ class SharedKeysAttention(AttentionSublayer):
         self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.position_proj: Optional[Linear] = None
         values = {} if planned.producer is None else planned.producer.values
-        self.query_makers = build_vectors(replace(options, values=values))
+        self.query_makers = build_vectors(replace(options, values=values), are_keys=False)
         if options.is_causal and not has_positions(values):
             self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
 

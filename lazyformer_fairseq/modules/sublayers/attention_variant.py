@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
 from torch import Tensor, nn
 
@@ -133,8 +133,8 @@ class AttentionVariant(nn.Module):
         return None
 
     @classmethod
-    def build_vectors(cls, options: SublayerOptions) -> Optional[nn.Module]:
-        """What turns plain queries, or keys, into its own; None for plain ones. Called as :func:`make_vectors` says.
+    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional["VectorMaker"]:
+        """Build what turns plain queries, or keys, into its own; None for plain ones.
 
         An ``s`` has one for its queries and one for its keys, which its global tokens share, each ``k`` one for its
         queries.
@@ -201,6 +201,16 @@ class AttentionVariant(nn.Module):
         return workload._replace(share=count_share(mask, workload.time, workload.keys, is_causal))
 
 
+class VectorMaker(Protocol):
+    """A module that turns queries, or keys, into the form that a kind of attention compares them in."""
+
+    def __call__(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+        """Return the vectors of tokens in that form; :func:`make_vectors` has the arguments."""
+
+    def without_place(self, x_NMD: Tensor) -> Tensor:
+        """Return keys that belong to no token, and so have no place, in the form that the queries meet."""
+
+
 def build_choices(options: SublayerOptions) -> nn.ModuleDict:
     """By name, in the table's order: the first one is outermost."""
     return nn.ModuleDict({row.name: row.load()(options) for row in chosen_kinds(options.values)})
@@ -212,9 +222,9 @@ def build_values(options: SublayerOptions) -> nn.ModuleDict:
     return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
 
 
-def build_vectors(options: SublayerOptions) -> nn.ModuleDict:
+def build_vectors(options: SublayerOptions, are_keys: bool) -> nn.ModuleDict:
     """By name, in the table's order, what queries, or keys, go through."""
-    built = {row.name: row.load().build_vectors(options) for row in chosen_kinds(options.values)}
+    built = {row.name: row.load().build_vectors(options, are_keys) for row in chosen_kinds(options.values)}
     return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
 
 

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from every_kind import build, of_each_kind, run, tokens
+from tiny_networks import loud
 from torch import nn
 
 from lazyformer_fairseq.errors import UserError
@@ -110,6 +111,21 @@ def test_a_certain_choice_is_the_network_of_that_pattern(kind, candidates, chose
     sublayers = (mixture.candidate(name) for mixture, name in zip(supernet.mixtures, chosen, strict=True))
     supernet.model.sublayers = nn.ModuleList(sublayers)
     assert found.allclose(supernet.model(inputs)[0], atol=1e-6)
+
+
+def test_a_certain_choice_of_projected_positions_is_the_network_of_that_pattern():
+    """Whose ``l`` adds the bias of its values behind the projection, as its ``s`` does."""
+    candidates = ("s[linformer=3]", "l", "f")
+    more = {"max_positions": 5, "relative_position_buckets": 0}
+    supernet, inputs = make_supernet(candidates, **more), torch.randint(2, 11, (2, 5))
+    loud(supernet.model).float()
+    fix_weights(supernet, torch.eye(3)[[0, 1, 1]])
+    found, _ = supernet(inputs)
+    first, *others = supernet.mixtures
+    supernet.model.sublayers = nn.ModuleList(
+        [first.candidate("s[linformer=3]"), *(each.candidate("l") for each in others)]
+    )
+    torch.testing.assert_close(found, supernet.model(inputs)[0])
 
 
 @pytest.mark.parametrize(

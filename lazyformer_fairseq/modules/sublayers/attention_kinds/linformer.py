@@ -129,21 +129,19 @@ class ProjectedDistribution(NamedTuple):
     projection: Tensor
     is_padding_BT: Optional[Tensor]
 
-    def project(self, x_BTC: Tensor, v_proj: Linear) -> tuple[Tensor, ReusableAttention]:
-        """Values of an ``l`` with this input, and what weighs them: F (X W + b) and P, or X W + b and P F.
+    def project(self, x_BTC: Tensor, v_proj: Linear, num_heads: int) -> tuple[Tensor, ReusableAttention]:
+        """Return the values of an ``l`` with this input, F X W + b as those of the ``s``, and P, which weighs them.
 
         F (X W) is (F X) W, cheaper where heads share F and there are fewer projected positions than positions.
         """
         time = x_BTC.size(1)
         projection = first_columns(self.projection, time)
-        if not is_first(projection.dim() == 2, projection.size(-2), time):
-            return v_proj(x_BTC), self
-        mixed_BPC = torch.matmul(projection, text_alone(x_BTC, self.is_padding_BT))
-        v_BPC = multiply_by_part(v_proj, mixed_BPC, 0, v_proj.out_features, has_bias=False)
-        if v_proj.bias is not None:
-            is_text = text_alone(x_BTC.new_ones((*x_BTC.shape[:2], 1)), self.is_padding_BT)
-            v_BPC = v_BPC + torch.matmul(projection, is_text) * v_proj.bias
-        return v_BPC, self.distribution
+        text_BTC = text_alone(x_BTC, self.is_padding_BT)
+        if is_first(projection.dim() == 2, projection.size(-2), time):
+            return v_proj(torch.matmul(projection, text_BTC)), self.distribution
+        v_BTC = multiply_by_part(v_proj, text_BTC, 0, v_proj.out_features, has_bias=False)
+        v_BPC = merge_heads(project_heads(projection, split_heads(v_BTC, num_heads)))
+        return v_BPC if v_proj.bias is None else v_BPC + v_proj.bias, self.distribution
 
     def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
         """P F V (B, N, T, D), after dropout on P."""

@@ -17,7 +17,8 @@ class Persistent(AttentionVariant):
     """m keys that every query sees, in one softmax with the tokens' (section 4).
 
     They have no place: no bias by distance, no positions, no padding, no mask and no causality acts on them, and in a
-    causal model they meet the same queries as the tokens, Q + u.
+    causal model they meet the same queries as the tokens, Q + u. With rotary positions they meet queries as these were
+    before the turn; a norm of queries and keys acts on them too.
 
     As in the published code each head has keys of its own, drawn from N(0, 1): the weight is drawn from N(0, 1 / D) and
     multiplied by sqrt(D), so that it learns as fast as weights of that scale do.
@@ -33,7 +34,8 @@ class Persistent(AttentionVariant):
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"extra"})
+        # With turned queries stand those before the turn: see the kind rope.
+        return frozenset({"extra", "unturned"} if values.get("rope") else {"extra"})
 
     @classmethod
     def build_values(cls, options: SublayerOptions) -> "PersistentValues":
@@ -42,6 +44,9 @@ class Persistent(AttentionVariant):
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         extra = attention.scores.extra + self.keys.size(1)
         keys_NMD = self.keys * math.sqrt(self.keys.size(-1))
+        _, of_keys = attention.makers
+        for maker in of_keys.values():
+            keys_NMD = maker.without_place(keys_NMD)
         beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # a synthesizer's factors, of which vectors have none
         k_BNKD = _append(attention.k_BNKD, F.pad(keys_NMD, (0, beside)))
         return inner(replace(attention, k_BNKD=k_BNKD).with_scores(extra=extra))

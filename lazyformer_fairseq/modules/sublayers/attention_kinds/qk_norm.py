@@ -16,14 +16,14 @@ class QKNorm(AttentionVariant):
     So no score outgrows sqrt(D) times the gains (section 2). Gains are 1 at first, D for queries and D for keys, alike
     for all heads. The paper has LayerNorm without biases; RMSNorm is what Qwen3 and Gemma 3 have.
 
-    Turns of rotary positions, and Transformer-XL's u, v and distances, come after it. Global tokens share the gains; a
-    ``k`` has one of its own for its queries.
+    Turns of rotary positions, and Transformer-XL's u, v and distances, come after it. Global tokens and persistent keys
+    share the gains; a ``k`` has one of its own for its queries.
     """
 
     counts_memory = makes_vectors = takes_permuted = True
 
     @classmethod
-    def build_vectors(cls, options: SublayerOptions) -> nn.Module:
+    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "HeadNorm":
         return HeadNorm(options.head_size, eps=1e-6)
 
     @classmethod
@@ -41,3 +41,7 @@ class HeadNorm(nn.RMSNorm):
             return x_BNTD
         # Under autocast gains are in single precision, and so is what they multiply.
         return super().forward(x_BNTD.to(self.weight.dtype)).to(x_BNTD.dtype)
+
+    def without_place(self, x_NMD: Tensor) -> Tensor:
+        """Return the norm of keys that belong to no token."""
+        return x_NMD if x_NMD.is_meta else super().forward(x_NMD)

@@ -28,6 +28,8 @@ _EPSILON = 1e-6  # of the lengths of keys, as in the published code
 class Reformer(AttentionVariant):
     """Queries are keys, of the keys' projection; there is none of queries.
 
+    Vectors are hashed as they are before turns of rotary positions: alike tokens share a bucket wherever they are.
+
     Rotations are drawn anew in each forward pass, in training from torch's generator, so that a resumed run draws the
     same; in evaluation from a fixed seed, so that a model computes the same twice.
 
@@ -45,20 +47,24 @@ class Reformer(AttentionVariant):
         super().__init__(options)
         self.buckets, self.rounds, self.chunk = (options.values[name] for name in ("buckets", "rounds", "chunk"))
         self.dropout = options.attention_dropout
+        self.is_turned = bool(options.values.get("rope"))
 
     @classmethod
     def projections(cls, values: Settings) -> frozenset[str]:
         return frozenset({"keys"})
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        vectors, scores = attention.k_BNKD, attention.scores
+        vectors = hashed = attention.k_BNKD
+        scores = attention.scores
+        if self.is_turned:
+            vectors, hashed = vectors.chunk(2, -1)
         places = vectors.size(-2)
         if places <= self.chunk:
             chunk, buckets = places, torch.zeros_like(vectors[..., None, :, 0], dtype=torch.long)
         else:
             generator = None if self.training else torch.Generator(vectors.device).manual_seed(0)
-            rotations = random_rotations(vectors, self.rounds, self.buckets, generator)
-            chunk, buckets = self.chunk, buckets_of(vectors, rotations)
+            rotations = random_rotations(hashed, self.rounds, self.buckets, generator)
+            chunk, buckets = self.chunk, buckets_of(hashed, rotations)
             if scores.lengths_B is not None:
                 buckets = buckets.masked_fill((scores.lengths_B <= chunk)[:, None, None, None], 0)
         how = (self.buckets, chunk, scores.is_padding(places), self.dropout if self.training else 0.0)

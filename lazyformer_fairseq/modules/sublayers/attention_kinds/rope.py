@@ -1,10 +1,12 @@
 """``s[rope=b]``: rotary positions, turns of queries and keys by their places (Su et al., 2021: RoFormer)."""
 
+import math
 from functools import partial
 from typing import Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -20,6 +22,9 @@ class Rope(AttentionVariant):
 
     In a causal model turns stand in place of Transformer-XL's positions, so with neither u, v nor projected distances;
     places count from the first key of the memory. T5's bias may stand beside them.
+
+    Persistent keys have no place, so they meet queries as these were before the turn, and Reformer hashes vectors as
+    they were: a :class:`Turn` keeps those behind the turned ones.
 
     Raises:
         UserError: heads of an odd size.
@@ -37,18 +42,48 @@ class Rope(AttentionVariant):
             )
 
     @classmethod
-    def build_vectors(cls, options: SublayerOptions) -> nn.Module:
-        return Turn(options.values["rope"])
+    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "Turn":
+        values = options.values
+        behind = NOTHING
+        if values.get("buckets"):
+            behind = UNTURNED
+        elif values.get("persistent"):
+            behind = ZEROS if are_keys else UNTURNED
+        return Turn(values["rope"], behind)
+
+
+# What stands behind the D turned numbers of a vector. Products of queries (R q, q) with keys of tokens (R k, 0) are
+# turned, and those with keys of no place (0, k) are not.
+NOTHING, UNTURNED, ZEROS = "nothing", "the vector before the turn", "zeros"
 
 
 class Turn(nn.Module):
-    """Of queries or keys, by the places of their rows; the angles are in single precision or better."""
+    """A turn of queries or keys by the places of their rows; the angles are in single precision or better.
 
-    def __init__(self, base: int):
+    Args:
+        base: b.
+        behind: what follows the turned numbers. Keys with ZEROS are multiplied by sqrt(2), because back ends divide
+            products by the root of the size of queries, which is then 2 D.
+    """
+
+    def __init__(self, base: int, behind: str = NOTHING):
         super().__init__()
         self.base = base
+        self.behind = behind
 
     def forward(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None) -> Tensor:
+        turned_BNTD = self._turn(x_BNTD, scores, keys, places_AG)
+        if self.behind == UNTURNED:
+            return torch.cat([turned_BNTD, x_BNTD], -1)
+        if self.behind == ZEROS:
+            return F.pad(turned_BNTD * math.sqrt(2), (0, x_BNTD.size(-1)))
+        return turned_BNTD
+
+    def without_place(self, x_NMD: Tensor) -> Tensor:
+        """Return keys that belong to no token, to meet the queries behind the turned ones."""
+        return F.pad(x_NMD * math.sqrt(2), (x_NMD.size(-1), 0))
+
+    def _turn(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor]) -> Tensor:
         if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
             return x_BNTD
         places = scores.places_BT if places_AG is None else places_AG

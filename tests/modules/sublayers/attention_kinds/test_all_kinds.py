@@ -5,7 +5,7 @@ Whether a kind computes what its paper says is tested in the file of its own.
 
 import json
 import shutil
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -115,9 +115,9 @@ def assert_an_l_reuses_all(direction: str, s: str) -> None:
     with torch.no_grad():
         source = attention.qkv_proj if direction == ENCODER else attention.kv_proj
         lazy.v_proj.weight.copy_(source.weight[-WIDTH:])
-        if lazy.v_proj.bias is not None:  # Linformer adds an s's after its projection, as the published code does
-            lazy.v_proj.bias.zero_()
-            source.bias[-WIDTH:].zero_()
+        if lazy.v_proj.bias is not None:
+            source.bias[-WIDTH:].normal_()
+            lazy.v_proj.bias.copy_(source.bias[-WIDTH:])
         lazy.out_proj.load_state_dict(attention.out_proj.state_dict())
         lazy.value_makers.load_state_dict(attention.value_makers.state_dict())
     x_BTC = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
@@ -345,6 +345,48 @@ def test_two_of_them_combine_or_are_refused(direction, one, other):
     alone = [run(build(direction, f"s[{settings}] f l"), tokens()) for settings in (one, other)]
     assert not any(torch.equal(features, each) for each in alone)
     assert_an_l_reuses_all(direction, f"s[{one},{other}]")
+
+
+EVERY_PAIR = [
+    pytest.param(direction, one, other, marks=() if is_first else pytest.mark.slow)
+    for direction in (ENCODER, CAUSAL)
+    for row, of_other in combinations(rows(direction), 2)
+    for one, other in product(examples(row, direction), examples(of_other, direction))
+    for is_first in [(one, other) == (examples(row, direction)[0], examples(of_other, direction)[0])]
+]
+
+
+@pytest.mark.parametrize(("direction", "one", "other"), EVERY_PAIR)
+def test_a_pair_keeps_what_both_promise(direction, one, other):
+    """Whatever the back end, the padding around a text, and the segments that a stream comes in."""
+    pattern = f"s[{one},{other}] f l s[{one},{other}]"
+    try:
+        plan(pattern, direction)
+    except UserError:
+        return
+    network = loud(build(direction, pattern), 0.3)
+    expected = with_gradients(network)
+    for back_end in ON_A_CPU:
+        try:
+            network.attention_backend = back_end
+        except UserError as error:
+            assert f"--attention-backend {back_end}" in str(error)
+            continue
+        torch.testing.assert_close(with_gradients(network), expected, atol=1e-6, rtol=1e-6)
+    network.attention_backend = "eager"
+    if direction == ENCODER:
+        is_text = torch.tensor([[False] * 3 + [True] * 9, [True] * 7 + [False] * 5])
+        found = run(network, tokens(), ~is_text)
+        for tokens_T, found_TC, is_text_T in zip(tokens(), found, is_text, strict=True):
+            assert_alike(found_TC[is_text_T], run(network, tokens_T[is_text_T][None])[0])
+        return
+    try:
+        network.mem_len = TOKENS
+    except UserError as error:
+        assert "--mem-len 12 is not for" in str(error)
+        return
+    memory = StreamMemory()
+    assert_alike(torch.cat([run(network, part, memory) for part in tokens().split(5, 1)], 1), run(network, tokens()))
 
 
 def all_in_one(direction: str) -> str:

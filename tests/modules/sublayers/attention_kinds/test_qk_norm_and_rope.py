@@ -1,10 +1,12 @@
 """Norm of queries and keys, and rotary positions: the papers' equations, transformers' ModernBERT and Qwen3."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
-from attention_by_einsum import HEADS, SIZE, WIDTH, Attending, padded_and_with_memory
+from attention_by_einsum import BATCH, HEADS, SIZE, WIDTH, Attending, padded_and_with_memory
 from every_kind import ON_A_CPU, TOKENS, assert_alike, build, run, tokens
 from tiny_networks import loud
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers.attention_kinds import rope
 from lazyformer_fairseq.modules.sublayers.attention_kinds.rope import Turn
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
@@ -44,18 +47,46 @@ class Normed(Attending):
 
     def projected(self, x_BKC: Tensor) -> list[Tensor]:
         q, k, v = super().projected(x_BKC)
-        gains = (makers["qk_norm"].weight for makers in (self.s.query_makers, self.s.key_makers))
-        return [
-            *(
-                x * gain / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-                for x, gain in zip((q, k), gains, strict=True)
-            ),
-            v,
-        ]
+        return [self.normed(q, self.s.query_makers), self.normed(k, self.s.key_makers), v]
+
+    def normed(self, x: Tensor, makers: nn.ModuleDict) -> Tensor:
+        return x * makers["qk_norm"].weight / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
 class NormedAndTurned(Normed, Turned):
     """A norm, then the turn."""
+
+
+class WithVectors(Attending):
+    """Beside tokens' keys those of persistent vectors, which have no place: all-attention, section 4.
+
+    They meet the queries that :meth:`projected` has, before anything is turned, and are normed like keys of tokens.
+    """
+
+    def weigh(self, q: Tensor, scores: Tensor, distances: Tensor) -> Tensor:
+        keys = self.s.choices["persistent"].keys * math.sqrt(SIZE)
+        if isinstance(self, Normed):
+            keys = self.normed(keys, self.s.key_makers)
+        if isinstance(self, Turned):  # so without Transformer-XL's u
+            q, _, _ = self.projected(self.inputs()[0])
+        return torch.cat([scores, torch.einsum("bntd,nmd->bntm", q, keys) / math.sqrt(SIZE)], -1).softmax(-1)
+
+    def attend(self, probabilities: Tensor, values: Tensor, sublayer: nn.Module, x_BKC: Tensor) -> Tensor:
+        vectors = sublayer.value_makers["persistent"].values
+        vectors = (vectors * math.sqrt(vectors.size(1))).expand(BATCH, -1, -1, -1)
+        return torch.einsum("bntk,bnkd->bntd", probabilities, torch.cat([values, vectors], 2))
+
+
+class NormedWithVectors(WithVectors, Normed):
+    pass
+
+
+class TurnedWithVectors(WithVectors, Turned):
+    pass
+
+
+class NormedAndTurnedWithVectors(WithVectors, NormedAndTurned):
+    pass
 
 
 @padded_and_with_memory
@@ -63,6 +94,52 @@ class NormedAndTurned(Normed, Turned):
 def test_queries_and_keys_are_normed_before_they_are_turned(given, back_end):
     Normed("s[qk_norm]", **given, back_end=back_end).assert_equations()
     NormedAndTurned(f"s[qk_norm,rope={BASE}]", **given, back_end=back_end).assert_equations()
+
+
+@padded_and_with_memory
+@pytest.mark.parametrize("back_end", ON_A_CPU)
+def test_persistent_keys_are_normed_but_never_turned(given, back_end):
+    NormedWithVectors("s[persistent=5,qk_norm]", **given, back_end=back_end).assert_equations()
+    TurnedWithVectors(f"s[persistent=5,rope={BASE}]", **given, back_end=back_end).assert_equations()
+    NormedAndTurnedWithVectors(f"s[persistent=5,qk_norm,rope={BASE}]", **given, back_end=back_end).assert_equations()
+    windowed = TurnedWithVectors(f"s[window=1,persistent=5,rope={BASE}]", **given, back_end=back_end)
+    windowed.window = 1
+    windowed.assert_equations()
+
+
+def test_a_back_end_that_cannot_keep_what_was_before_the_turn_is_refused_by_name():
+    with pytest.raises(UserError, match=r"--attention-backend flex: cannot compute .* \(s\[persistent=5,rope=100\]\)"):
+        build(ENCODER, "s[persistent=5,rope=100]", attention_backend="flex")
+
+
+@pytest.mark.parametrize("direction", [ENCODER, CAUSAL])
+@pytest.mark.parametrize("s", ["s[rope=100]", "s[persistent=3,rope=100]", "s[persistent=3,qk_norm,rope=100]"])
+def test_outputs_and_gradients_do_not_depend_on_where_a_text_stands(direction, s, monkeypatch):
+    network = loud(build(direction, f"{s} f l k {s}"))
+    learned = [weight for weight in network.parameters() if weight.requires_grad]
+    make, found = rope._cosines_and_sines, []
+    for first in (0, 64):
+        monkeypatch.setattr(rope, "_cosines_and_sines", partial(turns_from, first, make))
+        features = run(network, tokens())
+        gradients = torch.autograd.grad(features.sin().sum(), learned, allow_unused=True, materialize_grads=True)
+        found.append([features, *gradients])
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-12)
+
+
+def turns_from(first: int, make: Callable, base: int, keys: int, places: Tensor | None, like: Tensor) -> tuple:
+    """The turns of places that begin with another one than 0."""
+    assert places is None
+    return tuple(each[0, 0] for each in make(base, keys, first + torch.arange(keys)[None], like))
+
+
+def test_outputs_do_not_depend_on_the_length_of_a_streams_memory():
+    """A window sees the same tokens from a memory of any length that holds them."""
+    decoder = loud(build(CAUSAL, "s[window=3,persistent=3,rope=100] f s[window=3,persistent=3,rope=100]", mem_len=20))
+    text = torch.cat([tokens(), tokens().flip(0)], 1)
+    for length in (6, 9, 20):  # 6 of two windows are what a token depends on
+        decoder.mem_len, memory = length, StreamMemory()
+        found = torch.cat([run(decoder, part, memory) for part in text.split(4, 1)], 1)
+        torch.testing.assert_close(found, run(decoder, text), rtol=1e-11, atol=1e-12)
 
 
 def test_it_is_qwen3s_norm():

@@ -9,10 +9,12 @@ from attention_by_einsum import BATCH, HEADS, SIZE, WIDTH, Attending, split
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tiny_networks import make_encoder, vectors
 from torch import Tensor
 
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.attention_kinds import reformer as hashed
+from lazyformer_fairseq.modules.sublayers.attention_kinds.reformer import buckets_of
 
 reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer", reason="transformers is not installed")
 from transformers import ReformerConfig  # noqa: E402
@@ -153,6 +155,15 @@ class Hashing(Attending):
         return probabilities_by_paper(scores, seen)
 
 
+class TurnedHashing(Hashing):
+    """Vectors are turned by their places (RoFormer, equation 13, of halves) where they meet."""
+
+    def scores(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+        angles = torch.arange(self.keys)[:, None] * 100.0 ** -(torch.arange(SIZE // 2, dtype=torch.double) * 2 / SIZE)
+        turned = torch.complex(*k.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([turned.real, turned.imag], -1)
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -162,8 +173,9 @@ class Hashing(Attending):
     ],
     ids=str,
 )
-def test_a_lazy_block_with_its_projections(given):
-    hashing = Hashing(LSH, **given)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_lazy_block_with_its_projections(given, is_turned):
+    hashing = TurnedHashing(LSH.replace("]", ",rope=100]"), **given) if is_turned else Hashing(LSH, **given)
     hashing.modules.eval()  # draws the same each time
     with mock.patch.object(hashed, "attend", side_effect=hashed.attend) as attend:
         hashing.outputs()
@@ -184,6 +196,18 @@ def test_buckets_are_the_nearest_of_the_rotated_directions():
         assert found[b, n, r, k] == max(range(6), key=lambda h: (rotated + [-value for value in rotated])[h])
     assert torch.equal(hashed.buckets_of(5 * x, rotations), found)
     assert torch.equal(hashed.buckets_of(-x, rotations), (found + 3) % 6)
+
+
+@pytest.mark.parametrize("settings", ["", ",rope=100"])
+def test_the_same_content_has_the_same_buckets_wherever_it_stands(settings, monkeypatch):
+    """Turns by place come after hashing."""
+    found = []
+    monkeypatch.setattr(hashed, "buckets_of", lambda *given: found.append(buckets_of(*given)) or found[-1])
+    encoder = make_encoder(f"s[buckets=8,rounds=2,chunk=16{settings}]")
+    text = vectors(2, 64)
+    encoder(torch.cat([text, text], 1))
+    (buckets,) = found
+    assert torch.equal(buckets[..., :64], buckets[..., 64:]) and buckets.unique().numel() == 8
 
 
 def test_training_draws_from_torchs_generator_and_evaluation_always_the_same():

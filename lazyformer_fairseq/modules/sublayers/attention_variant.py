@@ -133,8 +133,8 @@ class AttentionVariant(nn.Module):
         return None
 
     @classmethod
-    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional["VectorMaker"]:
-        """Build what turns plain queries, or keys, into its own; None for plain ones.
+    def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> Optional[nn.Module]:
+        """Build what turns plain queries, or keys, into its own, a VectorMaker; None for plain ones.
 
         An ``s`` has one for its queries and one for its keys, which its global tokens share, each ``k`` one for its
         queries.

@@ -125,7 +125,8 @@ class LabelledTextsDataset(SizedDataset):
         assert targets is None or len(targets) == len(inputs)
         self.inputs = inputs
         self.sizes = inputs.sizes if hasattr(inputs, "sizes") else np.array([len(ids) for ids in inputs], np.int64)
-        self.targets = None if targets is None else torch.from_numpy(targets)
+        # A copy: a prepared folder's targets are mapped read-only, which torch cannot share.
+        self.targets = None if targets is None else torch.tensor(targets)
         self.pad, self.shuffle, self.seed = pad, shuffle, seed
         self.types_after, self.marks_before, self.in_a_row = types_after, marks_before, in_a_row
 

@@ -31,7 +31,6 @@ INSTALL_REQUIRES = [
 
 EXTRAS_REQUIRE = {
     "test": [
-        "accelerate>=1,<2",  # transformers' Trainer, which fine-tunes what we export
         "entmax>=1.3,<2",  # what our entmax is compared with
         "hypothesis>=6.100,<7",
         "peft>=0.21,<1",  # whose adapters our models take
@@ -56,8 +55,13 @@ EXTRAS_REQUIRE = {
     "logging": ["tensorboard>=2.18,<3", "wandb>=0.19,<1"],
     # `lazyformer bench`: Hugging Face's BertModel, a baseline; without it the others are measured. Tried with 5.23.
     "bench": ["transformers>=5,<6"],
-    # `lazyformer export --to huggingface`, `lazyformer import`. Tried with 4.57 and 5.23. protobuf: for SentencePiece.
-    "huggingface": ["protobuf>=4.25,<8", "tokenizers>=0.22,<0.24", "transformers>=4.57,<6"],
+    # `lazyformer export --to huggingface`, `lazyformer import`, transformers' Trainer. Tried with 4.57 and 5.24.
+    "huggingface": [
+        "accelerate>=1.1,<2",  # transformers' Trainer
+        "protobuf>=4.25,<8",  # for SentencePiece
+        "tokenizers>=0.22,<0.24",
+        "transformers>=4.57,<6",
+    ],
     # Several machines: `lazyformer finetune --slurm`.
     "cluster": ["submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from

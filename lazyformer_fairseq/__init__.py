@@ -39,7 +39,12 @@ __all__ = ["USER_DIR", "register", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, which loads what it needs; a UserError where that is not installed. AttributeError for others."""
+    """Return a public name, which loads what it needs.
+
+    Raises:
+        UserError: what it needs is not installed.
+        AttributeError: there is no such name.
+    """
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _PUBLIC[name].startswith("fairseq_plugin."):
@@ -48,6 +53,11 @@ def __getattr__(name: str) -> Any:
     if name in _OF_TRANSFORMERS:
         needs_transformers(f"{__name__}.{name}")
     return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names too, which are loaded when they are asked for."""
+    return sorted({*globals(), *__all__})
 
 
 registration.register_when_fairseq_is_loaded()

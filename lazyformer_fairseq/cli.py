@@ -105,6 +105,11 @@ def export(
     theirs = {"bert": "a BERT of transformers", "modernbert": "a ModernBERT of transformers"}
     theirs["causal"] = "a LazyFormerForCausalLM of lazyformer_fairseq, with generate"
     click.echo(f"written: {out}, {theirs.get(chosen, 'with code of its own')}")
+    if not (out / "tokenizer.json").is_file():
+        click.echo(
+            "without a tokenizer: put the dict.txt of the model's data beside its checkpoint and export again; images "
+            "have none"
+        )
 
 
 if __name__ == "__main__":

@@ -8,24 +8,47 @@ import importlib.util
 import sys
 from typing import Any
 
-from lazyformer_fairseq.extras import needs_transformers
+from lazyformer_fairseq.extras import needs_transformers, refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin.registration import ImportWatcher
 
 LIBRARY, AUTO_CLASSES = "transformers", "transformers.models.auto.configuration_auto"
-# Where public names are that are no heads of an export.
+DEFAULT_PATTERN = "M2x6"  # of a config without one: lazyformer_m2x6_s'
+# Public names, and the modules that have them.
 PARTS = {
+    "LazyFormerCausalConfig": "models.causal",
+    "LazyFormerConfig": "exported.heads",
+    "LazyFormerForCausalLM": "models.causal",
+    "LazyFormerForMaskedLM": "exported.heads",
+    "LazyFormerForQuestionAnswering": "exported.heads",
+    "LazyFormerForSequenceClassification": "exported.heads",
+    "LazyFormerForTokenClassification": "exported.heads",
+    "LazyFormerMemory": "models.causal",
     "LazyFormerModel": "models.encoder",
-    **dict.fromkeys(("MaskedTextCollator", "ShardTrainer", "tokenizer_for_transformers"), "trainer"),
-    **dict.fromkeys(("LazyFormerCausalConfig", "LazyFormerForCausalLM", "LazyFormerMemory"), "models.causal"),
+    "MaskedTextCollator": "trainer",
+    "ShardTrainer": "trainer",
+    "tokenizer_for_transformers": "trainer",
 }
+__all__ = ["register", *PARTS]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers, by name. UserError without it, AttributeError for others."""
-    if not name.startswith("LazyFormer") and name not in PARTS:
+    """Return a public name, which loads what it needs.
+
+    Raises:
+        UserError: what it needs is not installed.
+        AttributeError: there is no such name.
+    """
+    if name not in PARTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     needs_transformers(f"{__name__}.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{PARTS.get(name, 'exported.heads')}"), name)
+    if PARTS[name] == "trainer":
+        refuse_without_extra("huggingface", f"{__name__}.{name}")
+    return getattr(importlib.import_module(f"{__name__}.{PARTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names too, which are loaded when they are asked for."""
+    return sorted({*globals(), *__all__})
 
 
 def register_when_transformers_is_loaded() -> None:
@@ -47,7 +70,8 @@ def register() -> None:
     heads.LazyFormerWithHead.encoder_class = encoder.LazyFormerModel
     modelling.LazyFormerPreTrainedModel.source_code = staticmethod(lambda config: merged_code(config.plan))
     config_class = modelling.LazyFormerConfig
-    config_class.plan_of = staticmethod(lambda pattern: plan_as_json(pattern) if pattern else [])
+    config_class.plan_of = staticmethod(plan_as_json)
+    config_class.default_pattern = DEFAULT_PATTERN
     config_class.from_arch = staticmethod(encoder.config_of_arch)
     transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
     for auto, name in modelling.AUTO_CLASSES.items():

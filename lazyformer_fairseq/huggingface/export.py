@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import TaskDescription
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.huggingface.forms import (
     BERT,
@@ -31,12 +32,12 @@ from lazyformer_fairseq.huggingface.forms import (
     write_custom,
     write_modernbert,
 )
-from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
+from lazyformer_fairseq.huggingface.tokenizer import write_causal_tokenizer, write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.patterns.kinds import RMS
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.trained import checkpoints, hub
-from lazyformer_fairseq.trained.match import heads_in_checkpoint
+from lazyformer_fairseq.trained.match import dictionary_hash, heads_in_checkpoint
 
 AUTO = "auto"
 NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # of those that transformers has
@@ -76,7 +77,10 @@ def export_to_huggingface(
             raise UserError(f"{path}: is a causal language model: leave --as and --head out")
         with atomic_folder(Path(out)) as unfinished:
             write_causal(state, path, unfinished)
-            (unfinished / CARD_FILE).write_text(causal_card(state, Path(out).name), encoding="utf-8")
+            dictionary = dictionary_of_causal(state, path)
+            has_tokenizer = dictionary is not None and write_causal_tokenizer(dictionary, unfinished)
+            card = causal_card(state, Path(out).name, has_tokenizer)
+            (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         return CAUSAL
     loaded = hub.load_state(state, path, hub.tokenizer_beside(path))
     chosen = choose_head(state["model"], head, path, loaded.tasks)
@@ -94,6 +98,29 @@ def export_to_huggingface(
         (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
     return form
+
+
+def dictionary_of_causal(state: Mapping[str, Any], path: Path) -> Optional[Dictionary]:
+    """Return the dictionary of a causal language model: that beside its checkpoint, else that of its training data.
+
+    Args:
+        state: of the checkpoint.
+        path: of its file.
+
+    Returns:
+        None where neither is there, or where what is there is another one than the checkpoint's.
+
+    Raises:
+        UserError: the file that is there is no dictionary.
+    """
+    data = str((state["cfg"].get("task") or {}).get("data") or "").split(":")[0]
+    places = [path.parent, path.parent / "data", *([Path(data)] if data else [])]
+    for file in (place / "dict.txt" for place in places):
+        if file.is_file():
+            dictionary = load_dictionary(file)
+            if torch.equal(dictionary_hash(dictionary), state["model"]["dictionary_sha256"]):
+                return dictionary
+    return None
 
 
 def choose_head(
@@ -223,11 +250,14 @@ tags:
 Whoever publishes this model chooses its licence, and writes it here and in the header (`license:`). The data
 it was trained on may bind them.
 """
-AUTO_TOKENIZER = 'tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})\n'
+TOKENIZER = 'tokenizer = {loader}.from_pretrained("{name}")\n'
 NEEDS_PACKAGE = """\
-It needs lazyformer_fairseq: there is no code in this folder, and no tokenizer. Ids are those of the data's `dict.txt`,
-whose first word has the id 4, behind `<s>`, `<pad>`, `</s>` and `<unk>`. `model.generate` remembers the whole text, in
+It needs lazyformer_fairseq: there is no code in this folder. {tokenizer} `model.generate` remembers the whole text, in
 training it was the last {mem_len} tokens before each segment."""
+OF_DATA = "The tokenizer cuts a text as the training data were cut; what it does not know becomes `<unk>`."
+NO_TOKENIZER = """\
+There is no tokenizer: ids are those of the data's `dict.txt`, whose first word has the id 4, behind `<s>`, `<pad>`,
+`</s>` and `<unk>`."""
 PLAIN = """\
 It is a plain {kind}: transformers loads it without code of its own. Pad on the right, and pass an
 attention mask, as the tokenizer does."""
@@ -246,10 +276,12 @@ def model_card(source: Source, form: str, name: str) -> str:
     has_code = form == CUSTOM
     trust = ", trust_remote_code=True" if has_code else ""
     auto = f"AutoModel{source.use.ending}"
+    # AutoTokenizer reads config.json first, and asks whether to run the code that it names. The tokenizer needs none.
+    loader = "PreTrainedTokenizerFast" if has_code else "AutoTokenizer"
     return CARD.format(
         kind="An encoder",
-        imports=f"from transformers import AutoTokenizer, {auto}",
-        tokenizer=AUTO_TOKENIZER.format(name=name, trust=trust),
+        imports=f"from transformers import {', '.join(sorted([auto, loader]))}",
+        tokenizer=TOKENIZER.format(name=name, loader=loader),
         pipeline=source.use.pipeline,
         tag="" if has_code else f"\n- {form}",
         name=name,
@@ -261,8 +293,8 @@ def model_card(source: Source, form: str, name: str) -> str:
     )
 
 
-def causal_card(state: Mapping[str, Any], name: str) -> str:
-    """The same of a causal language model."""
+def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str:
+    """Return the same of a causal language model."""
     options, weights = causal_options(state), state["model"]
     parameters = sum(weight.numel() for part, weight in weights.items() if part != "dictionary_sha256")
     rows = {"parameters": f"{parameters:,}", "vocabulary": f"{weights['softmax.bias'].size(0):,} symbols"}
@@ -273,11 +305,12 @@ def causal_card(state: Mapping[str, Any], name: str) -> str:
         name=name,
         pattern=options.sublayer_pattern,
         rows=_table({**rows, **training_of(state)}),
-        imports="import lazyformer_fairseq.huggingface\nfrom transformers import AutoModelForCausalLM",
-        tokenizer="",
+        imports="import lazyformer_fairseq.huggingface\nfrom transformers import "
+        + ("AutoModelForCausalLM, AutoTokenizer" if has_tokenizer else "AutoModelForCausalLM"),
+        tokenizer=TOKENIZER.format(name=name, loader="AutoTokenizer") if has_tokenizer else "",
         auto="AutoModelForCausalLM",
         trust="",
-        code=NEEDS_PACKAGE.format(mem_len=options.mem_len),
+        code=NEEDS_PACKAGE.format(mem_len=options.mem_len, tokenizer=OF_DATA if has_tokenizer else NO_TOKENIZER),
     )
 
 

@@ -7,6 +7,7 @@ their spaces. The first rule that fits a word decides, as in sacremoses; a word 
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -16,8 +17,10 @@ from sacremoses import MosesDetokenizer
 from sacremoses.util import CJKChars
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lazyformer_fairseq.data.text import moses
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import LibraryTokenizer
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, TextSettings
@@ -94,6 +97,62 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     fast.add_special_tokens([AddedToken(symbol, normalized=True, special=True) for symbol in (*FIRST_SYMBOLS, MASK)])
     fast.add_tokens([AddedToken(symbol, normalized=True) for symbol in tokenizer.settings.special_tokens])
     return fast
+
+
+# Of a language model a text begins after the end of another, as lines of its data do.
+CAUSAL_ROLES = {"bos_token": END, "eos_token": END, "pad_token": PADDING, "unk_token": UNKNOWN}
+JOINS = "\U0010ff03"  # no word begins with it
+
+
+def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
+    """Write the tokenizer of a causal language model, whose dictionary says how its data were cut.
+
+    Symbols are words between spaces, where the end of a line is ``</s>`` (WikiText); letters, where ``_`` is a space
+    (text8); or the numbers of bytes (enwik8). ``</s>`` comes first, as before the prompt of ``lazyformer lm sample``.
+
+    Args:
+        dictionary: of the data.
+        folder: must exist.
+
+    Returns:
+        Whether there is one: the colours of images are no text.
+    """
+    symbols = dictionary.symbols[dictionary.nspecial :]
+    if all(symbol.startswith("#") for symbol in symbols):
+        return False
+    ids = {symbol: index for index, symbol in enumerate(dictionary.symbols)}
+    special = [symbol for symbol in dictionary.symbols[: dictionary.nspecial]]
+    one_by_one = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    if all(re.fullmatch("[0-9]{1,3}", symbol) for symbol in symbols):
+        as_byte = bytes_to_unicode()
+        ids = {symbol: ids[symbol] for symbol in special} | {as_byte[int(each)]: ids[each] for each in symbols}
+        steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), one_by_one]
+        normaliser, decoder_of_symbols = None, decoders.ByteLevel()
+    elif all(len(symbol) == 1 for symbol in symbols):
+        steps = [one_by_one]
+        normaliser = normalizers.Replace(" ", "_")
+        decoder_of_symbols = decoders.Sequence([decoders.Fuse(), decoders.Replace("_", " ")])
+    else:
+        steps = [pre_tokenizers.WhitespaceSplit()]
+        normaliser = normalizers.Replace("\n", f" {END} ")
+        line_ends = decoders.Replace(Regex(f" ?{END} ?"), "\n")
+        decoder_of_symbols = decoders.Sequence([decoders.WordPiece(JOINS, cleanup=False), decoders.Fuse(), line_ends])
+    fast = tokenizers.Tokenizer(models.WordLevel(ids, UNKNOWN))
+    fast.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if normaliser is not None:
+        fast.normalizer = normaliser
+    fast.decoder = decoder_of_symbols
+    fast.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, EOS)])
+    fast.add_special_tokens([AddedToken(symbol, normalized=True, special=True) for symbol in special])
+    (folder / FAST_FILE).write_text(fast.to_str() + "\n", encoding="utf-8")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **CAUSAL_ROLES,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return True
 
 
 Proto, TrainerSpec = sentencepiece_model_pb2.ModelProto, sentencepiece_model_pb2.TrainerSpec

@@ -5,11 +5,13 @@ train, valid = text.split("train"), text.split("valid")
 ShardTrainer(model, arguments, MaskedTextCollator(text), train, valid).train()
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoTokenizer, Trainer
 
@@ -115,7 +117,20 @@ class ShardTrainer(Trainer):
 
     `train_dataset` is a split of :func:`~lazyformer_fairseq.data.masked_text.open_masked_text`. The seed is
     ``data_seed`` of the arguments, else ``seed``.
+
+    An evaluation reports ``eval_loss`` in nats per predicted token, as Trainer does, and beside it ``eval_bits``, the
+    unit of all other reports of this package, and ``eval_perplexity``.
     """
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; adds to each loss what it is in bits, and the perplexity."""
+        output = super().evaluation_loop(*args, **kwargs)
+        losses = {name: value for name, value in output.metrics.items() if name.endswith("_loss")}
+        for name, nats in losses.items():
+            start = name.removesuffix("loss")
+            output.metrics[f"{start}bits"] = nats / math.log(2)
+            output.metrics[f"{start}perplexity"] = float(torch.tensor(nats, dtype=torch.double).exp())
+        return output
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches of ``per_device_train_batch_size`` samples, which resume where they were."""

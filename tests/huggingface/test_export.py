@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
 from lazyformer_fairseq import huggingface, load
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import forms
 from lazyformer_fairseq.huggingface.export import AUTO, choose_form, export_to_huggingface
@@ -74,9 +77,52 @@ def test_a_causal_language_model_generates_there(tmp_path):
     assert model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None).shape == (1, 7)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "A causal language model that" in card
-    assert "AutoTokenizer" not in card
     assert "import lazyformer_fairseq.huggingface" in card
     assert not list((tmp_path / "out").glob("*.py"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    dictionary = load_dictionary(CHECKPOINTS / "language_model" / "data" / "dict.txt")
+    words = dictionary.symbols[4:12]
+    ids = tokenizer(f"{' '.join(words)} \n neverseen", return_tensors="pt")
+    assert ids["input_ids"].tolist() == [[2, *range(4, 12), 2, 3]]
+    assert tokenizer.decode(ids["input_ids"][0, 1:]) == f"{' '.join(words)}\n<unk>"
+    assert model.generate(**ids, max_new_tokens=2, do_sample=False, eos_token_id=None).shape == (1, 13)
+    assert 'AutoTokenizer.from_pretrained("out")' in card
+
+
+@pytest.mark.parametrize("where", ["nowhere", "another dictionary", "beside", "in training"])
+def test_a_causal_export_has_the_tokenizer_of_its_own_dictionary_or_says_that_it_has_none(where, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(CHECKPOINTS / "language_model", "lm", ignore=shutil.ignore_patterns("data"))
+    lines = (CHECKPOINTS / "language_model" / "data" / "dict.txt").read_text().splitlines()
+    folder = Path("lm/data" if where == "in training" else "lm")  # as the checkpoint has it
+    folder.mkdir(exist_ok=True)
+    if where == "another dictionary":
+        lines.append("another 1")
+    if where != "nowhere":
+        (folder / "dict.txt").write_text("\n".join(lines) + "\n")
+    printed = invoke("export", "lm", "out", "--to", "huggingface")
+    is_there = where in ("beside", "in training")
+    assert Path("out/tokenizer.json").is_file() == is_there
+    assert ("without a tokenizer: put the dict.txt" in printed) != is_there
+    assert ("There is no tokenizer" in Path("out/README.md").read_text()) != is_there
+
+
+@pytest.mark.parametrize("name", ["encoder", "language_model"])
+def test_the_cards_tokenizer_loads_without_a_question_about_code(name, tmp_path, warm_python):
+    invoke("export", CHECKPOINTS / name, tmp_path / "out", "--to", "huggingface")
+    card = (tmp_path / "out" / "README.md").read_text()
+    ((load_lines),) = re.findall("```python\n(.*)\nmodel = ", card, re.DOTALL)
+    run = subprocess.run(
+        [warm_python / "python", "-c", f"{load_lines}\nprint(tokenizer('the'))"],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        input="",
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "custom code" not in run.stdout + run.stderr
+    assert "input_ids" in run.stdout
 
 
 def options_in(state: dict) -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,8 @@
 import json
 import random
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import sentencepiece
@@ -13,12 +15,18 @@ from hypothesis import strategies as st
 from odd_texts import TELLING, lines_of, texts
 from other_tokenizers import word_piece_vocabulary
 
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.moses import BREAK, KNOWN_LANGUAGES, REWRITTEN
 from lazyformer_fairseq.data.text.normalisation import MASK, UNKNOWN, TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.tokenizer import as_fast_tokenizer, normaliser, write_tokenizer
+from lazyformer_fairseq.huggingface.tokenizer import (
+    as_fast_tokenizer,
+    normaliser,
+    write_causal_tokenizer,
+    write_tokenizer,
+)
 
 SENTENCES = [
     "The house of the old king is red, isn't it?",
@@ -35,6 +43,53 @@ PLAIN = TextSettings(lower_case=False, normalise_punctuation=False, moses_tokeni
 def ours(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "tokenizer"
     return train_tokenizer(folder, SENTENCES * 20, 160, TextSettings(character_coverage=1.0))
+
+
+# Of language models
+
+
+@cache
+def causal_tokenizer(symbols: tuple[str, ...]):
+    """Return the dictionary of these symbols and its exported tokenizer."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    with TemporaryDirectory() as folder:
+        assert write_causal_tokenizer(dictionary, Path(folder))
+        return dictionary, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@given(any_texts)
+def test_bytes_of_enwik8_come_back(text):
+    dictionary, tokenizer = causal_tokenizer(tuple(map(str, reversed(range(256)))))
+    ids = tokenizer(text)["input_ids"]
+    if not any(symbol in text for symbol in ("<s>", "<pad>", "</s>", "<unk>")):
+        assert ids == [EOS, *(dictionary.index(str(byte)) for byte in text.encode())]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@given(st.text("abc "))
+def test_letters_of_text8_come_back(text):
+    dictionary, tokenizer = causal_tokenizer(tuple("_bca"))
+    ids = tokenizer(text)["input_ids"]
+    assert ids == [EOS, *(dictionary.index(letter) for letter in text.replace(" ", "_"))]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@given(st.lists(st.sampled_from(["the", "10", "@-@", "<unk>", "none", "\n", "a_"])))
+def test_words_of_lines_are_cut_as_the_data_were(words):
+    dictionary, tokenizer = causal_tokenizer(("the", "10", "@-@", "a_", "="))
+    ids = tokenizer(" ".join(words))["input_ids"]
+    assert ids == [EOS, *(dictionary.index(word.replace("\n", "</s>")) for word in words)]
+    read = " ".join(word if word in dictionary or word == "\n" else "<unk>" for word in words)
+    assert tokenizer.decode(ids[1:]) == read.replace(" \n", "\n").replace("\n ", "\n")
+
+
+def test_colours_of_images_have_no_tokenizer(tmp_path):
+    dictionary = Dictionary()
+    dictionary.add_symbol("#102030")
+    assert not write_causal_tokenizer(dictionary, tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 class Fast:

@@ -164,7 +164,11 @@ def test_losses_of_fairseq_trainer_and_plain_loop_are_equal(text, tmp_path, monk
     resumed = Noting(again := fresh(text), saving, collator, text.split("train"), optimizers=adamw(again))
     resumed.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-45"))
     assert resumed.losses == trainer.losses[45:], "a second epoch's batches and masks, from where it stopped"
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(of_fairseq[-1], abs=0.5)
+    found = trainer.evaluate()
+    assert found["eval_loss"] == pytest.approx(of_fairseq[-1], abs=0.5)
+    assert found["eval_bits"] == pytest.approx(found["eval_loss"] / math.log(2))
+    assert found["eval_perplexity"] == pytest.approx(math.exp(found["eval_loss"]))
+    assert trainer.state.log_history[-1]["eval_bits"] == found["eval_bits"], "the log has it too"
 
     ours = LazyFormerModel.from_pretrained(tmp_path / "run").model.state_dict()
     trainer.save_model(str(tmp_path / "saved"))

@@ -75,7 +75,7 @@ class LazyFormerConfig(PretrainedConfig):
     """Sizes, the pattern and its plan. Names are those of BertConfig where it has them.
 
     Args of ``__init__``, beside those of PretrainedConfig; :data:`DEFAULTS` has what they are where they are left out:
-        sublayer_pattern: as it was trained.
+        sublayer_pattern: as it was trained; with lazyformer_fairseq M2x6 by default, the paper's LazyFormer.
         plan: the sublayers, lowest first; see :func:`read_plan`. ``lazyformer export`` writes it; where it is left out,
             lazyformer_fairseq makes it of the pattern.
         head_act: activation of the masked-LM head.
@@ -101,6 +101,7 @@ class LazyFormerConfig(PretrainedConfig):
     """
 
     model_type = "lazyformer"
+    default_pattern = ""  # lazyformer_fairseq, which can read a pattern, puts one here
 
     @staticmethod
     def plan_of(pattern: str) -> list[dict[str, Any]]:
@@ -114,8 +115,14 @@ class LazyFormerConfig(PretrainedConfig):
         return []
 
     def __init__(self, **given: Any):
-        plan = given.get("plan") or self.plan_of(given.get("sublayer_pattern", ""))
-        super().__init__(**{**DEFAULTS, **given, "plan": plan, "num_hidden_layers": len(plan)})
+        if not given.get("plan"):
+            pattern = given.get("sublayer_pattern", self.default_pattern)
+            given = {**given, "sublayer_pattern": pattern, "plan": self.plan_of(pattern)}
+        super().__init__(**{**DEFAULTS, **given, "num_hidden_layers": len(given["plan"])})
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return what differs from the defaults, and the plan, for which the code in a folder has no default."""
+        return {**super().to_diff_dict(), "sublayer_pattern": self.sublayer_pattern, "plan": self.plan}
 
 
 def read_plan(plan: list[dict[str, Any]]) -> list[PlannedSublayer]:
@@ -138,7 +145,13 @@ def read_plan(plan: list[dict[str, Any]]) -> list[PlannedSublayer]:
 
 
 def build_sublayers(config: LazyFormerConfig) -> nn.ModuleList:
-    """One module per place of the config's plan."""
+    """Return one module per place of the config's plan.
+
+    Raises:
+        ValueError: there is no place.
+    """
+    if not config.plan:
+        raise ValueError("this config has no plan, so there are no sublayers: give a sublayer_pattern, as in M2x6")
     options = SublayerOptions(
         config.hidden_size,
         config.intermediate_size,

@@ -21,6 +21,9 @@ class Progress(tqdm):
             total = options.get("total") or (len(iterable) if hasattr(iterable, "__len__") else None)
             options.setdefault("bar_format", WITHOUT_TOTAL if total is None else LINE)
         super().__init__(iterable, *args, **options)
+        # tqdm goes by the wall clock, which may jump: back by an hour, and a bar stands still for as long.
+        self._time = time.monotonic
+        self.last_print_t = self.start_t = self._time()
 
     def __str__(self) -> str:
         """Of what is left nothing, while nobody can tell."""

@@ -122,6 +122,10 @@ REPLACEMENTS = (
     Replacement(
         RUN, "fairseq.trainer:_catalog_shared_params", "trainer:seeing_no_shared_parameter_where_there_is_none",
         "all linear maps without a bias are taken to share one, the parameter None, and a line is logged for each"),
+    Replacement(
+        RUN, "fairseq.trainer:time", "trainer:with_a_steady_clock",
+        "--stop-time-hours, and the time that a checkpoint says was spent, go by the wall clock, which may jump",
+        MAKES),
     *(Replacement(
         RUN, f"fairseq.optim:{name}", f"optim.half_precision:{name}",
         "of weights in fp16 or bf16 the rounded ones alone are saved, and gradients are added in half precision",

@@ -8,6 +8,7 @@ FOLDER/model.safetensors.index.json  or pytorch_model.bin.index.json: which of s
 """
 
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from lazyformer_fairseq.trained.match import LM_HEAD
 
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes
+LONGEST_NAME = 255  # bytes of a file's name, on the file systems that there are
 SAFE_FILE, PICKLED_FILE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 NUMBERS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -263,7 +265,7 @@ def describe(folder: Path) -> Described:
         if value is None:
             raise UserError(f"{path}: has no {name}, so the model cannot be built; download the folder again")
         if not is_right(value):
-            raise UserError(f"{path}: {name} is {value!r}, must be {wanted}")
+            raise UserError(f"{path}: {name} is {reprlib.repr(value)}, must be {wanted}")
         return value
 
     def count(name: str, default: Optional[int] = None, low: int = 1) -> int:
@@ -504,10 +506,11 @@ def _files_of_index(path: Path, suffix: str) -> list[tuple[Path, set[str]]]:
         raise UserError(f"{path}: has no weight_map; download the folder again")
     files: dict[str, set[str]] = {}
     for weight, file in weight_map.items():
-        if not isinstance(file, str) or not file.endswith(suffix) or Path(file).name != file or "\0" in file:
+        is_name = isinstance(file, str) and file.endswith(suffix) and Path(file).name == file and "\0" not in file
+        if not is_name or len(file.encode(errors="replace")) > LONGEST_NAME:
             raise UserError(
-                f"{path}: refused, nothing was read: {weight} is to be in {file!r}, which is no file *{suffix} of this "
-                "folder; do not use it"
+                f"{path}: refused, nothing was read: {weight} is to be in {reprlib.repr(file)}, which is no file "
+                f"*{suffix} of this folder; do not use it"
             )
         files.setdefault(file, set()).add(weight)
     for file in files:

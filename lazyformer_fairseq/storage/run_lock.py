@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import remove_leftovers
 from lazyformer_fairseq.storage.in_place import own_file
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json
 
 logger = logging.getLogger(__name__)
 
@@ -106,14 +106,14 @@ def keep_settings(
     """
     settings = json.loads(json.dumps(settings))  # as they come back from the file: tuples become lists
     if file.exists():
-        odd = differences(read_json(file), settings)
+        odd = differences(read_checked_json(file), settings)
         if not odd:
             return
         if begun:
             raise UserError(f"{file.parent}: holds {of_what} of other settings ({odd}); give those, or another folder")
     for path in made_by_them:
         path.unlink(missing_ok=True)
-    write_json(file, settings)
+    write_checked_json(file, settings)
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

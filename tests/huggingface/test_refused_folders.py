@@ -65,6 +65,7 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
         ({"pruned_heads": {"0": [1]}}, "some of its heads are gone"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu', must be one of gelu, "),
         ({"hidden_act": ["gelu"]}, "must be one of gelu"),
+        ({"hidden_size": "3" * 10**5}, r"hidden_size is '3+\.\.\.3+', must be a whole number"),
         ({"hidden_size": "32"}, "hidden_size is '32', must be a whole number from 1 on"),
         ({"hidden_size": True}, "must be a whole number"),
         ({"hidden_size": "DELETE"}, "has no hidden_size"),
@@ -202,7 +203,16 @@ def index_of(folder: Path, content: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../other/x.safetensors", "/etc/passwd.safetensors", "a/b.safetensors", "x.bin", 7, "a\0.safetensors"]
+    "name",
+    [
+        "../other/x.safetensors",
+        "/etc/passwd.safetensors",
+        "a/b.safetensors",
+        "x.bin",
+        7,
+        "a\0.safetensors",
+        "a" * 300 + ".safetensors",
+    ],
 )
 def test_an_index_that_names_files_elsewhere(folder, name):
     (folder / SAFE).unlink()

@@ -111,7 +111,8 @@ def prepare(settings: DemoSettings, data: Path, task: Path) -> int:
     else:
         _write_text_and_task(settings, data, task)
     read_in_training = [*data.glob("shard*/*"), *data.glob("tokenizer/*"), *task.glob("*.tsv")]
-    checksums = {str(path.relative_to(data.parent)): sha256_of(path) for path in sorted(read_in_training)}
+    files = sorted(path for path in read_in_training if path.is_file())
+    checksums = {str(path.relative_to(data.parent)): sha256_of(path) for path in files}
 
     def describe() -> dict[str, Any]:
         return {"tokens": read_json(data / "manifest.json")["train"]["tokens"], "checksums": checksums}

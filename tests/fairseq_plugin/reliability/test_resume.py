@@ -1,7 +1,9 @@
 """A run that is stopped and goes on, to the last bit; by other processes too, every sample once and none twice."""
 
+import itertools
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -364,3 +366,12 @@ def test_a_run_that_could_only_take_over_anothers_end_is_refused(data_folder, tm
         with pytest.raises(UserError, match=f"--max-update 4: {first} has made 4 updates already, so nothing is left"):
             fairseq_train(data_folder, f"{options} {option} {first}", tmp_path / "second")
     assert not list((tmp_path / "second").glob("checkpoint*"))
+
+
+def test_a_wall_clock_that_leaps_ends_no_run(data_folder, fairseq_train, tmp_path, monkeypatch):
+    """Not even by --stop-time-hours, and no checkpoint says that years were spent."""
+    year, leaps = 365 * 24 * 3600, itertools.count(1)
+    monkeypatch.setattr(time, "time", lambda: (-1) ** next(leaps) * year)
+    state = fairseq_train(data_folder, f"{OPTIONS} --max-update 3 --stop-time-hours 1", tmp_path)
+    assert state["optimizer_history"][-1]["num_updates"] == 3
+    assert 0 <= state["extra_state"]["previous_training_time"] < 3600

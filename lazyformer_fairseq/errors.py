@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Optional
+
+MOST_DIGITS = 18  # of a number that fits 64 bits
 
 
 class UserError(ValueError):
@@ -13,6 +16,15 @@ class UserError(ValueError):
 
 class NotCounted(UserError):
     """A plan cannot be made; what it was for can be."""
+
+
+def whole_number(text: str) -> Optional[int]:
+    """Return the number that a user's text gives in ASCII digits; None for any other text, and for too many digits.
+
+    ``str.isdigit`` takes a superscript for a digit, which ``int`` does not, and ``int`` refuses 5,000 digits.
+    """
+    is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+    return int(text) if is_number else None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -18,8 +18,10 @@ from typing import Any, NamedTuple, Optional
 
 import click
 
-from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.errors import UserError, nearest, whole_number
+from lazyformer_fairseq.storage.atomic import refuse_unwritable
 
+OUTPUTS = ("out", "output", "json")  # arguments and options of commands that name what is made
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 MOST_GPUS = 10**6
 # Options of fairseq-train, by name: the least value, and the one that is too much. Every command that passes them on
@@ -122,9 +124,10 @@ class Gpus(NamedTuple):
 def read_gpus(text: str) -> Gpus:
     """``8`` or ``8x16GB``. Raises a UserError for what is neither."""
     count, _, size = text.partition("x")
-    if not (count.isascii() and count.isdecimal() and len(count) < 8 and 1 <= int(count) <= MOST_GPUS):
+    number = whole_number(count)
+    if number is None or not 1 <= number <= MOST_GPUS:
         raise UserError(f"{text!r} is no number of GPUs; write for example 8, or 8x16GB")
-    return Gpus(int(count), read_size(size) if "x" in text else None)
+    return Gpus(number, read_size(size) if "x" in text else None)
 
 
 def read_size(text: str) -> int:
@@ -215,7 +218,9 @@ def refuse_out_of_bounds(options: Mapping[str, Any]) -> None:
     A value may be a number, several, or the text of either.
     """
     for name, (least, end) in BOUNDS.items():
-        given = str(options.get(name, ""))
+        given = str(options.get(name, None))
+        if not given.strip():
+            raise UserError(f"--{name.replace('_', '-')} {given!r}: must be a number")
         if name == "mask_prob":
             given = given.replace(":", " ", 1)
         for text in re.findall(r"[^][(),\s]+", given):
@@ -394,6 +399,13 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self._one_value_an_option(args) if self.takes_words else args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, once it is known that what it makes can be written."""
+        for name in OUTPUTS:
+            if isinstance(place := ctx.params.get(name), Path):
+                refuse_unwritable(place)
+        return super().invoke(ctx)
 
     def _one_value_an_option(self, args: list[str]) -> list[str]:
         several = {flag for param in self.params if getattr(param, "multiple", False) for flag in param.opts}

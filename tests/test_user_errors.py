@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from contextlib import nullcontext
 from multiprocessing.connection import Listener
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import click
 import pytest
 import torch
 from fairseq import options as options_of_fairseq
@@ -21,11 +24,28 @@ from helpers import ROOT, build_toy_corpus, message_of, mostly_slow, train_here
 from in_process import config_of, refusal
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.data.shards import data_folders
+from lazyformer_fairseq.errors import UserError, whole_number
+from lazyformer_fairseq.experiments.compare.models import read_models
+from lazyformer_fairseq.experiments.compare.settings import find_task
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability import options as options_of_reliability
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error, printing_user_errors
-from lazyformer_fairseq.fairseq_plugin.reliability.options import LOGS_NEED, refuse_long_temporary_folder
+from lazyformer_fairseq.fairseq_plugin.reliability.options import (
+    LOGS_NEED,
+    listed_updates,
+    refuse_long_temporary_folder,
+)
+from lazyformer_fairseq.finetuning.launch import choose_epochs
+from lazyformer_fairseq.finetuning.tasks.own import columns_of
+from lazyformer_fairseq.measure.bench import settings as bench_settings
+from lazyformer_fairseq.options import OUTPUTS, Command, read_gpus
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.pretraining.launch import Launch
+from lazyformer_fairseq.pretraining.recipes import longformer_phases
+from lazyformer_fairseq.storage.atomic import write_text
+from lazyformer_fairseq.warm_start.start import given_alignment
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"
@@ -63,6 +83,9 @@ def test_the_command_line_prints_the_message_and_no_traceback(data_folder, tmp_p
         ("--adam-betas (0.9,nan)", "--adam-betas nan: must be a number, from 0 to below 1"),
         ("--seed -1", "--seed -1: must be 0 or more"),
         ("--clip-norm inf", "--clip-norm inf: must be below inf"),
+        ("--lr=", "--lr '': must be a number"),
+        ("--lr ²", "--lr ²: must be a number, 0 or more"),
+        ("--tokens-per-sample ①", "argument --tokens-per-sample: invalid int value: '①'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(options, message, tmp_path):
@@ -73,6 +96,117 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(options, message, t
     with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         options_of_fairseq.parse_args_and_arch(options_of_fairseq.get_training_parser(), command)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("digits", ["²", "①", "٣", "1" * 5000, "-1", "1.0", "1 1", "1_0", "0x1"])
+def test_a_whole_number_is_ascii_digits_and_no_more(digits, tmp_path):
+    """``str.isdigit`` takes the first two for digits, and ``int`` all but these."""
+    assert whole_number(digits) is None
+    assert whole_number("0123") == 123
+    (tmp_path / f"shard{digits[:100]}").mkdir()
+    assert data_folders(str(tmp_path)) == [str(tmp_path)] or digits.startswith("111")
+    places = {
+        "own columns": lambda: columns_of(Path("a.tsv"), ["a", "b"], (digits,), "2"),
+        "epochs": lambda: choose_epochs(None, ["cola"], 3, [f"cola={digits}"]),
+        "product": lambda: bench_settings._product(f"{digits}x64"),
+        "GPUs": lambda: read_gpus(digits),
+        "master": lambda: Launch(master=f"host:{digits}"),
+        "listed updates": lambda: listed_updates(digits),
+        "alignment": lambda: given_alignment([digits], plan("s"), plan("s")),
+        "longformer": lambda: longformer_phases("s[window=4]f", {"max_update": digits}),
+        "longformer's rate": lambda: longformer_phases("s[window=4]f", {"lr": digits + "²"}),
+        "size of a model": lambda: read_models({"a": f"sf; ffn={digits}"}, find_task("masked-lm"), {}),
+    }
+    for name, read in places.items():
+        with pytest.raises(UserError):
+            read()
+            pytest.fail(name)
+
+
+def below_a_file(folder: Path) -> Path:
+    (folder / "file").touch()
+    return folder / "file" / "out"
+
+
+def below_a_link_to_nothing(folder: Path) -> Path:
+    (folder / "link").symlink_to("nothing")
+    return folder / "link" / "out"
+
+
+def below_a_link_to_itself(folder: Path) -> Path:
+    (folder / "loop").symlink_to("loop")
+    return folder / "loop" / "out"
+
+
+UNWRITABLE = {
+    "below a file": below_a_file,
+    "below a link to nothing": below_a_link_to_nothing,
+    "below a link to itself": below_a_link_to_itself,
+    "in /proc": lambda folder: Path("/proc/lazyformer/out"),
+    "a name of 300 characters": lambda folder: folder / ("x" * 300),
+    "a name that is too long with what is added to it": lambda folder: folder / ("x" * 250),
+    "a path of 5,000 characters": lambda folder: folder.joinpath(*["x" * 200] * 25),
+}
+# Every command that makes something, with what must be there, by name; OUT is what cannot be written.
+MAKERS = (
+    "bench models --output OUT",
+    "compare run . OUT --task masked-lm",
+    "compare report . --output OUT",
+    "corpus build . OUT",
+    "curves . --output OUT",
+    "demo --output OUT",
+    "diagnostics listops OUT",
+    "evaluate . --output OUT",
+    "export . OUT",
+    "finetune . --data . --output OUT",
+    "import . OUT",
+    "lm prepare wikitext . OUT",
+    "lm prepare-images . OUT",
+    "lm evaluate checkpoint.pt . --json OUT",
+    "lm sample checkpoint.pt . --output OUT",
+    "lm probe checkpoint.pt . OUT",
+    "pattern show sf --output OUT",
+    "pattern spans checkpoint.pt OUT",
+    "predict . --output OUT",
+    "pretrain bert_base . --save-dir OUT",
+    "reproduce lazyformer . OUT",
+    "reproduce par . OUT",
+    "search run . OUT --task masked-lm --arch bert_tiny",
+    "search compress checkpoint.pt . OUT",
+)
+
+
+@pytest.mark.parametrize("kind", UNWRITABLE)
+@pytest.mark.parametrize("words", MAKERS)
+def test_what_cannot_be_written_is_said_at_the_door(words, kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("checkpoint.pt", "manifest.json"):
+        (tmp_path / name).touch()
+    out = UNWRITABLE[kind](tmp_path)
+    if words.startswith("curves"):
+        out = out.with_name(out.name + ".png")
+    before = sorted(tmp_path.iterdir())
+    said = refusal(*(str(out) if word == "OUT" else word for word in words.split()))
+    assert "cannot be written" in said and "choose another place" in said, said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_every_command_that_makes_something_is_looked_at():
+    def commands(group: click.Group, name: str = "") -> Iterator[str]:
+        for word, command in group.commands.items():
+            if isinstance(command, click.Group):
+                yield from commands(command, f"{name}{word} ")
+            elif {param.name for param in command.params} & {*OUTPUTS}:
+                assert isinstance(command, Command) or word in ("plan",), f"{word}: click's own class looks at nothing"
+                yield f"{name}{word}"
+
+    made = {" ".join(words.split()[:2]) for words in MAKERS}
+    assert [name for name in commands(main) if name != "plan" and not any(one.startswith(name) for one in made)] == []
+
+
+def test_a_file_does_not_take_the_place_of_a_folder(tmp_path):
+    with pytest.raises(UserError, match="is a folder, and a file is to be written"):
+        write_text(tmp_path, "text")
 
 
 HUGE = "1" + "0" * 20
@@ -213,6 +347,7 @@ def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, cr
     ("given", "message"),
     [
         ("--path nowhere.pt", "--batch-size: give"),
+        ("--path nowhere.pt --batch-size 2", "--path nowhere.pt: no such checkpoint"),
         ("--max-tokens 64", "--path: give"),
         ("--lr 1", "--lr: no such option"),
     ],

@@ -70,7 +70,7 @@ def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
     Raises:
         UserError: it is none, or shares do not grow.
     """
-    found = [re.fullmatch(r"(\d+):(0?\.\d+|1)", part.strip()) for part in given.split(",")] if given else []
+    found = [re.fullmatch(r"(\d{1,9}):(0?\.\d+|1)", part.strip()) for part in given.split(",")] if given else []
     lengths = [(int(part[1]), float(part[2])) for part in found if part]
     ends = [0.0, *(end for _, end in lengths)]
     grow = all(one < other for one, other in itertools.pairwise(ends))

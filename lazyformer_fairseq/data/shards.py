@@ -12,7 +12,7 @@ import torch.distributed
 
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.storage.indexed_format import check_items, is_older_format
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -147,7 +147,8 @@ def data_folders(data: str) -> list[str]:
     for folder in data.split(os.pathsep):
         if not folder or not Path(folder).is_dir():
             raise UserError(f"--data {data}: {folder or 'an empty name'} is no folder")
-        shards = {int(path.name[5:]): str(path) for path in Path(folder).glob("shard*") if path.name[5:].isdigit()}
+        numbers = {path: whole_number(path.name.removeprefix("shard")) for path in Path(folder).glob("shard*")}
+        shards = {number: str(path) for path, number in numbers.items() if number is not None}
         folders += [shards[number] for number in sorted(shards)] or [folder]
     return folders
 

@@ -13,7 +13,7 @@ from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.options import Command, option, takes
-from lazyformer_fairseq.storage.atomic import refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder, refuse_unwritable
 
 ROWS = {"listops": (96_000, 2_000, 2_000), "pairs": (10_000, 1_000, 1_000)}  # of the splits
 SPLITS = ("train", "valid", "test")
@@ -70,6 +70,7 @@ def diagnostics(task: str, places: tuple[str, ...], settings: DiagnosticsOptions
     if len(places) != len(wanted.split()):
         raise UserError(f"lazyformer diagnostics {task}: give {wanted}")
     corpus, out = places[0], Path(places[-1])
+    refuse_unwritable(out)
     refuse_filled_folder(out)
     rows = {split: getattr(settings, split) or ROWS[task][number] for number, split in enumerate(SPLITS)}
     if task == "listops":

@@ -37,6 +37,7 @@ from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.shared_experts import SharedExperts, share_out
 from lazyformer_fairseq.optim.muon import mark_matrices
+from lazyformer_fairseq.storage.checkpoint_file import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
         start_run()
         self.experts = shared_experts(cfg, model)
         self._whole: Optional[tuple[dict, dict]] = None  # weights and optimizer, gathered for a checkpoint
-        super().__init__(cfg, task, model, *args, **kwargs)
+        with refused_in_words(partial(before_training, model)):
+            super().__init__(cfg, task, model, *args, **kwargs)
         CHOICES.measures, CHOICES.waits = self.is_data_parallel_master, False
         self.back_ends: dict[str, Any] = {}
         self.preemption = Preemption(self)
@@ -272,20 +274,21 @@ class SafeTrainer(fairseq_trainer.Trainer):
         """Also loads what was skipped so far and what the task carries; keeps what fairseq forgets of an epoch.
 
         Raises:
-            UserError: the checkpoint is of another optimizer or criterion.
+            UserError: the checkpoint is of another model, optimizer or criterion, or is damaged.
         """
         resets = (reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
-        with _other_optimizer_named(filename), _the_clock_running():
-            extra_state = super().load_checkpoint(filename, *resets)
-        if self.guard is not None:
-            self.guard.load(extra_state, reset_optimizer)
-        if extra_state is None:
-            return None
-        self.back_ends = CHOICES.load_state_dict(extra_state.get("attention_back_ends", {}))
-        if not (reset_optimizer or reset_meters):
-            _early_stopping().update(extra_state.get("early_stopping", {}))
-        if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, but not to the task
-            self.task.take_from_checkpoint(extra_state)
+        with _named_where_it_does_not_fit(filename):
+            with _the_clock_running():
+                extra_state = super().load_checkpoint(filename, *resets)
+            if self.guard is not None:
+                self.guard.load(extra_state, reset_optimizer)
+            if extra_state is None:
+                return None
+            self.back_ends = CHOICES.load_state_dict(extra_state.get("attention_back_ends", {}))
+            if not (reset_optimizer or reset_meters):
+                _resume_early_stopping(extra_state.get("early_stopping"))
+            if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, not to the task
+                self.task.take_from_checkpoint(extra_state)
         if extra_state["train_iterator"]["iterations_in_epoch"]:
             return extra_state
         # The epoch was over. The log's averages over the last updates continue from epoch to epoch; only those of the
@@ -380,11 +383,22 @@ def _early_stopping() -> dict[str, Any]:
     return {}
 
 
+def _resume_early_stopping(saved: Any) -> None:
+    """Take the count over, of a run that had one; anything else in its place is left alone."""
+    if isinstance(saved, dict) and type(saved.get("num_runs")) is int and isinstance(saved.get("best"), (int, float)):
+        _early_stopping().update(num_runs=saved["num_runs"], best=saved["best"])
+
+
 @contextmanager
-def _other_optimizer_named(filename: str) -> Iterator[None]:
-    """Raises a UserError in place of fairseq's AssertionError."""
+def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
+    """Raises a UserError in place of what fairseq and torch raise for a checkpoint of other options, or a damaged one.
+
+    Errors between processes, and of memory, are not the file's.
+    """
     try:
         yield
+    except (UserError, torch.distributed.DistError):
+        raise
     except AssertionError as error:
         what, found, names = str(error).partition(_FAIRSEQS_WORDS)
         if not found:
@@ -394,6 +408,14 @@ def _other_optimizer_named(filename: str) -> Iterator[None]:
             f"{filename}: was trained with the {what.strip().lower()} {there}, not {here}: give the options that it "
             "was trained with, another --save-dir, or --reset-optimizer to go on with fresh moments"
         ) from None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        cause = error.__context__ or error  # fairseq hides what is wrong with the weights
+        raise UserError(
+            f"{filename}: does not fit this run, or is damaged ({type(cause).__name__}: {first_line(cause)}): give the "
+            "options that it was trained with, another --save-dir, or --reset-optimizer to go on with fresh moments"
+        ) from error
 
 
 @contextmanager
@@ -425,10 +447,12 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
         trainer.preemption.listen()
     _early_stopping().clear()  # of an earlier run in this process
     cfg, chosen = choose_for_all(cfg, trainer)
-    extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
+    with refused_in_words(partial(before_training, trainer.get_model())):
+        extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
     is_over = extra_state is not None and trainer.ends_here(epoch_itr, chosen or Path(cfg.save_dir) / LAST)
     if not is_over:
-        trainer.screen.introduce()
+        with refused_in_words(partial(in_training, trainer, [trainer._dummy_batch])):
+            trainer.screen.introduce()  # which times a pass
     return extra_state, epoch_itr
 
 
@@ -514,6 +538,13 @@ def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
     advice.append("`lazyformer plan` counts what fits")
     where = f"update {trainer.get_num_updates() + 1}: batches of {_sizes(samples)}"
     return f"out of memory in {where}. {_memory(trainer, error)}. {_KEPT} To fit: {'; '.join(advice)}"
+
+
+def before_training(model: torch.nn.Module, error: BaseException) -> str:
+    """What the weights met on their way to the device, the optimizer when it was made, or a checkpoint."""
+    weights = sum(weight.numel() for weight in model.parameters())
+    advice = "a smaller model, or more GPUs with --zero-sharding os; `lazyformer plan` counts what fits"
+    return f"out of memory before the first update: {weights:,} parameters; {first_line(error)}. To fit: {advice}"
 
 
 def _can_recompute(model: torch.nn.Module) -> bool:

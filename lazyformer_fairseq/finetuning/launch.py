@@ -16,7 +16,7 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.devices.nvidia_smi import precision_here
-from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.finetuning.benchmark import (
     Benchmark,
     benchmark_of_grid,
@@ -116,7 +116,7 @@ def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given:
     epochs = dict.fromkeys(names, usual)
     for text in sorted(given, key=lambda text: "=" in text):
         name, found, number = text.rpartition("=")
-        if not number.isdigit() or int(number) < 1:
+        if not whole_number(number):
             raise UserError(f"--epochs {text}: give N or TASK=N, as in {names[0]}=3")
         chosen = benchmark.choose_tasks([name]) if found else names
         if not epochs.keys() >= set(chosen):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.grid import Grid, Run
@@ -68,7 +68,10 @@ class Cluster:
 
         try:
             self._executor = submitit.AutoExecutor(folder, cluster=kind)
-            values = {name: int(value) if value.isdigit() else value for name, value in options.items()}
+            values = {}
+            for name, value in options.items():
+                number = whole_number(value)
+                values[name] = value if number is None else number
             parallel = {"slurm_array_parallelism": at_once} if kind == "slurm" and at_once else {}
             self._executor.update_parameters(**{**TYPICAL, "cpus_per_task": threads, **parallel, **values})
         except (RuntimeError, NameError, TypeError, ValueError) as error:

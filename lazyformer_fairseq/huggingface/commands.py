@@ -5,12 +5,12 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.options import takes
+from lazyformer_fairseq.options import Command, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions
 
 
-@click.command("import")
+@click.command("import", cls=Command)
 @click.argument("bert", metavar="BERT", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(

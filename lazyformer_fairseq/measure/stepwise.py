@@ -298,15 +298,20 @@ class StepwiseTraining:
             self.model.load_state_dict(state["model"])
         except RuntimeError as error:
             raise UserError(f"{path}: is of another model; remove {self.folder} to start anew ({error})") from None
-        last, history, extra = dict(last), state["optimizer_history"][-1], state["extra_state"]
-        self.weights.load_state_dict(last)
-        self.optimizer.load_state_dict(last)
-        self._resume_schedule(history["lr_scheduler_state"])
-        self.updates = history["num_updates"]
-        self.batches.load_state_dict(extra["train_iterator"])
-        CHOICES.load_state_dict(extra.get("attention_back_ends", {}))
-        self.lesson.load_state_dict(extra)
-        self.history = extra.get(HISTORY, {})  # fairseq-train's checkpoints have none
+        try:
+            checkpoint_file.check_place(path, state)
+            last, history, extra = dict(last), state["optimizer_history"][-1], state["extra_state"]
+            self.weights.load_state_dict(last)
+            self.optimizer.load_state_dict(last)
+            self._resume_schedule(history["lr_scheduler_state"])
+            self.updates = history["num_updates"]
+            self.batches.load_state_dict(extra["train_iterator"])
+            CHOICES.load_state_dict(extra.get("attention_back_ends", {}))
+            self.lesson.load_state_dict(extra)
+            self.history = extra.get(HISTORY, {})  # fairseq-train's checkpoints have none
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            said = checkpoint_file.first_line(error)
+            raise UserError(f"{path}: nothing resumes from it; remove {self.folder} to start anew ({said})") from error
 
     def _resume_schedule(self, state: Mapping[str, Any]) -> None:
         self.schedule.load_state_dict(state)

@@ -110,8 +110,9 @@ class AdamLike:
         """Loads what the same optimizer saved.
 
         Raises:
-            UserError: it is of another optimizer, of other weights, or of other groups of them.
+            UserError: it is of another optimizer, of other weights, or of other groups of them; or it is damaged.
         """
+        _check_form(state_dict)
         both = (self.param_groups, state_dict["param_groups"])
         ours, theirs = ({OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & groups[0]} for groups in both)
         if ours != theirs:
@@ -121,6 +122,13 @@ class AdamLike:
             )
         self._check_fits(state_dict)
         self.optimizer.load_state_dict(state_dict)
+        for weight, state in self.optimizer.state.items():
+            for name, value in state.items():
+                if name != "step" and value.shape != weight.shape:
+                    raise UserError(
+                        f"the checkpoint's optimizer state is damaged: {name} of a weight of shape "
+                        f"{tuple(weight.shape)} has the shape {tuple(value.shape)}; give --reset-optimizer"
+                    )
         for group in self.param_groups:
             group.update(optimizer_overrides or {})
         if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
@@ -145,6 +153,29 @@ class AdamLike:
                 "the checkpoint's optimizer state is of other weights than the model's (it has none of positions or "
                 "projections that start as copies): give --reset-optimizer"
             )
+
+
+def _check_form(state_dict: Any) -> None:
+    """Raise a UserError unless this has the form of an optimizer's state; an older checkpoint's may lack settings."""
+
+    def numbers_of(group: Any) -> bool:
+        rates = [group.get(name, 0.0) for name in ("lr", "eps", "weight_decay", "step")]
+        numbers = [*rates, *group.get("betas", ())]
+        return isinstance(group["params"], list) and all(isinstance(each, (int, float, Tensor)) for each in numbers)
+
+    try:
+        groups_are_right = all(numbers_of(group) for group in state_dict["param_groups"])
+        moments = [value for state in state_dict["state"].values() for name, value in state.items() if name != "step"]
+        steps = [state["step"] for state in state_dict["state"].values() if "step" in state]
+        moments_are_right = all(isinstance(value, Tensor) and value.is_floating_point() for value in moments)
+        steps_are_right = all(math.isfinite(float(step)) for step in steps)
+        are_whole = all("momentum_buffer" in state or {*MOMENTS} <= {*state} for state in state_dict["state"].values())
+        is_right = bool(state_dict["param_groups"]) and groups_are_right and moments_are_right and steps_are_right
+        is_right = is_right and are_whole
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise UserError("the checkpoint's optimizer state is damaged: it holds no moments; give --reset-optimizer")
 
 
 def betas_of(value: Any, option: str) -> tuple[float, float]:

@@ -29,6 +29,7 @@ from lazyformer_fairseq.pretraining.recipes import (
     longformer_phases,
     without_replaced,
 )
+from lazyformer_fairseq.storage.atomic import refuse_unwritable
 
 WEIGHTS = "model.safetensors"
 
@@ -115,6 +116,8 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     """
     needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
     refuse_out_of_bounds(wanted := options_by_name(given))
+    if "save_dir" in wanted and not run.dry_run:
+        refuse_unwritable(Path(wanted["save_dir"]))
     is_causal, known = arch in CAUSAL_ARCHITECTURES, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
     warm = Path(arch) if arch not in known and Path(arch).is_dir() else None
     if run.distill and not warm:

@@ -16,7 +16,7 @@ from lazyformer_fairseq.arguments import CONFIGS, PACKAGE_FOLDER, as_words
 from lazyformer_fairseq.devices.cpuinfo import has_bf16
 from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here, smallest_memory
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
-from lazyformer_fairseq.errors import NotCounted, UserError, nearest
+from lazyformer_fairseq.errors import NotCounted, UserError, nearest, whole_number
 from lazyformer_fairseq.measure.planning import NO_GPU, V100_BYTES
 from lazyformer_fairseq.options import PRECISION, Gpus, flag_of, option, read_gpus
 
@@ -55,7 +55,7 @@ class Launch:
     def __post_init__(self):
         """Raises a UserError for what this machine cannot do."""
         host, _, port = self.master.rpartition(":")
-        if not (host and port.isdecimal()):
+        if not host or whole_number(port) is None:
             raise UserError(f"--master {self.master}: give HOST:PORT")
         if self.node_rank >= (nodes := self.nodes):
             raise UserError(f"--node-rank {self.node_rank}: --nodes {nodes} are numbered from 0 to {nodes - 1}")

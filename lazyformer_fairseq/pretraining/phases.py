@@ -14,7 +14,7 @@ import click
 
 from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing_folders, words_of
 from lazyformer_fairseq.child_process import STOPPED, run_to_its_end
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.pretraining.recipes import RECIPES
@@ -127,7 +127,10 @@ def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:
         made = look_into(last).updates
     except UserError:  # damaged: the training finds another one
         return False
-    if made < int(options_by_name(words).get("max_update") or RECIPES[phase].updates):
+    updates = options_by_name(words).get("max_update") or str(RECIPES[phase].updates)
+    if whole_number(updates) is None:
+        raise UserError(f"--max-update {updates}: must be a whole number")
+    if made < int(updates):
         return False
     write_json(record, {"updates": made, "seen": datetime.now().isoformat(timespec="seconds")})
     return True

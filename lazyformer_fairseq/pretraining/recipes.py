@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from lazyformer_fairseq.arguments import as_words, options_by_name
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.optim.laptop import LAPTOP, LAPTOP_TOKENS
 from lazyformer_fairseq.patterns.architectures import CausalArchitecture
 
@@ -111,14 +111,18 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
     if "window=" not in pattern:
         raise UserError(f"--recipe {LONGFORMER} doubles windows, of which {pattern} has none; write s[window=32], say")
     for name in ("tgt_len", "max_update"):
-        if not str(given.get(name, 1)).isdecimal():  # 1e3 is within fairseq's bounds
+        if whole_number(given.get(name, "1")) is None:  # 1e3 is within fairseq's bounds
             raise UserError(f"--{name.replace('_', '-')} {given[name]}: must be a whole number")
+    try:
+        rate = float(given.get("lr", 2.5e-4))
+    except ValueError:
+        raise UserError(f"--lr {given['lr']}: must be one number, the first phase's rate") from None
     first, found = int(given.get("tgt_len", _LONGFORMER[0][0])), {}
     for number, (tokens, rows, updates) in enumerate(_LONGFORMER):
         updates = int(given.get("max_update", updates))
         options = {
             "tgt_len": first * tokens // _LONGFORMER[0][0],
-            "lr": f"{float(given.get('lr', 2.5e-4)) / 2**number:g}",
+            "lr": f"{rate / 2**number:g}",
             "sublayer_pattern": _with_windows_times(2**number, pattern),
             "sequences_per_update": given.get("sequences_per_update", rows),
             "max_update": updates,

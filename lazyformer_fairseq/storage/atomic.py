@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,8 +36,11 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
 
     Raises:
         OSError: it cannot be written; what stood under the name before is unchanged.
+        UserError: a folder has the name.
     """
     path = Path(path).absolute()
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder, and a file is to be written; give another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     if durable:
         remove_leftovers(path.parent, path.name)
@@ -138,6 +142,28 @@ def refuse_filled_folder(folder: Union[str, Path]) -> None:
         raise UserError(f"{folder}: is a link to nothing; remove it or choose another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or folder.is_mount()):
         raise UserError(f"{folder}: exists already; remove it or choose another folder")
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise a UserError unless a file or a folder of this name can be written, whose folders need not be there yet.
+
+    Tries it by a file that has no name, in the nearest folder that is there.
+    """
+    path = path.absolute()
+    place = path.parent
+    try:
+        if path.is_dir():
+            place = path
+        with suppress(FileNotFoundError):
+            os.lstat(unfinished_name(path))  # which is longer than the name
+        while not os.path.lexists(place):
+            place = place.parent
+        if place.is_symlink() and not place.exists():
+            raise UserError(f"{path}: cannot be written ({place} is a link that leads nowhere); choose another place")
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({place}: {error.strerror}); choose another place") from None
 
 
 def unfinished_name(path: Path) -> Path:

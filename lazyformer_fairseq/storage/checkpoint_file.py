@@ -14,7 +14,7 @@ import pickle
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Union
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 SAFETENSORS = ".safetensors"
 UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+MOST_COUNTED = 2**40  # updates or epochs
 PIECE = 2**22  # bytes read at a time
 
 _LABEL = b"lazyformer_fairseq sha256 "
@@ -192,8 +193,31 @@ def look_into(path: Union[str, Path]) -> Contents:
             is_archive = file.read(2) == b"PK"  # else older than torch 1.6, and cannot be mapped
         with without_code():
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-        history = state.get("optimizer_history") or [{}]
-        return Contents(int(history[-1].get("num_updates", 0)), state.get("last_optimizer_state") is not None)
+        updates = check_place(path, state)
+        return Contents(updates, state.get("last_optimizer_state") is not None)
+
+
+def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
+    """Return how many updates a checkpoint has behind it, once it is known that its place in the data can be one.
+
+    Raises:
+        DamagedCheckpointError: a count in it is no number, or none that can be.
+    """
+    history = state.get("optimizer_history") or [{}]
+    updates = history[-1].get("num_updates", 0)
+    iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights that no run goes on with
+    counts = {"num_updates": (updates, 0)}
+    if iterator is not None:
+        counts["epoch"] = (iterator["epoch"], 1)
+        counts["iterations_in_epoch"] = (iterator.get("iterations_in_epoch", 0), 0)
+        for piece in iterator.get("pieces", []):
+            counts["shards"] = (piece["shards"], 1)
+            counts["consumed"] = (piece["consumed"], 0)
+    for name, (value, least) in counts.items():
+        if type(value) is not int or not least <= value <= MOST_COUNTED:
+            said = f"{name} is {str(value)[:40]}"
+            raise DamagedCheckpointError(f"{path}: damaged, no run can resume from it ({said})")
+    return updates
 
 
 @contextmanager

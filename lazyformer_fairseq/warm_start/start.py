@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
@@ -295,8 +295,8 @@ def given_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
         raise UserError(f"--from-sublayers: {len(words)} given, but the new pattern has {len(new)} sublayers")
     found: list[Optional[int]] = []
     for place, (word, planned) in enumerate(zip(words, new, strict=True)):
-        number = None if word == NONE else int(word) if word.isdecimal() else len(old)
-        if number is not None and number >= len(old):
+        number = whole_number(word)
+        if word != NONE and (number is None or number >= len(old)):
             raise UserError(f"--from-sublayers: {word!r} is no sublayer of the old pattern, 0 to {len(old) - 1}, nor -")
         if number is not None and not planned.kind.is_identity and not likeness(old[number], planned):
             raise UserError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand, is_possible, plan, split_sublayers
 from lazyformer_fairseq.patterns.kinds import ENCODER
@@ -128,7 +128,7 @@ def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
         elif key not in OWN:
             flag = f"--{key.replace('_', '-')}"
             others["options"] = (*others.get("options", ()), flag, *([value] if equals else []))
-        elif not value.isdecimal() or not int(value):
+        elif not whole_number(value):
             raise UserError(f"--model {name}={spec}: {key}={value} is no whole number above 0")
         else:
             own[OWN[key]] = int(value)

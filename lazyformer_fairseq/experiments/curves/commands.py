@@ -6,11 +6,12 @@ import click
 
 from lazyformer_fairseq.arguments import some_of
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import Command
 
 AXES = ("updates", "tokens", "hours", "flops")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("runs", metavar="[NAME=]RUN...", nargs=-1, required=True)
 @click.option("--against", multiple=True, default=["updates"], callback=some_of(AXES), metavar="A,B,...",
               help=f"A panel each: {', '.join(AXES)}.")  # fmt: skip

@@ -17,6 +17,9 @@ from typing import Any, Optional
 import numpy as np
 from fairseq.data.iterators import EpochBatchIterator, GroupedIterator, ShardedIterator
 
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.checkpoint_file import first_line
+
 logger = logging.getLogger(__name__)
 
 
@@ -54,7 +57,20 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also loads the state of another number of processes or batch size. With other data the epoch starts anew."""
+        """Also loads the state of another number of processes or batch size. With other data the epoch starts anew.
+
+        Raises:
+            UserError: the state is of no place in this data.
+        """
+        try:
+            self._load(state)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the checkpoint's place in epoch {state['epoch']} is not one of this data ({first_line(error)}): give "
+                "--reset-dataloader to begin with the first epoch, or copy an older checkpoint over checkpoint_last.pt"
+            ) from error
+
+    def _load(self, state: dict[str, Any]) -> None:
         if not state.get("pieces") or self._supports_prefetch:
             return super().load_state_dict(state)
         if state["samples"] != self._samples():

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
-from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
 from lazyformer_fairseq.options import BOUNDS, refuse_out_of_bounds
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
@@ -127,7 +127,7 @@ def listed_updates(text: Optional[str]) -> frozenset[int]:
     """The updates of ``--keep-updates-list``. Raises a UserError where they are not whole numbers above 0."""
     parts = [part.strip() for part in text.split(",")] if text is not None else []
     for part in parts:
-        if not (part.isascii() and part.isdigit() and int(part) > 0):
+        if not whole_number(part):
             raise UserError(f"--keep-updates-list {text}: {part!r} is no update; give whole numbers as 100000,200000")
     return frozenset(int(part) for part in parts)
 
@@ -207,7 +207,13 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
     task = options_by_name(words).get("task")
     if is_task_of_ours(TASK_REGISTRY.get(task)) or (task is not None and task not in TASK_REGISTRY):
         parser.error = functools.partial(_refuse, parser, input_args is None)
-    parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
+        given = options_by_name(words)
+        refuse_out_of_bounds({name: value for name, value in given.items() if not value.strip()})
+    try:
+        parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
+    except SyntaxError as error:  # fairseq reads a list of numbers as Python
+        refuse_out_of_bounds(options_by_name(words))
+        raise UserError(f"{error.text}: is no list of numbers") from error
     options = parsed[0] if isinstance(parsed, tuple) else parsed
     if not names_task_of_ours(options):
         data = Path(str(getattr(options, "data", None) or "."))

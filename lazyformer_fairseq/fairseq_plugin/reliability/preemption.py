@@ -30,6 +30,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data.iterators import BufferedIterator
 from fairseq.distributed import utils as distributed_utils
+from fairseq.utils import split_paths
 from torch.multiprocessing import _prctl_pr_set_pdeathsig
 from torch.multiprocessing.spawn import ProcessExitedException
 
@@ -212,6 +213,9 @@ def forwarding_signals(call_main, cfg, main, **kwargs):
         refuse_no_batch(cfg)
         if cfg.common_eval.path is None:
             raise UserError("--path: give the checkpoint")
+    for path in split_paths(cfg.common_eval.path or ""):
+        if path and "://" not in path and not os.path.isfile(path):
+            raise UserError(f"--path {path}: no such checkpoint")
     _end_with_launcher()
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, _forward) for number in SIGNALS} if in_main_thread else {}

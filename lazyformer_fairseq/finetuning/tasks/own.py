@@ -26,7 +26,7 @@ from lazyformer_fairseq.data.labelled_files import (
 )
 from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedOwnTask
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.finetuning import settings
 from lazyformer_fairseq.finetuning.benchmark import LAZYFORMER, PROTOCOLS, Score, TextsBenchmark, TuningProtocol
 from lazyformer_fairseq.finetuning.tasks.glue import overview, prepare_task, settings_of
@@ -240,9 +240,10 @@ def columns_of(
         if all(name in header for name in wanted):
             return texts, label
         has_names = path.suffix.lower() in (".jsonl", ".txt")  # always, so that the first row is none of the texts
-        if not has_names and all(name.isdigit() and 0 < int(name) <= len(header) for name in wanted):
-            texts, label = tuple(int(name) - 1 for name in texts), int(label) - 1 if label else None
-            return texts, label
+        numbers = [whole_number(name) for name in wanted]
+        if not has_names and all(number is not None and 0 < number <= len(header) for number in numbers):
+            places = tuple(number - 1 for number in numbers)
+            return places[: len(texts)], places[-1] if label else None
     found, lacking = ", ".join(f"{name[:40]!r}" for name in header[:MOST_SHOWN]), [w for w in wanted if w not in header]
     what = ", ".join(map(repr, lacking)) or ("of labels" if texts else "of texts")
     raise UserError(

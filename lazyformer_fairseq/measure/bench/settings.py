@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.measure import arch_named
 from lazyformer_fairseq.options import DEVICE, LONGEST, PRECISION, duration, option
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -23,9 +23,10 @@ WORKLOADS = {
 
 def _product(text: str) -> tuple[int, int]:
     left, _, right = text.partition("x")
-    if not (left.isdecimal() and right.isdecimal() and int(left) and int(right)):
+    factors = whole_number(left), whole_number(right)
+    if not all(factors):
         raise UserError(f"{text!r} is no product of two whole numbers, such as 12x64")
-    return int(left), int(right)
+    return factors
 
 
 def _like_bert(name: str) -> str:

@@ -64,6 +64,28 @@ def test_it_ends_with_the_numbers_and_resumes(method, error, fairseq_train, data
     assert_equal_state(found["model"], expected["model"])
 
 
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("lazyformer_fairseq.fairseq_plugin.screen._seconds_of_pass", r"in update 1: batches of \d+ x \d\d tokens"),
+        ("fairseq.trainer.Trainer.__init__", r"before the first update: [\d,]+ parameters; .* To fit:"),
+        (
+            "fairseq.trainer.Trainer.load_checkpoint",
+            r"before the first update: [\d,]+ parameters; .* To fit:",
+        ),
+    ],
+)
+def test_before_the_first_update_too(fairseq_train, data_folder, tmp_path, monkeypatch, place, message):
+    """As a pass is timed, and as weights go to the device or the optimizer is made."""
+
+    def fail(*arguments, **options):
+        raise RuntimeError(ON_A_CPU)
+
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(OutOfMemoryInTrainingError, match=f"out of memory {message}"):
+        fairseq_train(data_folder, f"{OPTIONS} --log-seconds 60", tmp_path)
+
+
 @pytest.mark.slow
 def test_in_validation_a_batch_is_tried_twice(fairseq_train, data_folder, tmp_path, monkeypatch):
     options = OPTIONS.replace("--disable-validation", "--batch-size-valid 6 --max-update 2")

@@ -18,7 +18,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import SimpleProgressBar
 from fairseq_plugin.reliability.damage import TINY
-from helpers import assert_equal_state, build_toy_corpus, updates_of
+from helpers import assert_equal_state, build_toy_corpus, mostly_slow, updates_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +28,7 @@ from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.modules import choices
 from lazyformer_fairseq.modules.attention import choice
+from lazyformer_fairseq.storage.checkpoint_file import save
 
 OPTIONS = f"{TINY} --update-freq 2 --dropout 0.2 --attention-dropout 0.1 --clip-norm 1.0 --log-interval 3"
 TIMES = {"wps", "ups", "wall", "train_wall"}
@@ -356,6 +357,62 @@ def test_a_run_that_patience_ended_is_left_as_it_is(data_folder, tmp_path, fairs
     fairseq_train(data_folder, f"{options} --max-update 9", folder)
     assert files_of(folder) == before
     assert "nothing is left to do" in caplog.text and "--patience 3 ends the run" in caplog.text
+
+
+# --- A checkpoint that says what cannot be
+
+
+@pytest.fixture(scope="module")
+def run_of_three(tmp_path_factory, data_folder, fairseq_train):
+    folder = tmp_path_factory.mktemp("run of three") / "run"
+    fairseq_train(data_folder, f"{TINY} --encoder-embed-dim 16 --disable-validation --max-update 3", folder)
+    return folder / "checkpoint_last.pt"
+
+
+def first_moments(state: dict) -> dict:
+    return state["last_optimizer_state"]["state"][0]
+
+
+SPOILT = {
+    "epoch": lambda state: state["extra_state"]["train_iterator"].update(epoch=-5),
+    "epoch of text": lambda state: state["extra_state"]["train_iterator"].update(epoch="1"),
+    "no epoch": lambda state: state["extra_state"]["train_iterator"].pop("epoch"),
+    "place": lambda state: state["extra_state"]["train_iterator"].update(iterations_in_epoch=-1),
+    "place beyond the end": lambda state: state["extra_state"]["train_iterator"].update(
+        iterations_in_epoch=10**6, pieces=[]
+    ),
+    "piece beyond the end": lambda state: state["extra_state"]["train_iterator"]["pieces"][0].update(consumed=10**6),
+    "no shards": lambda state: state["extra_state"]["train_iterator"]["pieces"][0].update(shards=0),
+    "iterator of text": lambda state: state["extra_state"].update(train_iterator="here"),
+    "updates": lambda state: state["optimizer_history"][-1].update(num_updates=-3),
+    "updates of text": lambda state: state["optimizer_history"][-1].update(num_updates="three"),
+    "history": lambda state: state.update(optimizer_history=[]),
+    "extra state of text": lambda state: state.update(extra_state="extra"),
+    "schedule of text": lambda state: state["optimizer_history"][-1].update(lr_scheduler_state="linear"),
+    "optimizer of text": lambda state: state.update(last_optimizer_state="adam"),
+    "optimizer without groups": lambda state: state["last_optimizer_state"].update(param_groups=[]),
+    "group of text": lambda state: state["last_optimizer_state"].update(param_groups=["all"]),
+    "rate of text": lambda state: state["last_optimizer_state"]["param_groups"][0].update(lr="fast"),
+    "betas of text": lambda state: state["last_optimizer_state"]["param_groups"][0].update(betas=("a", "b")),
+    "moment of text": lambda state: first_moments(state).update(exp_avg="mean"),
+    "moments of integers": lambda state: first_moments(state).update(exp_avg=first_moments(state)["exp_avg"].long()),
+    "moment turned": lambda state: first_moments(state).update(exp_avg=first_moments(state)["exp_avg"].T),
+    "moment of another size": lambda state: first_moments(state).update(exp_avg=torch.zeros(7)),
+    "no second moment": lambda state: first_moments(state).pop("exp_avg_sq"),
+    "step of text": lambda state: first_moments(state).update(step="many"),
+    "numbers of weights": lambda state: state["last_optimizer_state"]["param_groups"][0].update(params=[0, 1]),
+    "weights of another model": lambda state: state["model"].popitem(),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(SPOILT, "epoch", "place beyond the end", "moment turned"))
+def test_what_a_checkpoint_cannot_say_ends_in_words(run_of_three, data_folder, tmp_path, fairseq_train, name):
+    state = torch.load(run_of_three)
+    SPOILT[name](state)
+    save(state, tmp_path / "checkpoint_last.pt")
+    options = f"{TINY} --encoder-embed-dim 16 --disable-validation --max-update 4"
+    with pytest.raises(UserError, match=r"checkpoint"):
+        fairseq_train(data_folder, options, tmp_path)
 
 
 def test_a_run_that_could_only_take_over_anothers_end_is_refused(data_folder, tmp_path, fairseq_train):

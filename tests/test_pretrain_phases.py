@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,6 +128,10 @@ class _Killed(BaseException):
     """In place of a SIGKILL: nothing is saved any more."""
 
 
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
 def weights(folder: str) -> dict[str, torch.Tensor]:
     return torch.load(Path(folder) / "checkpoint_last.pt")["model"]
 
@@ -153,6 +158,16 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
         assert (again.exit_code, start.started) == (0, redone), again.output
         assert start.updates[0] == 2, "it resumes from what it saved at update 2"
         assert_equal_state(weights("out/phase2"), weights(f"{out}/phase2"))
+
+    shutil.copytree("out", "lost")
+    shutil.rmtree("lost/phase2")
+    cut_short(Path("lost/phase1/checkpoint_last.pt"))
+    said = str(start(data_folder, out="lost").exception)
+    assert "lost/phase1/checkpoint_last.pt: truncated, damaged" in said and start.started == []
+    assert "put it back, or remove lost/phase1/finished.json" in said
+    Path("lost/phase1/finished.json").unlink()
+    assert start(data_folder, out="lost").exit_code == 0 and start.updates[0] == 4
+    assert_equal_state(weights("lost/phase2"), weights("out/phase2"))
 
     (Path("out") / "phase1" / "finished.json").unlink()  # killed between the phases
     assert start(data_folder).exit_code == 0 and start.updates == []
@@ -350,6 +365,31 @@ def test_longformers_phases_are_table_12():
         longformer_phases("(sf)x2", {})
     with pytest.raises(UserError, match="--max-update 1e3: must be a whole number"):
         longformer_phases(pattern, {"max_update": "1e3"})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("cosine", ("8", "0.001", {"warmup_updates": "3"})),
+        ("wsd", ("8", "0.001", {"warmup_updates": "3"})),
+        ("linear_warmup", ("8", "0.001", {"warmup_ratio": "0.1"})),
+        ("polynomial_warmup", ("8", "0.001", {"warmup_ratio": "0.1"})),
+        ("pass_through", ("8", "0.001", {})),
+    ],
+)
+def test_a_phase_warms_up_as_its_schedule_counts(start, lm_data, monkeypatch, schedule, expected):
+    """In updates or as a share; for one phase alone, too."""
+    commands = []
+    end = Mock(side_effect=lambda command: commands.append(options_by_name(command)) or Ended(0))
+    monkeypatch.setattr("lazyformer_fairseq.pretraining.phases.run_to_its_end", end)
+    words = "--tgt-len 8 --lr 1e-3 --max-update 30 --recipe longformer --dry-run"
+    for more in (["--lr-scheduler", schedule], ["--phase1", f"--lr-scheduler {schedule}"]):
+        commands.clear()
+        main(["pretrain", "longformer_small_tiny", str(lm_data), *words.split(), *more], standalone_mode=False)
+        first, second = commands[:2]
+        warmup = {name: value for name, value in first.items() if name.startswith("warmup")}
+        assert (first["tgt_len"], first["lr"], warmup) == expected
+        assert ("warmup_updates" in second) == (more[0] == "--phase1" or "warmup_updates" in warmup)
 
 
 def test_one_command_trains_all_phases_and_each_checkpoint_has_its_own_pattern(start, lm_data):

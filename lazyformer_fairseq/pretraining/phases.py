@@ -17,7 +17,7 @@ from lazyformer_fairseq.child_process import STOPPED, run_to_its_end
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.pretraining.recipes import RECIPES
+from lazyformer_fairseq.pretraining.recipes import RECIPES, with_warmup_of
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings
 
@@ -59,8 +59,11 @@ def pretrain_in_phases(
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
     words, before = {}, None
     for phase, options in phases.items():
-        of_phase = as_words({name: value for name, value in options.items() if name != "recipe"})
-        words[phase] = _words(phase, own.get(phase, ""), [*given, *of_phase], is_first=not words)
+        of_phase = {name: value for name, value in options.items() if name != "recipe"}
+        schedule = options_by_name([*given, *words_of(own.get(phase, ""), f"--{phase}")]).get("lr_scheduler")
+        if schedule is not None:
+            of_phase = with_warmup_of(schedule, of_phase)
+        words[phase] = _words(phase, own.get(phase, ""), [*given, *as_words(of_phase)], is_first=not words)
     if not is_dry:
         refuse_missing_folders(data)
         kept = {  # of all phases' options those that decide what is trained
@@ -74,6 +77,8 @@ def pretrain_in_phases(
     for phase, options in phases.items():
         if before is not None:
             words[phase] += ["--finetune-from-model", str(out / before / LAST)]
+            if not is_dry and not (out / phase / LAST).exists():
+                _refuse_without_weights(before, out / before)
         _run(phase, options["recipe"], arch, data, out / phase, words[phase], is_dry)
         before = phase
     if not is_dry:
@@ -114,6 +119,17 @@ def _run(phase: str, recipe: str, arch: str, data: str, folder: Path, words: lis
             f"{phase} ended before its last update; rerun to resume, without the option that ended it if there is one "
             "(--stop-time-hours, --max-epoch, --patience)"
         )
+
+
+def _refuse_without_weights(phase: str, folder: Path) -> None:
+    """Raises a UserError where the checkpoint of a finished phase, from which the next one starts, cannot be read."""
+    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import look_into  # imports torch
+
+    try:
+        look_into(folder / LAST)
+    except UserError as error:
+        remedy = f"put it back, or remove {folder / FINISHED}: then {phase} makes its last updates again"
+        raise UserError(f"{error}; {phase} is finished, and the next one starts from it: {remedy}") from None
 
 
 def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:

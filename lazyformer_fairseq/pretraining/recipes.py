@@ -50,6 +50,24 @@ def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[st
     return as_words({name: value or True for name, value in found.items()})
 
 
+def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return a phase's options with its warm-up as a schedule counts it: in updates, as a share of all, or not at all.
+
+    Args:
+        schedule: a name of ``--lr-scheduler``.
+        options: by name, those that differ from a recipe's.
+    """
+    from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
+
+    found, lacking = dict(options), options_of_others("lr_scheduler", schedule)
+    if "warmup_updates" not in found or "warmup_updates" not in lacking:
+        return found
+    updates = int(found.pop("warmup_updates"))
+    if "warmup_ratio" not in lacking:
+        found["warmup_ratio"] = f"{updates / int(found['max_update']):g}"
+    return found
+
+
 RECIPES = {
     # LazyFormer, Table 5; and a tenth of it, for a trained model.
     "table5": Recipe(None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),

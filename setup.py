@@ -12,11 +12,13 @@ INSTALL_REQUIRES = [
     "fairseq-fixed==0.12.3.1; python_version < '3.13'",
     # From 2.6 on checkpoints load with weights_only=True, the protection that reliability/checkpoints is written for.
     "torch>=2.6,<2.14",  # 2.13.0 was tried last; scripts/choose_torch.py has the same bounds
+    "annotated-types>=0.6,<1",  # bounds of fields, which pydantic reads
     "click>=8.1,<9",
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",
     "omegaconf>=2.3,<2.4",  # settings in fairseq's checkpoints; fairseq pins it
     "platformdirs>=4,<5",  # the user's cache folder, for what is measured on a machine
+    "pydantic>=2.7,<3",  # files of settings against dataclasses; spacy needs it too
     "pyyaml>=6,<7",
     "regex>=2024.4",
     "sacremoses>=0.1.1,<0.3",

@@ -34,7 +34,7 @@ LENGTHS = (
 COUNTS = (
     *("batch_size", "batch_size_valid", "max_sentences", "max_tokens", "max_tokens_valid", "update_freq"),
     *("sequences_per_update", "log_interval", "save_interval", "validate_interval", "required_batch_size_multiple"),
-    *("max_skipped_updates", "fp16_init_scale"),
+    *("max_skipped_updates", "fp16_init_scale", "adaptive_softmax_factor"),
 )
 MAYBE_NONE = (
     *("max_rollbacks", "num_workers", "mem_len", "relative_position_buckets", "token_types", "max_epoch", "max_update"),
@@ -43,7 +43,7 @@ MAYBE_NONE = (
 AMOUNTS = (
     *("lr", "min_lr", "end_learning_rate", "weight_decay", "clip_norm", "max_weight_norm", "loss_spike", "init_std"),
     *("stop_time_hours", "log_seconds", "adam_eps", "lamb_eps", "layer_norm_eps", "power", "adam_lr"),
-    *("distill_words_weight", "distill_attention_weight", "distill_temperature", "min_loss_scale"),
+    *("distill_words_weight", "distill_attention_weight", "distill_temperature", "min_loss_scale", "experts_loss"),
 )
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout")
 SHARES = (*DROPOUTS, "adam_betas", "lamb_betas", "muon_momentum")

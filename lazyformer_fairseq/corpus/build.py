@@ -199,7 +199,7 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
 def _forget_other(late: dict[str, Any], paths: stages.WorkPaths) -> None:
     """Whoever changes a late setting of an unfinished corpus need not make the words again."""
     chosen = paths.root / "late_settings.json"
-    if chosen.exists() and json.loads(chosen.read_text()) == late:
+    if chosen.exists() and read_json(chosen) == late:
         return
     for folder in (*(paths.tasks / stage for stage in stages.STAGES if stage != "words"), paths.result):
         shutil.rmtree(folder, ignore_errors=True)

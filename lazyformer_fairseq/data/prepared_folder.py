@@ -12,7 +12,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, make_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Self, Union
@@ -26,6 +26,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.storage.checked import Count, PositiveCount, as_kind
 from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version, write_json
 
@@ -75,6 +76,15 @@ class SplitFacts:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Fields of manifests that others than the classes below read, of the right type where they are there."""
+
+    max_length: PositiveCount = 1
+    files: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PreparedFolder(ABC):
     """A folder, whole and of this version. `manifest` is what prepare wrote; it holds all counts.
 
@@ -104,7 +114,12 @@ class PreparedFolder(ABC):
             raise UserError(f"{path}: is not the manifest of {cls.CONTENT}; run `{cls.COMMAND}`")
         again = f"; remove {folder} and run `{cls.COMMAND}` again"
         refuse_other_version(path, manifest, cls.FORMAT_VERSION, again)
-        if not (all(name in manifest for name in cls.SETTINGS) and cls.is_whole(manifest)):
+        try:
+            as_kind(Sizes, manifest, path, "prepare the data again")
+            is_whole = all(name in manifest for name in cls.SETTINGS) and cls.is_whole(manifest)
+        except UserError as error:
+            raise UserError(f"{path}: damaged ({error}){again}") from None
+        if not is_whole:
             raise UserError(f"{path}: damaged{again}")
         return cls(folder, manifest)
 
@@ -116,11 +131,9 @@ class PreparedFolder(ABC):
     @staticmethod
     def has_splits(manifest: dict[str, Any], known: Collection[str], counts: Collection[str]) -> bool:
         """Whether a manifest's splits are among the known ones, as they become files' names, and have these counts."""
-        splits = manifest.get("splits")
-        return isinstance(splits, dict) and all(
-            split in known and isinstance(found, dict) and all(type(found.get(name)) is int for name in counts)
-            for split, found in splits.items()
-        )
+        kind = make_dataclass("Counts", [(name, Count) for name in counts])
+        splits = as_kind(dict[str, kind], manifest.get("splits"), MANIFEST, "prepare the data again")
+        return set(splits) <= set(known)
 
     @staticmethod
     def is_at(folder: Union[str, Path]) -> bool:
@@ -247,6 +260,7 @@ class PreparedTask(PreparedFolder):
     FORMAT, FORMAT_VERSION = "lazyformer glue task", 1
     SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")
     CONTENT, COMMAND = "a GLUE task", "lazyformer finetune"
+    COUNTS: ClassVar[tuple[str, ...]] = ("rows", "bytes", "kept_tokens")
     TABLE: ClassVar[Mapping[str, TaskDescription]] = TASKS
 
     @classmethod
@@ -258,7 +272,7 @@ class PreparedTask(PreparedFolder):
     @classmethod
     def is_whole(cls, manifest: dict[str, Any]) -> bool:
         task = cls.row_of(manifest)
-        return task is not None and cls.has_splits(manifest, task.splits, ("rows", "bytes"))
+        return task is not None and cls.has_splits(manifest, task.splits, cls.COUNTS)
 
     @cached_property
     def task(self) -> TaskDescription:
@@ -333,6 +347,7 @@ class PreparedDiagnostic(PreparedTask):
     FORMAT, FORMAT_VERSION = "lazyformer diagnostic", 1
     SETTINGS = ("format_version", "task", "settings", "tokenizer")
     CONTENT, COMMAND = "a diagnostic", "lazyformer diagnostics"
+    COUNTS = ("rows", "bytes", "tokens", "longest")
     TABLE = DIAGNOSTICS
 
     @classmethod

@@ -23,12 +23,21 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.workers import Workers, last_line
 from lazyformer_fairseq.measure.stepwise import Diverged, Learning, Lesson, StepwiseTraining
 from lazyformer_fairseq.progress import Progress
+from lazyformer_fairseq.storage.checked import Count, as_kind
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 
 RESULT, LOG = "result.json", "train.log"
 PROGRESS = "progress.json"  # for the process that waits for this one
+Curve = dict[str, list[float]]  # by validation; NaN where the training diverged
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The part that the results of all trainings share."""
+
+    curve: Curve
 
 
 @dataclass(frozen=True)
@@ -61,8 +70,12 @@ class Job:
             UserError: the file was damaged since.
         """
         path = self.folder / RESULT
+        if not path.exists():
+            return None
         remedy = f"remove {self.folder} and run the same command again, which trains this model anew"
-        return read_checked_json(path, remedy) if path.exists() else None
+        content = read_checked_json(path, remedy)
+        as_kind(Finished, content, path, remedy)
+        return content
 
     def updates_saved(self) -> int:
         """Of a training under way in another process; for progress alone, so that a damaged file counts as none."""
@@ -91,8 +104,8 @@ class Training(StepwiseTraining):
         super().__init__(job.lesson, job.learning, job.folder, job.start)
         self.job, self.name, self.total = job, job.name, job.updates
         self.validation_seconds = 0.0
-        self.tokens: list[int] = self.history.get("tokens", [])
-        self.curve: dict[str, list[float]] = self.history.get("curve", {})
+        self.tokens: list[int] = self.from_history("tokens", list[Count], [])
+        self.curve: dict[str, list[float]] = self.from_history("curve", Curve, {})
 
     @abstractmethod
     def measure(self) -> Mapping[str, float]:

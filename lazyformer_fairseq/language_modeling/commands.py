@@ -10,6 +10,7 @@ from lazyformer_fairseq.arguments import CONFIGS, ExistingPath
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.language_modeling.settings import Preparing
 from lazyformer_fairseq.options import DEVICE, Group, check, option, takes
+from lazyformer_fairseq.storage import checked
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -109,26 +110,31 @@ class Reading:
     json: Optional[Path] = option(None, "Write the result to this file too.")
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """What a YAML file for ``--lengths`` may hold."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+    tgt_len: checked.PositiveCount = 1
+    mem_len: checked.Count = 0
+    clamp_len: int = 0
+    same_length: bool = False
+
+
 def read_lengths(name: str) -> dict[str, Any]:
     """How a text is read: of a YAML file, or of the paper's of that name in ``configs/language_modeling/evaluation``.
 
     Raises:
         UserError: there is none, or it holds anything else.
     """
-    import yaml
-
     folder = CONFIGS / "language_modeling" / "evaluation"
     path = next(filter(Path.is_file, (Path(name), folder / f"{name}.yaml")), None)
     if path is None:
         known = [each.stem for each in sorted(folder.glob("*.yaml"))]
         raise UserError(f"--lengths {name}: no such file, nor one of {', '.join(known)}{nearest(name, known)}")
-    kinds = {"tgt_len": int, "mem_len": int, "clamp_len": int, "same_length": bool}
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(given, dict) or any(type(value) is not kinds.get(key) for key, value in given.items()):
-        raise UserError(f"{path}: must have numbers as tgt_len, mem_len and clamp_len, true or false as same_length")
+    remedy = "write numbers as tgt_len, mem_len and clamp_len, true or false as same_length"
+    given = checked.read_yaml(path, remedy)
+    checked.as_kind(Lengths, given, path, remedy)
     check(replace(Reading(), **given))
     return given
 

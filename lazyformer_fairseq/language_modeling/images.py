@@ -135,7 +135,7 @@ def _images_of(path: Path) -> np.ndarray:
     array = array[None] if is_one else array
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[-1] != 3) or 0 in array.shape:
         raise UserError(f"{path}: has the shape {array.shape}; images are (N, height, width), in colours (..., 3)")
-    if array.dtype.kind != "f" and array.dtype != np.uint8:
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
         raise UserError(f"{path}: is {array.dtype}; give uint8, 0 to 255, or numbers from 0 to 1 with a fraction")
     return array
 

@@ -28,6 +28,7 @@ from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES, row_of
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.storage import checkpoint_file
+from lazyformer_fairseq.storage.checked import Amount, as_kind
 
 CHECKPOINT = "checkpoint_last.pt"
 HISTORY = "history"  # in a checkpoint's extra state, so that its checksum is the history's too
@@ -183,12 +184,19 @@ class StepwiseTraining:
         if found := [path for path in (folder / CHECKPOINT, start) if path and path.exists()]:
             self._resume(found[0])
         self.schedule.step_update(self.updates)
-        self.seconds: list[float] = self.history.get("seconds", [])
+        self.seconds: list[float] = self.from_history("seconds", list[Amount], [])
         self._pass: Iterator[Batch] = iter(self.batches)
 
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def from_history(self, name: str, kind: Any, default: Any) -> Any:
+        """Return a part of the history in the checkpoint that this training resumed from, checked for its type."""
+        if name not in self.history:
+            return default
+        remedy = f"remove {self.folder} to start anew"
+        return as_kind(kind, self.history[name], f"{self.folder / CHECKPOINT}, its {name}", remedy)
 
     def _next_batch(self) -> Batch:
         if (batch := next(self._pass, None)) is None:  # the epoch is over
@@ -308,7 +316,7 @@ class StepwiseTraining:
             self.batches.load_state_dict(extra["train_iterator"])
             CHOICES.load_state_dict(extra.get("attention_back_ends", {}))
             self.lesson.load_state_dict(extra)
-            self.history = extra.get(HISTORY, {})  # fairseq-train's checkpoints have none
+            self.history = dict(extra.get(HISTORY, {}))  # fairseq-train's checkpoints have none
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = checkpoint_file.first_line(error)
             raise UserError(f"{path}: nothing resumes from it; remove {self.folder} to start anew ({said})") from error

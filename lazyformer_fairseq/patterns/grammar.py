@@ -28,7 +28,7 @@ from lazyformer_fairseq.patterns.kinds import (
 # Far above any model that trains: these limits keep "((((s)x999)x999)x999)x999" and "((((((..." from filling memory and
 # stack.
 LINE = 100  # characters of a pattern in an error
-MAX_SUBLAYERS = 10_000
+MAX_SUBLAYERS = 2_000
 MAX_DEPTH = 100
 DIGITS = re.compile("[0-9]*")
 

@@ -78,6 +78,11 @@ def read_checked_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
     return content
 
 
+def read_checked_as(kind: type[T], path: Path, remedy: str = AGAIN) -> T:
+    """Read what :func:`write_checked_json` wrote as an instance of a dataclass; raises as both of them do."""
+    return checked.as_kind(kind, read_checked_json(path, remedy), path, remedy)
+
+
 def _checksum(content: Mapping[str, Any]) -> str:
     """Hash values, whatever the order of keys and the spaces between them."""
     values = json.loads(json.dumps(content))  # as they come back from the file: tuples become lists, keys strings

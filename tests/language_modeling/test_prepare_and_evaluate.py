@@ -295,7 +295,7 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
     for option, value in (("--tgt-len", 0), ("--mem-len", -1), ("--clamp-len", -2), ("--batch-size", 0)):
         refused(f"'{option}': {value} is not in the range x>={value + 1}.", CHECKPOINT, data, option, value)
     for content, message in (
-        ("tgt_len: x", "must have numbers"),
+        ("tgt_len: x", "field 'tgt_len' is 'x', must be a valid integer"),
         ("[", "cannot be read"),
         ("tgt_len: 0", "--tgt-len 0"),
     ):

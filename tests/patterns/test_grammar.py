@@ -38,7 +38,7 @@ def test_expands(pattern, letters):
         ("s()f", 2, "hold nothing"),
         ("(sf)x", 5, "number of repeats"),
         ("Mx6", 1, "number of layers"),
-        ("(((s)x9999)x9999)x9999", 12, "more than"),
+        ("(((s)x1999)x1999)x1999", 12, "more than"),
         ("(sf)x99999999999999999999", 6, "more than"),
         ("sf٣", 3, "unknown letter"),
     ],

@@ -148,7 +148,9 @@ def read_folder(folder: Path) -> Comparison:
     remedy = "run the comparison again; it trains nothing twice"
     try:
         return comparison_of(read_json(path, remedy))
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: is no comparison's results ({type(error).__name__}: {error}); {remedy}") from error
 
 

@@ -4,6 +4,7 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Optional
@@ -32,7 +33,13 @@ from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.storage.json_files import read_checked_json, read_json, sha256_of, write_checked_json
+from lazyformer_fairseq.storage.checked import Amount
+from lazyformer_fairseq.storage.json_files import (
+    read_checked_as,
+    read_json,
+    sha256_of,
+    write_checked_json,
+)
 from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
@@ -70,6 +77,13 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         _print_report(settings, data, task, folder, results, tokens)
 
 
+@dataclass(frozen=True)
+class Spent:
+    """The file of a :class:`Clock`."""
+
+    seconds: Amount
+
+
 class Clock:
     """The wall time that a whole demo may take; one that is stopped and run again gets no more than another.
 
@@ -81,7 +95,7 @@ class Clock:
     def __init__(self, minutes: Optional[float], path: Path):
         self._limit = math.inf if minutes is None else 60 * minutes
         self._path = path
-        before = read_checked_json(path)["seconds"] if path.exists() else 0.0
+        before = read_checked_as(Spent, path).seconds if path.exists() else 0.0
         self._began = monotonic() - before
 
     @property

@@ -17,7 +17,8 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import kinds
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.checked import Amount
+from lazyformer_fairseq.storage.json_files import read_as
 from lazyformer_fairseq.warm_start.losses import global_positions
 
 # Milliseconds of single sublayers by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless
@@ -73,15 +74,12 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
     Raises:
         UserError: the file is not such an object, lacks a sublayer, or has an unknown name or a price below 0.
     """
-    content = read_json(path, 'give an object of milliseconds like {"s": 1.2, "f": 0.7}')
+    content = read_as(dict[str, Amount], path, 'give an object of milliseconds like {"s": 1.2, "f": 0.7}')
     plain = [kind.letter for kind in kinds() if not kind.is_identity]
     names = dict.fromkeys([*plain, *sublayers])
     known = [*names, *(name + READ for name in names if read_sublayer(name).kind.kept_for_consumers), REST]
     if not set(content) <= set(known):
         raise UserError(f'{path}: must be an object of milliseconds like {{"s": 1.2, "f": 0.7}}; names: {known}')
-    for name, value in content.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise UserError(f"{path}: {name} is {value!r}, must be milliseconds, 0 or more")
     for name in sublayers:
         if name not in content:
             raise UserError(f"{path}: has no price of {name}, which the candidates or the baseline have")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-import yaml
 
 from lazyformer_fairseq.data.labelled_files import (
     MOST_SHOWN,
@@ -30,7 +29,8 @@ from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.finetuning import settings
 from lazyformer_fairseq.finetuning.benchmark import LAZYFORMER, PROTOCOLS, Score, TextsBenchmark, TuningProtocol
 from lazyformer_fairseq.finetuning.tasks.glue import overview, prepare_task, settings_of
-from lazyformer_fairseq.storage.json_files import read_json, read_text
+from lazyformer_fairseq.storage import checked
+from lazyformer_fairseq.storage.json_files import read_json
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
 TRAIN, DEV = ("train",), ("dev", "valid")  # names of files
@@ -40,7 +40,6 @@ TEXT_COLUMNS = (  # the first of these that a file has
 )
 LABEL_COLUMNS = ("label", "labels", "class", "score", "target")
 KEYS = ("name", "data", "train", "dev", "text", "label", "labels", "kind", "metric")  # of a YAML file
-LARGEST_YAML = 1_000_000  # bytes
 
 
 class OwnTask(TextsBenchmark):
@@ -125,19 +124,7 @@ def task_of_yaml(path: Path, given: settings.GridSettings) -> tuple[OwnTask, set
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Its content, each value of the right type: columns and labels are text, `text` and `labels` several."""
-    if path.is_file() and path.stat().st_size > LARGEST_YAML:
-        raise UserError(f"{path}: has {path.stat().st_size:,} bytes; a task is described in a few lines")
-    text = read_text(path, "give the YAML file of a task")
-    try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(f"{path}: no YAML ({' '.join(str(error).split())[:200]})") from None
-    if isinstance(found, dict):
-        names = [key.value for key, _ in yaml.compose(text, Loader=yaml.SafeLoader).value]
-        if len(set(names)) < len(names):
-            raise UserError(f"{path}: the key {max(names, key=names.count)!r} is there twice; remove one")
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: describes no task; write lines such as `data: my_folder`, of {', '.join(KEYS)}")
+    found = checked.read_yaml(path, f"describe a task by lines such as `data: my_folder`, of {', '.join(KEYS)}")
     for key, value in found.items():
         if key not in KEYS:
             raise UserError(f"{path}: unknown key {key!r}{nearest(str(key), KEYS)}; known are {', '.join(KEYS)}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -23,6 +24,7 @@ from lazyformer_fairseq.options import computed_tokens, mask_shares, refuse_out_
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
+from lazyformer_fairseq.storage.checked import read_yaml
 
 MASKED = 0.15  # of all tokens, by default
 KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
@@ -298,13 +300,15 @@ def _number(name: str, value: Any, kind: type = int) -> Any:
 def _read(path: Path, groups: Mapping[str, str]) -> dict[str, Any]:
     """A YAML file with those that it names as defaults, which win, as hydra merges them."""
     try:
-        own = OmegaConf.load(path)
+        own = OmegaConf.create(read_yaml(path, "give a training's settings", get_yaml_loader()))
         below = own.pop("defaults", [])
         files = (None if name == "_self_" else path.parent / _file_of(name, groups) for name in below)
         parts = [own if file is None else _read(file, groups) for file in files] or [own]
         merged = OmegaConf.merge(*map(OmegaConf.create, parts))
         return {key: _plain(merged, key) for key in KEYS if key in merged}
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
+    except RecursionError:
+        raise UserError(f"{path}: its defaults name each other in a circle; take one of them out") from None
+    except (YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
         raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
 
 

@@ -11,7 +11,7 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
 from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
-from lazyformer_fairseq.options import check, option
+from lazyformer_fairseq.options import check, option, refuse_out_of_bounds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import LAYER, NORMS, describe_letters
 
@@ -123,7 +123,9 @@ def plain_options(kind: type[SomeOptions], config: Any) -> SomeOptions:
 def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptions:
     """Return the options of a model by name, as a checkpoint or a file has them.
 
-    Raises a UserError for an unknown name, a value of another type, or none of the choices.
+    The one check of them: an export, a load, a build and a command line refuse the same values in the same words.
+
+    Raises a UserError for an unknown name, a value of another type, out of its bounds, or none of the choices.
     """
     given = dict(given)
     known = {each.name: each.default for each in fields(kind)}
@@ -136,6 +138,7 @@ def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptio
         elif type(value) is not right:
             raise UserError(f"option {name} is {value!r}, must be {right.__name__}")
     options = kind(**given)
+    refuse_out_of_bounds(given)
     check(options)
     return options
 

@@ -60,8 +60,8 @@ def test_nothing_is_paid_under_the_budget():
         ("{", "cannot be read as JSON"),
         ("[1]", "not an object; give an object of milliseconds"),
         (json.dumps({"s": 1, "f": 1, "x": 1}), "names:"),
-        (json.dumps({"s": -1, "f": 1}), "s is -1"),
-        ('{"s": NaN, "f": 1}', "s is nan"),
+        (json.dumps({"s": -1, "f": 1}), "field 's' is -1"),
+        ('{"s": NaN, "f": 1}', "field 's' is nan"),
         (json.dumps({"s": 1}), "no price of f"),
     ],
 )

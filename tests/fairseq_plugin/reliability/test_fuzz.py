@@ -3,8 +3,11 @@
 import bz2
 import gzip
 import hashlib
+import io
 import json
 import logging
+import math
+import resource
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 from fairseq_plugin.reliability.test_untrusted import write_prepared
@@ -19,6 +23,7 @@ from helpers import write_toy_glue
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from other_tokenizers import write_bert_files, write_roberta_files
+from PIL import Image
 from toy_squad import write_toy_squad
 
 from lazyformer_fairseq.corpus.build import finished_manifest
@@ -35,13 +40,23 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import MODEL_FILE, SETTINGS_FILE, load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.results import read_folder
+from lazyformer_fairseq.experiments.search.latency import read_price_list
+from lazyformer_fairseq.experiments.trainings import Finished
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.finetuning.results import read_results
 from lazyformer_fairseq.finetuning.squad_data import PreparedSquad, prepare_squad
+from lazyformer_fairseq.finetuning.tasks import own
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
+from lazyformer_fairseq.language_modeling import images
+from lazyformer_fairseq.language_modeling.commands import read_lengths
+from lazyformer_fairseq.measure.planning.job import job_of_yaml
+from lazyformer_fairseq.modules.choices import Choices
 from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.indexed_format import check_items
+from lazyformer_fairseq.storage.json_files import read_as, remembered
 
 ALL_INPUTS = 100_000
 
@@ -74,6 +89,8 @@ class Targets(dict[str, Target]):
         self.add_exported(exported)
         self.add_squad(corpus / "tokenizer")
         self.add_results()
+        self.add_experiments()
+        self.add_arrays_and_pictures()
 
     def add(self, name: str, read: Callable[[Path], object], inputs: int, *seeds: bytes, of: Path | None = None):
         """`of`: the valid file, in a folder that is copied; else `seeds` are what the file holds."""
@@ -228,6 +245,62 @@ class Targets(dict[str, Target]):
                 runs / name, lambda _, folder=runs.parent: read_results(folder, GLUE), (seed,), 2_500
             )
 
+    def add_experiments(self) -> None:
+        """Files of settings and results, and a cache."""
+        prices = {"s": 1.2, "f": 0.7}
+        self.add("prices", lambda path: read_price_list(path, ["s", "f"]), 1_000, json.dumps(prices).encode())
+        curve = {"curve": {"updates": [0, 5], "seconds": [0.0, 1.5], "loss": [9.0, 8.5]}}
+        self.add("result of a training", lambda path: read_as(Finished, path), 1_000, json.dumps(curve).encode())
+        run = {"curve": {"updates": [0, 5], "seconds": [0, 1], "flops": [0, 9], "tokens": [0, 9], "loss": [9.0, 8.0]}}
+        measure = {"name": "loss", "unit": "bits", "lower_is_better": True}
+        models = {"a": {"of": "a", "share": 1.0, "runs": {"1": {**run, "final": {"loss": 8.0}}}}}
+        results = {"measure": measure, "baseline": "a", "models": models, "settings": {}, "task": "t", "data": {}}
+
+        def read_comparison(path: Path) -> None:
+            with suppress(UserError):
+                read_folder(path)
+
+        self.add("results of a comparison", read_comparison, 1_500, json.dumps(results).encode())
+        self.add(
+            "lengths", lambda path: read_lengths(str(path)), 1_000, b"tgt_len: 64\nmem_len: 640\nsame_length: true\n"
+        )
+        self.add("task in YAML", own.read_yaml, 1_000, b"name: x\ndata: d\nlabels: [a, b]\nkind: classes\n")
+        self.add(
+            "plan in YAML", job_of_yaml, 1_000, b"model: {_name: lazyformer, dropout: 0.1}\ntask: {mask_prob: 0.15}\n"
+        )
+
+        def remember(path: Path) -> None:
+            cache, known = path.with_name("speeds.json"), ("a", "b")
+            shutil.copyfile(path, cache)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("LAZYFORMER_CACHE", str(cache.parent))
+                assert remembered(cache.name, "m", "k", lambda: "a", known.__contains__) in known
+
+        self.add("cache", remember, 1_000, json.dumps({"m": {"k": "b"}}).encode())
+
+        def load_choices(path: Path) -> None:
+            with suppress(ValueError, RecursionError):
+                Choices().load_state_dict(json.loads(path.read_bytes()))
+
+        self.add("choices of a checkpoint", load_choices, 1_000, json.dumps({"m": {"shape": "eager"}}).encode())
+
+    def add_arrays_and_pictures(self) -> None:
+        """Of images, and of what is made of labelled texts."""
+        for name, array in {
+            "array of images": np.zeros((2, 4, 4), np.uint8),
+            "array of fractions": np.zeros((2, 4, 4)),
+            "labels": np.arange(3),
+            "words as labels": np.array(["a", "bc"]),
+        }.items():
+            content = io.BytesIO()
+            np.save(content, array)
+            kinds = "biufUS" if "labels" in name else "iuf"
+            self.add(name, lambda path, kinds=kinds: len(map_array(path, "", kinds)), 2_500, content.getvalue())
+        for ending in ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM"):
+            content = io.BytesIO()
+            Image.new("RGB", (8, 8), (9, 99, 200)).save(content, ending)
+            self.add(ending, lambda path: list(images._read([path], 4)), 1_000, content.getvalue())
+
 
 EDITS = st.tuples(
     st.sampled_from(["replace", "insert", "delete", "cut", "repeat"]),
@@ -253,7 +326,7 @@ def edited(seed: bytes, edits: list[tuple[str, int, bytes]]) -> bytes:
     return bytes(content)
 
 
-ODD = st.sampled_from(["../x", "/etc/passwd", 2**63, -1, 0, 1e308, "\ud800"])
+ODD = st.sampled_from(["../x", "/etc/passwd", 2**63, 10**90, 10**200, -1, 0, 1e308, math.nan, math.inf, "\ud800"])
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6), ODD),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
@@ -294,6 +367,14 @@ def targets(data_folder, exported, tmp_path, monkeypatch) -> Targets:
     return Targets(tmp_path / "files", data_folder, exported)
 
 
+LARGEST = 1 << 30  # bytes that reading all these files may add to the process's memory at its peak
+
+
+def peak_memory() -> int:
+    """Bytes that this process has had at most."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def fuzz(target: Target, count: int, derandomize: bool) -> int:
     """Gives a target `count` inputs; returns how many it was given."""
     given_to_it = []
@@ -319,6 +400,8 @@ def test_readers_raise_our_own_errors_alone(targets, record_counts, share):
         for seed in target.seeds:
             target.path.write_bytes(seed)
             target.read(target.path)  # raises where it is not valid: the fuzzing would see but a reader's first line
+    before = peak_memory()
     counts = {name: fuzz(target, max(20, target.inputs // share), share > 1) for name, target in targets.items()}
+    assert peak_memory() - before < LARGEST, "a small file filled the memory"
     record_counts("fuzz", inputs=sum(counts.values()), errors_not_ours=0, **counts)
     assert sum(counts.values()) >= ALL_INPUTS // share, counts

@@ -256,7 +256,7 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         ("a.yaml", "[[[", "no YAML"),
         ("a.yaml", "[" * 5000, "no YAML"),
         ("a.yaml", f"data: {'x' * 300}", "write short text"),
-        ("a.yaml", "- x", "describes no task"),
+        ("a.yaml", "- x", "holds list.*describe a task by lines"),
         ("a.yaml", "train: dev.tsv\nlabel: mood\nlabel: label", "the key 'label' is there twice"),
         ("a.yaml", "name: ../x\ntrain: x.csv", "'../x' cannot name a task's folders"),
         ("a.yaml", "train: dev.tsv\nkind: regression", "kind: 'regression' is none of classes, scores"),

@@ -24,7 +24,8 @@ from lazyformer_fairseq.experiments.search.compress.choices import (
 )
 from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices, latency_of
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json
+from lazyformer_fairseq.storage.checked import Amount, Finite
+from lazyformer_fairseq.storage.json_files import read_checked_as, write_checked_json
 from lazyformer_fairseq.warm_start.losses import Batches, BlockLosses, Scorer
 
 TICKS = 4000  # of the trained model: prices are exact to an eighth of a thousandth of its latency
@@ -43,6 +44,21 @@ class Measured(NamedTuple):
     error: float
 
 
+@dataclass(frozen=True)
+class KeptLoss:
+    """:class:`Measured`, as the file has it."""
+
+    above: Finite
+    error: Amount
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What of the file is read again."""
+
+    patterns: dict[str, KeptLoss]
+
+
 class Losses:
     """Measures what it does not know yet.
 
@@ -52,8 +68,8 @@ class Losses:
 
     def __init__(self, path: Path, scorer: Scorer, choices: Choices):
         self.path, self.scorer, self.choices = path, scorer, choices
-        content = read_checked_json(path) if path.exists() else {"patterns": {}}
-        self.known = {tuple(key.split(BETWEEN)): Measured(**each) for key, each in content["patterns"].items()}
+        patterns = read_checked_as(Kept, path).patterns if path.exists() else {}
+        self.known = {tuple(key.split(BETWEEN)): Measured(each.above, each.error) for key, each in patterns.items()}
         self.known[choices.own] = Measured(0.0, 0.0)
 
     @cached_property

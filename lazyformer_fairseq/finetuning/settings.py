@@ -41,7 +41,7 @@ class GridSettings:
     label: Optional[str] = option(None, "Column of the labels.", shown="label, class, score or target", section=OWN)
     kind: Optional[str] = option(
         None, "What labels are.", choices=KINDS,
-        shown="scores if most are numbers and some have a fraction, or the column is called score", section=OWN,
+        shown="scores if most are numbers and some are not whole, or the column is called score", section=OWN,
     )  # fmt: skip
     metric: Optional[str] = option(
         None, "Which selects epoch and rate. f1 is that of the second of two classes, macro_f1 the mean of all.",

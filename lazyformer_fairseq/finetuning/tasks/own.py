@@ -248,7 +248,7 @@ def _number(word: str) -> bool:
 
 
 def kind_of(words: Sequence[str], label: Column) -> str:
-    """Scores where most labels are numbers and some have a fraction, or the column is called so; else classes.
+    """Scores where most labels are numbers and some are not whole, or the column is called so; else classes.
 
     Args:
         words: names of classes: whole numbers have no fraction there, however they are written.

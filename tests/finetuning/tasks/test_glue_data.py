@@ -88,7 +88,19 @@ def test_the_manifest_counts(copied):
     assert (
         "train.tsv: ends at line 66 and has 66 rows, but the official file has 8,551" in glue_task.remarks(prepared)[0]
     )
-    assert "66" in glue_task.overview([prepared])
+    table = glue_task.overview([prepared])
+    assert "66" in table and "cut at 20 tokens" in table
+    # As models of few and of many positions read it.
+    sizes = prepared.read("train", None, 2).inputs.sizes
+    few, more = (int(np.quantile(sizes, share)) for share in (0.3, 0.7))
+    shorter = [int((sizes > length).sum()) for length in (few, more)]
+    assert 1 < shorter[1] < shorter[0] < 66
+    assert [prepared.count_cut("train", length) for length in (few, more, 20, 400)] == [*shorter, 1, 1]
+    assert [prepared.read("train", length, 2).cut for length in (few, more, 20, None)] == [*shorter, 1, 1]
+    heads, _, train = glue_task.overview([prepared], [400, few, more, few]).splitlines()[:3]
+    columns = [f"cut at {length} tokens" for length in (few, more, 20)]
+    assert [heads.index(column) for column in columns] == sorted(map(heads.index, columns))
+    assert train.split()[4:7] == [*map(str, shorter), "1"]
 
 
 def test_processes_change_nothing_and_end_when_nobody_waits_for_them(toy_glue, data_folder, monkeypatch):
@@ -272,10 +284,15 @@ def test_rows_keep_their_order_whatever_the_batches(glue, data_folder, tmp_path,
 
 
 def test_one_model_for_mnli_and_the_diagnostic_set(glue, tmp_path, fine_tuned):
-    printed = invoke("predict", fine_tuned("MNLI"), "--data", glue, "--output", tmp_path / "to")
+    run = fine_tuned("MNLI", "--max-update 1 --tokens-per-sample 20")
+    printed = invoke("predict", run, "--data", glue, "--output", tmp_path / "to")
     words = {path.name: read(path) for path in (tmp_path / "to").iterdir()}
     assert words.keys() == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"} and len(words["AX.tsv"]) == 30
     assert all(set(each) <= OF_MNLI for each in words.values())
+    tokenizer, pairs = load_tokenizer(run / "tokenizer"), read_split(TASKS["AX"], glue / "diagnostic", "test").examples
+    cut = sum(len(tokenizer.build_input(*pair.texts)) > 20 for pair in pairs)
+    assert 0 < cut < 30
+    assert f"AX.tsv: {cut} of 30 rows are longer than the 20 tokens that the model reads" in printed
     assert "AX.tsv: 30 rows" in printed and "missing CoLA.tsv, SST-2.tsv" in printed
 
 

@@ -216,6 +216,8 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
         assert answer.text == wanted == context[answer.start : answer.end]
         assert 0.05 < answer.probability <= 1
         assert hub.answer(question, context, n_best=3)[0] == answer
+    with pytest.warns(UserWarning, match="1 of 1 questions is longer than the"):
+        hub.answer("Who sees the house? " * 30, context)
     with pytest.raises(UserError, match="no head for spans 'other'; give one of squad"):
         hub.answer("Who?", context, head="other")
     with pytest.raises(UserError, match="question ' '"):
@@ -279,12 +281,25 @@ def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_p
     text = squad_data.overview(prepared)
     train = next(line for line in text.splitlines() if line.startswith("train-v1.1.json"))
     assert train.split()[1:5] == ["8", "16", "48", "0"]
+    assert prepared.facts("train", 64).warnings() == []
     assert "note: dev-v1.1.json: has 12 questions; the official file has 10,570" in text
     before = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
     assert squad_data.prepare(wanted(toy_squad, tmp_path)).sha256 == prepared.sha256
     assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="was prepared before with other max length"):
         squad_data.prepare(wanted(toy_squad, tmp_path, max_length=80))
+
+
+def test_questions_that_are_cut_are_counted(tmp_path):
+    question = "Who " + "sees the garden and " * 8 + "the river?"
+    for name in ("train", "dev"):
+        asked = [(question, "Anna"), ("Who?", "Anna"), (question, "Ben")]
+        write_squad(tmp_path / f"{name}-v1.1.json", article("One", ("Anna sees Ben.", asked)))
+    prepared = squad_data.prepare(wanted(tmp_path, tmp_path / "out"))
+    (said,) = prepared.facts("valid", 64).warnings("m")
+    assert said == (
+        "2 of 3 questions of dev-v1.1.json are longer than the 16 tokens that m reads; what goes beyond is cut off"
+    )
 
 
 def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):

@@ -18,6 +18,8 @@ from lazyformer_fairseq.report.tables import Table, write_csv
 NOT_REACHED = "not reached"
 SPREADS = ("milliseconds_per_update", "latency_milliseconds")
 OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
+CLEARLY_BELOW = 0.1  # bits; less is within what the choice of validation text makes
+AS_PLANNED = 0.2  # of the budget, by which trainings may miss it
 EQUAL = 0.02  # parameters that differ by no more are equal: a width cannot be a fraction
 CLOCKS = (
     "`curve`: when the validation of the longest training first was as good as the target, on a straight line between "
@@ -177,6 +179,8 @@ def notes(comparison: results.Comparison, times: Sequence[results.TimeToTarget],
     """Sentences, in the order of a reader's questions."""
     clocks = {time.clock for time in times}
     return [
+        *_of_unigram(comparison),
+        *_of_budget(comparison),
         COLUMNS,
         *(_of_target(comparison, baseline, target) for baseline in comparison.baselines),
         *(sentence for sentence in CLOCKS if sentence.split("`")[1] in clocks),
@@ -216,6 +220,49 @@ def of_frequencies(loss: float, unit: str) -> str:
     return (
         f"Unigram loss: {loss:.2f} ({unit}), that of how often each occurs in the training text, and of nothing else."
     )
+
+
+def has_shown_nothing(losses: Mapping[str, float], unigram: float) -> str:
+    """Return a sentence that names the models whose loss is not clearly below the unigram loss; "" if there are none.
+
+    Args:
+        losses: the loss of each model, in bits.
+        unigram: the unigram loss, in bits.
+    """
+    names = [name for name, loss in losses.items() if not loss < unigram - CLEARLY_BELOW]  # NaN is not below either
+    if not names:
+        return ""
+    return (
+        f"Not below the unigram loss by {CLEARLY_BELOW:g} bits: {', '.join(names)}. They have learned no more than how "
+        "often each piece occurs, so differences between them say nothing about the patterns: train longer."
+    )
+
+
+def _of_unigram(comparison: results.Comparison) -> Iterator[str]:
+    measure, data = comparison.measure, comparison.facts["data"]
+    if found := data.get("frequencies_bits"):
+        losses = {name: float(np.median(model.finals(measure.name))) for name, model in comparison.models.items()}
+        if "frequencies_perplexity" in data:
+            losses = {name: float(np.log2(loss)) for name, loss in losses.items()}
+        if sentence := has_shown_nothing(losses, found["valid"]):
+            yield sentence
+
+
+def _of_budget(comparison: results.Comparison) -> Iterator[str]:
+    """Whether trainings took the time that they were to take by the trial, of the budget or of a share of it."""
+    budget = comparison.facts["settings"].get("budget")
+    if budget is None:
+        return
+    wanted = {name: model.share * budget for name, model in comparison.models.items()}
+    took = {name: float(np.median(model.wholes("seconds"))) for name, model in comparison.models.items()}
+    odd = [name for name, seconds in took.items() if abs(seconds / wanted[name] - 1) > AS_PLANNED]
+    if odd:
+        listed = "; ".join(f"{name} took {took[name]:,.1f} s of {wanted[name]:,.1f} s" for name in odd)
+        yield (
+            f"The trainings did not take the budget of {budget:,.1f} s: {listed}. The numbers of updates come from a "
+            "trial before the training, when the machine was more or less busy than in the training. For trainings "
+            "that take the budget, compare again in another folder with nothing else running."
+        )
 
 
 def _of_data(comparison: results.Comparison) -> Iterator[str]:

@@ -20,6 +20,7 @@ from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.report import has_shown_nothing
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, SAME_FOR_BOTH, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.folder import experiment, kept
@@ -298,6 +299,8 @@ def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, 
     lesson = lesson_of(settings, next(iter(MODELS)), data)
     cost = lesson.texts.cost_of_frequencies(lesson.held_out("valid"))
     text = f"{table(results)}\n\n{updates_reached(settings, results)}"
+    if sentence := has_shown_nothing({name: result["loss"] for name, result in results.items()}, cost):
+        text += f"\n\n{sentence}"
     write_text(folder / "table.md", text + "\n")
     draw(results, cost, folder / "loss.png")
     print(f"\n{text}\n")

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.report import of_frequencies
+from lazyformer_fairseq.experiments.compare.report import has_shown_nothing, of_frequencies
 from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, kept
 from lazyformer_fairseq.experiments.search import latency, space, training
 from lazyformer_fairseq.experiments.search.halving import Trainings
@@ -280,6 +280,9 @@ def _page(result: Mapping[str, Any]) -> list[Block]:
             page.append(f"{what}, {found['n']} patterns: Spearman's {said}.")
     if result.get("unigram_loss"):
         page.append(of_frequencies(result["unigram_loss"], "bits"))
+        rows = [result["baseline"], *(point for front in fronts for point in front["points"] if point["pattern"])]
+        if sentence := has_shown_nothing({row["pattern"]: row["loss"] for row in rows}, result["unigram_loss"]):
+            page.append(sentence)
     what = "To train the patterns side by side, by three seeds; give other widths to see whether they stay the best:"
     return [*page, what, _comparison(result, fronts)]
 

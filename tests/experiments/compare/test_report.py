@@ -89,6 +89,50 @@ def said(results: dict, target="baseline") -> str:
     return "\n".join(notes(comparison, reading.times_to_target(comparison, target), target))
 
 
+@pytest.mark.parametrize(
+    ("budget", "seconds", "told"),
+    [
+        (
+            15.0,
+            5.0,
+            "budget of 15.0 s: bert took 5.0 s of 15.0 s; lazy took 5.0 s of 15.0 s; lazy@0.5 took",
+        ),
+        (15.0, 45.0, "bert took 45.0 s of 15.0 s"),
+        (15.0, 13.0, ""),
+        (None, 5.0, ""),
+    ],
+)
+def test_trainings_that_did_not_take_their_budget_are_named(budget, seconds, told):
+    run = a_run([8.0, 7.0], seconds_per_update=seconds / 20)
+    half = a_run([8.0, 7.5], seconds_per_update=seconds / 40)
+    models = {"bert": a_model({"1": run}, "bert"), "lazy": a_model({"1": run}, "lazy")}
+    models["lazy@0.5"] = a_model({"1": half}, "lazy", share=0.5)
+    results = results_of(models, "bert")
+    results["settings"]["budget"] = budget
+    assert (told in said(results)) if told else ("did not take" not in said(results))
+
+
+@pytest.mark.parametrize(
+    ("losses", "named"),
+    [
+        ({"bert": 9.0, "lazy": 8.95}, "bert, lazy"),
+        ({"bert": 8.8, "lazy": 9.4}, "lazy"),
+        ({"bert": 8.8, "lazy": 8.0}, ""),
+    ],
+)
+@pytest.mark.parametrize("is_perplexity", [False, True])
+def test_a_comparison_that_ends_at_the_unigram_loss_says_that_it_has_shown_nothing(losses, named, is_perplexity):
+    ends = {name: 2**loss if is_perplexity else loss for name, loss in losses.items()}
+    results = results_of({name: a_model({"1": a_run([end])}, name) for name, end in ends.items()}, "bert")
+    if is_perplexity:
+        results["data"]["frequencies_perplexity"] = {"valid": 512.0}
+    told = said(results)
+    sentence = f"Not below the unigram loss by 0.1 bits: {named}. They have learned no more than how often"
+    assert (sentence in told) if named else ("Not below" not in told)
+    del results["data"]["frequencies_bits"]
+    assert "Not below" not in said(results)
+
+
 def test_notes_tell_what_is_not_equal():
     results = an_example()
     results["models"]["hf:bert"] |= {"parameters_without_embeddings": 154_000, "tries": [{"rate": 1e-3}]}

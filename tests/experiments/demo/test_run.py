@@ -88,6 +88,7 @@ def test_the_report_is_complete_and_a_rerun_trains_nothing(finished, settings, c
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in rows[2:]] == list(MODELS)
     assert printed.count(" bits a masked token; the unigram loss is ") == 2
+    assert f"Not below the unigram loss by 0.1 bits: {', '.join(MODELS)}. They have learned no more" in printed
     assert "24 of 24 updates of pre-training and 4 of 4 updates of fine-tuning." in printed
     assert printed.count("<mask>") == 5 and printed.count("%)") == 15
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -109,6 +109,10 @@ def test_a_method_finds_a_front_beside_its_control(method, search, finished):
         assert (out / file).read_bytes().startswith(b"\x89PNG")
     assert not [*out.glob("**/trunk.pt")], "what nothing goes on from takes no place"
     assert {path.parent.name for path in out.glob("trainings/**/*.pt")} == {"20"}
+    points = [each for front in fronts for each in result[front]["points"] if each["pattern"]]
+    ends = [each["loss"] for each in (result["baseline"], *points)]
+    is_at_the_unigram_loss = max(ends) > result["unigram_loss"] - 0.1
+    assert is_at_the_unigram_loss == ("Not below the unigram loss by 0.1 bits: " in table)
     assert 5 < result["unigram_loss"] < 9 and f"Unigram loss: {result['unigram_loss']:.2f} (bits)" in table
     assert "finished" in search(out, *FRONT.split(), "--method", method) and result_of(out) == result
     with pytest.raises(UserError, match="other settings .*evaluations"):

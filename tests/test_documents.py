@@ -109,7 +109,8 @@ ADDED_OPTIONS = {
 # Commands that need a network, an official text or a whole machine, and the tests that run them.
 TESTED_ELSEWHERE = {
     "make ": "test_setup.py",
-    "pip install": "test_setup.py",
+    "pip install": "test_extras.py",
+    "pip uninstall": "test_extras.py",
     "hf download": "huggingface/test_refused_folders.py",
     "scripts/download_wikipedia.sh": "test_corpus_scripts.py",
     "scripts/download_books.sh": "test_corpus_scripts.py",

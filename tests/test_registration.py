@@ -42,6 +42,13 @@ def output_of(code: str, python: str | Path = sys.executable) -> str:
     return run.stdout
 
 
+def test_dir_shows_the_public_names_and_loads_none_of_them():
+    light = "print(*sorted({'torch', 'transformers', 'fairseq'} & set(sys.modules)))"
+    names = "assert set(m.__all__) <= set(dir(m)), dir(m)"
+    code = f"import sys, lazyformer_fairseq as m; {names}; import lazyformer_fairseq.huggingface as m; {names}; {light}"
+    assert output_of(code) == "\n"
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -60,6 +60,22 @@ def test_it_is_the_packages_encoder_and_a_message_names_what_does_not_exist():
         _ = huggingface.Lazy
 
 
+def test_a_config_without_a_pattern_is_the_papers_model_and_keeps_its_plan(tmp_path):
+    config = LazyFormerConfig()
+    assert config.sublayer_pattern == "M2x6"
+    assert config.plan == LazyFormerConfig(sublayer_pattern="(sflf)x6").plan
+    model = LazyFormerForMaskedLM(LazyFormerConfig(**SIZES)).eval()
+    assert len(model.lazyformer.sublayers) == 24
+    model.save_pretrained(tmp_path)
+    code = code_in(tmp_path)
+    assert_close(code.LazyFormerForMaskedLM.from_pretrained(tmp_path)(some_ids()).logits, model(some_ids()).logits)
+    with pytest.raises(UserError, match="'' is empty; write for example M2x6"):
+        LazyFormerConfig(sublayer_pattern="")
+    with pytest.raises(ValueError, match="this config has no plan, so there are no sublayers"):
+        code.LazyFormerForMaskedLM(code.LazyFormerConfig())
+    assert LazyFormerForCausalLM(LazyFormerCausalConfig(**SIZES))(some_ids()).logits.isfinite().all()
+
+
 @pytest.mark.parametrize("arch", [arch for arch in [*ARCHITECTURES, *CAUSAL_ARCHITECTURES] if arch.endswith("_tiny")])
 @torch.no_grad()
 def test_the_same_seed_gives_the_weights_and_numbers_of_our_model(arch):

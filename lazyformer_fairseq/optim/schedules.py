@@ -167,8 +167,9 @@ class WSDSchedule(WarmupSchedule):
     1 - x or 1 - sqrt(x), x = (n - 1 - (T - D)) / D (Haegele et al., 2024, arXiv 2405.18392).
 
     Until the decay begins, nothing depends on T: a run may start from any checkpoint of another one, and decay at its
-    own time, to the bit as if it had made all updates itself. The checkpoint keeps W. One whose own decay has begun is
-    no such start, nor is one that is past the decay's beginning here; this holds for every run that resumes.
+    own time, to the bit as if it had made all updates itself. The checkpoint keeps W, and another peak than its own is
+    warned of. A checkpoint whose own decay has begun is no such start, nor is one that is past the decay's beginning
+    here; this holds for every run that resumes.
     """
 
     NAME = "wsd"
@@ -210,7 +211,7 @@ class WSDSchedule(WarmupSchedule):
         return self.peak * DECAYS[str(self.cfg.decay)](min(1.0, share))
 
     def state_dict(self) -> dict:
-        kept = {"warmup": self.warmup, "decay": self._decay, "num_updates": self.num_updates}
+        kept = {"warmup": self.warmup, "decay": self._decay, "num_updates": self.num_updates, "peak": self.peak}
         return {**super().state_dict(), **kept}
 
     @property
@@ -237,6 +238,8 @@ class WSDSchedule(WarmupSchedule):
             )
         self.warmup = state_dict["warmup"]
         self._refuse_overlap()
+        if state_dict["peak"] != self.peak:
+            logger.warning("--lr %g: the %d updates of %s had a peak of %g", self.peak, made, what, state_dict["peak"])
 
 
 @dataclass

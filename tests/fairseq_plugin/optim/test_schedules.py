@@ -1,6 +1,7 @@
 """The schedules: the rate of each update, by updates and by epochs, from its start, resumed, and as a branch."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +124,14 @@ def test_a_branch_keeps_the_warm_up_of_the_run_that_it_leaves():
     assert rates(branch, 8)[3:] == [0.4, 0.5, 0.5, 0.5, 0.5]
 
 
+def test_a_branch_with_another_peak_is_warned_of(caplog):
+    state = saved_after(3, max_update=100)
+    schedule_of(WSDSchedule, max_update=20, decay_from="a.pt").load_state_dict(state)
+    assert "peak" not in caplog.text
+    schedule_of(WSDSchedule, lr=0.25, max_update=20, decay_from="a.pt").load_state_dict(state)
+    assert "--lr 0.25: the 3 updates of --decay-from a.pt had a peak of 0.5" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("made", "theirs", "ours", "words"),
     [
@@ -201,6 +210,40 @@ def test_a_branch_equals_the_whole_run_to_the_bit(more, fairseq_train, data_fold
     late = f"--decay-from {tmp_path}/whole/{start.name.replace('_3.pt', '_5.pt')}"
     said = message_of(fairseq_train, data_folder, f"{BY_WSD} {more} --max-update 9 {late}", tmp_path / "late")
     assert said.startswith(f"{late}: 5 updates are made, and the decay of its own run begins after 3")
+
+
+@pytest.mark.slow
+def test_branches_of_branches_killed_anywhere_equal_the_whole_run(fairseq_train, data_folder, tmp_path, interruptible):
+    """From each checkpoint before the decay, in another way of starting, and with a last checkpoint lost or cut."""
+    by_wsd = f"{BY_WSD} --dropout 0.1"
+
+    def train(options: str, folder: str) -> dict:
+        return fairseq_train(data_folder, f"{by_wsd} {options}", tmp_path / folder)
+
+    def saved(folder: str, updates: int) -> Path:
+        return next((tmp_path / folder).glob(f"checkpoint_*_{updates}.pt"))
+
+    decaying = "--max-update 8 --decay-share 0.5"  # from update 4 on
+    whole = train(decaying, "whole")
+    train("--max-update 5 --decay-share 0", "constant")
+    train(f"--max-update 6 --decay-share 0 --decay-from {saved('constant', 2)}", "longer")
+    starts = [saved("constant", 1), saved("constant", 4), saved("longer", 4), saved("whole", 3), saved("whole", 6)]
+    for number, start in enumerate(starts):
+        found = train(f"{decaying} --decay-from {start}", f"branch_{number}")
+        assert_equal_state(found["model"], whole["model"])
+        assert_equal_state(found["last_optimizer_state"], whole["last_optimizer_state"])
+    once = f"{decaying} --continue-once {saved('constant', 3)}"
+    for number, (kill_at, damage) in enumerate([(4, None), (6, None), (7, "cut"), (6, "lost")]):
+        with stopped_at(kill_at):
+            train(once, f"killed_{number}")
+        last = tmp_path / f"killed_{number}" / "checkpoint_last.pt"
+        if damage == "cut":
+            last.write_bytes(last.read_bytes()[:-100])
+        elif damage == "lost":
+            last.unlink()
+        found = train(once, f"killed_{number}")
+        assert_equal_state(found["model"], whole["model"])
+        assert_equal_state(found["last_optimizer_state"], whole["last_optimizer_state"])
 
 
 def test_starts_that_cannot_be_are_refused_in_words(fairseq_train, data_folder, tmp_path):

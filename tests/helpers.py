@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import shlex
 import subprocess
 import sys
@@ -313,3 +314,14 @@ def write_toy_wikitext(folder: Path) -> Path:
         lines = (text.replace(".", " .") for text in toy_texts(texts, seed=number))
         (folder / f"wiki.{split}.tokens").write_text("".join(f" {line} \n \n" for line in lines))
     return folder
+
+
+@contextmanager
+def largest_file(size: int):
+    """The system's limit for this process; a write beyond it fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

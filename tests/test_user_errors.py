@@ -265,6 +265,21 @@ def test_a_full_disk_is_said_in_a_line(capsys):
     assert capsys.readouterr().err == f"{expected}\n"
 
 
+def test_what_the_file_system_refuses_is_said_in_a_line_but_not_what_was_only_its_consequence(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    with pytest.raises(NotADirectoryError) as not_a_folder:
+        (tmp_path / "file" / "inner").open()
+    with pytest.raises(IsADirectoryError) as renamed:
+        os.replace(tmp_path / "file", tmp_path / "folder")
+    for caught, path in ((not_a_folder, tmp_path / "file" / "inner"), (renamed, tmp_path / "folder")):
+        said = str(find_user_error(caught.value))
+        assert said.startswith(f"{path}: ") and said.endswith("run the same command again")
+    ours = KeyError("a mistake of this program")
+    ours.__context__ = not_a_folder.value
+    assert find_user_error(ours) is None
+
+
 def test_a_model_without_its_tokenizer_reads_no_text(tmp_path):
     (tmp_path / "checkpoint_last.pt").touch()
     with pytest.raises(UserError, match=r"tokenizer: no such folder; raw text needs the tokenizer that"):

@@ -10,6 +10,7 @@ import fcntl
 import glob
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -224,7 +225,11 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _full_disk_named(path: Path) -> Iterator[None]:
-    """numpy reports a full disk as "1000 requested and 10 written", without an error number or a file's name."""
+    """Names a full disk as Python does where a library does not.
+
+    numpy reports one as "1000 requested and 10 written", without an error number or a file's name; safetensors by an
+    error of its own, which ends in Rust's "(os error 28)".
+    """
     try:
         yield
     except OSError as error:
@@ -232,4 +237,9 @@ def _full_disk_named(path: Path) -> Iterator[None]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         if error.errno in OUT_OF_SPACE and error.filename is None:
             error.filename = str(path)
+        raise
+    except Exception as error:
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise

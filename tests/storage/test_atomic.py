@@ -1,5 +1,6 @@
 """A file or folder is there whole or not at all, and nothing stays of one that was never finished; the user's cache."""
 
+import errno
 import json
 import os
 import signal
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-from helpers import ROOT
+import torch
+from helpers import ROOT, largest_file
+from safetensors.torch import save_file
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import atomic
@@ -155,6 +158,14 @@ def test_a_full_disk_is_named_where_python_does_not(tmp_path):
     with pytest.raises(OSError) as caught, atomic_file(tmp_path / "file"), open("/dev/full", "w") as full:
         full.write("text")
     assert caught.value.filename == str(tmp_path / "file")
+
+
+def test_a_full_disk_is_named_where_safetensors_meets_it(tmp_path):
+    weights = {"weight": torch.zeros(4096)}
+    with pytest.raises(OSError) as caught, atomic_folder(tmp_path / "model") as folder, largest_file(1000):
+        save_file(weights, folder / "model.safetensors")
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "model"))
+    assert not any(tmp_path.iterdir())
 
 
 def test_json_in_readable_letters_and_what_is_none(tmp_path):

@@ -115,6 +115,43 @@ def test_an_interrupted_comparison_comes_to_the_same_to_the_bit(finished, data_f
         compare(tiny(data_folder, updates=5), finished[0], [])
 
 
+@pytest.mark.parametrize("name", ["lengths.json", "costs.json", "runs/bert-seed1-rate0.01/result.json"])
+def test_a_digit_that_changed_is_no_result(name, finished, data_folder, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "changed")
+    path = tmp_path / "changed" / name
+    path.write_text(path.read_text().replace("4", "5", 1))
+    with pytest.raises(UserError, match=rf"{name}: damaged, its checksum does not fit .*run the same command again"):
+        compare(tiny(data_folder), tmp_path / "changed", [])
+
+
+def test_times_and_curve_are_in_the_checkpoint_alone(data_folder, tmp_path, without_costs, monkeypatch):
+    """Where they lay in files of their own, a table silently began later once one of these was gone."""
+    settings, updates = tiny(data_folder, models={"bert": "sf"}, seeds=(1,)), StepwiseTraining.update
+
+    def stop_in_the_third(self):
+        if self.updates == 2:
+            raise KeyboardInterrupt
+        return updates(self)
+
+    monkeypatch.setattr(StepwiseTraining, "update", stop_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        compare(settings, tmp_path, [])
+    monkeypatch.undo()
+    monkeypatch.setattr(comparison_run, "measure_costs", lambda _, runs: {name: {} for name in runs})
+    monkeypatch.setattr(task, "POINTS", 2)
+    for path in tmp_path.glob("runs/*/*.json"):
+        path.unlink()
+    run = compare(settings, tmp_path, [])["models"]["bert"]["runs"]["1"]
+    assert run["curve"]["updates"] == [0, 1, 4]
+    assert run["curve"]["seconds"] == sorted(run["curve"]["seconds"])
+    assert run["seconds"] == run["curve"]["seconds"][-1]
+    (checkpoint,) = tmp_path.glob("runs/*/checkpoint_last.pt")
+    (checkpoint.with_name("result.json")).unlink()
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"checkpoint_last.pt: truncated.*; remove .*checkpoint_last.pt, and the same"):
+        compare(settings, tmp_path, [])
+
+
 def test_all_models_see_the_same_batches_and_masks_in_turn(finished):
     by_update: dict = {}
     for name, seed, update, sample in finished[1]:

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 import sys
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -95,6 +96,15 @@ def test_the_report_is_complete_and_a_rerun_trains_nothing(finished, settings, c
     assert (folder / "table.md").read_text().strip() in printed
     with pytest.raises(UserError, match=r"a demo of other settings \(.*updates is 24 there, 99 here.*another folder"):
         run_demo(DemoSettings(updates=99), folder)
+
+
+@pytest.mark.parametrize("name", ["data/shard0/train.bin", "acceptability/dev.tsv"])
+def test_a_text_that_changed_since_the_models_read_it_is_named(name, finished, settings, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "demo")
+    path = tmp_path / "demo" / name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match=rf"demo/{name}: is not as it was made; remove .* run the same command again"):
+        run_demo(settings, tmp_path / "demo")
 
 
 def test_both_learn_by_the_recipe_that_is_asked_for(finished, settings):

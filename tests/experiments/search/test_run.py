@@ -114,7 +114,10 @@ def test_a_method_finds_a_front_beside_its_control(method, search, finished):
     is_at_the_unigram_loss = max(ends) > result["unigram_loss"] - 0.1
     assert is_at_the_unigram_loss == ("Not below the unigram loss by 0.1 bits: " in table)
     assert 5 < result["unigram_loss"] < 9 and f"Unigram loss: {result['unigram_loss']:.2f} (bits)" in table
+    (out / "table.md").unlink()
+    (out / "front.png").write_bytes(b"damaged")
     assert "finished" in search(out, *FRONT.split(), "--method", method) and result_of(out) == result
+    assert (out / "table.md").read_text() == table and (out / "front.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="other settings .*evaluations"):
         search(out, *FRONT.split(), "--method", method, "--evaluations", "8")
 

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import os
-import resource
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,14 +103,3 @@ def options(folder, **others):
     defaults = {"restore_file": "checkpoint_last.pt", "checkpoint_suffix": ""}
     defaults |= {"continue_once": None, "finetune_from_model": None, "no_save_optimizer_state": False}
     return Namespace(save_dir=str(folder), **{**defaults, **others})
-
-
-@contextmanager
-def largest_file(size: int):
-    """The system's limit for this process; a write beyond it fails as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -17,8 +17,8 @@ import fairseq_cli.train
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq_plugin.reliability.damage import TINY, largest_file
-from helpers import updates_of
+from fairseq_plugin.reliability.damage import TINY
+from helpers import largest_file, updates_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

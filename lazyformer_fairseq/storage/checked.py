@@ -115,7 +115,7 @@ def read_yaml(path: Path, remedy: str, loader: Any = None) -> dict[str, Any]:
             return super().construct_mapping(node, deep)
 
     try:
-        content = yaml.load(read_limited(path, LARGEST_YAML), Plain)  # noqa: S506  a subclass of a safe loader
+        content = Plain(read_limited(path, LARGEST_YAML)).get_single_data()
         _refuse_beyond_limits(content)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None

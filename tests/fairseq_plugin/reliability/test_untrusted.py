@@ -273,7 +273,7 @@ def write_prepared(folder: Path, data: Path, splits: dict | None = None) -> Path
     manifest = {
         **{"format": "lazyformer glue task", "format_version": 1, "task": "CoLA", "max_length": 64, "tokenizer": {}},
         **{"files": {"train.tsv": {"sha256": "0", "rows": 1}}},
-        **{"splits": {"train": {"rows": rows, "bytes": (folder / "train.bin").stat().st_size}}},
+        **{"splits": {"train": {"rows": rows, "bytes": (folder / "train.bin").stat().st_size, "kept_tokens": 9}}},
     }
     manifest["splits"] |= splits or {}
     (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -99,6 +99,7 @@ def build_corpus(
         if settings.vocab_size not in (None, size := manifest["vocabulary"]["size"]):
             raise UserError(f"{folder} has {size} symbols, as its text is small; leave out --vocab-size, or remove it")
         remove_leftovers(folder.parent, folder.name)
+        remove_published_work(folder)
         return manifest
     late = {name: plan["settings"][name] for name in LATE_SETTINGS} | {"vocab_size": settings.vocab_size}
     early = {name: value for name, value in plan["settings"].items() if name not in late}
@@ -291,6 +292,18 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
     return manifest
 
 
+def work_folder_of(folder: Path) -> Path:
+    """Return the folder that a corpus is made in."""
+    return folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
+
+
+def remove_published_work(folder: Path) -> None:
+    """Remove the work folder of a corpus that :func:`publish` was stopped at after it had got its name."""
+    work = work_folder_of(folder)
+    if (work / PUBLISHED).exists() and not (work / stages.RESULT).exists():
+        shutil.rmtree(work)
+
+
 @contextmanager
 def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     """Yields the folder ``.NAME.unfinished`` beside ``folder``, as the last run of the same plan left it.
@@ -298,9 +311,8 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     Raises:
         UserError: it cannot be made, another run is at work in it, or it was begun with another ``plan``.
     """
-    work = folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
-    if (work / PUBLISHED).exists() and not (work / stages.RESULT).exists():
-        shutil.rmtree(work)  # what publish() was stopped at
+    remove_published_work(folder)
+    work = work_folder_of(folder)
     with run_lock(work):
         if (work / PLAN).exists():
             _refuse_other_plan(read_json(work / PLAN), plan, work)

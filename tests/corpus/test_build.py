@@ -141,6 +141,8 @@ def test_what_could_not_be_tidied_up_goes_with_the_next_run(raw, tmp_path, monke
     build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / ".out.unfinished").mkdir()  # a run that was killed a moment earlier leaves it under its own name
+    (tmp_path / ".out.unfinished" / "published").touch()
     build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

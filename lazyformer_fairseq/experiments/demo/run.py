@@ -12,7 +12,7 @@ from typing import Any, Optional
 import torch
 from tabulate import tabulate
 
-from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.build import build_corpus, remove_published_work
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.data.glue import find_task
@@ -121,6 +121,8 @@ def prepare(settings: DemoSettings, data: Path, task: Path) -> int:
     Raises:
         UserError: a file in one of them is not what it was when the models began to learn from it.
     """
+    if data.exists():
+        remove_published_work(data)
     if data.exists() and task.exists():
         print(f"Reusing the text in {data} and {task}.")
     else:

@@ -113,7 +113,10 @@ def _why(path: str, needed: int, error: OSError) -> str:
     except OSError as problem:
         room = f"{folder}: {problem.strerror}"
     said = error.strerror or error
-    return f"{path}: not saved: {said}; it needs about {needed:,} bytes, {room}. What was saved before is as it was"
+    return (
+        f"{path}: not saved: {said}; it needs about {needed:,} bytes, {room}: make room. "
+        "What was saved before is as it was"
+    )
 
 
 MOST_LAYERS = 10_000  # that a setting lists by a product

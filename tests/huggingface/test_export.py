@@ -112,6 +112,7 @@ def test_the_cards_tokenizer_loads_without_a_question_about_code(name, tmp_path,
     invoke("export", CHECKPOINTS / name, tmp_path / "out", "--to", "huggingface")
     card = (tmp_path / "out" / "README.md").read_text()
     ((load_lines),) = re.findall("```python\n(.*)\nmodel = ", card, re.DOTALL)
+    assert "trust_remote_code" not in load_lines
     run = subprocess.run(
         [warm_python / "python", "-c", f"{load_lines}\nprint(tokenizer('the'))"],
         cwd=tmp_path,

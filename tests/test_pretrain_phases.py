@@ -418,3 +418,24 @@ def test_one_command_trains_all_phases_and_each_checkpoint_has_its_own_pattern(s
     assert log == [(8, 1e-3, 2, 2), (16, 5e-4, 4, 2), (32, 2.5e-4, 8, 2), (64, 1.25e-4, 16, 2), (90, 6.25e-5, 32, 3)]
     first, second = (weights(f"out/phase{number}")["decoder.sublayers.0.inner.out_proj.weight"] for number in (1, 2))
     assert 0 < (first - second).abs().max() < 0.01, "phase 2 goes on with the weights of phase 1"
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+def test_killed_in_any_update_of_any_phase_it_ends_as_if_nothing_had_been(start, lm_data):
+    words = "--tgt-len 8 --lr 1e-3 --max-update 3 --batch-size 2 --sequences-per-update 2 --num-workers 0 --dropout 0.1"
+    words += " --disable-validation --sublayer-pattern s[window=2]fs[window=3]lf --decoder-embed-dim 16 --mem-len 0"
+    words += " --save-interval-updates 2 --recipe longformer"
+
+    def train(out: str) -> int:
+        start.updates.clear()
+        command = ["pretrain", "longformer_small_tiny", str(lm_data), *words.split(), "--save-dir", out]
+        return CliRunner().invoke(main, command).exit_code
+
+    assert train("whole") == 0 and len(start.updates) == 15
+    for update in range(1, 16):
+        start.kill_at = update
+        assert train(f"killed_{update}") == 137
+        start.kill_at = None
+        assert train(f"killed_{update}") == 0
+        assert_equal_state(weights(f"killed_{update}/phase5"), weights("whole/phase5"))

@@ -311,6 +311,7 @@ def assert_equal_runs(folder: Path, name: str = "checkpoint_last.pt") -> None:
         assert_equal_state(one[part], other[part], part)
 
 
+EXPERTS = "--sublayer-pattern sf[experts=4]"
 SAVED = r"Saved checkpoint .* @ {} updates"
 
 
@@ -379,9 +380,10 @@ def test_a_signal_while_there_are_no_processes_reaches_those_that_come(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.reliability
-def test_killed_again_and_again(pretrain, tmp_path, record_counts):
-    assert finish(pretrain("--gpus 2 --max-update 20", "whole"))[0] == 0
-    run = pretrain("--gpus 2 --max-update 20 --max-restarts 5")
+@pytest.mark.parametrize("more", ["", EXPERTS])
+def test_killed_again_and_again(pretrain, tmp_path, more, record_counts):
+    assert finish(pretrain(f"--gpus 2 --max-update 20 {more}", "whole"))[0] == 0
+    run = pretrain(f"--gpus 2 --max-update 20 --max-restarts 5 {more}")
     kills = []
     with run:
         for line in run.stdout:
@@ -391,7 +393,7 @@ def test_killed_again_and_again(pretrain, tmp_path, record_counts):
                 os.kill(workers_of(run)[len(kills) % 2], signal.SIGKILL)
     assert run.returncode == 0 and len(kills) == 5
     assert_equal_runs(tmp_path)
-    record_counts("a process of two killed, all started again, bit for bit", kills=len(kills))
+    record_counts("a process of two killed, all started again, bit for bit", model=more, kills=len(kills))
 
 
 @pytest.mark.slow
@@ -443,16 +445,28 @@ after_registration(note_ids)
 
 @pytest.mark.slow
 @pytest.mark.reliability
-@pytest.mark.parametrize("processes", [[1, 2], [2, 1], [2, 1, 2]])
-def test_other_processes_see_every_sample_once(pretrain, tmp_path, monkeypatch, processes, record_counts):
+@pytest.mark.parametrize(
+    ("processes", "more"),
+    [
+        *((processes, "") for processes in ([1, 2], [2, 1], [2, 1, 2], [2, 3])),
+        *((processes, EXPERTS) for processes in ([1, 2], [2, 1], [2, 3])),  # three hold all of the four experts
+    ],
+)
+def test_other_processes_see_every_sample_once(pretrain, tmp_path, monkeypatch, processes, more, record_counts):
     (tmp_path / "sitecustomize.py").write_text(NOTES_IDS)  # which each python imports when it starts
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
     monkeypatch.setitem(ENVIRONMENT, "IDS", str(tmp_path / "ids"))
     for number, count in enumerate(processes):
         stop = 3 * (number + 1) if number < len(processes) - 1 else 0
         monkeypatch.setitem(ENVIRONMENT, "STOP_AT", str(stop))
-        code, output = finish(pretrain(f"--gpus {count} --max-epoch 1 --max-update 1000"))
+        options = f"--gpus {count} --sequences-per-update 12 --max-epoch 1 --max-update 1000 {more}"
+        code, output = finish(pretrain(options))
         assert code == (EXIT_CODE if stop else 0), output[-3000:]
+    kept = torch.load(tmp_path / "run" / "checkpoint_last.pt")
+    if more:
+        experts = {name.partition(".experts.")[2][:1] for name in kept["model"] if ".experts." in name}
+        assert experts == set("0123")
     ids = sorted(map(int, (tmp_path / "ids").read_text().split()))
     assert ids == list(range(len(ids))) and len(ids) > 200
-    record_counts("an epoch of runs of so many processes", processes=processes, samples=len(ids), twice=0, missing=0)
+    counts = {"processes": processes, "model": more, "samples": len(ids)}
+    record_counts("an epoch of runs of so many processes", **counts, twice=0, missing=0)

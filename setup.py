@@ -49,7 +49,6 @@ EXTRAS_REQUIRE = {
         "jinja2>=3.1,<4",
         "orjson>=3.10,<4",
         "rensa>=0.5,<0.6",  # the hashes of a MinHash change with its versions
-        "wikiextractor>=3.1,<3.2",  # wiki_markup.py calls its inner functions
         "xxhash>=3.4,<4",
         "zstandard>=0.22,<1",
     ],
@@ -94,7 +93,7 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["lazyformer_fairseq", "lazyformer_fairseq.*"]),
-    package_data={"lazyformer_fairseq.corpus": ["report.html.jinja"]},
+    package_data={"lazyformer_fairseq.corpus": ["report.html.jinja", "wiki_words.txt"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     cmdclass={"build_py": BuildWithConfigs},

@@ -21,6 +21,7 @@ from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, mus
 from lazyformer_fairseq.corpus.sentences import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.steps import BAD_RECORD, NOT_UTF8
+from lazyformer_fairseq.corpus.wiki_words import TABLE
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -178,7 +179,8 @@ def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[Input
             continue
         for part in sorted(job.paths.of("cut", job.to_cut.index(file)).glob("part-*")):
             first_line = int(part.name.split(".")[1])
-            to_read.append(InputFile(str(part), file.format, part.stat().st_size, first_line))
+            size = part.stat().st_size
+            to_read.append(InputFile(str(part), file.format, size, first_line, file.left_out_namespaces))
             origins[str(part)] = file.path
     return to_read, origins
 
@@ -213,6 +215,12 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
         if sizes := [file.size for file in files if file.format == name]:
             what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
             _say(f"read as {name}: {what}; a document is {format.document}")
+    nameless = [file.path for file in files if file.format == "mediawiki" and not file.left_out_namespaces]
+    if nameless:
+        _say(
+            f"{', '.join(nameless[:3])}: no <siteinfo> with the names of namespaces; links to pictures and "
+            f"categories are known by their names in {len(TABLE)} languages alone"
+        )
     for line in left_out[:MOST_LINES]:
         _say(f"left out: {line}")
     if len(left_out) > MOST_LINES:

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Optional, Union
 
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep, has_words, length_in_letters
+from lazyformer_fairseq.corpus.wiki_words import LEFT_OUT_NAMESPACES, PICTURE_OPTIONS, SMALL_PICTURE
 
 Replacement = Union[str, Callable[[re.Match], str]]
 
@@ -66,7 +67,16 @@ INLINE_TAGS = (
 CITATIONS_AND_CODE = "ref script style math gallery timeline"
 
 
-def _tags(names: str) -> re.Pattern:
+ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+
+
+def decode_entity(entity: re.Match) -> str:
+    """Return the character that an entity such as ``&amp;`` stands for."""
+    return html.unescape(entity[0])
+
+
+def tags(names: str) -> re.Pattern:
+    """Return the pattern of opening and closing tags of these names."""
     return re.compile(rf"</?(?:{'|'.join(names.split())})(?:\s[^<>]*+|/)?>", re.IGNORECASE)
 
 
@@ -100,28 +110,35 @@ def _without_empty(brackets: re.Match) -> str:
     return re.sub("(?<! ) ++(?=[,;])", "", rest.rstrip() if after in tuple(".:!?)") else rest)
 
 
-# The rules for English: MediaWiki's names of namespaces, image options and notes.
-ENGLISH = (
-    Rule("wiki links", ("[[",), re.compile(r"\[\[ ?:?(?:File|Image|Media|Category):[^\[\]]*+\]\]", re.IGNORECASE), ""),
-    Rule("image options", ("thumb|", "thumbnail|", "px|"), re.compile(
-        r"\b(?:thumb(?:nail)?|\d{1,4}(?:x\d{1,4})?px)\|"
-        r"(?:(?:left|right|cent(?:er|re)|none|frame(?:less)?|border|thumb(?:nail)?|upright(?:=[\d.]{1,5})?|\d{1,4}px)\|)*+"
-    ), ""),
+def _any_of(words: frozenset[str]) -> str:
+    """Return a pattern of any of these words, the longest first."""
+    ordered = sorted(words, key=lambda word: (-len(word), word))
+    return f"(?:{'|'.join(re.escape(word).replace(chr(92) + ' ', '[ _]') for word in ordered)})"
+
+
+SIZE = r"\d{1,4}(?:x\d{1,4})?(?:px|пкс)"
+OPTION = rf"(?:{_any_of(SMALL_PICTURE | PICTURE_OPTIONS)}(?:[=_ ][\d.]{{1,5}})?|{SIZE})"
+
+# What differs between languages: MediaWiki's names of namespaces and image options, in all of them; notes, in English.
+OF_LANGUAGES = (
+    Rule("wiki links", ("[[",), re.compile(
+        rf"\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", re.IGNORECASE), ""),
+    Rule("image options", ("|",), re.compile(
+        rf"\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+", re.IGNORECASE), ""),
     Rule("editors' notes", ("[",), re.compile(
         r" ?\[(?:edit|(?:citation|clarification|page|year|verification) needed|(?:who|when|where|which|by whom|why)\?"
         r"|dubious[^\[\]]{0,30})\]", re.IGNORECASE), ""),
 )  # fmt: skip
 
 MARKUP = (
-    Rule("entities", ("&",), re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"),
-         lambda entity: html.unescape(entity[0])),
+    Rule("entities", ("&",), ENTITY, decode_entity),
     Rule("comments", ("<!--",), re.compile(r"<!--(?:(?!<!--|-->).)*+-->", re.DOTALL), ""),
     Rule("citations and code", ("</",), re.compile(
         rf"<({'|'.join(CITATIONS_AND_CODE.split())})(?:\s[^<>]*+)?>[^<>]*+</\1>", re.IGNORECASE), ""),
-    Rule("tags", ("<",), _tags(BLOCK_TAGS), " "),
-    Rule("tags", ("<",), _tags(INLINE_TAGS), ""),
+    Rule("tags", ("<",), tags(BLOCK_TAGS), " "),
+    Rule("tags", ("<",), tags(INLINE_TAGS), ""),
     Rule("templates", ("{{",), re.compile(r"\{\{[^{}]*+\}\}"), ""),
-    *ENGLISH,
+    *OF_LANGUAGES,
     Rule("wiki links", ("[[",), re.compile(r"\[\[([^\[\]]*+)\]\]"), _keep_caption),
     Rule("wiki links", ("[http", "[ftp", "[//"), re.compile(
         r"\[(?:(?:https?|ftp):)?//[^\s\[\]]++ ([^\[\]]*+)\]"), r"\1"),
@@ -133,7 +150,7 @@ MARKUP = (
     Rule("bullets", ("* ", "• "), re.compile(r"^(?:[*•]+ )++"), ""),
 )  # fmt: skip
 
-# Left where wikiextractor took a template away: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
+# Left where an extractor took a template away: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
 BRACKETS = (
     Rule("empty brackets", ("(",), re.compile(r"(?: |^)\([ ,;]*+[()][ ,;()]*+"), _without_empty,
          gate=re.compile(r"\([ ,;()]")),

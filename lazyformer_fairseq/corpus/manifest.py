@@ -27,7 +27,7 @@ from lazyformer_fairseq.storage.atomic import write_text
 
 FORMAT_VERSION = 1
 PACKAGES = (  # with Python and the spaCy model, all that decides the result
-    *("lazyformer_fairseq", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy", "wikiextractor"),
+    *("lazyformer_fairseq", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy"),
     *("xxhash", "rensa"),
 )
 NAMES_OF_DROPPED = 10

@@ -62,7 +62,9 @@ FIRST_WORDS = frozenset(
     Your""".split()
 )
 ABBREVIATIONS = TITLES | BEFORE_NUMBERS | MONTHS | UNSURE | {"etc"}
-AFTER_HOURS = re.compile(r"(?:[A-Z]{2,4}|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|(?:Eastern|Pacific|Central) .*)\b")
+AFTER_HOURS = re.compile(
+    r"(?:[A-Z]{2,4}|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day)\b|(?:Eastern|Pacific|Central) \W{0,30}\w"
+)
 DOTTED = re.compile(r"(?:[^\W\d_]{1,2}\.)+-?[^\W\d_]")  # U.S, p.m, J.R.R, J.-P without their last mark
 LIST_NUMBER = re.compile(r"\W{0,3}(?:\d{1,3}|[A-Za-z]|[IVXLC]{1,6})\.")
 LETTERS = re.compile(r"[^\W\d_]*")
@@ -181,7 +183,8 @@ def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> O
         return None
     if LIST_NUMBER.fullmatch(text, sentence, mark.end()):
         return False
-    begin = max(text.rfind(" ", max(sentence, mark.start() - LONGEST_WORD), mark.start()) + 1, sentence)
+    earliest = max(sentence, mark.start() - LONGEST_WORD)
+    begin = max(earliest, text.rfind(" ", earliest, mark.start()) + 1)
     before = text[begin : mark.start()]
     if marks == "." or marks[1] == "[":
         is_end = _after_abbreviation(before.lstrip("([{\"'“‘_*-—"), text, word, begin)

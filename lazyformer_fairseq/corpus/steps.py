@@ -144,8 +144,8 @@ class ReadDocuments(DocumentStep):
                     self.counts["documents out"] += 1
                     self.counts["characters out"] += len(raw.text)
                     self.notes.documents[piece.path] += 1
-                    metadata = {"format": piece.format, **raw.metadata}
-                    yield Document(raw.text, f"{piece.path}:{raw.number}", metadata)
+                    of_piece = {"format": piece.format, "left_out_namespaces": piece.left_out_namespaces}
+                    yield Document(raw.text, f"{piece.path}:{raw.number}", of_piece | raw.metadata)
                 self.counts["pieces of files"] += 1
             except BadInput as error:
                 if self.bad_input == "stop":

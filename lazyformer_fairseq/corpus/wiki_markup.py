@@ -1,27 +1,24 @@
 """Makes paragraphs from wiki markup: what a reader of the article would call its text.
 
-As in BERT's recipe, headings, lists, tables, captions and references go. wikiextractor parses the markup; before it
-sees a page, this module takes out what it gets wrong: it drops links such as [[Alien: Covenant]] for their colon,
-writes italics as quotes, makes a paragraph of each line, loses what templates such as {{convert|5|km}} say, and lets a
-`}}` inside of a formula end a template. First come the facts of one language's Wikipedia, here English.
+As in BERT's recipe, headings, lists, tables, captions and references go. Templates whose text is part of a sentence,
+such as {{convert|5|km}}, are rendered; all others go. First come the facts of one language's Wikipedia, here English;
+``wiki_words.py`` has those that differ between the Wikipedias.
+
+The time grows in proportion to a page's length, whatever the page holds. Brackets are matched in one pass with a stack,
+and what they hold is rendered from the inside out, at most DEEPEST times. No pattern looks further than the next
+bracket or tag.
 """
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Optional, Union
 
+from lazyformer_fairseq.corpus.clean_text import BLOCK_TAGS, ENTITY, INLINE_TAGS, decode_entity, tags
 from lazyformer_fairseq.corpus.steps import Document, DocumentStep
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.corpus.wiki_words import DISAMBIGUATION, LEFT_OUT_NAMESPACES, plain
 
-# Links into these show a picture, or only sort the page; the text between the brackets is not part of the sentence.
-LEFT_OUT_NAMESPACES = frozenset("file image media category".split())
-
-DISAMBIGUATION_TEMPLATE = re.compile(
-    r"\{\{\s*(?:[\w -]*disambig(?:uation)?|dab|hndis|geodis|mil-?unit-?dis|schooldis|numberdis)"
-    r"\s*(?:\||\}\})",
-    re.IGNORECASE,
-)
+TEMPLATE_NAME = re.compile(r"\{\{\s*+([^{}|\n]{1,60}+)\s*+(?=\||\}\})")
+DISAMBIGUATION_TEMPLATE = re.compile(r"[\w -]*disambig(?:uation)?|dab|hndis|geodis|mil-?unit-?dis|schooldis|numberdis")
 DISAMBIGUATION_TITLE = "(disambiguation)"
 DISAMBIGUATION_OPENING = re.compile(
     r"[^\n]{,200}\b(?:may|can|could|might) (?:also |either )*refer to(?: the following)?:"
@@ -89,34 +86,42 @@ INLINE_TEMPLATES: dict[str, Text] = {
 }
 
 
-# Lengths are bounded where what is not closed would be searched for up to the page's end, again and again.
-REDIRECT = re.compile(r"\s*#\s?\w+\s*:?\s*\[\[")  # the word is the wiki's own: #REDIRECT, #WEITERLEITUNG
+DEEPEST = 20  # brackets in brackets; deeper ones go
+LONGEST_ELEMENT = 30_000  # characters; beyond them its end was forgotten, and is that of another one
+
+REDIRECT = re.compile(r"\s*+#\s?\w++\s*+(?::\s*+)?\[\[")  # the word is the wiki's own: #REDIRECT, #WEITERLEITUNG
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-LEFT_OUT = re.compile(
-    r"<(ref|gallery|timeline|syntaxhighlight|source|pre|imagemap|score|graph|mapframe|hiero|templatestyles|references)\b"
-    r"(?:[^<>]*?/>|[^<>]*>.{,30000}?</\1\s*>)",
-    re.DOTALL | re.IGNORECASE,
+FORMULAS = "math chem ce"
+LEFT_OUT = (
+    "ref references gallery timeline syntaxhighlight source pre imagemap score graph mapframe hiero templatestyles "
+    "noinclude includeonly small table ul ol dl select inputbox categorytree"
 )
-FORMULA = re.compile(r"<(math|chem|ce)\b[^<>]*>.{,5000}?</\1\s*>", re.DOTALL | re.IGNORECASE)
-STRAY_TAG = re.compile(r"</?(?:code|onlyinclude|ref|math|gallery)\b[^<>]*>", re.IGNORECASE)
-UNCLOSED_TAG = re.compile(r"<(?=/?[a-zA-Z][^<>]*(?:<|\Z))")
-INNERMOST_TEMPLATE = re.compile(r"\{\{([^{}]*)\}\}")
-INNERMOST_LINK = re.compile(r"\[\[([^\[\]]*(?:\](?!\])[^\[\]]*|\[(?!\[)[^\[\]]*)*)\]\]")
+NAMES = "|".join(f"{FORMULAS} {LEFT_OUT}".split())
+ELEMENT = re.compile(rf"<(?:/({NAMES})\s*+|({NAMES})\b([^<>]*+))>", re.IGNORECASE)
+BRACES = re.compile(r"\{\{|\}\}")
+SQUARE_BRACKETS = re.compile(r"\[\[|\]\]")
+TABLE_MARKS = re.compile(r"\{\||\|\}")
 PIPE_OUTSIDE_OF_LINKS = re.compile(r"\|(?![^\[\]]{,300}\]\])")
-NAMED_ARGUMENT = re.compile(r"\s*[\w -]{1,30}=")
-NUMBERED_ARGUMENT = re.compile(r"\s*\d\s*=")
-LANGUAGE_LINK = re.compile(r"\s*(?:[a-z]{2,3}|simple)(?:-[a-z-]+)?:(?!\s)")  # but not CSI: Miami, Re:Zero
+NAMED_ARGUMENT = re.compile(r"\s*+[\w -]{1,30}=")
+NUMBERED_ARGUMENT = re.compile(r"\A\s*+\d\s*+=")
+LANGUAGE_LINK = re.compile(r"\s*+(?:[a-z]{2,3}|simple)(?:-[a-z-]+)?:(?!\s)")  # but not CSI: Miami, Re:Zero
 APOSTROPHE_IN_ITALICS = re.compile(r"(?<=\w)'''(?=s\b)")  # ''La Stampa'''s
 QUOTE_MARKUP = re.compile(r"'''''|'''|''")
-INDENT = re.compile(r"^ +(?=[^\s|!{}*#:;\[<])", re.MULTILINE)
-DEEPEST = 20  # templates in templates
+INDENT = re.compile(r"^ ++(?=[^\s|!{}*#:;\[<])", re.MULTILINE)
+
+EXTERNAL_LINK = re.compile(r"\[(?:[a-z]{2,9}:)?//[^\s\[\]<>\"]++\s*+((?:[^\[\]\n]|\[[^\[\]\n]*+\])*+)\]", re.IGNORECASE)
+SWITCH = re.compile(r"__[^\W_]{2,30}(?:_[^\W_]{2,30}){,2}__")  # __NOTOC__
+LINE_BREAK = tags("br hr")
+PARAGRAPH_BREAK = tags("p center h1 h2 h3 h4 h5 h6")
+ANY_TAG = tags(f"{BLOCK_TAGS} {INLINE_TAGS}")
 
 # Brackets whose content was a template: "Albedo ()", "Aristotle (; 384 BC)", "bitumen (,)".
-EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)| ?\[\s*\]")
-AFTER_OPENING = re.compile(r"\([\s,;:]+(?=\w)")
-BEFORE_CLOSING = re.compile(r"[\s,;]+\)")
-TWO_MARKS = re.compile(r"([,;])(?:\s*[,;])+")
-LINE_OF_MARKUP = re.compile(r"[|!{}].*|.*[{}]\Z|\W*")
+EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*+\)| ?\[\s*+\]")
+AFTER_OPENING = re.compile(r"(?<=\()[\s,;:]++(?=\w)|(?<=[\[(«]) ")
+BEFORE_CLOSING = re.compile(r"(?<![\s,;])[\s,;]++(?=\))| (?=[,:\]»]|\.(?!\w))|(?<=\.) (?=\.)")
+MANY_DOTS = re.compile(r"\.{4,}+")
+TWO_MARKS = re.compile(r"([,;])(?:\s*+[,;])++")
+LINE_OF_MARKUP = re.compile(r"[|!{}].*|.*[{}]|\(.*\)|\W*")
 LIST_MARKS = "*#;:"
 INDENTED = "\0"  # a mark of our own, which XML cannot hold
 NOT_PROSE = LIST_MARKS + "\t=|!{}<_-"  # first characters of lines that stand alone
@@ -127,9 +132,6 @@ class ExtractWikiMarkup(DocumentStep):
     """Pages of a MediaWiki dump become paragraphs, one a line; documents of other formats pass as they are.
 
     Dropped: redirects, pages that are not articles, disambiguation pages, and what has no text left.
-
-    Raises:
-        UserError: the package wikiextractor is not installed.
     """
 
     name = "wiki markup"
@@ -142,71 +144,125 @@ class ExtractWikiMarkup(DocumentStep):
             return "redirect"
         if page.get("namespace", "0") != "0" or page.get("model", "wikitext") != "wikitext":
             return "not an article"
-        is_titled = page.get("title", "").endswith(DISAMBIGUATION_TITLE)
-        if is_titled or "__DISAMBIG__" in document.text or DISAMBIGUATION_TEMPLATE.search(document.text):
+        if page.get("title", "").endswith(DISAMBIGUATION_TITLE) or is_disambiguation(document.text):
             return "disambiguation"
-        document.text = self.paragraphs(document.text)
+        own_names = page.get("left_out_namespaces", ())
+        document.text = self.paragraphs(document.text, LEFT_OUT_NAMESPACES.union(own_names))
         if not document.text:
             return "no text"
         if DISAMBIGUATION_OPENING.fullmatch(document.text):
             return "disambiguation"
         return None
 
-    def paragraphs(self, markup: str) -> str:
-        """Plain text of a page, one paragraph a line."""
-        text = load_extractor().clean_text(simplify(markup), expand_templates=False, html_safe=False)
-        return "\n".join(filter(None, (_mend(line) for part in text for line in part.split("\n"))))
+    def paragraphs(self, markup: str, left_out_namespaces: frozenset[str] = LEFT_OUT_NAMESPACES) -> str:
+        """Return the plain text of a page, one paragraph a line.
+
+        Args:
+            markup: of the page.
+            left_out_namespaces: in lower case; a link into one of these shows a picture or sorts the page, and its text
+                is not part of the sentence.
+        """
+
+        def link_text(content: str) -> str:
+            title, _, label = content.partition("|")
+            namespace, colon, _ = title.partition(":")
+            if colon and plain(namespace) in left_out_namespaces:
+                return ""
+            if not label and LANGUAGE_LINK.match(title):  # the same article in another language
+                return ""
+            return (label or title.removeprefix(":")).strip()
+
+        text = COMMENT.sub("", markup)
+        text = INDENT.sub(INDENTED, text)
+        text = replace_elements(text)
+        text = replace_nested(text, BRACES, template_text)
+        text = replace_nested(text, SQUARE_BRACKETS, link_text)
+        text = APOSTROPHE_IN_ITALICS.sub("'", text)
+        text = join_lines(QUOTE_MARKUP.sub("", text))
+        text = replace_nested(text, TABLE_MARKS, lambda content: "")
+        text = EXTERNAL_LINK.sub(r"\1", text)
+        text = SWITCH.sub("", text)
+        text = PARAGRAPH_BREAK.sub("\n", LINE_BREAK.sub(" ", text))
+        text = ENTITY.sub(decode_entity, ANY_TAG.sub("", text))
+        return "\n".join(filter(None, map(mend, text.split("\n"))))
 
 
-@lru_cache(maxsize=1)
-def load_extractor():
-    """wikiextractor's; loaded once per process."""
-    try:
-        from wikiextractor.extract import Extractor
-    except ImportError:
-        raise UserError("reading MediaWiki dumps needs wikiextractor: pip install lazyformer_fairseq[corpus]") from None
-    return Extractor(0, "", "", "", [], keepSections=False)
+def is_disambiguation(markup: str) -> bool:
+    """Whether a page says by its markup that it only lists the articles of a name."""
+    if "__DISAMBIG__" in markup:
+        return True
+    names = (plain(name) for name in TEMPLATE_NAME.findall(markup))
+    return any(name in DISAMBIGUATION or DISAMBIGUATION_TEMPLATE.fullmatch(name) for name in names)
 
 
-def simplify(markup: str) -> str:
-    """Markup without comments, references, templates, internal links, formulas and quote marks for bold and italics."""
-    text = COMMENT.sub("", markup)
-    text = INDENT.sub(INDENTED, text)
-    text = FORMULA.sub(FORMULA_WORD, text)
-    text = LEFT_OUT.sub("", text)
-    text = UNCLOSED_TAG.sub("", STRAY_TAG.sub("", text))  # it costs wikiextractor quadratic time
-    text = _repeat(INNERMOST_TEMPLATE, _template_text, text)
-    text = _repeat(INNERMOST_LINK, _link_text, text)
-    text = APOSTROPHE_IN_ITALICS.sub("'", text)
-    return _join_lines(QUOTE_MARKUP.sub("", text))
+def replace_elements(text: str) -> str:
+    """Return a text without HTML elements that are no prose, with the word for a formula in the place of each.
+
+    Of an element that is not closed, or whose end is far away, the tag goes and the content stays.
+    """
+    found = list(ELEMENT.finditer(text))
+    waiting: dict[str, list[int]] = {}
+    ends: dict[int, int] = {}
+    for number, tag in enumerate(found):
+        closes, opens, attributes = tag.groups()
+        if opens and not attributes.endswith("/"):
+            waiting.setdefault(opens.lower(), []).append(number)
+        elif closes and waiting.get(closes.lower()):
+            ends[waiting[closes.lower()].pop()] = number
+    kept: list[str] = []
+    at = 0
+    for number, tag in enumerate(found):
+        if tag.start() < at:  # inside of one that was replaced
+            continue
+        kept.append(text[at : tag.start()])
+        at = tag.end()
+        end = found[ends[number]] if number in ends else None
+        if end is not None and end.start() - at <= LONGEST_ELEMENT:
+            kept.append(FORMULA_WORD if tag[2].lower() in FORMULAS.split() else "")
+            at = end.end()
+    return "".join(kept) + text[at:]
 
 
-def _join_lines(text: str) -> str:
-    """A line after a line continues its paragraph; short lines that begin with a space are code or drawings."""
-    lines: list[str] = []
-    goes_on = False
-    for line in text.split("\n"):
-        line = "" if line.startswith(INDENTED) and len(line) < SHORT_LINE else line.strip(" " + INDENTED)
-        is_prose = line != "" and line[0] not in NOT_PROSE
-        if goes_on and is_prose:
-            lines[-1] += " " + line
+def replace_nested(text: str, delimiter: re.Pattern, render: Callable[[str], str]) -> str:
+    """Return a text with what stands between brackets rendered, from the inside out; the brackets go.
+
+    What is not closed stays, and harms nothing else.
+
+    Args:
+        text: with brackets.
+        delimiter: matches an opening bracket, which begins with one of ``{[``, or a closing one.
+        render: turns what stands between two into what takes its place.
+    """
+    parts: list[list[str]] = [[]]  # of the text around all brackets, and of what stands in each that is open
+    heights = [0]  # how many brackets in brackets were rendered in each
+    openings: list[str] = []
+    at = 0
+    for found in delimiter.finditer(text):
+        parts[-1].append(text[at : found.start()])
+        at = found.end()
+        mark = found[0]
+        if mark[0] in "{[":
+            openings.append(mark)
+            parts.append([])
+            heights.append(0)
+        elif openings:
+            openings.pop()
+            content = "".join(parts.pop())
+            height = heights.pop() + 1
+            heights[-1] = max(heights[-1], height)
+            if height <= DEEPEST:
+                parts[-1].append(render(content))
         else:
-            lines.append(line)
-        goes_on = is_prose
-    return "\n".join(lines).replace(INDENTED, " ")
+            parts[-1].append(mark)
+    parts[-1].append(text[at:])
+    return "".join(
+        piece for opening, pieces in zip(["", *openings], parts, strict=True) for piece in (opening, *pieces)
+    )
 
 
-def _repeat(pattern: re.Pattern, replacement, text: str) -> str:
-    """From the inside out; what is not closed stays, and harms nothing else."""
-    for _ in range(DEEPEST):
-        text, count = pattern.subn(replacement, text)
-        if not count:
-            break
-    return text
-
-
-def _template_text(match: re.Match) -> str:
-    name, _, rest = match.group(1).partition("|")
+def template_text(content: str) -> str:
+    """Return the text of a template's call: part of a sentence, or nothing."""
+    name, _, rest = content.partition("|")
     name = name.strip().replace("_", " ").lower()
     if name.startswith("formatnum:"):
         return name.removeprefix("formatnum:").strip()
@@ -219,23 +275,33 @@ def _template_text(match: re.Match) -> str:
     return render(unnamed) if callable(render) else render.format(unnamed[0] if unnamed else "")
 
 
-def _link_text(match: re.Match) -> str:
-    title, _, label = match.group(1).partition("|")
-    prefix, colon, _ = title.partition(":")
-    if colon and prefix.strip().lower() in LEFT_OUT_NAMESPACES:
-        return ""
-    if not label and LANGUAGE_LINK.match(title):  # the same article in another language
-        return ""
-    return (label or title.removeprefix(":")).strip()
+def join_lines(text: str) -> str:
+    """Return a text in which a line after a line continues its paragraph.
+
+    Short lines that begin with a space are code or drawings, and go.
+    """
+    lines: list[list[str]] = []
+    goes_on = False
+    for line in text.split("\n"):
+        line = "" if line.startswith(INDENTED) and len(line) < SHORT_LINE else line.strip(" " + INDENTED)
+        is_prose = line != "" and line[0] not in NOT_PROSE
+        if goes_on and is_prose:
+            lines[-1].append(line)
+        else:
+            lines.append([line])
+        goes_on = is_prose
+    return "\n".join(map(" ".join, lines)).replace(INDENTED, " ")
 
 
-def _mend(line: str) -> str:
-    """A line of wikiextractor's output, without what templates left behind; empty if it is not prose."""
-    if line[:1] and line[0] in LIST_MARKS:
+def mend(line: str) -> str:
+    """Return a line without what templates left behind; empty if it is a heading, an item of a list or no prose."""
+    line = line.strip().lstrip(":").lstrip()
+    is_heading = line.startswith("==") and "==" in line[2:]
+    if is_heading or line.startswith(tuple(LIST_MARKS)):
         return ""
-    if "(" in line or "[" in line:
-        line = EMPTY_BRACKETS.sub("", line)
-        line = AFTER_OPENING.sub("(", line)
-        line = BEFORE_CLOSING.sub(")", line)
+    line = " ".join(line.split())
+    line = EMPTY_BRACKETS.sub("", line)
+    line = AFTER_OPENING.sub("", line)
+    line = MANY_DOTS.sub("...", BEFORE_CLOSING.sub("", line))
     line = " ".join(TWO_MARKS.sub(r"\1", line).split())
     return "" if LINE_OF_MARKUP.fullmatch(line) or line == FORMULA_WORD else line

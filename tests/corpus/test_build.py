@@ -262,6 +262,13 @@ def test_a_dump_that_is_truncated_or_cut_into_parts(raw, tmp_path):
     assert names["bad record"] == [f"{dump}, line {last_line}: malformed XML: this stands outside of <page>...</page>"]
 
 
+def test_a_dump_that_does_not_name_its_namespaces_is_told(raw, tmp_path, capsys):
+    build_corpus([str(raw / "dump.xml.bz2")], tmp_path / "out", SMALL)
+    assert f"{raw}/dump.xml.bz2: no <siteinfo> with the names of namespaces" in capsys.readouterr().err
+    build_corpus([str(raw / "plain.txt")], tmp_path / "other", SMALL)
+    assert "siteinfo" not in capsys.readouterr().err
+
+
 def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_path):
     with pytest.raises(UserError, match="fell into the train split"):
         build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, valid_share=1))

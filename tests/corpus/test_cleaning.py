@@ -2,7 +2,6 @@
 
 import random
 import re
-import sys
 import time
 from collections import Counter
 from operator import eq
@@ -17,8 +16,7 @@ from lazyformer_fairseq.corpus import duplicates
 from lazyformer_fairseq.corpus.clean_text import CleanText
 from lazyformer_fairseq.corpus.duplicates import bands, draw, find_duplicates, fingerprint, threshold
 from lazyformer_fairseq.corpus.steps import Document
-from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup, load_extractor
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup
 
 PROSE = "This is a sentence of some words that any cleaning leaves as it is, whatever it does to others."
 
@@ -198,9 +196,41 @@ def test_paragraphs(step, markup, text):
     assert step.paragraphs(markup) == text
 
 
+PICTURES = {
+    "en": "[[File:A.jpg|thumb|left|{}]]",
+    "de": "[[Datei:A.jpg|mini|links|hochkant=1.2|{}]]",
+    "de, old": "[[Bild:A.jpg|miniatur|rechts|{}]]",
+    "fr": "[[Fichier:A.jpg|vignette|gauche|{}]]",
+    "es": "[[Archivo:A.jpg|miniaturadeimagen|izquierda|{}]]",
+    "ru": "[[Файл:A.jpg|мини|слева|200пкс|{}]]",
+    "ja": "[[ファイル:A.jpg|サムネイル|左|{}]]",
+    "vi": "[[Tập tin:A.jpg|nhỏ|trái|{}]]",
+    "fi": "[[Tiedosto:A.jpg|pienoiskuva|vasen|{}]]",
+}
+CATEGORIES = "Category:A Kategorie:A|B Catégorie:A Categoría:A Категория:A カテゴリ:A Thể_loại:A Luokka:A".split()
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+def test_pictures_and_categories_of_other_wikipedias_are_no_text(step, picture):
+    caption = "A picture of the [[city]] in the year 1900, taken from the river."
+    markup = picture.format(caption) + "\n'''Berlin''' is the capital of it.\n\n"
+    markup += "\n".join(f"[[{category}]]" for category in CATEGORIES)
+    assert step.paragraphs(markup) == "Berlin is the capital of it."
+    left_over = picture.format("").removeprefix("[[").removesuffix("]]").partition("|")[2]
+    assert clean(f"{left_over}The bridge stands over the river.")[0] == "The bridge stands over the river."
+    assert clean(f"{picture.format('Here.')}{PROSE} [[{CATEGORIES[1]}]]")[0] == PROSE
+
+
+def test_a_word_that_is_an_option_too_stays_where_no_picture_is():
+    line = "He saw links|rechts in the table of that day."
+    assert clean(line)[0] == line
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
+        (page("'''A''' steht für:\n* [[B]]\n{{Begriffsklärung}}"), "disambiguation"),
+        (page("'''A'''\n{{ Homonymie | x}}"), "disambiguation"),
         (page("#REDIRECT [[A]]"), "redirect"),
         (page("#weiterleitung: [[A]]"), "redirect"),
         (page("Text.", is_redirect=True), "redirect"),
@@ -227,13 +257,6 @@ MARKS = "{{ }} [[ ]] {| |} | a. b <ref> </ref> <math> </math> <!-- --> '' ''' ( 
 def test_any_markup_makes_clean_lines(step, parts):
     text = step.paragraphs("".join(parts))
     assert all(line and line == " ".join(line.split()) for line in text.split("\n")) or not text
-
-
-def test_without_wikiextractor(monkeypatch):
-    load_extractor.cache_clear()
-    monkeypatch.setitem(sys.modules, "wikiextractor.extract", None)
-    with pytest.raises(UserError, match=r"pip install lazyformer_fairseq\[corpus\]"):
-        ExtractWikiMarkup().process(page("Text."))
 
 
 def test_case_spacing_and_punctuation_make_no_difference():

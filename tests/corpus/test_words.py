@@ -100,7 +100,7 @@ def test_documents_come_back_all_or_selected(tmp_path_factory, texts, bands):
     assert selected.document_sentences.tolist() == [len(sentences) for sentences in kept]
 
 
-VERSIONS = {"spacy": "3.8", "sacremoses": "0.2", "wikiextractor": "3"}  # others may divide a text otherwise
+VERSIONS = {"spacy": "3.8", "sacremoses": "0.2"}  # others may divide a text otherwise
 INPUTS = {
     "raw/mediawiki/enwiki-table-markup.xml.bz2": "mediawiki",
     "raw/gutenberg/carroll-alice.txt": "book",

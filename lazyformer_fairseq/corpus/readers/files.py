@@ -150,6 +150,8 @@ class Piece:
     end: Optional[int] = None
     first_line: int = 1
     """The number of its first line, where the file is a part of another one."""
+    left_out_namespaces: tuple[str, ...] = ()
+    """Of a dump, its wiki's names for pictures, media and categories."""
 
 
 @dataclass

@@ -97,7 +97,7 @@ def _in_page(xml: str) -> str:
     return f" in page {unescape(title[1])!r}" if title else ""
 
 
-TITLE_OF_DOC = re.compile(r'\btitle="(.*?)"\s*>')
+TITLE_OF_DOC = re.compile(r'(?>.*?\btitle=")(.*?)"\s*+>')  # atomic: of many openings the first one alone is tried
 END_OF_DOC = re.compile(r"^</doc>\s*", re.MULTILINE)
 
 
@@ -116,7 +116,7 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
         )
         return
     header, _, body = text[: end.start()].partition("\n")
-    title = TITLE_OF_DOC.search(header)
+    title = TITLE_OF_DOC.match(header)
     yield lines_to_paragraphs(unescape(body), unescape(title[1]) if title else None), {}
     if end.end() != len(text):
         yield files.BadInput(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
@@ -152,6 +152,7 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
 
 
 TITLE_LINE = re.compile(rb"\s?= [^=\s].* =\s*$")
+FIRST_TITLE = re.compile(rb"(?:\A|\n[^\S\n]*+\n\s?)= [^=\s].* =[^\S\n]*+\n")
 HEADING = re.compile(r"^ ?= .* =[^\S\n]*$", re.MULTILINE)
 JOINT = re.compile(r" @([-,.])@ ")
 
@@ -242,7 +243,7 @@ FORMATS: dict[str, files.Format] = {
     ),
     "jsonl": files.Format(
         document="a line",
-        names=r".*\.jsonl?",
+        names=r".*\.(?:jsonl?|ndjson)",
         recognises=is_json_lines,
         starts_document=lambda line, after_blank: not line.isspace(),
         parse=parse_line,
@@ -250,7 +251,7 @@ FORMATS: dict[str, files.Format] = {
     "wikitext": files.Format(
         document="an article",
         names=r".*\.tokens",
-        recognises=lambda content, file: re.search(rb"(?:\A|\n\s*\n\s?)= [^=\s].* =\s*\n", content) is not None,
+        recognises=lambda content, file: FIRST_TITLE.search(content) is not None,
         # A list of abbreviations may hold a line `= Games =` too, but not after a blank line.
         starts_document=lambda line, after_blank: after_blank and TITLE_LINE.match(line) is not None,
         parse=parse_article,
@@ -259,7 +260,7 @@ FORMATS: dict[str, files.Format] = {
     "book": files.Format(document="a file", names="(?!)", recognises=is_gutenberg, read_whole=read_book),
     "text": files.Format(
         document="what stands between blank lines (books: say book:PATH)",
-        names=r".*\.txt",
+        names=r".*\.(?:txt|text|raw|md|markdown|rst|train|valid|validation|dev|test)|enwik[89]|text8",
         recognises=lambda content, file: True,
         starts_document=lambda line, after_blank: after_blank and not line.isspace(),
         parse=parse_paragraph,

@@ -24,6 +24,7 @@ from lazyformer_fairseq.corpus.readers.files import (
     read_blocks,
 )
 from lazyformer_fairseq.corpus.readers.formats import FORMATS
+from lazyformer_fairseq.corpus.wiki_words import left_out_namespaces_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
@@ -56,12 +57,14 @@ class InputFile:
         format: one of :data:`~lazyformer_fairseq.corpus.readers.formats.FORMATS`.
         size: bytes on disk.
         first_line: of a part that :func:`cut_file` made, the number of its first line in the file.
+        left_out_namespaces: of a dump, its wiki's names for pictures, media and categories; empty where it names none.
     """
 
     path: str
     format: str
     size: int
     first_line: int = 1
+    left_out_namespaces: tuple[str, ...] = ()
 
 
 def find_inputs(
@@ -87,7 +90,7 @@ def find_inputs(
         is_folder = path.is_dir()
         for file in _text_files(path, bad_input, left_out) if is_folder else [path]:
             try:
-                found = InputFile(str(file), _format(file, wanted_format), file.stat().st_size)
+                found = _recognised(file, wanted_format)
             except UserError as error:
                 if not is_folder:
                     raise
@@ -132,7 +135,10 @@ def _text_files(folder: Path, bad_input: str, left_out: list[str]) -> list[Path]
         else:
             found.append(file)
     if not found:
-        raise UserError(f"{folder}: holds no .txt, .tokens, .xml, .jsonl, .json or wiki_00 file")
+        raise UserError(
+            f"{folder}: holds no file whose name is that of a text: .txt, .text, .raw, .md, .rst, .tokens, .train, "
+            ".valid, .test, .xml, .jsonl, .ndjson, .json or wiki_00; a file given by its name is read in any case"
+        )
     return found
 
 
@@ -165,13 +171,14 @@ def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Pat
                 left_out.append(f"{path}: is a link to what is not there, or cannot be read")
 
 
-def _format(file: Path, wanted: Optional[str]) -> str:
+def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
+    """The file with its format: the wanted one, or what it looks like."""
     try:
         with open_decompressed(file) as stream:
             head = stream.read(HEAD_BYTES)
     except BadInput:  # compressed, and damaged from the start: whoever reads it will report where
         by_name = (name for name, format in FORMATS.items() if re.match(format.names, file.name))
-        return wanted or next(by_name, "text")
+        return InputFile(str(file), wanted or next(by_name, "text"), file.stat().st_size)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     content = head.removeprefix(BOM).lstrip()
@@ -182,7 +189,9 @@ def _format(file: Path, wanted: Optional[str]) -> str:
             raise UserError(f"{file}: is no text, it looks like {what}; convert it, or leave it out")
     if b"\0" in head:
         raise UserError(f"{file}: is no text, it holds NUL bytes (UTF-16 perhaps); convert it, or leave it out")
-    return wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
+    format = wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
+    namespaces = left_out_namespaces_of(head) if format == "mediawiki" else ()
+    return InputFile(str(file), format, file.stat().st_size, left_out_namespaces=namespaces)
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:
@@ -259,8 +268,11 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
         is_plain = compression(file.path) is None
         cuts = [file.size * i // count for i in range(1, count)] if is_plain else _stream_starts(file, unit_bytes)
     if not cuts:
-        return [Piece(file.path, file.format, first_line=file.first_line)]
-    return [Piece(file.path, file.format, *ends) for ends in zip([0, *cuts], [*cuts, file.size], strict=True)]
+        return [Piece(file.path, file.format, 0, None, file.first_line, file.left_out_namespaces)]
+    return [
+        Piece(file.path, file.format, *ends, left_out_namespaces=file.left_out_namespaces)
+        for ends in zip([0, *cuts], [*cuts, file.size], strict=True)
+    ]
 
 
 def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:

@@ -266,7 +266,7 @@ def _change(raw: str, normal: str, at: int, here: int) -> tuple[int, int]:
     """The fewest units of raw that have gone and of normal that have come, so that both agree behind them."""
     for total in range(1, LONGEST_CHANGE):
         for gone, come in zip(range(total + 1), range(total, -1, -1), strict=True):
-            if raw[at + gone :][:TELLING] == normal[here + come :][:TELLING]:
+            if raw[at + gone : at + gone + TELLING] == normal[here + come : here + come + TELLING]:
                 return gone, come
     return 1, 1
 

@@ -18,6 +18,8 @@ from lazyformer_fairseq.corpus.readers import inputs
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, bytes_of, compression
 from lazyformer_fairseq.corpus.readers.formats import FORMATS, read_piece
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs, must_be_cut, plan_units
+from lazyformer_fairseq.corpus.steps import ReadDocuments
+from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup
 from lazyformer_fairseq.errors import UserError
 
 COMPRESS = {
@@ -323,6 +325,8 @@ FILES = {
     "i/AA/wiki_00": ('<doc id="1" title="T">\nT\n</doc>\n', "wikiextractor"),
     "i/AA/wiki_01": ('{"text": "x"}\n', "jsonl"),
     "i/AB/wiki_00.bz2": (bz2.compress(b'<doc id="1" title="T">\n'), "wikiextractor"),
+    **{f"j.{ending}": ("Words.\n", "text") for ending in "dev md raw rst text train valid".split()},
+    "k.ndjson": ('{"text": "x"}\n', "jsonl"),
 }
 
 
@@ -429,7 +433,7 @@ def test_what_is_not_there_or_comes_twice(folder, tmp_path_factory):
     for specs, message in {
         (empty / "missing",): "missing: there is no such file or folder",
         (empty / ("x" * 300),): r"x: cannot be read \(File name too long",
-        (empty,): r"holds no \.txt",
+        (empty,): r"holds no file whose name is that of a text: \.txt",
         (): "no input",
         (f"docx:{empty}",): "unknown format 'docx'; choose from wikiextractor, mediawiki",
         (folder / "i", folder / "i" / "AA" / "wiki_00"): rf"{folder}/i/AA/wiki_00: comes twice",
@@ -511,6 +515,31 @@ def test_small_files_share_a_unit_and_big_ones_are_divided(tmp_path):
     path.write_bytes(gzip.compress(bytes(i * i % 251 for i in range(10_000))))
     assert plan_units([file_of(path, "book")], 10) == [(Piece(str(path), "book"),)]
     assert not must_be_cut(file_of(path, "book"), 10)
+
+
+SITEINFO = """<mediawiki xml:lang="is"><siteinfo><namespaces>
+<namespace key="-2" case="first-letter">Miðill</namespace><namespace key="0" case="first-letter" />
+<namespace key="6" case="first-letter">Mynd</namespace><namespace key="14" case="first-letter">Flokkur_x</namespace>
+</namespaces></siteinfo>
+"""
+ICELANDIC = "<page>\n<ns>0</ns><revision><text>[[Mynd:a|þ]]Words {0}.\n\n[[flokkur x:b]]</text></revision></page>\n"
+
+
+@pytest.mark.parametrize("unit_bytes", [500, 1 << 20])
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_dump_names_its_own_namespaces_for_every_part_of_it(tmp_path, suffix, unit_bytes):
+    path = tmp_path / f"dump.xml{suffix}"
+    content = SITEINFO + "".join(map(ICELANDIC.format, range(200))) + "</mediawiki>"
+    path.write_bytes(COMPRESS[suffix](content.encode()))
+    [file] = files = find_inputs([str(path)])
+    assert file.left_out_namespaces == ("miðill", "mynd", "flokkur x")
+    if must_be_cut(file, unit_bytes):
+        parts = cut_file(file, tmp_path / "parts", unit_bytes)
+        files = [InputFile(str(part), file.format, part.stat().st_size, 1, file.left_out_namespaces) for part in parts]
+    units = plan_units(files, unit_bytes)
+    found = [document.text for unit in units for document in ExtractWikiMarkup().run(ReadDocuments(unit).run())]
+    assert found == [f"Words {number}." for number in range(200)]
+    assert len(units) > 1 or unit_bytes > file.size
 
 
 @pytest.mark.parametrize("unit_bytes", [300, 1000, 2500, 1 << 20])

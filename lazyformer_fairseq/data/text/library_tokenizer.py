@@ -28,7 +28,7 @@ from lazyformer_fairseq.data.text.interface import (
     SpecialIds,
     refuse_surrogates,
 )
-from lazyformer_fairseq.data.text.library_recipe import ACCEPTED, MOST_IDS, check_recipe, ids_of
+from lazyformer_fairseq.data.text.library_recipe import ACCEPTED, check_recipe, ids_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
@@ -40,6 +40,8 @@ PIECES_FILE = "pieces.json"
 SPACE = "Ġ"  # how a byte-level piece has the space before it
 INSIDE_WORD = "##"  # how WordPiece marks a piece that begins no word
 ROLES = SpecialIds._fields
+
+MOST_FREE_ROWS = 1 << 16  # of an embedding, which no symbol has; each gets a name
 
 
 class LibraryTokenizer(interface.TextTokenizer):
@@ -64,8 +66,9 @@ class LibraryTokenizer(interface.TextTokenizer):
         self._names: dict[str, str] = description["special"]
         self.separators, self.second_type = description["separators"], description["second_type"]
         ids = ids_of(recipe)
-        if not 0 < description["rows"] <= MOST_IDS:
-            raise UserError(f"an embedding of {description['rows']} rows: must be 1 to {MOST_IDS}")
+        most = 2 * len(ids) + MOST_FREE_ROWS
+        if not 0 < description["rows"] <= most:
+            raise UserError(f"an embedding of {description['rows']} rows: for {len(ids)} symbols it has 1 to {most}")
         if lacking := sorted(set(self._names.values()) - ids.keys()):
             raise UserError(f"the special symbol {lacking[0]!r} is none of its vocabulary")
         if recipe["model"].get("unk_token") not in (None, self._names["unk"]):

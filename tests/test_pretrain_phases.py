@@ -212,9 +212,12 @@ def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
     ],
 )
 def test_what_cannot_be_is_said(data_folder, words, message):
-    command = ["pretrain", "bert_base.yaml"] if "itself" in message else ["pretrain-phases", "bert_base"]
+    is_yaml = "itself" in message
+    command = ["pretrain", "bert_base.yaml" if is_yaml else "bert_base", str(data_folder)]
+    if not is_yaml:
+        command += ["--recipe", "phases"]
     with pytest.raises(UserError, match=re.escape(message)):
-        main([*command, str(data_folder), *shlex.split(words), "--dry-run"], standalone_mode=False)
+        main([*command, *shlex.split(words), "--dry-run"], standalone_mode=False)
 
 
 @pytest.mark.slow
@@ -305,6 +308,8 @@ def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(without_gpus, f
         ("bert_base data --distill warm", "--distill: bert_base is no folder of a model"),
         ("warm data --recipe phase1", "--recipe phase1: warm is the folder of a trained model"),
         ("warm data --update-freq 4", "--update-freq: it is worked out"),
+        ("warm data --fp16", "--fp16: give --precision fp16"),
+        ("warm data --bf16", "--bf16: give --precision bf16"),
         ("warm data --gpus 3", "256 sequences an update do not divide among 3 processes"),
     ],
 )
@@ -312,7 +317,7 @@ def test_what_cannot_go_on_is_said(without_gpus, folders, tmp_path, arguments, m
     (tmp_path / "data").mkdir()
     (tmp_path / "warm").symlink_to(folders / "warm")
     with pytest.raises(UserError, match=message):
-        main(["continue", *arguments.split()], standalone_mode=False)
+        main(["pretrain", *arguments.split()], standalone_mode=False)
 
 
 def test_a_killed_run_ends_with_the_same_bits(without_gpus, folders, data_folder, tmp_path):

@@ -24,6 +24,8 @@ OWN = {  # what a launch decides: given a second time, it would no longer be tru
     "--user-dir": "leave it out: this command brings its own",
     "--distributed-world-size": "give --gpus and --nodes",
     "--update-freq": "it is worked out; give the size of an update, or run fairseq-train yourself",
+    "--fp16": "give --precision fp16",
+    "--bf16": "give --precision bf16",
     "--max-tokens": "give --batch-size, in sequences, or run fairseq-train yourself",
 }
 Setting = Union[str, int, float, bool]

@@ -46,7 +46,17 @@ def squad_options(data: Path, output: Path, *more) -> list:
 
 
 def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
-    arguments = ["glue", "prepare", "--data", toy_glue, "--tokenizer", data_folder, "--output", tmp_path / "out"]
+    arguments = [
+        "finetune",
+        "--task",
+        "glue",
+        "--data",
+        toy_glue,
+        "--tokenizer",
+        data_folder,
+        "--output",
+        tmp_path / "out",
+    ]
     output = invoke(*arguments, "--tasks", "RTE", "STS-B", "--workers", "1")
     assert sorted(path.name for path in (tmp_path / "out" / "tasks").iterdir()) == ["RTE", "STS-B"]
     assert "dev.tsv" in output
@@ -58,7 +68,6 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
     [
         ("--tasks AX", "AX has no training data"),
         ("--checkpoint x=nowhere.pt", "nowhere.pt: no such file or folder"),
-        ("--from-mnli", "--from-mnli: went; fine-tune on MNLI first"),
         ("--checkpoint x=broken.pt", "broken.pt: truncated, damaged or no checkpoint"),
         ("--tokenizer nowhere", "nowhere: no such file or folder"),
         ("--tokenizer .", ".: no tokenizer there"),

@@ -296,8 +296,8 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch):
         refused(f"'{option}': {value} is not in the range x>={value + 1}.", CHECKPOINT, data, option, value)
     for content, message in (
         ("tgt_len: x", "field 'tgt_len' is 'x', must be a valid integer"),
-        ("[", "cannot be read"),
-        ("tgt_len: 0", "--tgt-len 0"),
+        ("[", "no YAML for settings"),
+        ("tgt_len: 0", "field 'tgt_len' is 0, must be greater than 0"),
     ):
         (tmp_path / "own.yaml").write_text(content)
         refused(message, CHECKPOINT, data, "--lengths", tmp_path / "own.yaml")

@@ -185,7 +185,6 @@ def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--heads matched --sublayer-pattern M4", "--heads: went, for it gained nothing"),
         ("--from-sublayers 0,1", "--from-sublayers and --text are for a model that changes"),
         ("--sublayer-pattern lf", "character 1: this l has no s below it"),
         ("--sublayer-pattern M4 --text missing.txt", "missing.txt: no such file or folder"),

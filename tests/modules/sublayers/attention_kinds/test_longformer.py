@@ -204,9 +204,7 @@ def test_texts_come_with_positions():
     dictionary = model.encoder.dictionary
     model.register_classification_head("choice", 3)
     special = SpecialIds(*(getattr(dictionary, name)() for name in ("bos", "pad", "eos", "unk")), mask=0)
-    letters = SimpleNamespace(
-        special=special, build_input=lambda text, max_length: [dictionary.index(each) for each in text]
-    )
+    letters = SimpleNamespace(special=special, build_input=lambda text: [dictionary.index(each) for each in text])
     hub = LazyFormerHub(model, letters)
     ids = hub.encode("abcdefgh", "hag")
     is_a = ids.eq(dictionary.index("a"))

@@ -78,8 +78,17 @@ class Network:
         return {"_name": FAIRSEQS_NAMES[type(self.options)], **asdict(self.options)}
 
 
+NOTHING_PREDICTED = "no token of the validation text is predicted, since it is too short; give more validation text"
+
+
 def mean_of(sums: Iterable[Any], sizes: Sequence[int], digits: int) -> float:
-    """Of a split, from the sums of its batches; rounded as fairseq's log has it."""
+    """Return the mean of a split from the sums of its batches, rounded as fairseq's log has it.
+
+    Raises:
+        UserError: no batch predicts anything.
+    """
+    if not sum(sizes):
+        raise UserError(NOTHING_PREDICTED)
     predicting = [(total, size) for total, size in zip(sums, sizes, strict=True) if size]
     return round(float(sum(total / size * size for total, size in predicting) / sum(sizes)), digits)
 

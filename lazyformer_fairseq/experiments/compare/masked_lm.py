@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
-from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network
+from lazyformer_fairseq.experiments.lessons import NOTHING_PREDICTED, LabelledTexts, MaskedBlocks, Network
 from lazyformer_fairseq.experiments.trainings import Job, Training
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.measure.costs.flops import count_flops
@@ -120,6 +120,8 @@ class MaskedLM(ComparedTask):
                 right += (logits.argmax(-1) == targets).sum().item()
                 predicted += len(targets)
         model.train(was_training)
+        if not predicted:
+            raise UserError(NOTHING_PREDICTED)
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:

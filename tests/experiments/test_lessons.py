@@ -1,0 +1,34 @@
+"""Means over a validation split, some or all of whose batches predict nothing."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.masked_lm import MaskedLM
+from lazyformer_fairseq.experiments.lessons import mean_of
+
+
+def test_batches_that_predict_nothing_have_no_part_in_the_mean():
+    assert mean_of([6.0, 0.0, 3.0], [2, 0, 1], 3) == 3.0
+
+
+def test_a_split_that_predicts_nothing_is_refused_in_words():
+    with pytest.raises(UserError, match="no token of the validation text is predicted"):
+        mean_of([0.0, 0.0], [0, 0], 3)
+
+
+def test_a_comparison_whose_validation_text_predicts_nothing_is_refused_in_words():
+    pad = 1
+    words = 5
+    batch = {"target": torch.full((2, 3), pad), "net_input": {"src_tokens": torch.full((2, 3), 4)}}
+    task = SimpleNamespace(_text=SimpleNamespace(special=SimpleNamespace(pad=pad)), _batches=[batch])
+
+    class Model(torch.nn.Module):
+        def forward(self, src_tokens: torch.Tensor, masked_tokens: torch.Tensor) -> tuple[torch.Tensor]:
+            return (torch.zeros(int(masked_tokens.sum()), words),)
+
+    training = SimpleNamespace(model=Model(), device=torch.device("cpu"))
+    with pytest.raises(UserError, match="no token of the validation text is predicted"):
+        MaskedLM.measure(task, training)

@@ -30,9 +30,9 @@ _PUBLIC = {
     "CausalLanguageModel": "fairseq_plugin.models",
     "LazyFormerModel": "fairseq_plugin.models",
     "build": "modules.networks.named",
-    "load": "trained.hub",
+    "load": "evaluation.hub",
     "open_masked_text": "data.masked_text",
-    "save": "trained.export",
+    "save": "evaluation.export",
     **dict.fromkeys(_OF_TRANSFORMERS, "huggingface"),
 }
 __all__ = ["USER_DIR", "register", *_PUBLIC]

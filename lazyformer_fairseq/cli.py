@@ -9,23 +9,23 @@ import click
 from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.bench.commands import bench
+from lazyformer_fairseq.evaluation.planning.commands import plan
 from lazyformer_fairseq.experiments.compare.commands import compare
 from lazyformer_fairseq.experiments.curves.commands import curves
 from lazyformer_fairseq.experiments.demo.commands import demo
 from lazyformer_fairseq.experiments.diagnostics import diagnostics
+from lazyformer_fairseq.experiments.pattern.commands import pattern
 from lazyformer_fairseq.experiments.reproduce.commands import reproduce
 from lazyformer_fairseq.experiments.search.commands import search
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin import registration, replacements
+from lazyformer_fairseq.fairseq_plugin.launcher.commands import pretrain
 from lazyformer_fairseq.fairseq_plugin.replacements import Stage
 from lazyformer_fairseq.finetuning.commands import evaluate, finetune, predict
 from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
-from lazyformer_fairseq.measure.bench.commands import bench
-from lazyformer_fairseq.measure.pattern.commands import pattern
-from lazyformer_fairseq.measure.planning.commands import plan
 from lazyformer_fairseq.options import Group
-from lazyformer_fairseq.pretraining.commands import pretrain
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 
@@ -93,7 +93,7 @@ def export(
     if target == "safetensors":
         if form or head:
             raise UserError(f"--{'as' if form else 'head'} is for --to huggingface")
-        from lazyformer_fairseq.trained.export import export as write
+        from lazyformer_fairseq.evaluation.export import export as write
 
         write(checkpoints, out, checkpoint_file)
         click.echo(f"written: {out}")

@@ -45,7 +45,7 @@ if [[ $device == cuda ]] && ! "$python" -c 'import sys, torch; sys.exit(not torc
   exit 1
 fi
 
-precision=$("$python" -c "from lazyformer_fairseq.devices.nvidia_smi import precision_here as here; print(here())") # the default of the other measurements
+precision=$("$python" -c "from lazyformer_fairseq.executors.nvidia_smi import precision_here as here; print(here())") # the default of the other measurements
 
 # Each part has its own limit, so that a slow one cannot take the others' time; the benchmark then writes what it has.
 part() { timeout --kill-after=60 "$@"; }

@@ -13,13 +13,13 @@ import torch
 from tabulate import tabulate
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_parameters
-from lazyformer_fairseq.measure.costs.latency import matrix_peak, matrix_products, measure
-from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
-from lazyformer_fairseq.measure.planning.job import job_of_arch
+from lazyformer_fairseq.evaluation.costs.flops import count_parameters
+from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
+from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS, device_named
+from lazyformer_fairseq.evaluation.planning.job import job_of_arch
 from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.optim.muon import MuonAndAdam, MuonOptions, blocks_of, count_flops, mark_matrices
+from lazyformer_fairseq.training.muon import MuonAndAdam, MuonOptions, blocks_of, count_flops, mark_matrices
 
 BAR = 1.5
 

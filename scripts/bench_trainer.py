@@ -21,8 +21,8 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
 
 from lazyformer_fairseq import LazyFormerConfig, LazyFormerForMaskedLM, huggingface
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.latency import measure
-from lazyformer_fairseq.measure.costs.machine import describe_machine, device_named
+from lazyformer_fairseq.evaluation.costs.latency import measure
+from lazyformer_fairseq.evaluation.costs.machine import describe_machine, device_named
 from lazyformer_fairseq.modules.choices import CHOICES
 
 BERT, OURS, BAR = "BertForMaskedLM, sdpa", "ours, (sf)xN", 1.0

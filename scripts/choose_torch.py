@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lazyformer_fairseq.devices import nvidia_smi, torch_builds
+from lazyformer_fairseq.executors import nvidia_smi, torch_builds
 
 # The version that was tried comes first; the range is for an index that does not have it.
 WISHES = ("torch==2.13.0", "torch>=2.6,<2.14")

@@ -37,7 +37,7 @@ python=python3
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
 on_a_gpu=()
-if [[ $("$python" -m lazyformer_fairseq.devices.nvidia_smi) -gt 0 ]]; then
+if [[ $("$python" -m lazyformer_fairseq.executors.nvidia_smi) -gt 0 ]]; then
   on_a_gpu=(
     --device cuda --presets 32 --embed-dim 256 --ffn-embed-dim 1024 --heads 4 --dropout 0.3
     --tgt-len 128 --mem-len 128 --batch-size 32

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from lazyformer_fairseq.measure.costs.latency import peak_memory
+from lazyformer_fairseq.evaluation.costs.latency import peak_memory
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.recomputed import segments_of
 from lazyformer_fairseq.patterns.kinds import ENCODER

@@ -15,7 +15,7 @@ from fairseq.logging.meters import MetersDict
 from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
-from lazyformer_fairseq.measure.costs.latency import wait_for
+from lazyformer_fairseq.evaluation.costs.latency import wait_for
 
 
 class FairseqTraining:

@@ -165,7 +165,7 @@ step "Checking that all of it can be imported (15 s)" \
   "$python" -c "import ${with_fairseq:+fairseq, }sacremoses, sentencepiece, spacy, torch, transformers.models.bert"
 
 rm -f "$unfinished"
-misfit=$("$python" -m lazyformer_fairseq.devices.torch_builds 2>>"$log") || true
+misfit=$("$python" -m lazyformer_fairseq.executors.torch_builds 2>>"$log") || true
 [ -z "$misfit" ] || printf '\nWARNING: %s\n\n' "$misfit" >&2
 if [ -z "$with_fairseq" ] && ! has_fairseq; then
   echo "$("$python" --version) has no fairseq: what trains by fairseq-train needs 3.11 or 3.12. All else works."

@@ -47,7 +47,7 @@ from helpers import (
     write_toy_wikitext,
 )
 
-from lazyformer_fairseq.devices import cpuinfo
+from lazyformer_fairseq.executors import cpuinfo
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.language_modeling.prepare import prepare
 

@@ -13,6 +13,7 @@ import torch
 from helpers import dictionary_of
 from torch import Tensor
 
+from lazyformer_fairseq.evaluation.hub import model_of, tasks_of_heads
 from lazyformer_fairseq.huggingface.export import choose_head
 from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
 from lazyformer_fairseq.huggingface.forms import Source, write_custom
@@ -22,7 +23,6 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import kinds
-from lazyformer_fairseq.trained.hub import model_of, tasks_of_heads
 
 WORDS, POSITIONS = 40, 16
 _numbers = count()

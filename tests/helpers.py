@@ -28,15 +28,15 @@ from lazyformer_fairseq.data.labelled_files import Split, TaskDescription
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors import nvidia_smi
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import WITH_FAIRSEQ, find_user_error
 from lazyformer_fairseq.modules.networks.named import build
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS_WITH_FAIRSEQ = {"fairseq_plugin", "finetuning", "pretraining"}  # all else works without
+ROOMS_WITH_FAIRSEQ = {"fairseq_plugin", "finetuning"}  # all else works without
 PRETRAINING = "full_sentences_masked_lm --tokens-per-sample 32"
 ASK_NVIDIA_SMI = nvidia_smi._ask.__wrapped__  # without the answers that it keeps
 

@@ -11,8 +11,8 @@ from helpers import lack_of_fairseq
 from omegaconf import DictConfig
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors import nvidia_smi
 
 
 def invoke(*words: object, code: int = 0) -> str:
@@ -62,7 +62,8 @@ def config_of(*words: object) -> DictConfig:
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, words))))
 
 
-TRAINERS = ("lazyformer_fairseq.pretraining.train", "lazyformer_fairseq.pretraining.hydra_train")
+LAUNCHER = "lazyformer_fairseq.fairseq_plugin.launcher"
+TRAINERS = (f"{LAUNCHER}.train", f"{LAUNCHER}.hydra_train")
 
 
 def pretrain(*arguments: object) -> CompletedProcess:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq import load
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs import flops
+from lazyformer_fairseq.evaluation.costs import flops
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder

@@ -17,21 +17,20 @@ LAYERS = (
     ("cli",),
     ("experiments",),
     ("finetuning",),
-    ("corpus", "huggingface", "language_modeling", "pretraining"),
-    ("warm_start",),
-    ("measure",),
+    ("corpus", "huggingface", "language_modeling"),
     ("lazyformer_fairseq",),  # its __init__.py
     ("fairseq_plugin",),
-    ("optim", "trained"),
+    ("training",),
+    ("evaluation",),
     ("data", "modules"),
-    ("arguments", "child_process", "devices", "extras", "options", "patterns", "report"),
+    ("arguments", "child_process", "executors", "extras", "options", "patterns", "report"),
     ("storage",),
     ("errors", "progress"),
 )
 
 # Modules outside of ROOMS_WITH_FAIRSEQ that import fairseq, or hydra, anywhere in them.
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra"}
-WHERE_IT_IS_THERE = {"measure/bench/models.py"}  # they leave something of fairseq's out elsewhere
+WHERE_IT_IS_THERE = {"evaluation/bench/models.py"}  # they leave something of fairseq's out elsewhere
 Imports = Mapping[str, set[str]]
 
 

@@ -19,10 +19,10 @@ from lazyformer_fairseq.corpus.words import NormaliseWords
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
+from lazyformer_fairseq.evaluation.export import export
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.tasks.glue import GridSettings, prepare_tasks
 from lazyformer_fairseq.storage.indexed_format import MappedItems
-from lazyformer_fairseq.trained.export import export
 
 WRITERS = {"bert": write_bert_files, "roberta": write_roberta_files}
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"

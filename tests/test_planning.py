@@ -10,12 +10,18 @@ from click.testing import CliRunner
 from in_process import pretrain, refusal
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.planning.fit import USABLE, Place, fit, possible_back_ends
-from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_launch, job_of_yaml, vocabulary_of, with_options
+from lazyformer_fairseq.evaluation.planning.fit import USABLE, Place, fit, possible_back_ends
+from lazyformer_fairseq.evaluation.planning.job import (
+    job_of_arch,
+    job_of_launch,
+    job_of_yaml,
+    vocabulary_of,
+    with_options,
+)
+from lazyformer_fairseq.executors import nvidia_smi
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import CONFIGS, Launch
 from lazyformer_fairseq.options import read_size
-from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
 
 LONG = "bert_base --gpus 8 --gpu-memory 6GB --tokens-per-sample 4096"
 V100 = Place(8, 16 * 10**9, "fp16")

@@ -22,15 +22,15 @@ from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.child_process import Ended
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.checkpoints import read_weights
+from lazyformer_fairseq.evaluation.export import export
+from lazyformer_fairseq.evaluation.planning.job import job_of_yaml
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import CONFIGS, Launch
+from lazyformer_fairseq.fairseq_plugin.launcher.recipes import RECIPES, longformer_phases
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.language_modeling.evaluate import load_model
-from lazyformer_fairseq.measure.planning.job import job_of_yaml
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
-from lazyformer_fairseq.pretraining.recipes import RECIPES, longformer_phases
-from lazyformer_fairseq.trained.checkpoints import read_weights
-from lazyformer_fairseq.trained.export import export
 
 SIZES = (
     "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --sublayer-pattern sffl "
@@ -87,10 +87,10 @@ def test_the_papers_sizes(phase, sizes):
 def start(tmp_path, monkeypatch):
     """``start(data, ...)``: the command, which trains in this process. Its update number ``.kill_at`` kills it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lazyformer_fairseq.pretraining.launch.count_gpus", lambda: 0)
+    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.launch.count_gpus", lambda: 0)
 
     def become(launch: Launch, module: str, words: list[str]) -> None:
-        assert module == "lazyformer_fairseq.pretraining.train"
+        assert module == "lazyformer_fairseq.fairseq_plugin.launcher.train"
         train_here(*words)
 
     def as_a_process(command: list[str]) -> Ended:
@@ -112,7 +112,7 @@ def start(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "train_step", train_step_or_die)
     monkeypatch.setattr(Launch, "_become", become)
-    monkeypatch.setattr("lazyformer_fairseq.pretraining.phases.run_to_its_end", as_a_process)
+    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", as_a_process)
 
     def run(data: Path, *more: str, phase1: str = PHASE1, phase2: str = PHASE2, out: str = "out"):
         started.clear()
@@ -187,7 +187,7 @@ def test_a_finished_pretraining_makes_no_more_updates(start, data_folder):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_in_the_last_update_of_a_phase_starts_no_other(monkeypatch, tmp_path, number, code):
     run = Mock(return_value=Ended(0, (number,)))
-    monkeypatch.setattr("lazyformer_fairseq.pretraining.phases.run_to_its_end", run)
+    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", run)
     words = ["pretrain", "bert_base", str(tmp_path), "--recipe", "phases", "--save-dir", str(tmp_path / "out")]
     done = CliRunner().invoke(main, words)
     assert (done.exit_code, run.call_count) == (code, 1) and "phase1: stopped; rerun to resume" in done.output
@@ -386,7 +386,7 @@ def test_a_phase_warms_up_as_its_schedule_counts(start, lm_data, monkeypatch, sc
     """In updates or as a share; for one phase alone, too."""
     commands = []
     end = Mock(side_effect=lambda command: commands.append(options_by_name(command)) or Ended(0))
-    monkeypatch.setattr("lazyformer_fairseq.pretraining.phases.run_to_its_end", end)
+    monkeypatch.setattr("lazyformer_fairseq.fairseq_plugin.launcher.phases.run_to_its_end", end)
     words = "--tgt-len 8 --lr 1e-3 --max-update 30 --recipe longformer --dry-run"
     for more in (["--lr-scheduler", schedule], ["--phase1", f"--lr-scheduler {schedule}"]):
         commands.clear()

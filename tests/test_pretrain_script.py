@@ -9,12 +9,12 @@ from in_process import assert_recipe, dry_run, pretrain, settings_of
 from omegaconf import DictConfig, OmegaConf
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.devices import cpuinfo
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors import cpuinfo
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import CONFIGS, Launch
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates, settle_update_size
-from lazyformer_fairseq.optim.laptop import LAPTOP
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
+from lazyformer_fairseq.training.laptop import LAPTOP
 
 pytestmark = pytest.mark.usefixtures("without_gpus")
 script = partial(run_script, "pretrain.sh")

@@ -27,8 +27,11 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.errors import UserError, whole_number
+from lazyformer_fairseq.evaluation.bench import settings as bench_settings
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.settings import find_task
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch
+from lazyformer_fairseq.fairseq_plugin.launcher.recipes import longformer_phases
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability import options as options_of_reliability
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error, printing_user_errors
@@ -39,13 +42,10 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import (
 )
 from lazyformer_fairseq.finetuning.launch import choose_epochs
 from lazyformer_fairseq.finetuning.tasks.own import columns_of
-from lazyformer_fairseq.measure.bench import settings as bench_settings
 from lazyformer_fairseq.options import OUTPUTS, Command, read_gpus
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.pretraining.launch import Launch
-from lazyformer_fairseq.pretraining.recipes import longformer_phases
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.warm_start.start import given_alignment
+from lazyformer_fairseq.training.warm_start.start import given_alignment
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"

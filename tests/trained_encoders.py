@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.evaluation.export import write_model
+from lazyformer_fairseq.evaluation.hub import LazyFormerHub, model_of
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
-from lazyformer_fairseq.trained.export import write_model
-from lazyformer_fairseq.trained.hub import LazyFormerHub, model_of
-from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart
+from lazyformer_fairseq.training.warm_start.start import SUBLAYERS, Trained, WarmStart
 
 WORDS, WIDTH, HEADS, POSITIONS = 43, 16, 4, 12
 

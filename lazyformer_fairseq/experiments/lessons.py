@@ -33,9 +33,9 @@ from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictio
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import checkpoints, hub, match
 from lazyformer_fairseq.finetuning.encoding import read_examples
 from lazyformer_fairseq.finetuning.metrics import METRICS
-from lazyformer_fairseq.measure.stepwise import Batch, Lesson
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, with_memory
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
@@ -43,7 +43,7 @@ from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBert
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
 from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted
 from lazyformer_fairseq.storage.indexed_format import check_items
-from lazyformer_fairseq.trained import checkpoints, hub, match
+from lazyformer_fairseq.training.loop import Batch, Lesson
 
 FAIRSEQS_NAMES = {
     MaskedLMOptions: "lazyformer",

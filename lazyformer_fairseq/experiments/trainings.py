@@ -18,15 +18,15 @@ from typing import Any, Optional
 import torch
 
 from lazyformer_fairseq.child_process import output_to
-from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
 from lazyformer_fairseq.finetuning.workers import Workers, last_line
-from lazyformer_fairseq.measure.stepwise import Diverged, Learning, Lesson, StepwiseTraining
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.checked import Count, as_kind
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
+from lazyformer_fairseq.training.loop import Diverged, Learning, Lesson, StepwiseTraining
 
 RESULT, LOG = "result.json", "train.log"
 PROGRESS = "progress.json"  # for the process that waits for this one

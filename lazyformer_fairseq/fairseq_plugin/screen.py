@@ -20,7 +20,6 @@ from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import LOG, SCREEN
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
-from lazyformer_fairseq.optim.laptop import LAPTOP, LAPTOP_TOKENS
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.patterns.architectures import (
     ARCHITECTURES,
@@ -29,6 +28,7 @@ from lazyformer_fairseq.patterns.architectures import (
     name_of_twin,
 )  # fmt: skip
 from lazyformer_fairseq.report.numbers import duration
+from lazyformer_fairseq.training.laptop import LAPTOP, LAPTOP_TOKENS
 
 logger = logging.getLogger(SCREEN)
 

@@ -23,8 +23,8 @@ from fairseq.models.ema import EMA
 from typing_extensions import override
 
 from lazyformer_fairseq.data.datasets.masked_blocks import CHANGING
-from lazyformer_fairseq.devices.nvidia_smi import precision_on
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
@@ -36,8 +36,8 @@ from lazyformer_fairseq.fairseq_plugin.screen import Screen
 from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.shared_experts import SharedExperts, share_out
-from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.storage.checkpoint_file import first_line
+from lazyformer_fairseq.training.muon import mark_matrices
 
 logger = logging.getLogger(__name__)
 

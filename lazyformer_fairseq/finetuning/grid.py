@@ -21,6 +21,7 @@ from lazyformer_fairseq.data.prepared_folder import PreparedFolder, SplitFacts
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.match import SavedHead, dictionary_hash, heads_in_checkpoint
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
@@ -35,7 +36,6 @@ from lazyformer_fairseq.finetuning.results import (
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.storage.json_files import sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences
-from lazyformer_fairseq.trained.match import SavedHead, dictionary_hash, heads_in_checkpoint
 
 DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
 

@@ -15,8 +15,8 @@ import click
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
-from lazyformer_fairseq.devices.nvidia_smi import precision_here
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
+from lazyformer_fairseq.executors.nvidia_smi import precision_here
 from lazyformer_fairseq.finetuning.benchmark import (
     Benchmark,
     benchmark_of_grid,

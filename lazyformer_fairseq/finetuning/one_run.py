@@ -16,13 +16,13 @@ from omegaconf import DictConfig
 
 from lazyformer_fairseq.child_process import output_to
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, LAST, LOG, RESULT, SETTINGS, split_file
-from lazyformer_fairseq.measure.costs.machine import PRECISIONS
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 

@@ -24,12 +24,12 @@ from lazyformer_fairseq.data.labelled_files import (
 )
 from lazyformer_fairseq.data.text.interface import told_cut
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import checkpoints, hub
 from lazyformer_fairseq.finetuning.metrics import METRICS
 from lazyformer_fairseq.finetuning.settings import PredictSettings
 from lazyformer_fairseq.finetuning.tasks.own import columns_of
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
-from lazyformer_fairseq.trained import checkpoints, hub
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".txt")
 ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
-from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, whole_number
+from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
+from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.grid import Grid, Run

@@ -7,7 +7,7 @@ import click
 
 from lazyformer_fairseq.options import Command, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
-from lazyformer_fairseq.warm_start.options import WarmOptions
+from lazyformer_fairseq.training.warm_start.options import WarmOptions
 
 
 @click.command("import", cls=Command)

@@ -17,6 +17,8 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation.match import dictionary_hash, heads_in_checkpoint
 from lazyformer_fairseq.huggingface.forms import (
     BERT,
     CAUSAL,
@@ -36,8 +38,6 @@ from lazyformer_fairseq.huggingface.tokenizer import write_causal_tokenizer, wri
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.patterns.kinds import RMS
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.trained import checkpoints, hub
-from lazyformer_fairseq.trained.match import dictionary_hash, heads_in_checkpoint
 
 AUTO = "auto"
 NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # of those that transformers has
@@ -57,7 +57,7 @@ def export_to_huggingface(
     Before it takes its name, the model is read back from it and compared with the checkpoint's.
 
     Args:
-        folder: of checkpoints; see :func:`lazyformer_fairseq.trained.hub.load`.
+        folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.hub.load`.
         out: must not exist yet, or be empty.
         form: "bert" or "modernbert" for one of transformers, "custom" for a model with code of its own, "auto" for the
             first that is possible.

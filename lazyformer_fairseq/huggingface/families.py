@@ -20,10 +20,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.evaluation.match import LM_HEAD
 from lazyformer_fairseq.modules.sublayers.feed_forward import GATES
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.json_files import read_json
-from lazyformer_fairseq.trained.match import LM_HEAD
 
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes

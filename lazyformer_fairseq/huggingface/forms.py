@@ -15,6 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.match import (
+    PREFIX,
+    lm_head_never_trained,
+    pooler_in_checkpoint,
+)
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
@@ -27,11 +32,6 @@ from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, read_options
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import RMS
-from lazyformer_fairseq.trained.match import (
-    PREFIX,
-    lm_head_never_trained,
-    pooler_in_checkpoint,
-)
 
 BERT, MODERN, CUSTOM, CAUSAL = "bert", families.MODERN, "custom", "causal"
 MODERN_LAYER = re.compile(r"s\[(?:window=(\d+),)?rope=(\d+)\]f\[gate=(\w+)\]")

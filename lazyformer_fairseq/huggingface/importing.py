@@ -18,6 +18,9 @@ from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation.export import write_model
+from lazyformer_fairseq.evaluation.match import PREFIX, dictionary_hash, heads_in_checkpoint
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.own_folder import is_own, read_own
@@ -25,11 +28,8 @@ from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPA
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.trained import checkpoints, hub
-from lazyformer_fairseq.trained.export import write_model
-from lazyformer_fairseq.trained.match import PREFIX, dictionary_hash, heads_in_checkpoint
-from lazyformer_fairseq.warm_start.options import WarmOptions
-from lazyformer_fairseq.warm_start.start import Trained, write_record
+from lazyformer_fairseq.training.warm_start.options import WarmOptions
+from lazyformer_fairseq.training.warm_start.start import Trained, write_record
 
 KEEP, FOLD, AUTO = "keep", "fold", "auto"
 SPANS, FOLLOWS = "qa_outputs", "cls.seq_relationship"  # heads beside the masked-LM head and the classifier

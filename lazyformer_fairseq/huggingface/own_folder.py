@@ -10,12 +10,12 @@ from lazyformer_fairseq import huggingface
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import hub
+from lazyformer_fairseq.evaluation.match import PREFIX, dictionary_hash
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.settings import options_of
 from lazyformer_fairseq.modules.networks.heads import POOLER
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
-from lazyformer_fairseq.trained import hub
-from lazyformer_fairseq.trained.match import PREFIX, dictionary_hash
 
 MODEL_TYPES = ("lazyformer", "lazyformer_lm")
 # What names of weights begin with, theirs and ours; {} is the head's name.

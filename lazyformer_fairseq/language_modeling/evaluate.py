@@ -27,12 +27,12 @@ from torch.nn.utils.rnn import pad_sequence
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, check_memory_fits, cut_tokens, item_length
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
+from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.trained import checkpoints, hub
 
 
 @dataclass(frozen=True)

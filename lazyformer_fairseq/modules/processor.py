@@ -5,7 +5,7 @@ import platform
 
 import torch
 
-from lazyformer_fairseq.devices.cpuinfo import first_core
+from lazyformer_fairseq.executors.cpuinfo import first_core
 
 # What tells a processor from others sold under its name; ARM's have the last two.
 IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")

@@ -16,9 +16,9 @@ from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.hub import model_of
 from lazyformer_fairseq.modules.networks.options import options_of_arch
 from lazyformer_fairseq.storage.indexed_format import MappedItems, is_older_format
-from lazyformer_fairseq.trained.hub import model_of
 
 OPTIONS = {
     "plain": {"tokens_per_sample": 24},

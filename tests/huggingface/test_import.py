@@ -22,12 +22,12 @@ from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.export import write_model
+from lazyformer_fairseq.evaluation.hub import LazyFormerHub, load
+from lazyformer_fairseq.evaluation.match import PER_POSITION
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.importing import import_to
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
-from lazyformer_fairseq.trained.export import write_model
-from lazyformer_fairseq.trained.hub import LazyFormerHub, load
-from lazyformer_fairseq.trained.match import PER_POSITION
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 EXACT = {"rtol": 0, "atol": 1e-5}

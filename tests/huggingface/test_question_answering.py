@@ -13,11 +13,11 @@ from trained_encoders import write_encoder
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
+from lazyformer_fairseq.evaluation.hub import LazyFormerHub, load
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM
 from lazyformer_fairseq.huggingface.importing import import_to
-from lazyformer_fairseq.trained.hub import LazyFormerHub, load
 
 CHECKPOINT = ROOT / "tests/fixtures/checkpoints/encoder"
 LONGEST = 500  # tokens of an input

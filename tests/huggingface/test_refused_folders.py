@@ -16,8 +16,8 @@ from tiny_berts import save_tiny
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.checkpoints import FORMAT
 from lazyformer_fairseq.huggingface.importing import import_to
-from lazyformer_fairseq.trained.checkpoints import FORMAT
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 WORDS = "bert.embeddings.word_embeddings.weight"

@@ -23,7 +23,7 @@ def test_on_a_cpu_it_is_the_command_itself_and_on_a_gpu_it_trains_eight_minutes(
     script.write_bytes((ROOT / "scripts" / script.name).read_bytes())
 
     def run(arguments: str, gpu: bool = False) -> subprocess.CompletedProcess:
-        count = f"if [ $2 = lazyformer_fairseq.devices.nvidia_smi ]; then echo {int(gpu)}; exit; fi"
+        count = f"if [ $2 = lazyformer_fairseq.executors.nvidia_smi ]; then echo {int(gpu)}; exit; fi"
         python.write_text(f'#!/bin/sh\n{count}\nfor word; do echo "$word"; done\n')
         python.chmod(0o755)
         return subprocess.run(["bash", script, *shlex.split(arguments)], capture_output=True, text=True)

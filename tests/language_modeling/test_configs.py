@@ -9,8 +9,8 @@ from in_process import assert_recipe
 from omegaconf import OmegaConf
 from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
 
+from lazyformer_fairseq.evaluation.planning.job import job_of_yaml
 from lazyformer_fairseq.language_modeling.commands import read_lengths
-from lazyformer_fairseq.measure.planning.job import job_of_yaml
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 NAMES = sorted(path.stem for path in (ROOT / "configs" / "language_modeling").glob("*.yaml") if path.stem != "paper")

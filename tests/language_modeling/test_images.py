@@ -25,9 +25,9 @@ from lazyformer_fairseq.language_modeling.images import neighbour_bits, palette_
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.language_modeling.probe import mean_features, probe_layers
 from lazyformer_fairseq.language_modeling.sample import Writer
-from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning, StepwiseTraining
 from lazyformer_fairseq.modules.networks.options import options_of_arch
 from lazyformer_fairseq.progress import Progress
+from lazyformer_fairseq.training.loop import CHECKPOINT, Learning, StepwiseTraining
 
 SPLITS = ("train", "valid", "test")
 PATTERN = "(s[positions=absolute,length=64]f)x{}"

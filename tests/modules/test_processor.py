@@ -5,8 +5,8 @@ import platform
 import pytest
 import torch
 
-from lazyformer_fairseq.devices import cpuinfo as of_linux
-from lazyformer_fairseq.measure.costs.machine import trade_name
+from lazyformer_fairseq.evaluation.costs.machine import trade_name
+from lazyformer_fairseq.executors import cpuinfo as of_linux
 from lazyformer_fairseq.modules.processor import device_kind
 
 FIRST_CORE = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: A 7 @ 2 GHz: fast\n"

@@ -6,7 +6,7 @@ import torch
 from helpers import ROOT, count_parameters
 from omegaconf import OmegaConf
 
-from lazyformer_fairseq.measure.costs.flops import count_flops
+from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import EncoderSizes

@@ -109,7 +109,7 @@ def run(
         raise UserError(f"--presets {presets}: {row.name} has {', '.join(map(str, sorted(row.presets)))}")
     of_task = {} if presets is None else row.presets[presets]
     _refuse_taken(of_task, specs)
-    from lazyformer_fairseq.measure.costs.machine import device_named
+    from lazyformer_fairseq.evaluation.costs.machine import device_named
 
     given["device"] = device_named(given["device"])
     settings = CompareSettings(data=data, models={**of_task, **specs}, sizes=asdict(sizes), **given)

@@ -8,18 +8,18 @@ from typing import Any
 from lazyformer_fairseq.data.datasets.token_streams import StreamOptions, cut_tokens, item_length, open_tokens
 from lazyformer_fairseq.data.frequencies import cost_in_bits, count_pieces, log_frequencies
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.evaluation.costs.flops import count_flops
+from lazyformer_fairseq.evaluation.costs.latency import measure, next_segment
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.lessons import Network, Streams
 from lazyformer_fairseq.experiments.trainings import Training
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
-from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.measure.costs.latency import measure, next_segment
-from lazyformer_fairseq.measure.stepwise import CHECKPOINT, StepwiseTraining
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.kinds import CausalSizes
 from lazyformer_fairseq.report.numbers import spread
+from lazyformer_fairseq.training.loop import CHECKPOINT, StepwiseTraining
 
 SPLITS = ("valid", "test")
 ROUNDS = 50

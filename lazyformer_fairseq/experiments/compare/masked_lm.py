@@ -15,18 +15,18 @@ from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, l
 from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic
 from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.lessons import NOTHING_PREDICTED, LabelledTexts, MaskedBlocks, Network
 from lazyformer_fairseq.experiments.trainings import Job, Training
 from lazyformer_fairseq.extras import needs_fairseq
-from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.measure.stepwise import Lesson, StepwiseTraining, moved
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
 from lazyformer_fairseq.options import mask_shares
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, sizes_of
+from lazyformer_fairseq.training.loop import Lesson, StepwiseTraining, moved
 
 SEED = 0  # of the masks in validation, whatever the training's is
 BATCH = 32  # blocks

@@ -7,9 +7,9 @@ from typing import Any, Optional
 import numpy as np
 from matplotlib.lines import Line2D
 
+from lazyformer_fairseq.evaluation.costs.machine import trade_name
 from lazyformer_fairseq.experiments.compare import results
 from lazyformer_fairseq.experiments.compare.settings import AXES
-from lazyformer_fairseq.measure.costs.machine import trade_name
 from lazyformer_fairseq.report.figures import draw_band, draw_spread, handles, label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING, number, with_range
 from lazyformer_fairseq.report.page import Notes, write_page

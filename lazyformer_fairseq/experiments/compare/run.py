@@ -16,22 +16,22 @@ import torch
 from torch import nn
 
 from lazyformer_fairseq.arguments import options_by_name
-from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.flops import count_other_parameters, count_parameters
+from lazyformer_fairseq.evaluation.costs.latency import peak_memory
+from lazyformer_fairseq.evaluation.costs.machine import record
+from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import COUNTED, CompareSettings
 from lazyformer_fairseq.experiments.compare.task import Chosen, ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept
 from lazyformer_fairseq.experiments.trainings import Job, train
-from lazyformer_fairseq.measure.costs.flops import count_other_parameters, count_parameters
-from lazyformer_fairseq.measure.costs.latency import peak_memory
-from lazyformer_fairseq.measure.costs.machine import record
-from lazyformer_fairseq.measure.stepwise import CHECKPOINT, StepwiseTraining
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.json_files import sha256_of, write_json
+from lazyformer_fairseq.training.loop import CHECKPOINT, StepwiseTraining
 
 LENGTHS, COSTS = "lengths.json", "costs.json"
 UPDATES_MEASURED = 2  # for memory: the second one has the optimizer's state beside it

@@ -9,11 +9,11 @@ from typing import Any, Optional, Union
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec, read_models
-from lazyformer_fairseq.optim.laptop import LAPTOP, LAPTOP_HELP, laptop
+from lazyformer_fairseq.fairseq_plugin.launcher.recipes import RECIPES as PRETRAINING
 from lazyformer_fairseq.options import check, duration, option
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
-from lazyformer_fairseq.pretraining.recipes import RECIPES as PRETRAINING
+from lazyformer_fairseq.training.laptop import LAPTOP, LAPTOP_HELP, laptop
 
 Size = Union[int, float, bool, tuple[int, ...], None]
 
@@ -341,8 +341,8 @@ class CompareSettings:
 
     def _completed(self) -> dict[str, Any]:
         """What was not given, and has a default that depends on something else."""
-        from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_on
-        from lazyformer_fairseq.measure.costs.machine import device_named
+        from lazyformer_fairseq.evaluation.costs.machine import device_named
+        from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_on
 
         row = self.row
         if self.recipe not in row.rates:

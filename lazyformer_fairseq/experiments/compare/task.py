@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Optional
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training
-from lazyformer_fairseq.measure.stepwise import Learning, Lesson, StepwiseTraining
-from lazyformer_fairseq.optim.named import OPTIMIZERS, SCHEDULES, row_of
 from lazyformer_fairseq.options import chosen, option, read_words
 from lazyformer_fairseq.patterns.kinds import Sizes
+from lazyformer_fairseq.training.loop import Learning, Lesson, StepwiseTraining
+from lazyformer_fairseq.training.named import OPTIMIZERS, SCHEDULES, row_of
 
 POINTS = 10  # of a curve
 POINTS_OF_TRY = 2  # of a rate, of which the end counts; the other is where an interrupted try resumes

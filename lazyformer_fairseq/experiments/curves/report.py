@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_flops
+from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.options import computed_tokens, mask_shares
 from lazyformer_fairseq.patterns.kinds import sizes_of
 from lazyformer_fairseq.report.figures import label_cost, picture, styles

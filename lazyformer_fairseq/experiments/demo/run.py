@@ -20,13 +20,13 @@ from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.hub import LazyFormerHub, load
 from lazyformer_fairseq.experiments.compare.report import has_shown_nothing
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, SAME_FOR_BOTH, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.folder import experiment, kept
 from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network
 from lazyformer_fairseq.experiments.trainings import Job, Training, train_in_turn
-from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.progress import Progress
@@ -41,7 +41,7 @@ from lazyformer_fairseq.storage.json_files import (
     sha256_of,
     write_checked_json,
 )
-from lazyformer_fairseq.trained.hub import LazyFormerHub, load
+from lazyformer_fairseq.training.loop import CHECKPOINT, Learning
 
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
 # Shares of the clock at which a stage must be over. Text and vocabulary come first and take what they take; the last

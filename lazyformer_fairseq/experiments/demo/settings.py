@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.optim.laptop import LAPTOP_HELP, laptop
 from lazyformer_fairseq.options import duration, option
+from lazyformer_fairseq.training.laptop import LAPTOP_HELP, laptop
 
 # Equal parameters, as in the paper's Table 2: what the lazy attention saves in projections widens its feed-forward.
 MODELS = {

@@ -30,7 +30,7 @@ class How:
 
     def speed(self, of_one: float) -> float:
         """FLOP/s of all devices."""
-        from lazyformer_fairseq.devices.nvidia_smi import count_gpus
+        from lazyformer_fairseq.executors.nvidia_smi import count_gpus
 
         return 1e12 * self.teraflops if self.teraflops else of_one * (1 if self.tiny else count_gpus() or 8)
 
@@ -69,7 +69,7 @@ def lazyformer(raw: str, out: Path, how: How, models: tuple[str, ...], tasks: tu
     """
     needs_fairseq("lazyformer reproduce", "lazyformer compare")
     refuse_without_extra("corpus", "lazyformer reproduce")
-    from lazyformer_fairseq.devices.nvidia_smi import precision_here
+    from lazyformer_fairseq.executors.nvidia_smi import precision_here
     from lazyformer_fairseq.experiments.reproduce import lazyformer as of
     from lazyformer_fairseq.experiments.reproduce.lazyformer_report import reproduction
 

@@ -21,8 +21,8 @@ import click
 
 from lazyformer_fairseq.child_process import run_to_its_end, stoppable
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, histories, labels, logs_of_runs, table
-from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import copy_file
 from lazyformer_fairseq.storage.json_files import read_json, write_json

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Optional
 from lazyformer_fairseq.data.glue import TASKS, find_task
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.evaluation.costs.flops import count_flops
+from lazyformer_fairseq.evaluation.planning import PAPER_TERAFLOPS
+from lazyformer_fairseq.evaluation.planning.job import Job, job_of_arch, with_options
 from lazyformer_fairseq.experiments.reproduce.engine import CLI, GB, Cost, Step
 from lazyformer_fairseq.finetuning.benchmark import LEARNING_RATES, PAPER_TASKS, SEEDS
-from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
-from lazyformer_fairseq.measure.planning.job import Job, job_of_arch, with_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 TABLE_1 = ("bert_base", "lazyformer_m2x6_s", "lazyformer_m2x6_sd", "lazyformer_m2x6")

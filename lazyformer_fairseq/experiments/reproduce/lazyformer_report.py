@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
+from lazyformer_fairseq.evaluation.bench.models import OURS, REGISTERED
 from lazyformer_fairseq.experiments.reproduce import lazyformer as of
 from lazyformer_fairseq.experiments.reproduce.engine import (
     Reproduction,
@@ -20,7 +21,6 @@ from lazyformer_fairseq.finetuning.report import average_of, cells, own_row
 from lazyformer_fairseq.finetuning.report import write_report as write_glue_report
 from lazyformer_fairseq.finetuning.results import Results, read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
-from lazyformer_fairseq.measure.bench.models import OURS, REGISTERED
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.planning import PAPER_TERAFLOPS
+from lazyformer_fairseq.evaluation.planning.fit import Fit, Place, fit
+from lazyformer_fairseq.evaluation.planning.job import Job, job_of_arch, with_options
 from lazyformer_fairseq.experiments.demo.text import PROSE, write_prose
 from lazyformer_fairseq.experiments.reproduce.engine import CLI, GB, Cost, Step
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
-from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
-from lazyformer_fairseq.measure.planning.fit import Fit, Place, fit
-from lazyformer_fairseq.measure.planning.job import Job, job_of_arch, with_options
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.storage.atomic import atomic_folder
 

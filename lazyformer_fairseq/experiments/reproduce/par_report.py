@@ -5,6 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
+from lazyformer_fairseq.evaluation.bench.run import milliseconds
+from lazyformer_fairseq.evaluation.bench.settings import REMEMBERED, SEGMENT
+from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_sublayer_flops, makers_of_blocks
+from lazyformer_fairseq.evaluation.planning.job import job_of_arch
 from lazyformer_fairseq.experiments.reproduce import par as of
 from lazyformer_fairseq.experiments.reproduce.engine import (
     Reproduction,
@@ -16,10 +20,6 @@ from lazyformer_fairseq.experiments.reproduce.engine import (
     written_on,
 )
 from lazyformer_fairseq.experiments.search.run import report_of
-from lazyformer_fairseq.measure.bench.run import milliseconds
-from lazyformer_fairseq.measure.bench.settings import REMEMBERED, SEGMENT
-from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops, makers_of_blocks
-from lazyformer_fairseq.measure.planning.job import job_of_arch
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.numbers import NOTHING

@@ -74,10 +74,10 @@ def run(
       --budgets 0.5,0.6,0.7,0.8,0.9,1.0
     """
     refuse_missing_folders(data)
+    from lazyformer_fairseq.evaluation.costs.machine import device_named
     from lazyformer_fairseq.experiments.search.latency import read_price_list
     from lazyformer_fairseq.experiments.search.material import read_given
     from lazyformer_fairseq.experiments.search.run import report_of, run_search
-    from lazyformer_fairseq.measure.costs.machine import device_named
 
     names = read_candidates(tuple(candidates))
     options, _ = read_given(given["task"], given["arch"], given["fairseq_options"], given["recipe"])

@@ -21,8 +21,8 @@ from lazyformer_fairseq.experiments.search.latency import rank_correlations
 from lazyformer_fairseq.experiments.search.material import Material
 from lazyformer_fairseq.experiments.search.space import compact
 from lazyformer_fairseq.experiments.trainings import Job, Training, train
-from lazyformer_fairseq.measure.stepwise import CHECKPOINT, Learning
 from lazyformer_fairseq.storage.atomic import copy_file
+from lazyformer_fairseq.training.loop import CHECKPOINT, Learning
 
 TRAININGS, TRUNK = "trainings", "trunk.pt"
 DECAY = 0.15  # of a branch's updates, unless the recipe says how it decays

@@ -11,15 +11,15 @@ from scipy.stats import kendalltau, spearmanr
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.latency import Timing, measure, measure_sublayers, next_segment
 from lazyformer_fairseq.experiments.folder import kept
-from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import kinds
 from lazyformer_fairseq.storage.checked import Amount
 from lazyformer_fairseq.storage.json_files import read_as
-from lazyformer_fairseq.warm_start.losses import global_positions
+from lazyformer_fairseq.training.warm_start.losses import global_positions
 
 # Milliseconds of single sublayers by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless
 # given), and of the rest of the model, embeddings and head. What is missing, such as identity, costs nothing.

@@ -17,13 +17,13 @@ from typing import Any, Optional
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.experiments.compare.report import has_shown_nothing, of_frequencies
 from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, kept
 from lazyformer_fairseq.experiments.search import latency, space, training
 from lazyformer_fairseq.experiments.search.halving import Trainings
 from lazyformer_fairseq.experiments.search.material import Material
 from lazyformer_fairseq.experiments.search.settings import CONTROL, GRADIENT, SearchSettings
-from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.figures import picture, styles
 from lazyformer_fairseq.report.numbers import spread, with_spread

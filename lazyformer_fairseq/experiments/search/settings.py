@@ -6,10 +6,10 @@ from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.settings import RECIPES
-from lazyformer_fairseq.optim.laptop import LAPTOP
 from lazyformer_fairseq.options import check, divided, option
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, producers, read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
+from lazyformer_fairseq.training.laptop import LAPTOP
 
 TASKS = ("masked-lm", "language-model")
 PRICE = 1.0  # of a baseline's latency, in nats a prediction

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_sublayer_flops
 from lazyformer_fairseq.experiments.search.latency import Prices, expected_latency, latency_of
 from lazyformer_fairseq.experiments.search.material import ARCHITECTURE_SHARE, Material, Part
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Supernet
-from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
-from lazyformer_fairseq.measure.stepwise import Learning, moved
-from lazyformer_fairseq.optim.laptop import LAPTOP
-from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.checkpoint_file import DamagedCheckpointError, check, named_errors, save
+from lazyformer_fairseq.training.laptop import LAPTOP
+from lazyformer_fairseq.training.loop import Learning, moved
+from lazyformer_fairseq.training.muon import mark_matrices
 
 STATE, HISTORY = "state.pt", "history.jsonl"
 LOG_INTERVAL, SAVE_INTERVAL = 100, 500  # updates

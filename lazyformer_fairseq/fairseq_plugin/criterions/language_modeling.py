@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import hub
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.modules import losses
@@ -32,7 +33,6 @@ from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
-from lazyformer_fairseq.trained import hub
 
 
 @register_criterion("causal_lm", dataclass=FairseqDataclass)

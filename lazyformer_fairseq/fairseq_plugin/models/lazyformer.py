@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import hub, match
 from lazyformer_fairseq.fairseq_plugin.models import config
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
@@ -20,7 +21,6 @@ from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.trained import hub, match
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class LazyFormerModel(MaskedLM, CheckedModel):
 
     @classmethod
     def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
-        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`trained.hub.load`."""
+        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`evaluation.hub.load`."""
 
         def make(options: MaskedLMOptions, dictionary: Any) -> LazyFormerModel:
             return cls(OmegaConf.structured(MaskedLMConfig(**vars(options))), dictionary)

@@ -1,4 +1,4 @@
-"""The optimizers of :mod:`lazyformer_fairseq.optim`, by fairseq's names."""
+"""The optimizers of :mod:`lazyformer_fairseq.training`, by fairseq's names."""
 
 from typing import List  # noqa: UP035
 
@@ -7,7 +7,7 @@ from omegaconf import II
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
-from lazyformer_fairseq.optim import muon, optimizers
+from lazyformer_fairseq.training import muon, optimizers
 
 RATE = (("lr", List[float], II("optimization.lr")),)  # noqa: UP006  omegaconf reads it
 FusedAdamConfig = as_fairseq_reads(optimizers.AdamOptions, "FusedAdamConfig", RATE)

@@ -1,4 +1,4 @@
-"""The schedules of :mod:`lazyformer_fairseq.optim.schedules`, by fairseq's names."""
+"""The schedules of :mod:`lazyformer_fairseq.training.schedules`, by fairseq's names."""
 
 import math
 from typing import List  # noqa: UP035
@@ -7,7 +7,7 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
-from lazyformer_fairseq.optim import schedules
+from lazyformer_fairseq.training import schedules
 
 OF_THE_RUN = (
     *(("max_update", int, II("optimization.max_update")), ("max_epoch", int, II("optimization.max_epoch"))),

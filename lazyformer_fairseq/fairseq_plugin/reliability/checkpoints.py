@@ -27,6 +27,7 @@ from omegaconf import OmegaConf
 from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.checkpoints import read_exported
 from lazyformer_fairseq.fairseq_plugin.replacements import protect_loads
 from lazyformer_fairseq.storage.atomic import atomic_file, remove_leftovers, unfinished_name
 from lazyformer_fairseq.storage.checkpoint_file import (
@@ -42,7 +43,6 @@ from lazyformer_fairseq.storage.checkpoint_file import (
     save,
     without_code,
 )
-from lazyformer_fairseq.trained.checkpoints import read_exported
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lazyformer_fairseq.arguments import options_by_name
-from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
+from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
 from lazyformer_fairseq.options import BOUNDS, refuse_out_of_bounds
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE

@@ -281,7 +281,7 @@ def predict_task(
     task: TaskDescription, run: Path, data: Path, wanted: PredictSettings
 ) -> dict[str, tuple[list[str], str]]:
     """The words predicted for each test split, in the order of its rows; and a sentence on rows that were cut."""
-    from lazyformer_fairseq.trained.hub import logits_of  # loads fairseq, which reports need not
+    from lazyformer_fairseq.evaluation.hub import logits_of  # loads fairseq, which reports need not
 
     model, glue_task = load_finetuned(task, run, data, wanted.tokenizer)
     words = {}

@@ -32,6 +32,7 @@ from lazyformer_fairseq.data.squad import METRICS, SPLITS, SquadFile, read_squad
 from lazyformer_fairseq.data.text.interface import told_cut
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.hub import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.finetuning import fairseq_task, squad_data
 from lazyformer_fairseq.finetuning.benchmark import SEEDS, Benchmark, Score, TableRow, TuningProtocol
@@ -41,7 +42,6 @@ from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 from lazyformer_fairseq.finetuning.squad_data import OFFICIAL_QUESTIONS, PreparedSplit, PreparedSquad
 from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.trained.hub import find_answers
 
 logger = logging.getLogger(__name__)
 

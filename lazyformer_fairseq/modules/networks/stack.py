@@ -296,7 +296,7 @@ class Stack(nn.Module):
 
     @property
     def sizes(self) -> Sizes:
-        """What the formulas of :mod:`lazyformer_fairseq.measure.costs` need."""
+        """What the formulas of :mod:`lazyformer_fairseq.evaluation.costs` need."""
         raise NotImplementedError
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:

@@ -11,10 +11,10 @@ from in_process import invoke, refusal
 
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedInputsDataset, Masking
 from lazyformer_fairseq.data.prepared_folder import load_prepared
+from lazyformer_fairseq.evaluation import hub
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
-from lazyformer_fairseq.trained import hub
+from lazyformer_fairseq.training.loop import StepwiseTraining
 
 # An operator on two digits: a tiny model learns something of it in a second or two.
 EASY = ListOpsSettings(

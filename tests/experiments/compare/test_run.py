@@ -29,9 +29,9 @@ from lazyformer_fairseq.experiments.compare.settings import CompareSettings, fin
 from lazyformer_fairseq.experiments.demo.text import write_prose
 from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.extras import has_fairseq
-from lazyformer_fairseq.measure.stepwise import Diverged, StepwiseTraining
-from lazyformer_fairseq.optim.laptop import LAPTOP
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
+from lazyformer_fairseq.training.laptop import LAPTOP
+from lazyformer_fairseq.training.loop import Diverged, StepwiseTraining
 
 TWO = {"bert": "sf", "mine": "f"}
 MODELS = {"bert": "(sf)x2", "mine": "sff"} | ({"roberta": "fairseq:roberta_base"} if has_fairseq() else {})

@@ -9,12 +9,12 @@ from helpers import dictionary_of
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.flops import count_parameters
 from lazyformer_fairseq.experiments.compare import report
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.run import parameters_of_sublayers, with_equal_parameters
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
-from lazyformer_fairseq.measure.costs.flops import count_parameters
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.grammar import expand
 

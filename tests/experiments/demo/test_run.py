@@ -29,8 +29,8 @@ from lazyformer_fairseq.experiments.demo.text import (
     texts_of_module,
     write_acceptability_task,
 )  # fmt: skip
-from lazyformer_fairseq.optim.laptop import LAPTOP
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json
+from lazyformer_fairseq.training.laptop import LAPTOP
 
 
 @pytest.fixture(scope="module")

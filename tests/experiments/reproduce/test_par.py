@@ -7,6 +7,7 @@ import pytest
 from in_process import invoke, parser_of, refusal, settings_of
 from reproductions import record, rows_of
 
+from lazyformer_fairseq.evaluation.costs.memory import UpdateMemory
 from lazyformer_fairseq.experiments.reproduce.engine import CLI, Step
 from lazyformer_fairseq.experiments.reproduce.par import (
     CORPORA,
@@ -22,7 +23,6 @@ from lazyformer_fairseq.experiments.reproduce.par import (
 )
 from lazyformer_fairseq.experiments.reproduce.par_report import reproduction
 from lazyformer_fairseq.language_modeling.prepare import prepare
-from lazyformer_fairseq.measure.costs.memory import UpdateMemory
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 SIZES = pytest.mark.parametrize("size", [PAPER, TINY], ids=["paper", "tiny"])

@@ -17,6 +17,7 @@ from reproductions import record, rows_of
 from training_logs import BERT, LAZY, write_run
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.bench.settings import BenchSettings
 from lazyformer_fairseq.experiments.demo.text import PROSE
 from lazyformer_fairseq.experiments.reproduce.engine import CLI, Step, chosen, record_of, run_steps
 from lazyformer_fairseq.experiments.reproduce.lazyformer import (
@@ -32,7 +33,6 @@ from lazyformer_fairseq.experiments.reproduce.lazyformer import (
 from lazyformer_fairseq.experiments.reproduce.lazyformer_report import reproduction, write_report
 from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS
 from lazyformer_fairseq.finetuning.results import RunKey
-from lazyformer_fairseq.measure.bench.settings import BenchSettings
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 SIZES = pytest.mark.parametrize("size", [PAPER, TINY], ids=["paper", "tiny"])

@@ -13,17 +13,17 @@ from helpers import assert_equal_state, golden_experiments, mostly_slow
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.latency import peak_memory
+from lazyformer_fairseq.evaluation.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.experiments.search import latency, material, training
 from lazyformer_fairseq.experiments.search.halving import Trainings
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
-from lazyformer_fairseq.measure.costs.latency import peak_memory
-from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
-from lazyformer_fairseq.measure.stepwise import StepwiseTraining
-from lazyformer_fairseq.optim.muon import mark_matrices
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.storage.json_files import read_checked_json
+from lazyformer_fairseq.training.loop import StepwiseTraining
+from lazyformer_fairseq.training.muon import mark_matrices
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
 CANDIDATES = "--candidates s,l,f,identity"

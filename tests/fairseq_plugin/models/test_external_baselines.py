@@ -15,7 +15,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import HuggingFaceBert, HuggingFaceBertConfig
 from lazyformer_fairseq.modules.networks.huggingface_bert import has_transformers
-from lazyformer_fairseq.optim.muon import blocks_of, mark_matrices
+from lazyformer_fairseq.training.muon import blocks_of, mark_matrices
 
 needs_transformers = pytest.mark.skipif(not has_transformers(), reason="transformers is not installed")
 OF_TRANSFORMERS = ("bert", "modernbert")

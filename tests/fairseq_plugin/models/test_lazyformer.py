@@ -9,10 +9,10 @@ from fairseq.data import Dictionary
 from helpers import dictionary_of
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.match import PER_POSITION, has_pooler
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.trained.match import PER_POSITION, has_pooler
 
 SMALL = dict(decoder_embed_dim=16, decoder_ffn_embed_dim=24, decoder_attention_heads=2, adaptive_softmax_cutoff="9,30")
 

@@ -17,7 +17,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import AdamLikeOptimizer, FusedAdam, MuonAndAdam, NvLamb
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
-from lazyformer_fairseq.optim.muon import MuonOptions
+from lazyformer_fairseq.training.muon import MuonOptions
 
 ADAM, LAMB, MUON = FusedAdam.NAME, NvLamb.NAME, MuonAndAdam.NAME
 OF_LAMB = dict(lamb_betas="(0.9, 0.98)", lamb_eps=1e-3, max_weight_norm=0.0)

@@ -16,7 +16,7 @@ from lazyformer_fairseq.fairseq_plugin.optim.schedules import (
     PolynomialWarmupSchedule,
     WSDSchedule,
 )
-from lazyformer_fairseq.optim.schedules import WarmupSchedule
+from lazyformer_fairseq.training.schedules import WarmupSchedule
 
 OF_WSD = {"warmup_updates": 0, "decay": "1-sqrt", "decay_share": 0.1, "decay_from": None}
 

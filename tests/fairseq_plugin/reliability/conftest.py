@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fairseq_plugin.reliability.damage import TINY
 
-from lazyformer_fairseq.trained.export import export
+from lazyformer_fairseq.evaluation.export import export
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import MODEL_FILE, SETTINGS_FILE, load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.planning.job import job_of_yaml
 from lazyformer_fairseq.experiments.compare.results import read_folder
 from lazyformer_fairseq.experiments.search.latency import read_price_list
 from lazyformer_fairseq.experiments.trainings import Finished
@@ -51,7 +52,6 @@ from lazyformer_fairseq.finetuning.tasks import own
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.language_modeling import images
 from lazyformer_fairseq.language_modeling.commands import read_lengths
-from lazyformer_fairseq.measure.planning.job import job_of_yaml
 from lazyformer_fairseq.modules.choices import Choices
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.arrays import map_array

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.export import export
+from lazyformer_fairseq.evaluation.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.finetuning.grid import load_start_models
-from lazyformer_fairseq.trained.export import export
-from lazyformer_fairseq.trained.hub import LazyFormerHub
 
 FIXTURES = ROOT / "tests" / "fixtures"
 TRAINED_MODELS = FIXTURES / "checkpoints"

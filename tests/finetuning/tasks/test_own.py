@@ -19,6 +19,7 @@ from toy_squad import START
 from lazyformer_fairseq.data.labelled_files import TaskDescription, class_name, read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedOwnTask, PreparedTask
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.hub import LazyFormerHub, tasks_of_heads
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning import predict_texts
 from lazyformer_fairseq.finetuning.grid import Run
@@ -27,7 +28,6 @@ from lazyformer_fairseq.finetuning.one_run import fine_tune
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.own import in_words
 from lazyformer_fairseq.storage.atomic import unfinished_name
-from lazyformer_fairseq.trained.hub import LazyFormerHub, tasks_of_heads
 
 TRAINED_MODELS = ROOT / "tests" / "fixtures" / "checkpoints"
 MOODS = ("calm", "glad", "sad")

@@ -13,7 +13,7 @@ from masked_attention import Case, assert_errors_like, masks, use_tiles
 from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 
-from lazyformer_fairseq.measure.costs.latency import peak_memory
+from lazyformer_fairseq.evaluation.costs.latency import peak_memory
 from lazyformer_fairseq.modules.attention import attend, back_ends, blockwise, pieces, tile_geometry
 from lazyformer_fairseq.modules.attention.back_ends import aligned, attention_with_learned_bias
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns

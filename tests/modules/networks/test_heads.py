@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lazyformer_fairseq.measure.costs.latency import peak_memory
+from lazyformer_fairseq.evaluation.costs.latency import peak_memory
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 

@@ -6,8 +6,8 @@ import pytest
 
 import lazyformer_fairseq
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.checkpoints import ARCHITECTURE, FORMAT, FORMAT_VERSION, read_config
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, read_options
-from lazyformer_fairseq.trained.checkpoints import ARCHITECTURE, FORMAT, FORMAT_VERSION, read_config
 
 WRONG = [
     ("encoder_embed_dim", -1, "--encoder-embed-dim -1: must be 1 or more"),

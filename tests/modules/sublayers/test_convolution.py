@@ -10,8 +10,8 @@ from tiny_networks import make_decoder, random_tokens
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.measure.costs.flops import count_sublayer_parameters
-from lazyformer_fairseq.measure.pattern.look import build_network, look
+from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_parameters
+from lazyformer_fairseq.experiments.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights

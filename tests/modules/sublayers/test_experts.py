@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from trained_encoders import trained
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.flops import count_parameters, count_sublayer_flops
 from lazyformer_fairseq.experiments.search.supernet import Choices, Supernet, supernet_pattern
-from lazyformer_fairseq.measure.costs.flops import count_parameters, count_sublayer_flops
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
@@ -26,7 +26,7 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForwa
 from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
-from lazyformer_fairseq.warm_start.start import start_from
+from lazyformer_fairseq.training.warm_start.start import start_from
 
 WIDTH, HIDDEN, TIME = 6, 5, 16
 CONTEXT = Context(Scores(), lambda consumers, settings: "eager")

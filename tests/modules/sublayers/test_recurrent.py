@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_sublayer_flops, count_sublayer_parameters
-from lazyformer_fairseq.measure.pattern.look import build_network, look
+from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_flops, count_sublayer_parameters
+from lazyformer_fairseq.experiments.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory

@@ -26,7 +26,7 @@ from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices, la
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.checked import Amount, Finite
 from lazyformer_fairseq.storage.json_files import read_checked_as, write_checked_json
-from lazyformer_fairseq.warm_start.losses import Batches, BlockLosses, Scorer
+from lazyformer_fairseq.training.warm_start.losses import Batches, BlockLosses, Scorer
 
 TICKS = 4000  # of the trained model: prices are exact to an eighth of a thousandth of its latency
 BETWEEN = " "  # of a pattern's places, in the file

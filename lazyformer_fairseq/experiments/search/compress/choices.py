@@ -20,7 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.latency import READ, REST
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, is_possible, places_read, read_sublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
-from lazyformer_fairseq.warm_start.start import NONE, can_start_fresh, likeness
+from lazyformer_fairseq.training.warm_start.start import NONE, can_start_fresh, likeness
 
 ByPlace = tuple[str, ...]
 REACH = 4  # an ``l`` or ``k`` may read from so many ``s`` below, the nearest first
@@ -54,8 +54,8 @@ class Choices:
         """The candidates that a place can take.
 
         Identity goes everywhere. A sublayer goes where it takes the old weights, by
-        :func:`~lazyformer_fairseq.warm_start.start.likeness`. One that reads and hands on nothing, such as ``f``,
-        may also come in place of an attention, and adds nothing before it learns.
+        :func:`~lazyformer_fairseq.training.warm_start.start.likeness`. One that reads and hands on nothing,
+        such as ``f``, may also come in place of an attention, and adds nothing before it learns.
         """
         own = [replace(each, consumers=(), producer=None) for each in trained]
         return cls(tuple((old, *(new for new in candidates if _can_become(old, new))) for old in own))

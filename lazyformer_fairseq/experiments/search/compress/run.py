@@ -15,6 +15,9 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.evaluation.export import write_model
 from lazyformer_fairseq.experiments.search import latency
 from lazyformer_fairseq.experiments.search.compress.budgets import (
     TICKS,
@@ -28,17 +31,14 @@ from lazyformer_fairseq.experiments.search.compress.choices import ByPlace, Choi
 from lazyformer_fairseq.experiments.search.run import search_in
 from lazyformer_fairseq.experiments.search.settings import CompressSettings
 from lazyformer_fairseq.experiments.search.space import compact
-from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.report.figures import COLOURS, picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.page import Block, write_page
 from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import atomic_folder
-from lazyformer_fairseq.trained import checkpoints, hub
-from lazyformer_fairseq.trained.export import write_model
-from lazyformer_fairseq.warm_start.losses import PASSED_OVER, Scorer, read_text
-from lazyformer_fairseq.warm_start.start import Trained, write_record
+from lazyformer_fairseq.training.warm_start.losses import PASSED_OVER, Scorer, read_text
+from lazyformer_fairseq.training.warm_start.start import Trained, write_record
 
 SCORES = "scores.json"
 

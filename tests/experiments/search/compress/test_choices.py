@@ -23,8 +23,8 @@ from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Loss
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.patterns.grammar import expand, places_read, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
-from lazyformer_fairseq.warm_start.losses import BlockLosses, masked_lm_bits, read_text
-from lazyformer_fairseq.warm_start.start import Trained, start_from
+from lazyformer_fairseq.training.warm_start.losses import BlockLosses, masked_lm_bits, read_text
+from lazyformer_fairseq.training.warm_start.start import Trained, start_from
 
 
 def choices_of(pattern: str, *names: str, longest: int = 128) -> compress.Choices:

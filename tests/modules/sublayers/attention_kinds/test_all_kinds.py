@@ -39,8 +39,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters, sublayer_flops
-from lazyformer_fairseq.measure.pattern.look import build_network, look
+from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_parameters, sublayer_flops
+from lazyformer_fairseq.experiments.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.compiled import compiled

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.data.text.interface import SpecialIds
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_parameters
+from lazyformer_fairseq.evaluation.costs.flops import count_parameters
+from lazyformer_fairseq.evaluation.hub import LazyFormerHub
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.named import build
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes
-from lazyformer_fairseq.trained.hub import LazyFormerHub
 
 
 class HuggingFace(nn.Module):

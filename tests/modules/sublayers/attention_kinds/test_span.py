@@ -12,7 +12,7 @@ from tiny_networks import fairseqs_example, make_decoder, random_tokens
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.measure.costs.flops import count_sublayer_flops
+from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_flops
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import STEP, Span, measure_spans
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions

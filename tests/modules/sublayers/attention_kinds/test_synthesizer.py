@@ -11,7 +11,7 @@ from tiny_networks import make_decoder, make_encoder, vectors
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_sublayer_parameters
+from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.modules.attention import blockwise
 from lazyformer_fairseq.modules.sublayers.attention_kinds.synthesizer import factors_of
 from lazyformer_fairseq.patterns.attention_kinds import SETTINGS

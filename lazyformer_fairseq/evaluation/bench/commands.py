@@ -1,0 +1,79 @@
+"""``lazyformer bench``: models side by side; kinds of attention, and back ends."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from lazyformer_fairseq.arguments import named
+from lazyformer_fairseq.child_process import STOPPED, stoppable
+from lazyformer_fairseq.evaluation.bench.settings import BenchSettings, KindSettings
+from lazyformer_fairseq.executors.nvidia_smi import precision_on
+from lazyformer_fairseq.options import Group, takes
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
+
+
+@click.group(cls=Group, default="models")
+def bench() -> None:
+    """Measure models, kinds of attention and back ends on this machine."""
+
+
+@bench.command()
+@takes(BenchSettings, into="")
+@click.option("--pattern", "patterns", multiple=True, callback=named("'mine=(sff)x4 (f)x4'"), metavar="NAME=PATTERN",
+              help="A further encoder, in the sizes of --baseline-arch and without attention dropout.")  # fmt: skip
+@click.option("--output", type=click.Path(path_type=Path), default=Path("results/bench"),
+              help="Folder of the results; must not be there.")  # fmt: skip
+def models(output: Path, patterns: Mapping[str, str], device: str, **given: object) -> None:
+    """Measure models beside fairseq's roberta_base, Hugging Face's BertModel and our own best bert_base.
+
+    Everything of one length, precision and kind of work takes turns, round after round, in random order. Prints, and
+    writes to OUTPUT: results.md, results.csv, results.json, and pictures in the form of LazyFormer's Figure 3.
+    Ctrl-C ends it with what has been measured. What the columns mean: docs/performance.md.
+
+    \b
+    lazyformer bench --arch lazyformer_m2x6_s,lazyformer_m6x2_s --lengths 128,512,2048 --budget 30min
+    lazyformer bench --arch bert_base --lengths 384 --what inference --relative-position-buckets 0
+    lazyformer bench --arch transformer_xl_base,par_transformer_base
+    """
+    refuse_filled_folder(output)
+    from lazyformer_fairseq.evaluation.bench.run import bench_to
+    from lazyformer_fairseq.evaluation.costs.machine import device_named
+    from lazyformer_fairseq.modules.choices import CHOICES
+
+    CHOICES.at_once()
+    settings = BenchSettings(patterns=patterns, device=device_named(device), **given)
+    with stoppable("stopped; nothing was written"):
+        click.echo(bench_to(output, settings, ["lazyformer", *sys.argv[1:]]))
+    click.echo(f"\nwritten to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}")
+
+
+@bench.command()
+@takes(KindSettings)
+def kinds(settings: KindSettings) -> None:
+    """Measure sublayers of these kinds of attention, forward and backward, on each back end.
+
+    They take turns with a plain s on torch's fused attention. Prints milliseconds and the memory that each needs at
+    most. Ctrl-C ends it with what has been measured.
+
+    \b
+    lazyformer bench kinds --kinds 's[window=256],s[window=256,global=1]' --lengths 1024,4096
+    lazyformer bench kinds --kinds s,sl --backend eager,materialize,recompute,fused --precision bf16
+    """
+    from lazyformer_fairseq.evaluation.bench.kinds import measure_kinds
+    from lazyformer_fairseq.evaluation.costs.machine import device_named
+    from lazyformer_fairseq.modules.choices import CHOICES
+
+    CHOICES.at_once()
+    device = device_named(settings.device)
+    settings = replace(settings, device=device, precision=settings.precision or precision_on(device))
+    for heads in settings.heads:
+        with stoppable("stopped; nothing was written"):
+            table, is_whole = measure_kinds(settings, heads)
+        sizes = f"{heads[0]} heads of {heads[1]}, batches of {settings.tokens} tokens, {settings.precision}"
+        click.echo(f"{sizes}\n\n{table}\n")
+        if not is_whole:
+            click.echo("stopped early", err=True)
+            sys.exit(STOPPED)

@@ -1,0 +1,80 @@
+"""Attention alone, on this machine: sublayers of each kind and on each back end, projections and all."""
+
+import logging
+from collections.abc import Callable
+from itertools import product
+
+import torch
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.bench.settings import KindSettings
+from lazyformer_fairseq.evaluation.costs.latency import Things, measure_in_turn, try_out
+from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
+from lazyformer_fairseq.modules.attention.choice import AUTO
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.report.numbers import spread, with_spread
+from lazyformer_fairseq.report.tables import markdown_table
+
+logger = logging.getLogger(__name__)
+
+FULL = "s, torch's full attention"
+
+
+def measure_kinds(settings: KindSettings, heads: tuple[int, int]) -> tuple[str, bool]:
+    """Forward and backward of each kind's sublayers on each back end, and of a plain ``s``; they take turns.
+
+    Args:
+        heads: N and D.
+
+    Returns:
+        A Markdown table, and whether it has all lengths: Ctrl-C ends it early.
+
+    Raises:
+        UserError: a pattern cannot be read.
+    """
+    rows: list[dict[str, object]] = []
+    memory: dict[str, int] = {}
+
+    def things_of(length: int) -> Things:
+        things = {FULL: _sublayers("s", "recompute", length, heads, settings)}
+        for pattern, back_end in product(settings.kinds, settings.back_ends):
+            name = pattern if back_end == AUTO else f"{pattern} on {back_end}"
+            try:
+                things[name] = _sublayers(pattern, back_end, length, heads, settings)
+            except UserError as error:  # this back end cannot compute that kind
+                if back_end == AUTO:
+                    raise
+                logger.warning("%s: %s, left out", name, error)
+        tried = try_out(things, settings.device)
+        for name, reason in tried.left_out.items():
+            logger.warning("%s, %d tokens: %s, left out", name, length, reason)
+        memory.update(tried.memory)
+        return tried.things
+
+    taken = measure_in_turn(settings.lengths, things_of, settings.device, settings.rounds, settings.budget)
+    length = 0
+    for length, timings in taken:
+        full = timings.get(FULL)  # it may not fit into memory
+        rows += [
+            {
+                "attention": name,
+                "n": length,
+                "ms": with_spread(spread([1000 * seconds for seconds in timing.samples])),
+                "speed-up": f"{full.median / timing.median:.2f}x" if full else "",
+                "MiB": f"{memory[name] / 2**20:.1f}",
+            }
+            for name, timing in timings.items()
+        ]
+    return markdown_table(rows), length == settings.lengths[-1]
+
+
+def _sublayers(
+    pattern: str, back_end: str, time: int, heads: tuple[int, int], settings: KindSettings
+) -> Callable[[], object]:
+    width = heads[0] * heads[1]
+    how = {"max_positions": time, "relative_position_buckets": 0, "attention_backend": back_end}
+    encoder = Encoder(pattern, None, width, width, heads[0], **how).to(settings.device, PRECISIONS[settings.precision])
+    x_BTC = torch.randn(max(1, settings.tokens // time), time, width).to(next(encoder.parameters())).requires_grad_()
+    gradient_BTC = torch.randn_like(x_BTC)
+    leaves = [x_BTC, *encoder.parameters()]
+    return lambda: torch.autograd.grad(encoder(x_BTC)[0], leaves, gradient_BTC, allow_unused=True)

@@ -1,0 +1,88 @@
+"""A checkpoint of ours as plain containers and tensors: what fairseq-train wrote, or an exported model."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
+from lazyformer_fairseq.storage import checkpoint_file
+from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
+
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+FORMAT, FORMAT_VERSION = "lazyformer model", 1
+ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint, whole and checked, without running what it holds.
+
+    Returns:
+        Among others its weights as ``model``, and as ``cfg`` the options of its ``model`` and ``task``.
+
+    Raises:
+        UserError: it is missing, damaged, or refused for what it holds; or its settings are those of a fairseq that was
+            there before this package, which fairseq alone can read.
+    """
+    state = read_exported(path) if str(path).endswith(checkpoint_file.SAFETENSORS) else checkpoint_file.load(path)
+    if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in ("cfg", "model")):
+        raise UserError(f"{path}: not a checkpoint of this package's models: it has no settings and weights")
+    return state
+
+
+def read_exported(path: Path) -> dict[str, Any]:
+    """Reads what :func:`evaluation.export.export` wrote, in the form of a fairseq checkpoint without an optimizer.
+
+    Args:
+        path: of the weights; config.json stands beside them.
+
+    Raises:
+        UserError: a file is missing, damaged, of another format or version, or the two do not belong together.
+    """
+    options = read_config(path.with_name(CONFIG_FILE))
+    weights, metadata = read_weights(path)
+    for name, ours in (("architecture", ARCHITECTURE), ("sublayer_pattern", options.sublayer_pattern)):
+        if metadata.get(name) != ours:
+            raise UserError(
+                f"{path}: its {name} is {metadata.get(name)!r}, {CONFIG_FILE} speaks of {ours!r}; copy both files from "
+                "the same folder"
+            )
+    return {
+        "model": weights,
+        "cfg": {"model": asdict(options)},
+        "task_state": {"heads": read_json(path.with_name(CONFIG_FILE)).get("heads")},
+        "optimizer_history": [{"num_updates": 0}],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "version": 2}},
+    }
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights, each tied one under all its names, and metadata. Raises a UserError where it is not such a file."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+    except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+        raise UserError(f"{path}: truncated, damaged or no safetensors file ({error})") from None
+    weights |= {name: weights[kept] for name, kept in metadata.items() if name not in weights and kept in weights}
+    return weights, metadata
+
+
+def read_config(path: Path) -> MaskedLMOptions:
+    """The model's options, each of the right type. Raises a UserError where the file is not such a config."""
+    config = read_json(path, "copy the whole folder again")
+    if config.get("format") != FORMAT:
+        raise UserError(f"{path}: not the config of an exported model; write it with `lazyformer export`")
+    refuse_other_version(path, config, FORMAT_VERSION)
+    options = config.get("model")
+    if not isinstance(options, dict) or config.get("architecture") != ARCHITECTURE:
+        raise UserError(f"{path}: must have the architecture {ARCHITECTURE} and the options of its model")
+    try:
+        return read_options(MaskedLMOptions, options)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,58 @@
+"""Describes where a figure was measured."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Optional
+
+import torch
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.torch_builds import misfit_of_torch
+from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.modules.processor import device_kind
+
+logger = logging.getLogger(__name__)
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def device_named(name: Optional[str]) -> str:
+    """cpu or cuda, as `--device` says; by default and for "auto" cuda where there is a GPU.
+
+    Raises:
+        UserError: there is none, or torch has no kernels for it.
+    """
+    if name == "cpu":
+        return name
+    has_gpu, misfit = torch.cuda.is_available(), misfit_of_torch()
+    if name == "cuda" and not has_gpu:
+        raise UserError(f"--device cuda: torch finds no GPU here{(misfit and f': {misfit}') or ''}")
+    if has_gpu and misfit:
+        raise UserError(f"{misfit}. To use the processor all the same: --device cpu")
+    if misfit:
+        logger.warning("the processor is used: %s", misfit)
+    return "cuda" if has_gpu else "cpu"
+
+
+def describe_machine(device: torch.device | str) -> dict[str, str | int]:
+    """The processor or GPU, and how much of it is used."""
+    if torch.device(device).type == "cuda":
+        return {"device": device_kind("cuda"), "cuda": str(torch.version.cuda)}
+    return {"device": device_kind("cpu"), "threads": torch.get_num_threads()}
+
+
+def trade_name(device: str) -> str:
+    """Of what :func:`describe_machine` calls a device, for a title: without family, model and instructions."""
+    return device.partition(" (")[0]
+
+
+def describe_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that affect figures, including the optional ones that are installed."""
+    return versions(("torch", "fairseq-fixed", "numpy", "triton", "transformers"))
+
+
+def record(settings: Any, command: Sequence[str]) -> dict[str, Any]:
+    """What results begin with: `command`, `machine`, `versions`, `settings`; a dataclass with a `device`."""
+    machine = {"machine": describe_machine(settings.device), "versions": describe_versions()}
+    return {"command": " ".join(command), **machine, "settings": asdict(settings)}

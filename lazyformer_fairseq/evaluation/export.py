@@ -1,0 +1,71 @@
+"""A model as safetensors: a format that holds tensors and text alone, so that whoever loads it runs nothing.
+
+    OUT/model.safetensors   the weights; its metadata names the architecture, and which weights are tied
+    OUT/config.json         the model's options
+    OUT/tokenizer/          its tokenizer
+
+``lazyformer export`` writes it, ``lazyformer_fairseq.load(OUT)`` loads it, and
+``--finetune-from-model OUT/model.safetensors`` starts from it.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Optional, Union
+
+from safetensors.torch import save_model
+
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.checkpoints import ARCHITECTURE, CONFIG_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
+from lazyformer_fairseq.evaluation.hub import LazyFormerHub, as_hub, load
+from lazyformer_fairseq.evaluation.match import dictionary_hash
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, plain_options
+from lazyformer_fairseq.storage.atomic import atomic_folder
+
+
+def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Optional[str] = None) -> None:
+    """Writes a checkpoint's model and tokenizer to the folder `out`, whole or not at all.
+
+    Args:
+        folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.hub.load`.
+        out: must not exist yet, or be empty.
+
+    Raises:
+        UserError: what :func:`~lazyformer_fairseq.evaluation.hub.load` raises, or `out` exists.
+    """
+    loaded = load(folder, checkpoint_file)
+    with atomic_folder(Path(out)) as unfinished:
+        write_model(loaded, unfinished)
+
+
+def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) -> None:
+    """Writes a model that any loop of torch trained, as :func:`export` does, whole or not at all.
+
+    Args:
+        model: as ``lazyformer_fairseq.build`` makes it, of as many words as the tokenizer has symbols.
+        folder: must not exist yet, or be empty.
+
+    Raises:
+        UserError: the two do not belong together, the model is none of these, or the folder is filled.
+    """
+    if not isinstance(model, MaskedLM):
+        raise UserError(f"save: takes masked language models, not a {type(model).__name__}")
+    weights = {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
+    weights["dictionary_sha256"] = dictionary_hash(tokenizer.dictionary)
+    loaded = as_hub(plain_options(MaskedLMOptions, model.cfg), weights, tokenizer, Path(folder))
+    with atomic_folder(Path(folder)) as unfinished:
+        write_model(loaded, unfinished)
+
+
+def write_model(loaded: LazyFormerHub, folder: Path) -> None:
+    """Writes a model and its tokenizer into a folder that is there already, file by file."""
+    options = asdict(plain_options(MaskedLMOptions, loaded.model.cfg))
+    config = {"format": FORMAT, "format_version": FORMAT_VERSION, "architecture": ARCHITECTURE}
+    config["model"] = options
+    config["heads"] = {name: task.as_json() for name, task in loaded.tasks.items()}
+    metadata = {"format": "pt", "architecture": ARCHITECTURE, "sublayer_pattern": options["sublayer_pattern"]}
+    save_model(loaded.model, str(folder / WEIGHTS_FILE), metadata)
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    loaded.tokenizer.save(folder / "tokenizer")

@@ -1,0 +1,532 @@
+"""``lazyformer_fairseq.load(folder)``: a checkpoint and its tokenizer, ready for raw text; answers of heads."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map_only
+
+from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.data.datasets import question_windows
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
+from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
+from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS
+from lazyformer_fairseq.data.labelled_files import TaskDescription
+from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
+from lazyformer_fairseq.data.text.normalisation import MASK
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import checkpoints, match
+from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN, SpanHead
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.named import network
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+
+class Filling(NamedTuple):
+    """One answer of :meth:`LazyFormerHub.fill_mask`: the text, its probability, and the word that fills the mask."""
+
+    text: str
+    probability: float
+    word: str
+
+
+class Prediction(NamedTuple):
+    """An answer of :meth:`LazyFormerHub.predict` on a text: the likeliest class, or a score without probabilities.
+
+    Attributes:
+        label: None where there is no text to answer on; then there are no probabilities.
+        is_cut: whether the text is longer than the model reads, so that the answer is on a part of it.
+    """
+
+    label: Optional[Union[str, float]]
+    probability: Optional[float]
+    probabilities: Mapping[str, float]
+    is_cut: bool = False
+
+
+Make = Callable[[Any, Any], Any]
+
+
+def model_of(options: Options, dictionary: Any) -> Union[MaskedLM, CausalLM]:
+    """The model of a dictionary, whose hash its weights keep."""
+    model = network(options, len(dictionary), dictionary.pad())
+    model.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
+    return model
+
+
+def load(
+    folder: Union[str, Path],
+    checkpoint_file: Optional[str] = None,
+    make: Make = model_of,
+    read: Callable[[Path], dict[str, Any]] = checkpoints.load,
+) -> "LazyFormerHub":
+    """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
+
+    Args:
+        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
+            one of the checkpoints in it.
+        checkpoint_file: name in `folder`; by default the best, else the last.
+        make: of options and a dictionary makes a model with fresh weights.
+        read: reads a checkpoint.
+
+    Raises:
+        UserError: where a file is missing, damaged, unsafe or does not belong to the others.
+    """
+    checkpoint = checkpoint_at(Path(folder), checkpoint_file)
+    tokenizer = tokenizer_beside(checkpoint)  # first: that it is missing is the likelier mistake
+    return load_state(read(checkpoint), checkpoint, tokenizer, make)
+
+
+def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTokenizer:
+    """That of a folder, by default of the one beside a checkpoint. Raises a UserError where there is none."""
+    folder = folder or checkpoint.parent / "tokenizer"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
+    return load_tokenizer(folder)
+
+
+def is_causal(state: dict) -> bool:
+    """Whether the content of a checkpoint is a causal language model's."""
+    return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
+
+
+def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = model_of) -> "LazyFormerHub":
+    """As :func:`load`, from what a checkpoint holds, and a tokenizer."""
+    if is_causal(state):
+        raise UserError(f"{checkpoint}: is a causal language model, which `lazyformer lm evaluate` reads")
+    model = build(state, tokenizer.dictionary, checkpoint, make)
+    logger.info("loaded %s", checkpoint)
+    return LazyFormerHub(model, tokenizer, tasks_of_heads(state, checkpoint))
+
+
+def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescription]:
+    """What each classification head of a checkpoint was trained on; older ones know it by the head's name alone.
+
+    Raises a UserError, which names `path`, where the checkpoint's own account is damaged.
+    """
+    found, saved = {}, state.get("task_state")
+    saved = saved.get("heads") if isinstance(saved, dict) else None
+    for name, head in match.heads_in_checkpoint(state["model"]).items():
+        rows = [task for task in (*TASKS.values(), *DIAGNOSTICS.values()) if task.head_name == name]
+        if isinstance(saved, dict) and name in saved:
+            rows = [TaskDescription.from_json(saved[name], path)]
+        labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()
+        unknown = TaskDescription(name, {}, (), labels, standard=None if labels else (0.0, 1.0))
+        if head.kind != SPAN and name != NEXT_SENTENCE:
+            found[name] = next((task for task in rows if task.num_classes == head.outputs), unknown)
+    return found
+
+
+def as_hub(
+    cfg: MaskedLMOptions,
+    weights: Mapping[str, Tensor],
+    tokenizer: TextTokenizer,
+    path: Path,
+    tasks: Optional[Mapping[str, TaskDescription]] = None,
+) -> "LazyFormerHub":
+    """A model of these options and weights, ready for text.
+
+    Args:
+        path: for messages.
+        tasks: see :class:`LazyFormerHub`.
+
+    Raises:
+        UserError: as :func:`build` does.
+    """
+    state = {"cfg": {"model": asdict(cfg)}, "model": dict(weights)}
+    return LazyFormerHub(build(state, tokenizer.dictionary, path), tokenizer, tasks)
+
+
+def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> Any:
+    """The model that a checkpoint's settings describe, a masked or a causal LM, with its weights.
+
+    Args:
+        state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
+        path: for messages.
+
+    Raises:
+        UserError: the two do not belong together, or to `dictionary`.
+    """
+    not_ours = f"{path}: not a checkpoint of this package's models"
+    try:
+        options, weights = state["cfg"]["model"], state["model"]
+        _refuse_unknown_names(state["cfg"], path)
+        options = {name: value for name, value in options.items() if name != "_name"}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{not_ours} ({error!r})") from error
+    try:
+        cfg = read_options(CausalLMOptions if is_causal(state) else MaskedLMOptions, options)
+    except UserError as error:
+        raise UserError(f"{not_ours}, or of a later version: {error}") from error
+    if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
+        raise UserError(f"{not_ours}: its weights are no tensors")
+    try:
+        # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
+        with torch.device("meta"):
+            sizes = assemble(make, cfg, dictionary, weights)
+        own = {**sizes.state_dict(), "dictionary_sha256": match.dictionary_hash(dictionary)}
+        match.check_same_weights(weights, own, sizes.per_word)
+        model = assemble(make, cfg, dictionary, weights)
+        model.load_state_dict(weights)
+    except (ValueError, KeyError, IndexError, RuntimeError) as error:
+        raise UserError(f"{path}: {error}") from error
+    return model
+
+
+def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
+    """Raises a UserError for a model or task that is not ours, nor one that fairseq knows where it is loaded."""
+    models = {"lazyformer", "lazyformer_lm", *ARCHITECTURES, *CAUSAL_ARCHITECTURES}
+    for part, registry, ours in (("model", "ARCH_MODEL_REGISTRY", models), ("task", "TASK_REGISTRY", None)):
+        known = getattr(sys.modules.get(f"fairseq.{part}s"), registry, ours)
+        name = (cfg.get(part) or {}).get("_name")
+        if name is not None and known is not None and name not in known:
+            raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it if it is yours")
+
+
+def assemble(make: Make, cfg: Options, dictionary: Any, weights: dict[str, Tensor]) -> Any:
+    """A model with fresh weights, and the classification heads that these weights have."""
+    model = make(cfg, dictionary)
+    for name, head in match.heads_in_checkpoint(weights).items():
+        model.register_classification_head(name, head.outputs, head.kind)
+    if match.has_pooler(weights):
+        model.register_pooler()
+    return model
+
+
+class LazyFormerHub(nn.Module):
+    """A trained model with its tokenizer: raw text in.
+
+    Attributes:
+        tasks: what its classification heads were trained on, by name; those without names of classes have no splits.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: TextTokenizer, tasks: Optional[Mapping[str, TaskDescription]] = None
+    ):
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.tasks = tasks or {}
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.dictionary_sha256.device
+
+    def encode(self, *texts: str) -> Tensor:
+        """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence.
+
+        Texts may also come as one list. Raises a UserError where there is none, or where one is no text. Warns where
+        one is cut.
+        """
+        if len(texts) == 1 and isinstance(texts[0], (list, tuple)):
+            (texts,) = texts
+        if not texts:
+            raise UserError("no text: give one or more, as in extract_features('One text.', 'Another.')")
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise UserError(f"{wrong[0]!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
+        longest = self.model.max_positions()
+        inputs, is_cut = self._inputs(((text,) for text in texts), longest)
+        _warn_of_cuts(is_cut, longest)
+        rows = list(map(torch.from_numpy, inputs))
+        return pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.special.pad).to(self.device)
+
+    def _inputs(self, rows: Iterable[Sequence[str]], longest: int) -> tuple[list[np.ndarray], list[bool]]:
+        """Return the ids of each text or pair, int64, cut to `longest`, and whether it had to be cut."""
+        whole = [np.array(self.tokenizer.build_input(*texts)) for texts in rows]
+        cut = [cut_input(ids, longest, self.tokenizer.special.eos) for ids in whole]
+        return cut, [len(ids) > longest for ids in whole]
+
+    @torch.no_grad()
+    def extract_features(
+        self, *texts: str, global_positions: Optional[Tensor] = None, no_padding: bool = False
+    ) -> Tensor:
+        """The encoder's output (B, T, C) for raw texts; rows are padded on the right.
+
+        Args:
+            global_positions: (B, T), True at ids of :meth:`encode` that see and are seen by all; for models with
+                ``global=given``, which need it.
+            no_padding: compute no padding, which then has zeros: the same but for rounding.
+        """
+        ids = self.encode(*texts)
+        lengths = ids.ne(self.tokenizer.special.pad).sum(-1, keepdim=True).tolist() if no_padding else None
+        features, _ = self.model(ids, features_only=True, global_positions=global_positions, documents=lengths)
+        return features
+
+    @torch.no_grad()
+    def predict(
+        self,
+        texts: Union[str, Sequence[Union[str, Sequence[str]]]],
+        *more: str,
+        head: Optional[str] = None,
+        global_positions: Optional[Tensor] = None,
+        max_tokens: int = 8192,
+    ) -> Union[list[Prediction], Tensor]:
+        """What a fine-tuned model says of texts, as in ``predict(["One text.", "Another."])``, or of pairs of texts.
+
+        Args:
+            texts: a list. If it is the name of a head, `more` are texts, and the answer is that head's logits (B,
+                classes); of the head ``pooler``, BERT's, (B, C).
+            head: the name of a head; by default the only one that was fine-tuned.
+            global_positions: as in :meth:`extract_features`; with logits alone.
+            max_tokens: of a batch, padding included.
+
+        A text that holds nothing, or a pair of which one text does, is not answered on: its label is None. Warns where
+        there are such texts, and where some are cut.
+
+        Raises:
+            UserError: the checkpoint has no such head, or the texts are no texts, or no pairs where it knows pairs.
+        """
+        if not isinstance(texts, str):
+            if more or global_positions is not None or not isinstance(texts, Iterable):
+                raise UserError("predict([...]) takes one list, of texts or of pairs, and no global_positions")
+            answers = self.predict_rows(texts, head, max_tokens)
+            _warn_of_cuts([answer.is_cut for answer in answers], self.longest_of(self.choose_head(head)))
+            if empty := sum(answer.label is None for answer in answers):
+                warnings.warn(f"{empty:,} of {len(answers):,} texts are empty: their label is None", stacklevel=3)
+            return answers
+        if (head := texts) not in self.model.classification_heads:
+            known = ", ".join(self.model.classification_heads) or "none"
+            raise UserError(
+                f"no classification head {head!r}; the checkpoint has: {known}. Texts go into a list: predict([...])"
+            )
+        ids = self.encode(*more)
+        logits, _ = self.model(ids, classification_head_name=head, global_positions=global_positions)
+        return self._in_unit_of_files(head, logits)
+
+    def choose_head(self, name: Optional[str] = None) -> str:
+        """The fine-tuned classification head of this name, or the only one; UserError for none or several."""
+        if name in self.tasks or (name is None and len(self.tasks) == 1):
+            return name or next(iter(self.tasks))
+        known = ", ".join(self.tasks)
+        if name is None and not known:
+            raise UserError("this model was not fine-tuned on labels or scores; `lazyformer finetune` does that")
+        raise UserError(f"no classification head {name!r}, but {known}" if name else f"choose one of the heads {known}")
+
+    def longest_of(self, head: str) -> int:
+        """Return how many tokens of an input a head reads: as many as in training, and as the model has positions."""
+        return min(self.model.max_positions(), self.tasks[head].longest or self.model.max_positions())
+
+    @torch.no_grad()
+    def predict_rows(
+        self, texts: Iterable[Union[str, Sequence[str]]], head: Optional[str] = None, max_tokens: int = 8192
+    ) -> list[Prediction]:
+        """Answer on texts or pairs as :meth:`predict` does, for callers that count cut and empty ones themselves."""
+        name = self.choose_head(head)
+        task, wanted = self.tasks[name], "pairs of texts" if self.tasks[name].is_pair else "texts"
+        rows = []
+        for given in texts:
+            parts = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+            is_right = len(parts) == 1 + task.is_pair or (not task.splits and len(parts) == 2)
+            if not is_right or not all(isinstance(part, str) for part in parts):
+                raise UserError(f"{given!r}: {task.name}'s model was trained on {wanted}")
+            rows.append(parts)
+        inputs, is_cut = self._inputs(rows, self.longest_of(name))
+        has_text = [not lacks_text(ids, self.tokenizer.special.eos) for ids in inputs]
+        found = iter(self._answers([ids for ids, has in zip(inputs, has_text, strict=True) if has], name, max_tokens))
+        answers = (next(found) if has else Prediction(None, None, {}) for has in has_text)
+        return [answer._replace(is_cut=cut) for answer, cut in zip(answers, is_cut, strict=True)]
+
+    def _answers(self, inputs: Sequence[np.ndarray], name: str, max_tokens: int) -> list[Prediction]:
+        """Answer by a head on inputs that hold text."""
+        if not inputs:
+            return []
+        task = self.tasks[name]
+        marks = self.tokenizer.special.eos if self.model.encoder.sentence_encoder.asking else None
+        dataset = LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
+        logits = np.empty((len(inputs), task.num_classes))
+        for index, found in logits_of(self.model, name, dataset, max_tokens, None, ""):
+            logits[index] = found
+        if not np.isfinite(logits).all():
+            raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; train it anew")
+        if task.is_regression:
+            low, high = task.score_range or (-np.inf, np.inf)
+            scores = self._in_unit_of_files(name, logits)[:, 0].clip(low, high)
+            return [Prediction(float(score), None, {}) for score in scores]
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        shares = (dict(zip(task.labels, row, strict=True)) for row in weights.tolist())
+        return [Prediction(best := max(found, key=found.get), found[best], found) for found in shares]
+
+    def _in_unit_of_files(self, head: str, logits: Any) -> Any:
+        """Scores, which a head gives in standard deviations from their mean."""
+        mean, deviation = (head in self.tasks and self.tasks[head].standard) or (0.0, 1.0)
+        return logits * deviation + mean
+
+    def fold_unit(self, head: str) -> None:
+        """From here on the head itself gives scores as the files have them, for programs that know of no unit."""
+        if head in self.tasks and self.tasks[head].standard is not None:
+            last = self.model.classification_heads[head].out_proj
+            weights = {"weight": last.weight * self.tasks[head].standard[1]}
+            last.load_state_dict({**weights, "bias": self._in_unit_of_files(head, last.bias)})
+            self.tasks = {**self.tasks, head: replace(self.tasks[head], standard=(0.0, 1.0))}
+
+    @property
+    def _fed(self) -> dict[str, Any]:
+        """What datasets are told of padding, order and types of tokens."""
+        special = self.tokenizer.special
+        types_after = special.eos if self.model.cfg.token_types > 1 else None
+        return {"pad": special.pad, "shuffle": False, "types_after": types_after}
+
+    @torch.no_grad()
+    def follows(self, first: str, second: str) -> float:
+        """The probability that the second text follows the first, by a model that trained with ``--next-sentence``.
+
+        Raises:
+            UserError: where the checkpoint has no such head, or the pair has no room.
+        """
+        if NEXT_SENTENCE not in self.model.classification_heads:
+            raise UserError("this model was not trained to tell what follows what; pre-train it with --next-sentence")
+        special, longest = self.tokenizer.special, self.model.max_positions()
+        inputs, is_cut = self._inputs([(first, second)], longest)
+        _warn_of_cuts(is_cut, longest, "pairs")
+        ids = torch.tensor(np.stack(inputs), device=self.device)
+        types = token_types_of(ids, special.eos, special.pad) if self.model.cfg.token_types > 1 else None
+        logits, _ = self.model(ids, classification_head_name=NEXT_SENTENCE, token_types=types)
+        return float(logits.float().softmax(-1)[0, 0])
+
+    @torch.no_grad()
+    def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
+        """The `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
+
+        A model that calls it otherwise, such as ``[MASK]``, takes that word too.
+
+        Raises:
+            UserError: where there are several texts, or the text has no ``<mask>`` or several, or the masked-LM head
+                never trained.
+        """
+        if match.lm_head_never_trained(self.model.state_dict()):
+            raise UserError(
+                "fill_mask: the masked-LM head of this model never trained, as of a model that was imported without "
+                "one, so that its words would be noise: pre-train it first, by fairseq-train --finetune-from-model"
+            )
+        if not isinstance(text, str):
+            raise UserError(f"fill_mask({text!r}): takes one text at a time")
+        if topk < 1:
+            raise UserError(f"fill_mask: topk is {topk}, must be at least 1")
+        ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
+        at_mask = ids.eq(self.tokenizer.mask_index)
+        if at_mask.sum() != 1:
+            read = "in the text" if len(ids) < self.model.max_positions() else f"in the {len(ids)} tokens that are read"
+            raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> {read}, must be once")
+        logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
+        probabilities, words = logits.softmax(dim=-1)[0].topk(min(topk, logits.size(-1)))
+        decode = self.tokenizer.decode
+        return [
+            Filling(decode(torch.where(at_mask, word, ids).tolist()), probability, decode([word]))
+            for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True)
+        ]
+
+    def answer(
+        self,
+        question: str,
+        context: str,
+        n_best: int = 1,
+        head: Optional[str] = None,
+        settings: question_windows.WindowSettings = question_windows.USUAL,
+        longest_answer: int = 30,
+    ) -> list[question_windows.FoundAnswer]:
+        """The likeliest answers to a question in a text, the likeliest first, as they stand there.
+
+        A model always answers; a probability is among the 20 best (or `n_best`, if more) and tells good answers from
+        better ones, not whether the text has any. A long text goes through the model in several windows.
+
+        Args:
+            n_best: how many at most.
+            head: name of the head for spans; by default the only one.
+            settings: sizes of the windows; cut to the model's longest sequence.
+            longest_answer: in tokens.
+
+        Raises:
+            UserError: where there is no question or no text, or the checkpoint has no such head.
+        """
+        for name, text in (("question", question), ("context", context)):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{name} {text!r}: give some text, as in answer('Who walks?', 'Anna walks.')")
+        if n_best < 1 or longest_answer < 1:
+            raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: must be 1 at least")
+        head = self._span_head(head)
+        longest = min(settings.longest, self.model.max_positions())
+        settings = replace(settings, longest=longest, longest_question=min(settings.longest_question, longest // 2))
+        file = SquadFile(Path("the text"), [Paragraph("", context, (Question("", question, ()),))])
+        windows = question_windows.make_windows(self.tokenizer, file, settings)
+        if windows.cut_questions:
+            _warn_of_cuts([True], settings.longest_question, "questions")
+        how = {"marks_questions": bool(self.model.encoder.sentence_encoder.asking), **self._fed}
+        dataset = question_windows.QuestionWindowsDataset(file, windows, "", longest_answer, **how)
+        (answers,) = find_answers(self.model, head, dataset, max(n_best, question_windows.USUAL_ANSWERS))
+        return answers[:n_best]
+
+    def _span_head(self, name: Optional[str]) -> str:
+        """The name of the head for spans, checked; of the only one, if None."""
+        known = [each for each, head in self.model.classification_heads.items() if isinstance(head, SpanHead)]
+        if (name is None and len(known) == 1) or name in known:
+            return name or known[0]
+        if not known:
+            raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
+        wanted = "several heads for spans" if name is None else f"no head for spans {name!r}"
+        raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")
+
+
+def _warn_of_cuts(is_cut: Sequence[bool], longest: int, what: str = "texts") -> None:
+    """Warn the caller of a method of :class:`LazyFormerHub` where texts had to be cut."""
+    if any(is_cut):
+        warnings.warn(told_cut(sum(is_cut), len(is_cut), longest, what), stacklevel=3)
+
+
+def find_answers(
+    model: nn.Module,
+    head: str,
+    dataset: QuestionWindowsDataset,
+    n_best: int = USUAL_ANSWERS,
+    max_tokens: int = 4096,
+    name: Optional[str] = None,
+) -> list[list[FoundAnswer]]:
+    """For each question of a dataset the `n_best` answers, the best first, as the context has them.
+
+    Args:
+        model: in evaluation mode, on any device.
+        head: the name of its head for spans.
+        max_tokens: of a batch, padding included; one window at least.
+        name: of the progress bar; None for no bar.
+    """
+    collector = dataset.collector(n_best)
+    for index, logits_BT2 in logits_of(model, head, dataset, max_tokens, name, "windows"):
+        collector.add(index, logits_BT2[..., 0], logits_BT2[..., 1])
+    return collector.answers()
+
+
+@torch.no_grad()
+def logits_of(
+    model: nn.Module, head: str, dataset: LabelledTextsDataset, max_tokens: int, name: Optional[str], unit: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of batches of like lengths, the numbers of the examples (B,) and a head's logits, float32.
+
+    Args:
+        max_tokens: of a batch, padding included; one example at least.
+        name: of the progress bar, which counts `unit`; None for no bar.
+    """
+    device = next(model.parameters()).device
+    batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max(max_tokens, int(dataset.sizes.max())))
+    shown = {"desc": name, "unit": f" {unit}", "delay": 2, "disable": not name, "leave": False}
+    with Progress(total=len(dataset), **shown) as progress:
+        for batch in batches:
+            sample = dataset.collater([dataset[index] for index in batch])
+            inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample["net_input"])
+            yield sample["id"].numpy(), model(**inputs, classification_head_name=head)[0].float().cpu().numpy()
+            progress.update(len(batch))

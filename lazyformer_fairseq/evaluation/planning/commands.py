@@ -1,0 +1,113 @@
+"""``lazyformer plan``."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from lazyformer_fairseq.arguments import ExistingPath, refuse_missing_folders
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.planning import NO_GPU, PAPER_TERAFLOPS, V100_BYTES
+from lazyformer_fairseq.executors.cpuinfo import has_bf16
+from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, smallest_memory
+from lazyformer_fairseq.options import Command, Gpus, option, read_gpus, read_size, takes
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Options of ``lazyformer plan``."""
+
+    archs: tuple[str, ...] = option(
+        (), "Name of a model, or several: docs/patterns.md has them all.", "--arch", metavar="NAME,..."
+    )
+    gpus: Optional[Gpus] = option(
+        None, "How many, on all nodes together, and the memory of each.", parse=read_gpus, metavar="N or NxSIZE",
+        shown="this machine's, or its processor where it has none",
+    )  # fmt: skip
+    gpu_memory: Optional[int] = option(
+        None, "The same SIZE, 16GB (10^9 bytes) or 16GiB.", parse=read_size, metavar="SIZE",
+        shown="this machine's; 16GB where it has no GPU",
+    )  # fmt: skip
+    precision: Optional[str] = option(
+        None, "Of weights and activations.", choices=("fp32", "fp16", "bf16"),
+        shown="this machine's; fp16 where SIZE is given, or no GPU is here; on a processor as `lazyformer pretrain`",
+    )  # fmt: skip
+    attention_backend: Optional[str] = option(None, "How attention is computed.", shown="the training's, else auto")
+    time: Optional[int] = option(
+        None, "Of a sequence, or of a segment.", "--tokens-per-sample", "--tgt-len", low=1, shown="the training's"
+    )
+    per_update: Optional[int] = option(
+        None, "Size of an update.", "--sequences-per-update", low=1, shown="the training's, 256"
+    )
+    max_update: Optional[int] = option(
+        None, "How many.", low=1, high=10**9, shown="the training's, 1000000; language models 40000"
+    )
+    optimizer: Optional[str] = option(
+        None,
+        "muon keeps one moment of a matrix, others two of all.",
+        metavar="NAME",
+        shown="the training's, Adam or LAMB",
+    )
+    data: Optional[str] = option(
+        None, "Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk.",
+        shown="32768 symbols; of causal archs, those of their text",
+    )  # fmt: skip
+    teraflops: Optional[float] = option(
+        None, "TFLOP/s that training reaches on a GPU.", low=0, high=10**5, is_open=True,
+        shown=f"{PAPER_TERAFLOPS}, as the paper's BERT on a V100; on a processor what products of matrices reach",
+    )  # fmt: skip
+    json: bool = option(False, "Print numbers for programs: bytes, FLOPs, hours.")
+
+
+@click.command(cls=Command)
+@click.option("--config", type=ExistingPath(is_file=True), help="YAML file of a training, in place of --arch.")
+@takes(Planning, "asked")
+def plan(config: Optional[Path], asked: Planning) -> None:
+    """Print whether a training fits its GPUs, how an update is shared among them, and how long it takes.
+
+    Memory is counted by formula, for each back end of attention: see docs/training.md. No GPU is needed.
+
+    \b
+    lazyformer plan --arch lazyformer_m2x6_s (on this machine's GPUs, or its processor)
+    lazyformer plan --config my_training.yaml --data data --gpus 4x24GB --precision bf16
+    lazyformer plan --arch bert_base --arch lazyformer_m2x6 --gpus 8x16GB (a row for each)
+    """
+    if bool(asked.archs) == (config is not None):
+        raise UserError("give either --arch NAME or --config FILE.yaml")
+    if asked.data is not None:
+        refuse_missing_folders(asked.data)
+    from lazyformer_fairseq.evaluation.planning.fit import as_json, as_table, as_text, make_plan
+    from lazyformer_fairseq.evaluation.planning.job import job_of_arch, job_of_yaml, vocabulary_of
+
+    given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update", "optimizer")}
+    given = {name: value for name, value in given.items() if value is not None}
+    place, plans = _place(asked), []
+    files = [path for folder in (asked.data or "").split(":") if folder for path in Path(folder).rglob("*")]
+    size = sum(path.stat().st_size for path in files if path.is_file()) if asked.data else None
+    for job in [job_of_yaml(config)] if config else map(job_of_arch, asked.archs):
+        known = asked.data and vocabulary_of(asked.data, job.is_causal)
+        job = replace(job, vocab_size=known or job.vocab_size, **given)
+        plans.append(make_plan(job, place, asked.attention_backend or job.attention_backend, asked.teraflops, size))
+    if asked.json:
+        found = [as_json(made) for made in plans]
+        click.echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
+    else:
+        click.echo(as_text(plans[0]) if len(plans) == 1 else as_table(plans))
+
+
+def _place(asked: Planning) -> Any:
+    """This machine, and what was asked for in its place."""
+    from lazyformer_fairseq.evaluation.planning.fit import Place
+
+    there, given = count_gpus(), asked.gpus or Gpus(0)
+    memory = asked.gpu_memory or given.memory
+    if not (there or given.count or memory):
+        by_pretrain = "bf16" if has_bf16() and asked.archs and ARCHITECTURES.keys() >= set(asked.archs) else "fp32"
+        return Place.of_processor(asked.precision or by_pretrain)
+    precision = asked.precision or (precision_here() if there and not memory else "fp16")
+    if not (memory := memory or smallest_memory()):
+        click.echo(NO_GPU, err=True)
+    return Place(given.count or there or 1, memory or V100_BYTES, precision)

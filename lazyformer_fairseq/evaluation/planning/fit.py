@@ -1,0 +1,326 @@
+"""What fits a GPU: back ends, the largest batch, and how an update is shared; a plan, as text and as numbers."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
+from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
+from lazyformer_fairseq.evaluation.costs.memory import UpdateMemory
+from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR, PAPER_TERAFLOPS
+from lazyformer_fairseq.evaluation.planning.job import Job
+from lazyformer_fairseq.modules.attention import BACK_ENDS, fallback_backend
+from lazyformer_fairseq.modules.attention.back_ends import NOT_IN_TRITON
+from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
+from lazyformer_fairseq.modules.memory_costs import NUMBER, SINGLE
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.grammar import plan as planned
+from lazyformer_fairseq.report.tables import markdown_table
+
+# Of a GPU's memory, what we plan for. The rest is for CUDA's context, cuBLAS, and gaps between tensors.
+USABLE = 0.9
+GB, TERA, HOUR = 1e9, 1e12, 3600
+BY_TRITON = ("fused", "flex")  # on a GPU; GPUs that have bf16 have what it needs
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it trains.
+
+    Attributes:
+        processes: one a GPU.
+        memory: bytes of a GPU, or of this machine.
+        precision: fp32, fp16 or bf16.
+        device: cuda or cpu.
+    """
+
+    processes: int
+    memory: int
+    precision: str
+    device: str = "cuda"
+
+    @classmethod
+    def of_processor(cls, precision: str, processes: int = 1) -> "Place":
+        """Of this machine, each process with its share of the memory."""
+        return cls(processes, memory_of("cpu") // processes, precision, "cpu")
+
+    @property
+    def unit(self) -> str:
+        return "GPU" if self.device == "cuda" else "process"
+
+    def __str__(self) -> str:
+        on = "" if self.device == "cuda" else "this machine's processor: "
+        return f"{on}{self.processes} x {self.memory / GB:.1f} GB, {self.precision}"
+
+
+class Fit(NamedTuple):
+    """A batch on a back end.
+
+    Attributes:
+        batch: sequences that a process takes at once; 0 where not even one fits.
+        update_freq: batches of a process in an update.
+        memory: of a process; of one sequence where none fits.
+    """
+
+    back_end: str
+    batch: int
+    update_freq: int
+    memory: UpdateMemory
+
+
+def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
+    """The largest batch that fits and divides a process's share of an update.
+
+    Raises:
+        UserError: an update does not divide among the processes, or the back end cannot compute this.
+    """
+    if job.per_update % place.processes:
+        raise UserError(
+            f"an update of {job.per_update} sequences does not divide among {place.processes} GPUs; give another "
+            "number of either"
+        )
+    share = job.per_update // place.processes
+    most = min(share, ON_PROCESSOR) if place.device == "cpu" else share
+    possible = possible_back_ends(job, place.device)
+    if possible and back_end not in (AUTO, *possible):
+        raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
+    for batch in (size for size in range(most, 0, -1) if share % size == 0):
+        found = count_on(job, place, back_end, batch, share)
+        if found.peak <= USABLE * place.memory:
+            return Fit(back_end, batch, share // batch, found)
+    return Fit(back_end, 0, share, found)
+
+
+def count_on(job: Job, place: Place, back_end: str, batch: int, share: int) -> UpdateMemory:
+    """Memory of a process; ``auto`` counts as the hungriest back end that it may take there."""
+    names = _auto_may_take(job, place, batch) if back_end == AUTO else [back_end]
+    how = {"accumulates": batch < share, "processes": place.processes}
+    counts = [job.count_memory(batch, place.precision, place.device, name, **how) for name in names]
+    return max(counts, key=lambda count: count.peak)
+
+
+def possible_back_ends(job: Job, device: str) -> list[str]:
+    """Those that compute all attention of the job; ``tiles`` where there is a mask. None of them if nothing attends.
+
+    On a GPU ``fused`` is Triton's, and ``flex`` is for GPUs alone; which of them runs on a given GPU is not asked here.
+    """
+    makers = _makers(job)
+    return [name for name in BACKENDS if makers and all(_computes(name, job, maker, device) for maker in makers)]
+
+
+def _makers(job: Job) -> list[PlannedSublayer]:
+    return [each for each in planned(job.pattern, job.sizes.direction) if each.kind.computes_scores]
+
+
+def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
+    features = job.features
+    for choice in variant_classes(maker.shaper.values):
+        features |= choice.features(maker.shaper.values)
+    if name == "tiles" and "mask" not in features:
+        return False
+    if name == "fused" and device == "cuda" and features & NOT_IN_TRITON:
+        return False
+    if name == "flex" and device != "cuda":
+        return False
+    can = fallback_backend(name, job.config.attention_dropout > 0, features) == name
+    return can and name in (maker.kind.back_ends or BACKENDS)
+
+
+def _auto_may_take(job: Job, place: Place, batch: int) -> list[str]:
+    possible = possible_back_ends(job, place.device)
+    number, keys = NUMBER[place.precision], job.memory_length + job.computed
+    distributions = batch * job.sizes.num_heads * job.computed * keys * number * len(_makers(job))
+    small = [
+        name
+        for name in possible
+        if not BACK_ENDS[name].keeps_distribution or distributions <= SHARE_OF_MEMORY * place.memory
+    ]
+    return small or ["eager"]
+
+
+def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:
+    """The largest one that does, and in words why; 1, and a warning, where none does.
+
+    Raises:
+        UserError: as :func:`fit` does.
+    """
+    found = fit(job, place, job.attention_backend)
+    gigabytes = f"{found.memory.peak / 1e9:.1f} GB of a GPU's {place.memory / 1e9:.1f} GB, by formula"
+    if not found.batch:
+        return 1, f"even one at a time may not fit: it takes {gigabytes}; see lazyformer plan"
+    return found.batch, f"{found.batch} at a time take {gigabytes}; --no-fit or --batch-size N for another"
+
+
+class Plan(NamedTuple):
+    """A job on a place.
+
+    Attributes:
+        fits: of each back end, and of ``auto``.
+        chosen: the one of the back end that the training names.
+        one: bytes of activations of one sequence by back end.
+        teraflops: that training reaches on a GPU, TFLOP/s.
+        whose: in words, where nobody gave it.
+        data_bytes: of the data on disk; None where none are known.
+    """
+
+    job: Job
+    place: Place
+    fits: list[Fit]
+    chosen: Fit
+    one: dict[str, int]
+    teraflops: float
+    whose: str
+    data_bytes: Optional[int]
+
+    @property
+    def hours(self) -> float:
+        return self.job.flops / (self.teraflops * TERA) / self.place.processes / HOUR
+
+    @property
+    def speed(self) -> str:
+        """In words, with its source."""
+        return f"--teraflops {self.teraflops:.3g}{self.whose}"
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of one checkpoint, all in single precision: weights, moments, from half precision the optimizer's weights."""
+        a_parameter = 3 if NUMBER[self.place.precision] == SINGLE else 4
+        return SINGLE * (a_parameter * self.job.parameters - self.job.single_moments)
+
+
+def make_plan(
+    job: Job, place: Place, back_end: str, teraflops: Optional[float] = None, data_bytes: Optional[int] = None
+) -> Plan:
+    """Raises UserErrors as :func:`fit` does."""
+    names = possible_back_ends(job, place.device) or ["eager"]
+    fits = [fit(job, place, name) for name in names]
+    chosen = fit(job, place, back_end)
+    one = {name: count_on(job, place, name, 1, 2).activations for name in names}
+    speed = (teraflops, "") if teraflops else usual_speed(place.device, place.precision)
+    return Plan(job, place, fits, chosen, one, *speed, data_bytes)
+
+
+@functools.cache
+def usual_speed(device: str, precision: str) -> tuple[float, str]:
+    """TFLOP/s of a training, and whose in words; on a processor a second's measurement."""
+    if device == "cuda":
+        return PAPER_TERAFLOPS, ", as the paper's BERT on a V100"
+    things = matrix_products("cpu", PRECISIONS[precision])
+    products = measure(things, rounds=3, warm_up=1, description="this processor's speed")
+    return matrix_peak(products) / TERA, ", which products of matrices reach here: training takes longer"
+
+
+def as_text(plan: Plan) -> str:
+    """Tables and sentences that a newcomer can read."""
+    job, place, held = plan.job, plan.place, plan.chosen.memory
+    head = f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. {place}"
+    constant = {
+        "weights": held.weights,
+        "gradients" + " and what GPUs send" * (place.processes > 1): held.gradients,
+        "optimizer": held.optimizer,
+        **({"memory of streams": held.carried} if held.carried else {}),
+    }
+    rows = [
+        {
+            "back end": found.back_end,
+            "activations of a sequence, GB": _gb(plan.one[found.back_end]),
+            "largest batch": found.batch or "none",
+            "all memory then, GB": _gb(found.memory.peak) if found.batch else "-",
+            "--update-freq": found.update_freq if found.batch else "-",
+        }
+        for found in plan.fits
+    ]
+    held_table = markdown_table(
+        [{f"memory of each {place.unit}": name, "GB": _gb(size)} for name, size in constant.items()]
+    )
+    return "\n\n".join([head, held_table, markdown_table(rows), *_sentences(plan)])
+
+
+def as_table(plans: Sequence[Plan]) -> str:
+    """A row for each."""
+    rows = [
+        {
+            "arch": made.job.name,
+            "parameters, million": f"{made.job.parameters / 1e6:,.1f}",
+            "--batch-size": made.chosen.batch or "none",
+            "--update-freq": made.chosen.update_freq if made.chosen.batch else "-",
+            "memory, GB": _gb(made.chosen.memory.peak),
+            "hours": f"{made.hours:,.0f}" if made.hours >= 10 else f"{made.hours:,.1f}",
+            "checkpoint, GB": _gb(made.checkpoint_bytes),
+        }
+        for made in plans
+    ]
+    return f"{markdown_table(rows)}\n\n{plans[0].place}, {plans[0].speed}"
+
+
+def _sentences(plan: Plan) -> list[str]:
+    job, place, chosen = plan.job, plan.place, plan.chosen
+    unit = "segments" if job.is_causal else "sequences"
+    words = []
+    if chosen.batch:
+        how = "on the hungriest back end that auto may take" if chosen.back_end == AUTO else f"on {chosen.back_end}"
+        words.append(
+            f"An update: {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {unit} "
+            f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {unit} of {job.time} "
+            f"tokens, counted {how}."
+        )
+    else:
+        words.append(
+            f"THIS DOES NOT FIT: one of the {unit} takes {chosen.memory.peak / GB:,.1f} GB of the "
+            f"{USABLE * place.memory / GB:,.1f} GB that we plan for. Choose {_remedies(plan, unit)}."
+        )
+    words.append(
+        f"In all: {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens, {job.flops:.2e} FLOPs: "
+        f"{_time(plan.hours)} at {plan.teraflops:,.3g} TFLOP/s a {place.unit} ({plan.speed})."
+    )
+    a_token = 2 if job.vocab_size <= 65_500 else 4
+    data = f"{plan.data_bytes / GB:,.2f} GB of data" if plan.data_bytes is not None else f"{a_token} bytes a token"
+    words.append(
+        f"Disk: {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB, "
+        f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB; {data}."
+    )
+    of_cuda = "CUDA and " * (place.device == "cuda")
+    rest = f"By formula; {1 - USABLE:.0%} of the memory stays free for {of_cuda}gaps between tensors."
+    by_triton = [found.back_end for found in plan.fits if found.back_end in BY_TRITON]
+    if by_triton and place.device == "cuda" and place.precision != "bf16":
+        need = "need" if len(by_triton) > 1 else "needs"
+        rest += f" {' and '.join(by_triton)} {need} compute capability 8.0, which a V100 or T4 lacks."
+    if job.estimated:
+        rest += f" The memory of {', '.join(job.estimated)} is an estimate, and may be off by more than a tenth."
+    return [*words, rest]
+
+
+def _remedies(plan: Plan, unit: str) -> str:
+    fitting = [found.back_end for found in plan.fits if found.batch]
+    ways = [f"--attention-backend {' or '.join(fitting)}"] if fitting else []
+    ways += [f"shorter {unit}", *(["half precision"] if plan.place.precision == "fp32" else []), "a larger GPU"]
+    return f"{', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Bytes, sequences, FLOPs and hours."""
+    job, place, chosen = plan.job, plan.place, plan.chosen
+    return {
+        **{name: getattr(job, name) for name in ("name", "pattern", "parameters")},
+        **{"gpus": place.processes, "gpu_memory": place.memory, "precision": place.precision},
+        **{"batch_size": chosen.batch, "update_freq": chosen.update_freq, "memory": chosen.memory._asdict()},
+        "back_ends": {
+            found.back_end: {"batch_size": found.batch, "update_freq": found.update_freq, **found.memory._asdict()}
+            for found in plan.fits
+        },
+        **{name: getattr(job, name) for name in ("max_update", "tokens", "flops")},
+        **{"flops_per_second": plan.teraflops * TERA, "hours": plan.hours},
+        **{"checkpoint_bytes": plan.checkpoint_bytes, "checkpoints": job.checkpoints},
+        "is_estimate": bool(job.estimated),
+    }
+
+
+def _time(hours: float) -> str:
+    return f"{hours:,.1f} hours" if hours < 8766 else f"{hours:,.0f} hours, {hours / 8766:,.1f} years,"
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:,.2f}" if size >= GB / 100 else f"{size / GB:,.4f}"

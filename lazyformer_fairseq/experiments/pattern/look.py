@@ -1,0 +1,316 @@
+"""What ``lazyformer pattern`` prints and draws: plans with their costs, what sublayers look at, learned spans.
+
+Which tokens a sublayer looks at is asked of the sublayer itself: no kind describes its own picture, or could lie.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs import flops as costs
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.modules.sublayers.feed_forward import Experts
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
+from lazyformer_fairseq.patterns.grammar import places_read, plan
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
+from lazyformer_fairseq.report.tables import markdown_table
+
+COLUMNS = 5  # of panels
+SHARES = ".inner.choices.span.shares"
+SEEN, FAINT, UNSEEN, DROPPED = "■", "□", "·", "×"
+LEGEND = (
+    f"rows: queries, columns: keys; {SEEN} seen, {FAINT} with less than half the weight of its row's most, {UNSEEN} not"
+)
+LEGEND_OF_EXPERTS = (
+    f"of experts, rows: experts, columns: tokens of a text in training; {SEEN} first choice, {FAINT} second, {DROPPED} "
+    "not drawn, or without a slot"
+)
+HEAD_SIZE = 8
+# Weights so small that scores are nearly equal: how much a key counts is then the kind's doing, not the weights'.
+STD = 1e-3
+STD_OF_MODELS = 0.02
+# Of what the most important token counts for a query; less than this comes from the query itself, not from a key.
+NOTICEABLE = 1e-3
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one sublayer looks at.
+
+    Attributes:
+        title: the sublayer, and whom it reads.
+        by_heads: (heads, weights) of each group of neighbouring heads that look at the same tokens. Weights are (T, K):
+            how much the output at a token depends on the input at another, 1 for each row's greatest and 0 for what it
+            does not see. K = M + T, the memory of a causal model first. Of experts (E, T): 1 for first choices, less
+            for second ones, below 0 for those without a slot.
+    """
+
+    title: str
+    by_heads: tuple[tuple[range, Tensor], ...]
+    is_of_experts: bool = False
+
+
+def refuses_bias(pattern: str, direction: str) -> bool:
+    """Whether a sublayer of the pattern cannot stand with T5's bias."""
+    return any("bias" in choice.refuses for each in plan(pattern, direction) for choice in variant_classes(each.values))
+
+
+def build_network(
+    pattern: str, direction: str, num_heads: int, tokens: int, memory: int = 0, bias_buckets: int = 0
+) -> Stack:
+    """A narrow network of a pattern, in double precision, whose weights are all alike to :func:`look`.
+
+    Args:
+        bias_buckets: of T5's bias in an encoder, which is 0 and shows nothing: what cannot stand with it is refused.
+
+    Raises:
+        UserError: the pattern cannot be built for this direction, these heads or so many tokens.
+    """
+    torch.manual_seed(1)
+    sizes = (HEAD_SIZE * num_heads, HEAD_SIZE, num_heads)
+    options: dict[str, Any] = {"attention_backend": "eager"}
+    try:
+        if direction == ENCODER:
+            options["relative_position_buckets"] = bias_buckets
+            network = Encoder(pattern, None, *sizes, max_positions=tokens, **options)
+        else:
+            network = CausalDecoder(pattern, 2, *sizes, mem_len=memory, **options)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{pattern}: {error}") from None
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=STD)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return network.double().eval()
+
+
+def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
+    """What its sublayers look at, each kind and settings once, the lowest first.
+
+    Each is run on random vectors; the gradient of its heads' outputs tells how much they depend on each token. An
+    ``l`` looks at what its ``s`` looks at, and is left out.
+
+    Args:
+        tokens: T.
+        memory: M, remembered positions of a causal model.
+    """
+    found: dict[str, Seen] = {}
+    below: SharedState = {}
+    x_BTC = torch.randn(1, tokens, network.embed_dim, dtype=torch.float64)
+    memory_BMC = torch.randn(1, memory, network.embed_dim, dtype=torch.float64) if memory else None
+    shared = network.context(x_BTC, memory)
+    for planned, sublayer in zip(network.plan, network.sublayers, strict=True):
+        inner = getattr(sublayer, "inner", sublayer)
+        heads, handed_on = _run(inner, x_BTC, below, shared, memory_BMC)
+        title = planned.text if planned.producer is None else f"{planned.text} reading {planned.producer.text}"
+        if inner.attends and planned.kind.reads != DISTRIBUTION and title not in found:
+            inputs = [part for part in (memory_BMC, x_BTC) if part is not None]
+            found[title] = Seen(title, tuple(_groups(_dependence(heads, inputs))))
+        if isinstance(inner, Experts) and title not in found:
+            found[title] = Seen(title, ((range(1), _choices(inner, x_BTC[0].detach())),), is_of_experts=True)
+        below = {**below, **handed_on}
+    return list(found.values())
+
+
+def _choices(experts: Experts, x_TC: Tensor) -> Tensor:
+    """What a text's tokens choose in training, (E, T), by weights as random as at first."""
+    nn.init.normal_(experts.gate.weight, std=STD_OF_MODELS)
+    gates_TE = experts.train().gates(x_TC)
+    text = torch.zeros(len(x_TC), dtype=torch.long), torch.tensor([len(x_TC)])
+    chosen_ET, found = torch.zeros(gates_TE.shape).t().contiguous(), experts.assign(gates_TE, *text)
+    for rank, experts_T in enumerate(gates_TE.topk(experts.top)[1].t()):
+        chosen_ET[experts_T, torch.arange(len(x_TC))] = -1.0 if rank == 0 else -0.5
+    chosen_ET[found.experts_P, found.tokens_P] *= -0.8  # 0.8 of first choices, 0.4 of second ones
+    experts.eval()
+    return chosen_ET
+
+
+def _run(
+    inner: nn.Module, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None
+) -> tuple[Tensor, SharedState]:
+    """What each head puts out, (T, N, D), and what the sublayer hands on. Its inputs become leaves of a graph."""
+    for part in (x_BTC, memory_BMC):
+        if part is not None:
+            part.requires_grad_()
+    merged: list[Tensor] = []
+    has_heads = isinstance(inner, AttentionSublayer)
+    hook = inner.out_proj.register_forward_pre_hook(lambda _, given: merged.append(given[0])) if has_heads else None
+    output, handed_on = inner(x_BTC, below, shared, *([memory_BMC] if inner.attends else []))
+    if hook is None:
+        return output[0][:, None], handed_on
+    hook.remove()
+    return merged[0][0].unflatten(-1, (inner.num_heads, -1)), handed_on
+
+
+def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
+    """(N, T, K): length of the gradient of a random mix of each head's outputs, by the token that it is taken of."""
+    mixed_TN = heads_TND @ torch.randn(heads_TND.size(-1), dtype=heads_TND.dtype)
+    rows = []
+    for number in mixed_TN.flatten():
+        gradients = torch.autograd.grad(number, inputs, retain_graph=True, allow_unused=True)
+        parts = [
+            torch.zeros_like(given) if part is None else part for given, part in zip(inputs, gradients, strict=True)
+        ]
+        rows.append(torch.cat(parts, 1)[0].norm(dim=-1))
+    dependence_NTK = torch.stack(rows).unflatten(0, mixed_TN.shape).transpose(0, 1)
+    relative = dependence_NTK / dependence_NTK.amax(-1, keepdim=True).clamp(min=1e-300)
+    return relative.where(relative > NOTICEABLE, 0.0)
+
+
+def _groups(dependence_NTK: Tensor) -> Iterator[tuple[range, Tensor]]:
+    """Neighbouring heads that see the same tokens, with their mean."""
+    first = 0
+    for head in range(1, len(dependence_NTK) + 1):
+        if head == len(dependence_NTK) or not torch.equal(dependence_NTK[head] > 0, dependence_NTK[first] > 0):
+            yield range(first, head), dependence_NTK[first:head].mean(0)
+            first = head
+
+
+def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
+    """A Markdown table: a row for each sublayer, one for what is around them, one for all.
+
+    Args:
+        sizes: of the model, its direction included.
+        time: T, tokens of the sequence whose FLOPs count; the head predicts all of them.
+        memory: M, remembered positions.
+
+    Raises:
+        UserError: the pattern cannot be read, or is not for this direction.
+    """
+    sublayers = plan(pattern, sizes.direction)
+    lines, rest = [], [costs.count_parameters(pattern, sizes), costs.count_flops(pattern, sizes, time, memory)]
+    of_all = tuple(rest)
+    for number, (planned, place) in enumerate(zip(sublayers, places_read(sublayers), strict=True), 1):
+        own = costs.count_sublayer_parameters(planned, sizes), costs.count_sublayer_flops(planned, sizes, time, memory)
+        rest = [before - cost for before, cost in zip(rest, own, strict=True)]
+        reads = "" if place is None else f"{planned.kind.reads} of {place + 1}"
+        lines.append((str(number), planned.text, planned.kind.name, reads, *own))
+    lines += [("", "", "shared, embeddings, head", "", *rest), ("all", "", "", "", *of_all)]
+    rows = [
+        {"": number, "sublayer": text, "kind": kind, "reads": reads}
+        | {"parameters": f"{parameters:,}", "MFLOP": f"{flops / 1e6:,.2f}"}
+        for number, text, kind, reads, parameters, flops in lines
+    ]
+    return markdown_table(rows, left=("sublayer", "kind", "reads"))
+
+
+def text_picture(seen: Seen) -> str:
+    """What a sublayer looks at, a line for each query."""
+    blocks = []
+    for heads, weights_TK in seen.by_heads:
+        title = seen.title if len(seen.by_heads) == 1 else f"{seen.title}, {name_heads(heads)}"
+        signs = ([_sign(one) for one in row] for row in weights_TK.tolist())
+        blocks.append("\n".join([title, *map(" ".join, signs)]))
+    return "\n\n".join(blocks)
+
+
+def _sign(weight: float) -> str:
+    return DROPPED if weight < 0 else UNSEEN if weight == 0 else FAINT if weight < 0.5 else SEEN
+
+
+def name_heads(heads: range) -> str:
+    """``head 1`` or ``heads 1 to 8``."""
+    return f"head {heads.start + 1}" if len(heads) == 1 else f"heads {heads.start + 1} to {heads.stop}"
+
+
+def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:
+    """A panel for each sublayer and group of heads: rows are queries, columns keys, darker where a key weighs more."""
+    panels = [
+        (seen.title if len(seen.by_heads) == 1 else f"{seen.title}\n{name_heads(heads)}", weights)
+        for seen in all_seen
+        for heads, weights in seen.by_heads
+    ]
+    from lazyformer_fairseq.report.figures import picture
+
+    columns = min(COLUMNS, len(panels))
+    with picture(path, math.ceil(len(panels) / columns), columns, panel=(2.2, 2.55)) as grid:
+        for axis in grid.flat:
+            axis.set_axis_off()
+        for axis, (title, weights_TK) in zip(grid.flat, panels, strict=False):
+            axis.set_axis_on()
+            axis.grid(False)
+            axis.imshow(weights_TK.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+            axis.set_title(title.replace(",", ",\n") if len(title) > 26 else title, fontsize=7)
+            axis.tick_params(labelsize=6)
+        for axis in grid[:, 0]:
+            axis.set_ylabel("query", fontsize=7)
+        for axis in grid[-1]:
+            axis.set_xlabel("key", fontsize=7)
+
+
+class Spans(NamedTuple):
+    """Of one sublayer.
+
+    Attributes:
+        number: among all sublayers, from 1, the lowest first.
+        ramp: tokens over which weights fall beyond the span.
+        tokens: z of each head.
+    """
+
+    number: int
+    ramp: int
+    tokens: list[float]
+
+
+def read_spans(checkpoint: Path) -> list[Spans]:
+    """The spans in a checkpoint of a model of ours, the lowest sublayer first.
+
+    Raises:
+        UserError: it is no checkpoint, or its model has no spans.
+    """
+    from lazyformer_fairseq.evaluation import checkpoints
+
+    state = checkpoints.load(checkpoint)
+    pattern = (state["cfg"].get("model") or {}).get("sublayer_pattern")
+    if pattern is None:
+        raise UserError(f"{checkpoint}: is of no model of this package")
+    weights: dict[str, Tensor] = {name: weight for name, weight in state["model"].items() if name.endswith(SHARES)}
+    if not weights:
+        raise UserError(f"{checkpoint}: its sublayers ({pattern}) learn no spans, as those of s[span=1024] do")
+    found = []
+    for name, shares in weights.items():
+        number = int(name.removesuffix(SHARES).rpartition(".")[2])
+        values = plan(pattern)[number].values
+        tokens = (shares.float().clamp(0, 1) * values["span"]).tolist()
+        found.append(Spans(number + 1, values["ramp"], tokens))
+    return sorted(found)
+
+
+def spans_table(found: list[Spans]) -> str:
+    """A line for each sublayer."""
+    lines = [f"{'sublayer':>8} {'ramp':>8} {'mean':>8}   each head, in tokens; beyond, weights fall to 0 over the ramp"]
+    for spans in found:
+        heads = " ".join(f"{tokens:.0f}" for tokens in sorted(spans.tokens))
+        lines.append(f"{spans.number:>8} {spans.ramp:>8} {np.mean(spans.tokens):>8.1f}   {heads}")
+    return "\n".join(lines)
+
+
+def draw_spans(found: list[Spans], path: Path) -> None:
+    """A bar for each head, from the shortest to the longest in each sublayer."""
+    from lazyformer_fairseq.report.figures import COLOURS, picture
+
+    width = 1.5 + 0.14 * sum(len(spans.tokens) + 1 for spans in found)
+    with picture(path, panel=(width, 3)) as ((axis,),):
+        start, ticks = 0, []
+        for spans in found:
+            places = start + np.arange(len(spans.tokens))
+            axis.bar(places, sorted(spans.tokens), width=0.8, color=COLOURS[0])
+            ticks.append(places.mean())
+            start = places[-1] + 2
+        axis.set_xticks(ticks, [str(spans.number) for spans in found])
+        axis.set_xlabel("sublayer, a bar for each head")
+        axis.set_ylabel("span z, tokens")

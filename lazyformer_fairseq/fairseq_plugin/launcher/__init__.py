@@ -1,0 +1,1 @@
+"""``lazyformer pretrain``: fairseq-train on the GPUs there are."""

@@ -1,0 +1,235 @@
+"""The command ``lazyformer pretrain``."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+import click
+
+from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing, refuse_missing_folders
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR
+from lazyformer_fairseq.extras import needs_fairseq
+from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch, find_config, words_of_options
+from lazyformer_fairseq.fairseq_plugin.launcher.phases import pretrain_in_phases
+from lazyformer_fairseq.fairseq_plugin.launcher.recipes import (
+    CAUSAL_CHOICES,
+    LONGFORMER,
+    LONGFORMER_PHASE,
+    PHASES,
+    RECIPES,
+    SAVES,
+    causal_options,
+    longformer_phases,
+    without_replaced,
+)
+from lazyformer_fairseq.options import Command, option, refuse_out_of_bounds, takes
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, MASKED_LM
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
+from lazyformer_fairseq.storage.atomic import refuse_unwritable
+from lazyformer_fairseq.training.laptop import LAPTOP_ARCH, laptop
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Pretraining(Launch):
+    """Options of ``lazyformer pretrain``."""
+
+    per_gpu: Optional[int] = option(
+        None, "At most so many in one forward pass.", "--sequences-per-gpu", "--batch-size", "--max-sentences",
+        low=1, shown="as many as fit the GPUs' memory, see --fit; else 16 (causal: an eighth of an update); 4 on a CPU",
+    )  # fmt: skip
+    sequences_per_update: Optional[int] = option(
+        None, "A multiple of nodes x gpus.", low=1, shown="the recipe's, 256 for table5; a causal arch's"
+    )
+    recipe: Optional[str] = option(
+        None, "See above; the last four are for causal archs.",
+        choices=("table5", "laptop", *PHASES, "phases", *CAUSAL_CHOICES), shown="table5, or the arch's",
+    )  # fmt: skip
+    without: tuple[str, ...] = option((), "Options of --recipe laptop to leave out.", metavar="NAME,...")
+    phase1: str = option("", "With phases or longformer, for phase 1 alone, as '--max-update 9'.", metavar="'OPTIONS'")
+    phase2: str = option("", "For phase 2 alone.", metavar="'OPTIONS'")
+    phase3: str = option("", "For phase 3 alone, of longformer.", metavar="'OPTIONS'")
+    phase4: str = option("", "For phase 4 alone.", metavar="'OPTIONS'")
+    phase5: str = option("", "For phase 5 alone.", metavar="'OPTIONS'")
+    distill: Optional[Path] = option(None, "If ARCH is a folder: a teacher, checkpoint or folder.", metavar="ORIGINAL")
+
+
+@click.command(cls=Command, context_settings={"ignore_unknown_options": True})
+@click.argument("arch")
+@click.argument("data")
+@click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
+@takes(Pretraining, "run")
+def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
+    """Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
+
+    DATA is a folder of binarised data, or several as a:b:c. The setting: 1,000,000 updates of 256 sequences of 512
+    tokens, Adam (0.9, 0.999), epsilon 1e-6, peak rate 1e-4, 1% warm-up, linear decay to zero, clip 1.0, dropout 0.1,
+    weight decay 0.01. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
+    --sublayer-pattern '(sff)x5 (f)x9'.
+
+    \b
+    --recipe laptop: 20,000 updates of 2 x 512 tokens, Muon, for one core and a small arch, such as bert_laptop
+    --recipe phase1: 7,038 updates of 65,536 sequences of 128 tokens, LAMB, peak rate 6e-3, 28.43% warm-up
+    --recipe phase2: 1,563 updates of 32,768 sequences of 512 tokens, LAMB, peak rate 4e-3, 12.8% warm-up
+    --recipe phases: both, in DIR/phase1 and DIR/phase2, which starts from phase 1's weights; see docs/reproduce.md
+
+    Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
+    keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes
+    some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130). On a
+    processor Ctrl-C gives that update up, and saves what was before it.
+
+    The screen shows what is trained, on a processor for how long and what would take an hour, then a line each minute
+    (--log-seconds 60); all else goes to train.log in --save-dir. --log-seconds 0 shows what fairseq-train does.
+
+    ARCH may be a folder that `lazyformer import` or `lazyformer export` wrote: its model goes on with masked LM, for
+    100,000 updates, a tenth. With --distill it learns from ORIGINAL too: from its words (--distill-words-weight,
+    --distill-temperature) and its last attention (--distill-attention-weight). See docs/huggingface.md.
+
+    ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
+    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000 or
+    recipe=phase1.
+
+    A causal ARCH (par_transformer_base, ...) reads what `lazyformer lm prepare` wrote, as the PAR Transformer paper
+    says: segments and memory of 192 tokens and 256 rows an update; *_large 384 tokens and 128 rows; *_24b 512 tokens;
+    40,000 updates (which the paper says of the base models), *_large 100,000. An update of *_24b is 96 rows, so that
+    all have the same 49,152 tokens (ours: the paper does not say). longformer_small reads 32 rows of 2,048 tokens and
+    remembers none, as in the first phase of Longformer's Table 12; sparse_transformer_base 4 rows of 12,288, the Sparse
+    Transformer's context. Dropout is the arch's, 0.1 for base.
+
+    --recipe nvidia, the paper's models' own, is that of the code to which the paper's footnote leads: LAMB without bias
+    correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25, streams that start elsewhere each
+    epoch; *_large 16,000 of warm-up, decay to 0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the
+    archs of other papers: Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates
+    of warm-up. --recipe longformer, for longformer_small: all five phases of Longformer's Table 12, in DIR/phase1 to
+    DIR/phase5, each from the weights of the one before; from one to the next windows and segments double (2,048 to
+    23,040 tokens) and the rate halves (2.5e-4 to 1.5625e-5), and checkpoints record that. --tgt-len, --lr and
+    --sublayer-pattern are the first phase's. --recipe longformer-phase is the optimizer of one.
+
+    Rows are streams through the text, each with its memory; options call them sequences. On fewer GPUs an update takes
+    several segments of fewer streams, one after the other. It saves every 1,000 updates, memory included, which starts
+    empty if the number of streams has changed. Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
+    --clamp-len 400 --same-length
+    """
+    needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
+    refuse_out_of_bounds(wanted := options_by_name(given))
+    if "save_dir" in wanted and not run.dry_run:
+        refuse_unwritable(Path(wanted["save_dir"]))
+    is_causal, known = arch in CAUSAL_ARCHITECTURES, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
+    warm = Path(arch) if arch not in known and Path(arch).is_dir() else None
+    if run.distill and not warm:
+        raise UserError(f"--distill: {arch} is no folder of a model")
+    if run.without and run.recipe != "laptop":
+        raise UserError(f"--without {','.join(run.without)}: is of --recipe laptop")
+    own = {name: value for name, value in vars(run).items() if name.startswith("phase")}
+    its_phases = {"phases": PHASES, LONGFORMER: own}.get(run.recipe, ())
+    if wrong := next((name for name in own if own[name] and name not in its_phases), None):
+        raise UserError(f"--{wrong}: is of --recipe {LONGFORMER}{', or phases' if wrong in PHASES else ''}")
+    if arch.endswith(".yaml"):
+        return _from_yaml(arch, data, given, run)
+    if warm is None and arch not in known:
+        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models has all")
+    refuse_missing(run.distill)
+    if run.recipe and warm:
+        raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
+    if run.recipe and is_causal != (run.recipe in CAUSAL_CHOICES):
+        kind, others = ("causal", CAUSAL_CHOICES) if is_causal else ("masked", ("table5", "laptop", *PHASES, "phases"))
+        raise UserError(f"--recipe {run.recipe}: {arch} is a {kind} language model; give {' or '.join(others)}")
+    if "sublayer_pattern" in wanted:
+        plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
+    if run.recipe in ("phases", LONGFORMER):
+        for_all = [*words_of_options(run, without=("recipe", *own)), *given]
+        if run.recipe == LONGFORMER:
+            pattern = wanted.get("sublayer_pattern") or CAUSAL_ARCHITECTURES[arch].sublayer_pattern
+            phases = longformer_phases(pattern, options_by_name(for_all))
+            phases = {phase: {"recipe": LONGFORMER_PHASE, **options} for phase, options in phases.items()}
+        else:
+            phases = {phase: {"recipe": phase} for phase in PHASES}
+        return pretrain_in_phases(arch, data, for_all, phases, own, run.dry_run)
+    if is_causal:
+        return _pretrain_causal(arch, data, given, run)
+    save_dir = wanted.get("save_dir") or f"checkpoints/{Path(arch).absolute().name}"
+    run = run if warm else run.in_fast_precision(Path(save_dir))
+    recipe = RECIPES["continue" if warm else run.recipe or "table5"]
+    of_recipe = shlex.split(recipe.options)
+    if run.recipe == "laptop":
+        of_recipe = [*as_words(laptop(run.without, wanted)), *SAVES.split()]
+    elif not (run.recipe or warm or run.found or run.dry_run):
+        click.echo(f"no GPU here: {LAPTOP_ARCH} and --recipe laptop learn something in minutes", err=True)
+    of_recipe = without_replaced(of_recipe, wanted)
+    sequences = run.sequences_per_update or recipe.sequences
+    run.refuse_uneven(sequences)
+    _refuse_missing(data, run)
+    model = _options_of_model(warm) if warm else ["--arch", arch]
+    tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
+    sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
+    of_job = (*sizes, *model[2:], *of_recipe, *given)
+    job = ("bert_base" if warm else arch, None, data, of_job, run.sequences_per_update)
+    at_once = (16 if run.found else ON_PROCESSOR) * (1 if warm else max(1, 512 // tokens))
+    if not run.distill:  # whose memory is not counted
+        run.show_plan(job)
+    batch = run.per_gpu or (at_once if run.distill else run.batch(job, at_once))
+    task, criterion = (MASKED_LM, "continued_masked_lm") if warm else (ARCHITECTURES[arch].task, "masked_lm_accuracy")
+    options = f"""
+        --task {task} --criterion {criterion}
+        --batch-size {batch} --required-batch-size-multiple 1
+        --no-epoch-checkpoints --num-workers 2 --log-format simple --seed 1"""
+    words = [*model, *sizes, *of_recipe, *options.split(), "--save-dir", save_dir]
+    if warm:
+        words += ["--finetune-from-model", str(warm / WEIGHTS)]
+    if run.distill:
+        words += ["--distill", str(run.distill), "--warm-start", str(warm / "warm_start.json")]
+    run.train(data, words, given)
+
+
+def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
+    known = CAUSAL_ARCHITECTURES[arch]
+    rows = run.sequences_per_update or known.rows
+    run.refuse_uneven(rows)
+    _refuse_missing(data, run)
+    of_recipe = without_replaced(causal_options(known, run.recipe).split(), options_by_name(given))
+    job = (arch, None, data, (*of_recipe, *given), rows)
+    run.show_plan(job)
+    per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else ON_PROCESSOR)
+    options = f"""
+        --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
+        --max-update {known.updates}
+        --sequences-per-update {rows} --batch-size {per_gpu}
+        --batch-size-valid 8 --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
+        --save-interval-updates 1000 --keep-interval-updates 3
+        --num-workers 1 --log-format simple --log-interval 100 --seed 1"""
+    run.train(data, [*options.split(), *of_recipe], given)
+
+
+def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
+    if run.recipe:
+        behind = run.recipe.replace("-", "_")
+        raise UserError(f"--recipe {run.recipe}: {name} is a recipe itself; write recipe={behind} behind it")
+    config, per_gpu, per_update = find_config(name), run.per_gpu, run.sequences_per_update
+    if run.world > 1:
+        from lazyformer_fairseq.evaluation.planning.job import update_of_yaml  # imports torch
+
+        run.refuse_uneven(per_update or update_of_yaml(config, given) or run.world)
+    _refuse_missing(data, run)
+    job = (None, config, data, given, per_update)
+    run.show_plan(job)
+    if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
+        per_gpu = run.batch(job, 0) or None  # else the file's
+    sizes = {"task.data": data, "dataset.batch_size": per_gpu, "task.sequences_per_update": per_update}
+    run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
+
+
+def _refuse_missing(data: str, run: Launch) -> None:
+    if not run.dry_run:  # which may be for another machine
+        refuse_missing_folders(data)
+
+
+def _options_of_model(warm: Path) -> list[str]:
+    """The options of fairseq-train that build the model of a folder. Raises a UserError where it has none."""
+    refuse_missing(warm / WEIGHTS)
+    from lazyformer_fairseq.evaluation.checkpoints import CONFIG_FILE, read_config
+
+    return as_words({"arch": "lazyformer", **vars(read_config(warm / CONFIG_FILE))})

@@ -1,0 +1,164 @@
+"""Recipes: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from lazyformer_fairseq.arguments import as_words, options_by_name
+from lazyformer_fairseq.errors import UserError, whole_number
+from lazyformer_fairseq.patterns.architectures import CausalArchitecture
+from lazyformer_fairseq.training.laptop import LAPTOP, LAPTOP_TOKENS
+
+LAZYFORMER_KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
+NVLAMB = """--optimizer nvlamb --lamb-betas '(0.9, 0.999)' --lamb-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
+    --no-decay-bias-and-norm --no-ratio-without-decay --lr-scheduler polynomial_warmup --power 0.5
+    --save-interval-updates 200 --keep-interval-updates 3 --log-interval 10"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is pre-trained.
+
+    Attributes:
+        tokens: of a sequence; None for as many as the arch has positions.
+        sequences: of an update.
+        updates: of the whole run.
+        options: of fairseq-train, beside these.
+    """
+
+    tokens: Optional[int]
+    sequences: int
+    updates: int
+    options: str
+
+
+ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
+    --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01
+    --save-interval-updates 5000 --keep-interval-updates 3 --log-interval 100"""
+
+
+def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
+    """A recipe's words, less what the optimizer or the schedule that a user gives in place of its own has not."""
+    found = options_by_name(recipe)
+    for kind in given.keys() & {"optimizer", "lr_scheduler"}:
+        from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
+
+        lacking = options_of_others(kind, given[kind])
+        found = {name: value for name, value in found.items() if name not in lacking}
+    return as_words({name: value or True for name, value in found.items()})
+
+
+def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return a phase's options with its warm-up as a schedule counts it: in updates, as a share of all, or not at all.
+
+    Args:
+        schedule: a name of ``--lr-scheduler``.
+        options: by name, those that differ from a recipe's.
+    """
+    from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
+
+    found, lacking = dict(options), options_of_others("lr_scheduler", schedule)
+    if "warmup_updates" not in found or "warmup_updates" not in lacking:
+        return found
+    updates = int(found.pop("warmup_updates"))
+    if "warmup_ratio" not in lacking:
+        found["warmup_ratio"] = f"{updates / int(found['max_update']):g}"
+    return found
+
+
+RECIPES = {
+    # LazyFormer, Table 5; and a tenth of it, for a trained model.
+    "table5": Recipe(None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),
+    "continue": Recipe(None, 256, 100_000, ADAM),
+    # PAR Transformer, section 3.2: tokens, sequences and updates are the paper's, which says no more than NVLAMB of all
+    # else: that is what NVIDIA's BERT (DeepLearningExamples, PyTorch) has for the same sequences and updates.
+    "phase1": Recipe(128, 65_536, 7_038, f"{NVLAMB} --lr 6e-3 --warmup-ratio 0.2843"),
+    "phase2": Recipe(512, 32_768, 1_563, f"{NVLAMB} --lr 4e-3 --warmup-ratio 0.128"),
+}
+PHASES = ("phase1", "phase2")
+SAVES = "--save-interval-updates 1000 --keep-interval-updates 2 --log-interval 100"
+RECIPES["laptop"] = Recipe(LAPTOP_TOKENS, 2, 20_000, f"{shlex.join(as_words(LAPTOP))} {SAVES}")
+
+LONGFORMER, LONGFORMER_PHASE = "longformer", "longformer-phase"
+CAUSAL_CHOICES = ("nvidia", "transformer-xl", "igpt", LONGFORMER_PHASE, LONGFORMER)
+_NVIDIA = """
+    --optimizer nvlamb --lamb-betas (0.9,0.999) --lamb-eps 1e-6 --weight-decay 0 --max-weight-norm 10
+    --no-bias-correction --clip-norm 0.25 --lr-scheduler cosine --lr 0.01 --warmup-init-lr 0
+    --roll"""
+
+# Chen et al., 2020, section 3: Adam, an epoch of ImageNet to warm up, cosine decay to zero. Of the rates that it tries,
+# which stands for which model is our choice, and so is the clip.
+_IGPT = """
+    --optimizer fused_adam --adam-betas (0.9,0.95) --adam-eps 1e-8 --weight-decay 0 --clip-norm 1.0
+    --lr-scheduler cosine --warmup-updates 9609"""
+
+# Options of fairseq-train: of ``configs/language_modeling/recipe`` by names of YAML files, and of Longformer's phases.
+CAUSAL_RECIPES = {
+    "nvidia": f"{_NVIDIA} --min-lr 1e-3 --warmup-updates 1000",
+    "nvidia_large": f"{_NVIDIA} --min-lr 1e-4 --warmup-updates 16000 --init-std 0.005",
+    "transformer_xl": """
+        --optimizer fused_adam --adam-betas (0.9,0.999) --adam-eps 1e-8 --weight-decay 0 --clip-norm 0.25
+        --lr-scheduler cosine --lr 2.5e-4 --warmup-updates 1000""",
+    "longformer_phase": """
+        --optimizer fused_adam --adam-betas (0.9,0.999) --adam-eps 1e-8 --weight-decay 0.01 --clip-norm 0.25
+        --lr-scheduler fixed --lr 2.5e-4 --warmup-updates 10000 --decoder-normalize-before --activation-fn gelu""",
+    "igpt": f"{_IGPT} --lr 3e-3",
+    "igpt_large": f"{_IGPT} --lr 1e-3",
+}
+# Longformer, Table 12, of the small model's five phases: tokens of a segment, segments of an update, updates.
+_LONGFORMER = (
+    (2_048, 32, 430_000), (4_096, 32, 50_000), (8_192, 16, 50_000), (16_384, 16, 35_000), (23_040, 16, 5_000),
+)  # fmt: skip
+
+
+def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Options of each phase by name (Longformer, section 4.2): windows and segments double, the rate halves.
+
+    The last segments are not doubled in full, as there. Each phase warms up over a tenth of it, of at most 10,000
+    updates, and then keeps its rate.
+
+    Args:
+        pattern: of the first phase.
+        given: options for all phases: --tgt-len and --lr are the first one's, others stay as they are.
+
+    Raises:
+        UserError: no window could double.
+    """
+    if "window=" not in pattern:
+        raise UserError(f"--recipe {LONGFORMER} doubles windows, of which {pattern} has none; write s[window=32], say")
+    for name in ("tgt_len", "max_update"):
+        if whole_number(given.get(name, "1")) is None:  # 1e3 is within fairseq's bounds
+            raise UserError(f"--{name.replace('_', '-')} {given[name]}: must be a whole number")
+    try:
+        rate = float(given.get("lr", 2.5e-4))
+    except ValueError:
+        raise UserError(f"--lr {given['lr']}: must be one number, the first phase's rate") from None
+    first, found = int(given.get("tgt_len", _LONGFORMER[0][0])), {}
+    for number, (tokens, rows, updates) in enumerate(_LONGFORMER):
+        updates = int(given.get("max_update", updates))
+        options = {
+            "tgt_len": first * tokens // _LONGFORMER[0][0],
+            "lr": f"{rate / 2**number:g}",
+            "sublayer_pattern": _with_windows_times(2**number, pattern),
+            "sequences_per_update": given.get("sequences_per_update", rows),
+            "max_update": updates,
+            "warmup_updates": given.get("warmup_updates", min(10_000, updates // 10)),
+        }
+        found[f"phase{number + 1}"] = {name: str(value) for name, value in options.items()}
+    return found
+
+
+def _with_windows_times(factor: int, pattern: str) -> str:
+    return re.sub(r"(window\s*=\s*)([0-9]+)", lambda found: f"{found[1]}{int(found[2]) * factor}", pattern)
+
+
+def causal_options(row: CausalArchitecture, choice: Optional[str]) -> str:
+    """Of fairseq-train, for a model.
+
+    Args:
+        choice: of CAUSAL_CHOICES; None for the row's own.
+    """
+    name = row.recipe if choice is None else choice.replace("-", "_")
+    return CAUSAL_RECIPES[row.recipe if row.recipe.startswith(name) else name]

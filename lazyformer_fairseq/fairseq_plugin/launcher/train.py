@@ -1,0 +1,12 @@
+"""Run fairseq-train without what fairseq logs while it is loaded (``python -m`` and this module's name)."""
+
+import logging
+
+from lazyformer_fairseq.fairseq_plugin.registration import register
+
+if __name__ == "__main__":
+    register()
+    logging.getLogger("fairseq.distributed.utils").setLevel(logging.WARNING)  # it has no log yet to leave this to
+    from fairseq_cli.train import cli_main
+
+    cli_main()

@@ -1,1 +1,0 @@
-"""``lazyformer pretrain``, ``lazyformer finetune``: fairseq-train on the GPUs there are."""

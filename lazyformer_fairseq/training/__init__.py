@@ -1,0 +1,1 @@
+"""The loop that trains without fairseq, optimizers, schedules and recipes, all of plain torch."""

@@ -1,0 +1,224 @@
+"""Optimizer ``muon``: Muon for the matrices of sublayers, Adam with a rate of its own for all other weights.
+
+Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/; at scale: Liu et al., 2025, arXiv 2502.16982)
+moves a matrix by its momentum made orthogonal. With weights W and their gradient G, in each update::
+
+    M = mu M + (1 - mu) G             U = mu M + (1 - mu) G with Nesterov's momentum, else M
+    X = U / |U|, then so many times:  A = X X^T      X = (a I + b A + c A A) X
+    W = (1 - rate decay) W - rate scale X
+
+The steps of Newton and Schulz take all singular values near 1. ``scale`` is ``original``'s max(1, rows / columns)^0.5,
+or ``match_rms_adamw``'s 0.2 max(rows, columns)^0.5, with which an update is as large as Adam's (2502.16982), so that
+Adam's rate and decay serve. Where a map stacks several, as those to queries, keys and values
+(:attr:`~lazyformer_fairseq.modules.linear.Linear.blocks`), each is a matrix of its own.
+
+torch's own Muon (from 2.9 on) takes matrices one by one, whole, and computes in bf16 alone; here those of one shape,
+whichever way they lie, are one batch of products.
+"""
+
+import logging
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, distributed, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.executors.cpuinfo import has_bf16
+from lazyformer_fairseq.executors.nvidia_smi import precision_on
+from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.products import multiply
+from lazyformer_fairseq.options import option, refuse_out_of_bounds
+from lazyformer_fairseq.training.optimizers import BUCKET, MOMENTS, AdamLike, AdamOptions, ByGroups, buckets
+
+logger = logging.getLogger(__name__)
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b and c: steepest at 0 of those that stay near 1 (Jordan)
+EPS = 1e-7  # of a norm
+LAYER = re.compile(r"(^|\.)layers?\.\d+\.")  # in names of modules, of fairseq's and transformers' models
+SCALES = {
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+}
+ON_PROCESSOR = 2**22  # elements at once: more take new memory for each product, which costs more than they save
+DEFAULTS = {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95, "nesterov": True, "scale": "original", "by_muon": True}
+DEFAULTS |= {"steps": 5, "coefficients": COEFFICIENTS, "betas": (0.9, 0.999), "eps": 1e-8}
+
+
+def mark_matrices(model: nn.Module) -> None:
+    """Tells the weights of a model's sublayers that are matrices so, and of how many blocks.
+
+    Of models from elsewhere these are the maps of their layers. The attribute is fairseq's, whose copies of weights in
+    single precision have it too.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) or (isinstance(module, nn.Linear) and LAYER.search(name)):
+            module.weight.optim_overrides = {"blocks": getattr(module, "blocks", 1)}
+
+
+def blocks_of(weight: Tensor) -> int:
+    """Matrices that a weight stacks; 0 of one that is no matrix of a sublayer."""
+    return getattr(weight, "optim_overrides", {}).get("blocks", 0)
+
+
+def orthogonal(
+    x: Tensor, steps: int, coefficients: tuple[float, float, float], dtype: Optional[torch.dtype] = None
+) -> Tensor:
+    """Matrices (X, M, N), M at most N, with all singular values taken near 1.
+
+    Args:
+        dtype: of the products, and of the result; None for that of `x`.
+    """
+    a, b, c = coefficients
+    x = torch.div(x, x.norm(dim=(1, 2), keepdim=True) + EPS, out=torch.empty_like(x, dtype=dtype))
+    for _ in range(steps):
+        gram = _times(x, x.mT)
+        if gram.is_cuda:
+            factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        else:
+            factor = _times(gram, gram).mul_(c).add_(gram, alpha=b)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        x = _times(factor, x)
+    return x
+
+
+def count_flops(rows: int, columns: int, steps: int = 5) -> int:
+    """FLOPs of :func:`orthogonal` for one matrix: twice the multiply-adds of its products."""
+    short, long = sorted((rows, columns))
+    return steps * (4 * short**2 * long + 2 * short**3)
+
+
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    """Of several processes each takes the same library, as their weights must stay the same."""
+    return torch.bmm(left, right) if distributed.is_initialized() else multiply(left, right)
+
+
+class Muon(ByGroups):
+    """Muon for groups with ``by_muon``, the default; Adam with decoupled decay for others.
+
+    A weight of Muon's is a matrix, or as many above each other as :func:`blocks_of` says. Settings of a group are `lr`
+    and `weight_decay`; of Muon `momentum`, `nesterov`, `scale` (a key of :data:`SCALES`), `steps` and `coefficients`;
+    of Adam `betas` and `eps`. The state has one moment for a matrix, ``momentum_buffer``, and Adam's two.
+
+    Args:
+        params: weights, or groups of them, in single or double precision.
+        dtype: of Muon's products; None for that of the weights.
+    """
+
+    def __init__(self, params: Iterable[Any], dtype: Optional[torch.dtype] = None, **settings: Any):
+        super().__init__(params, {**DEFAULTS, **settings})
+        self.dtype = dtype
+
+    def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        if not group["by_muon"]:
+            self._step_by_adam(group, weights)
+            return
+        alike = defaultdict(list)
+        for weight in weights:
+            rows, columns = _blocks(weight).shape[1:]
+            alike[min(rows, columns), max(rows, columns)].append(weight)
+        for same in alike.values():
+            for bucket in buckets(same, BUCKET if same[0].is_cuda else ON_PROCESSOR):
+                self._step_by_muon(group, bucket)
+
+    def _step_by_muon(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        """Of weights whose matrices have one shape, or that shape turned."""
+        (moments,), gradients = self._moments(weights, ("momentum_buffer",)), [weight.grad for weight in weights]
+        torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, moments, group["momentum"]) if group["nesterov"] else moments
+        stacked = torch.cat([_lying(_blocks(each, of)) for each, of in zip(updates, weights, strict=True)])
+        found = orthogonal(stacked, group["steps"], group["coefficients"], self.dtype)
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        sizes = [max(1, blocks_of(weight)) for weight in weights]
+        for weight, part in zip(weights, found.split(sizes), strict=True):
+            blocks = _blocks(weight)
+            scale = SCALES[group["scale"]](*blocks.shape[1:])
+            blocks.add_(part if blocks.shape == part.shape else part.mT, alpha=-group["lr"] * scale)
+
+    def _step_by_adam(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        if not weights:
+            return
+        times = [torch.tensor(float(group["step"]), device=weights[0].device)] * len(weights)
+        gradients, (b1, b2) = [weight.grad for weight in weights], group["betas"]
+        rates = {name: group[name] for name in ("lr", "weight_decay", "eps")} | {"beta1": b1, "beta2": b2}
+        moments = self._moments(weights, MOMENTS)
+        torch._fused_adamw_(weights, gradients, *moments, [], times, **rates, amsgrad=False, maximize=False)
+
+
+def _blocks(tensor: Tensor, weight: Optional[Tensor] = None) -> Tensor:
+    """(X, M, N), a view of a tensor as large as a weight, which has X blocks."""
+    return tensor.unflatten(0, (max(1, blocks_of(tensor if weight is None else weight)), -1))
+
+
+def _lying(x: Tensor) -> Tensor:
+    """(X, M, N), M at most N."""
+    return x.mT if x.size(1) > x.size(2) else x
+
+
+@dataclass
+class MuonOptions(AdamOptions):
+    """Of :class:`MuonAndAdam`."""
+
+    adam_lr: Optional[float] = option(None, "Adam's peak rate; default: --lr")
+    muon_momentum: float = option(0.95, "share of momentum that stays")
+    muon_no_nesterov: bool = option(False, "without Nesterov's momentum")
+    muon_scale: str = option(
+        "match_rms_adamw",
+        "of updates: that, 0.2 max(rows, columns)^0.5, or original, max(1, rows / columns)^0.5",
+        choices=tuple(SCALES),
+    )
+    muon_precision: str = option(
+        "auto", "of products; auto: bf16 where fast, or fp32", choices=("auto", "fp32", "bf16")
+    )
+
+
+class MuonAndAdam(AdamLike):
+    """See the module. ``--lr`` and its schedule are Muon's; Adam's rate keeps its proportion to it."""
+
+    NAME, PREFIX = "muon", "adam"
+
+    def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        cfg = self.cfg
+        bounded = ("adam_lr", "adam_eps", "weight_decay", "muon_momentum")
+        refuse_out_of_bounds({name: getattr(cfg, name) for name in bounded})
+        groups = self.groups_of(params)
+        matrices = groups[0]["params"]
+        precision = str(cfg.muon_precision)
+        if precision == "auto":
+            is_fast = precision_on("cuda") == "bf16" if matrices[0].is_cuda else has_bf16()
+            precision = "bf16" if is_fast else "fp32"
+        logger.info("optimizer: Muon for %d matrices, its products in %s; Adam for the rest", len(matrices), precision)
+        dtype = torch.bfloat16 if precision == "bf16" else None
+        return Muon(groups, dtype, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """Options of the torch optimizer."""
+        cfg = self.cfg
+        return {
+            **super().optimizer_config,
+            **{"momentum": cfg.muon_momentum, "nesterov": not cfg.muon_no_nesterov, "scale": str(cfg.muon_scale)},
+        }
+
+    def groups_of(self, params: list[Tensor]) -> list[dict]:
+        """Matrices of sublayers, and those of Adam's: one group or two."""
+        matrices = [weight for weight in params if blocks_of(weight)]
+        if not matrices:
+            raise UserError(
+                "--optimizer muon: finds no matrices of sublayers; it trains the models of this package, with its own "
+                "tasks: give those, or --optimizer fused_adam"
+            )
+        others = super().groups_of([weight for weight in params if not blocks_of(weight)])
+        return [{"params": matrices}, *({**group, "by_muon": False} for group in others)]
+
+    def set_lr(self, lr: float) -> None:
+        """Muon's, and in proportion Adam's."""
+        super().set_lr(lr)
+        peak = self.optimizer_config["lr"]
+        share = self.cfg.adam_lr / peak if self.cfg.adam_lr is not None and peak else 1.0
+        for group in self.param_groups[1:]:
+            group["lr"] = lr * share

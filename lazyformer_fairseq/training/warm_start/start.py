@@ -1,0 +1,316 @@
+"""A warm start: weights of a trained encoder for one with another pattern, and the record of what became what.
+
+The record is ``warm_start.json`` and the page beside it, in the folder of the new model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from lazyformer_fairseq.errors import UserError, whole_number
+from lazyformer_fairseq.evaluation.hub import model_of
+from lazyformer_fairseq.evaluation.match import PER_POSITION
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.convolution import Convolution
+from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward
+from lazyformer_fairseq.modules.sublayers.recurrent import Recurrent
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
+from lazyformer_fairseq.patterns.kinds import ENCODER
+from lazyformer_fairseq.report.tables import markdown_table
+from lazyformer_fairseq.storage.atomic import write_text
+from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.training.warm_start.weights import INNER, Old, Taken, Weights, carry_norms, take
+
+RECORD_FILE, PAGE_FILE = "warm_start.json", "warm_start.md"
+FORMAT, FORMAT_VERSION = "lazyformer warm start", 1
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Writes both files."""
+    write_json(folder / RECORD_FILE, record)
+    write_text(folder / PAGE_FILE, page(record))
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """What became what, and what it cost, in Markdown."""
+    name = f" of {record['source']}" if record["source"] else ""
+    changed = record["changed_options"].items()
+    rows = [
+        {
+            "": str(index),
+            "sublayer": f"`{sublayer['sublayer']}`",
+            "was": "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}",
+            **{name: ", ".join(sublayer[name]) for name in ("kept", "borrowed")},
+            "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
+        }
+        for index, sublayer in enumerate(record["sublayers"])
+    ]
+    parts = [
+        f"# Warm start{name}",
+        f"`{record['old_pattern']}` became `{record['new_pattern']}`.",
+        "\n".join(f"- `--{name.replace('_', '-')}`: {old} became {new}" for name, (old, new) in changed),
+        markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")),
+        f"Left out: the old sublayers {', '.join(map(str, record['left_out']))}." if record["left_out"] else "",
+        _losses(record["losses"]) if record["losses"] else "",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _losses(losses: Mapping[str, Any]) -> str:
+    before, after = losses["before"], losses["after"]
+    said = (
+        f"Masked-LM loss before any update, {losses['tokens']:,} tokens, one fixed mask: {before:.3f} bits before the "
+        f"change, {after:.3f} after it ({after - before:+.3f})."
+    )
+    rows = [
+        {
+            "change": f"{change['old'] if change['new'] is None else change['new']}: {change['change']}",
+            "alone, bits": _cost(change["alone"], before),
+            "with all below it, bits": _cost(change["so_far"], before),
+        }
+        for change in losses["changes"]
+    ]
+    return f"{said}\n\n{markdown_table(rows)}" if rows else said
+
+
+def _cost(loss: Optional[float], before: float) -> str:
+    return "cannot stand alone" if loss is None else f"{loss:.3f} ({loss - before:+.3f})"
+
+
+SUBLAYERS = "encoder.sentence_encoder.sublayers."
+RESIZED = ("encoder_ffn_embed_dim", "max_positions")
+Plan = Sequence[PlannedSublayer]
+Alignment = tuple[Optional[int], ...]
+
+NONE = "-"  # in words for "from no sublayer"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained encoder.
+
+    Attributes:
+        weights: by the names of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
+    """
+
+    cfg: MaskedLMOptions
+    weights: Weights
+    dictionary: Any
+
+    @property
+    def plan(self) -> tuple[PlannedSublayer, ...]:
+        return plan(self.cfg.sublayer_pattern, ENCODER)
+
+    def build(self) -> MaskedLM:
+        """In evaluation mode, on the GPU if there is one, without heads for classification."""
+        model = model_of(self.cfg, self.dictionary)
+        model.load_state_dict({name: self.weights[name] for name in model.state_dict()})
+        return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """A new encoder, before any update.
+
+    Attributes:
+        record: what became what; see docs/huggingface.md.
+    """
+
+    new: Trained
+    record: dict[str, Any]
+
+
+def start_from(
+    old: Trained, changes: Mapping[str, Any], from_sublayers: Optional[Sequence[str]] = None, seed: int = 1
+) -> WarmStart:
+    """A new encoder with the weights of an old one.
+
+    Args:
+        changes: of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`; the old weights fit no other
+            width, number of heads or place of LayerNorm.
+        from_sublayers: for each new sublayer the old one whose weights it takes, or "-"; by default as :func:`align`
+            finds.
+        seed: of what starts fresh.
+
+    Raises:
+        UserError: a pattern that cannot be built, a new sublayer that can neither take weights nor start without
+            changing what the model computes, fewer positions or narrower feed-forwards.
+    """
+    before, cfg = asdict(old.cfg), replace(old.cfg, **changes)
+    after, new_plan = asdict(cfg), plan(cfg.sublayer_pattern, ENCODER)
+    given = from_sublayers is not None
+    alignment = given_alignment(from_sublayers, old.plan, new_plan) if given else align(old.plan, new_plan)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = model_of(cfg, old.dictionary)
+        except ValueError as error:
+            raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
+    taken = [_take(index, origin, old, model, new_plan[index]) for index, origin in enumerate(alignment)]
+    weights = _around(old, cfg)
+    parts = ((f"{SUBLAYERS}{index}.", part.weights) for index, part in enumerate(taken))
+    weights |= {f"{place}{name}": weight for place, part in parts for name, weight in part.items()}
+    if not cfg.encoder_normalize_before:
+        weights |= carry_norms(old.weights, weights, alignment, old.plan, new_plan)
+    _keep_ties(weights, model)
+    reads = places_read(new_plan)
+    sublayers = [
+        {
+            "sublayer": planned.text,
+            "from": origin,
+            "was": None if origin is None else old.plan[origin].text,
+            "reads": reads[index],
+            **{name: getattr(part, name) for name in ("kept", "borrowed", "dropped", "new")},
+        }
+        for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
+    ]
+    record = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "source": "",
+        "old_pattern": "".join(planned.text for planned in old.plan),
+        "new_pattern": "".join(planned.text for planned in new_plan),
+        "changed_options": {name: [before[name], after[name]] for name in RESIZED if before[name] != after[name]},
+        "sublayers": sublayers,
+        "left_out": left_out(old.plan, alignment),
+        "losses": None,
+    }  # fmt: skip
+    return WarmStart(Trained(cfg, weights, old.dictionary), record)
+
+
+def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, planned: PlannedSublayer) -> Taken:
+    """The weights of a new sublayer. One without an old one adds nothing to the residual connection until it learns:
+    its last linear map is zero.
+    """
+    sublayer = model.encoder.sentence_encoder.sublayers[index]
+    if planned.kind.is_identity:
+        return Taken({})
+    if origin is not None:
+        return take(planned, sublayer, _old(origin, old))
+    if (last := _last_map(type(sublayer.inner))) is None:
+        raise UserError(
+            f"new sublayer {index} ({planned.text}) has no old one to start from, and cannot start without changing "
+            f"what the model computes: give an old {planned.kind.letter} by --from-sublayers, or leave it out"
+        )
+    is_last = (f"{INNER}{last}", *(f"{INNER}experts.{n}.{last}" for n in range(planned.values.get("experts", 0))))
+    fresh = {
+        name: torch.zeros_like(weight) if name.startswith(is_last) else weight.clone()
+        for name, weight in sublayer.state_dict().items()
+    }
+    return Taken(fresh, new=sorted(fresh))
+
+
+def _old(index: int, old: Trained) -> Old:
+    """An old sublayer, with the one that it reads."""
+    prefix = f"{SUBLAYERS}{index}."
+    weights = {name.removeprefix(prefix): weight for name, weight in old.weights.items() if name.startswith(prefix)}
+    producer = places_read(old.plan)[index]
+    return Old(old.plan[index], weights, None if producer is None else _old(producer, old))
+
+
+def can_start_fresh(planned: PlannedSublayer) -> bool:
+    """Whether a new sublayer needs no old one: it can add nothing to the residual connection until it learns."""
+    return _last_map(planned.kind.module(ENCODER)) is not None
+
+
+def _last_map(module: type) -> Optional[str]:
+    last = dict.fromkeys((AttentionSublayer, Convolution, Recurrent), "out_proj.")
+    last |= dict.fromkeys((FeedForward, Experts), "fc2.")
+    return next((name for base, name in last.items() if issubclass(module, base)), None)
+
+
+def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
+    """The weights outside of the sublayers: embeddings, biases, norms, heads. Positions are repeated up to the new."""
+    weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
+    if PER_POSITION not in weights:
+        return weights
+    found, own = weights[PER_POSITION].size(0), cfg.max_positions
+    if found > own:
+        raise UserError(f"--max-positions {own}: the old model has {found}; give {found} or more")
+    weights[PER_POSITION] = weights[PER_POSITION].repeat(-(-own // found), 1)[:own]  # Longformer, section 5
+    return weights
+
+
+def _keep_ties(weights: dict[str, Tensor], model: MaskedLM) -> None:
+    """Gives weights that are one in the model, as projections that layers share, one value: the first one."""
+    first: dict[int, Tensor] = {}
+    for name, weight in model.state_dict().items():
+        if name.startswith(SUBLAYERS) and weight.numel():
+            weights[name] = first.setdefault(weight.data_ptr(), weights[name])
+
+
+def align(old: Plan, new: Plan) -> Alignment:
+    """For each new sublayer, the number of the old one that it starts from, or None.
+
+    Both orders are kept, and no old sublayer serves twice. Of all such alignments it is the one with the most pairs; of
+    these, the one whose pairs are most alike (:func:`likeness`); of these, the one whose pairs are nearest in depth,
+    which is measured from 0 to 1 and squared. Found by dynamic programming over all pairs.
+    """
+    rows, columns = _with_weights(old), _with_weights(new)
+    best = [[(0, 0, 0)] * (len(columns) + 1) for _ in range(len(rows) + 1)]  # pairs, likeness, minus the depth
+    paired: dict[tuple[int, int], bool] = {}
+    for i, row in enumerate(rows, 1):
+        for j, column in enumerate(columns, 1):
+            skipped = max(best[i - 1][j], best[i][j - 1])
+            alike = likeness(old[row], new[column])
+            depth = ((2 * i - 1) * len(columns) - (2 * j - 1) * len(rows)) ** 2
+            one_more = (1, alike, -depth) if alike else (0, 0, 0)
+            together = tuple(map(sum, zip(best[i - 1][j - 1], one_more, strict=True)))
+            paired[i, j] = bool(alike) and together >= skipped
+            best[i][j] = max(together, skipped)
+    found: list[Optional[int]] = [None] * len(new)
+    i, j = len(rows), len(columns)
+    while i and j:
+        if paired[i, j]:
+            i, j = i - 1, j - 1
+            found[columns[j]] = rows[i]
+        elif best[i - 1][j] >= best[i][j - 1]:
+            i -= 1
+        else:
+            j -= 1
+    return tuple(found)
+
+
+def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
+    """3 for the same letter and settings, 2 for the same letter, 1 for two kinds of attention, else 0: no pair."""
+    if old.kind is new.kind:
+        return 3 if old.settings == new.settings else 2
+    return int(all(issubclass(each.kind.module(ENCODER), AttentionSublayer) for each in (old, new)))
+
+
+def given_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
+    """An alignment of the user's own: for each new sublayer the number of an old one, from 0, or "-".
+
+    Raises:
+        UserError: there are more or fewer than new sublayers; one is no old sublayer, or of a kind whose weights do not
+            fit.
+    """
+    if len(words) != len(new):
+        raise UserError(f"--from-sublayers: {len(words)} given, but the new pattern has {len(new)} sublayers")
+    found: list[Optional[int]] = []
+    for place, (word, planned) in enumerate(zip(words, new, strict=True)):
+        number = whole_number(word)
+        if word != NONE and (number is None or number >= len(old)):
+            raise UserError(f"--from-sublayers: {word!r} is no sublayer of the old pattern, 0 to {len(old) - 1}, nor -")
+        if number is not None and not planned.kind.is_identity and not likeness(old[number], planned):
+            raise UserError(
+                f"--from-sublayers: new sublayer {place} ({planned.text}) cannot take the weights of old sublayer "
+                f"{number} ({old[number].text}): give - or another"
+            )
+        found.append(None if planned.kind.is_identity else number)
+    return tuple(found)
+
+
+def left_out(old: Plan, alignment: Alignment) -> list[int]:
+    """The old sublayers that no new one takes its weights from."""
+    return [index for index in _with_weights(old) if index not in alignment]
+
+
+def _with_weights(plan: Plan) -> list[int]:
+    return [index for index, planned in enumerate(plan) if not planned.kind.is_identity]

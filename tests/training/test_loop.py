@@ -1,0 +1,226 @@
+"""The loop's updates are those of fairseq's trainer to the bit, whoever wrote the checkpoint; bad ones are skipped."""
+
+import math
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, load_script
+from in_process import invoke
+from torch.utils._pytree import tree_leaves
+
+from lazyformer_fairseq.arguments import as_words
+from lazyformer_fairseq.data.masked_text import MaskedTextOptions
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.planning.fit import Place, Plan
+from lazyformer_fairseq.evaluation.planning.job import job_of_launch
+from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network, Streams
+from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
+from lazyformer_fairseq.options import chosen
+from lazyformer_fairseq.training.loop import CHECKPOINT, MOST_SKIPPED, Learning, Lesson, StepwiseTraining
+
+UPDATES, HALF = 8, 3
+MASKED = "--task full_sentences_masked_lm --tokens-per-sample 32 --criterion masked_lm_accuracy --max-positions 32"
+STREAMS = "--task stream_language_modeling --tgt-len 6 --criterion causal_lm --mem-len 5 --adaptive-softmax-cutoff 20"
+BATCHES = {"masked": ("bert_tiny", MASKED, 4), "streams": ("transformer_xl_tiny", STREAMS, 3)}
+RECIPE = {"length_schedule": "8:0.3,16:0.8", "mask_prob": "0.3:0.15", "local_heads": True, "zero_last_maps": True}
+RECIPE |= {"frequency_bias": True, "encoder_normalize_before": True}
+BATCHES["laptop"] = ("bert_laptop_tiny", f"{MASKED} {shlex.join(as_words(RECIPE))}", 4)
+PERMUTED = MASKED.replace("full_sentences_masked_lm", "masked_permuted_lm") + " --permuted-only --whole-word-masks"
+BATCHES["permuted"] = ("mpnet_tiny", PERMUTED, 4)
+BATCHES["images"] = (
+    "igpt_s_tiny",
+    "--task stream_language_modeling --criterion causal_lm --tgt-len 16 --dropout 0.1 "
+    "--sublayer-pattern (s[positions=absolute,length=16]f)x2",
+    4,
+)
+BATCHES |= {"nbrc": ("nbrc_tiny", MASKED, 4), "linformer": ("linformer_falling_tiny", MASKED, 4)}
+BATCHES["mingru streams"] = ("mingru_tiny", STREAMS, 3)
+BATCHES["experts"] = ("gshard_tiny", MASKED, 4)
+BATCHES["experts streams"] = ("transformer_xl_tiny", f"{STREAMS} --sublayer-pattern (sf[experts=3])x2", 3)
+BATCHES["listops"] = ("bert_tiny", "--task glue --criterion glue", 16)
+ADAM = ("fused_adam", {"adam_betas": "(0.9, 0.98)"}, "linear_warmup", {"warmup_ratio": 0.3})
+LAMB = ("nvlamb", {"weight_decay": 0.1, "max_weight_norm": 10.0, "no_bias_correction": True}, "cosine")
+LAMB += ({"warmup_updates": 2, "min_lr": 0.001},)
+MUON = ("muon", {"adam_lr": 1e-3, "no_decay_bias_and_norm": True}, "wsd", {"warmup_updates": 1, "decay_share": 0.5})
+CASES = [("masked", ADAM, "fp32"), ("masked", LAMB, "fp16"), ("masked", MUON, "bf16"), ("masked", ADAM, "bf16")]
+CASES += [("experts", ADAM, "fp32"), ("experts", ADAM, "bf16"), ("experts streams", ADAM, "fp32")]
+CASES += [("laptop", MUON, "fp32"), ("streams", ADAM, "fp32"), ("streams", LAMB, "fp32"), ("listops", ADAM, "fp32")]
+CASES += [("permuted", ADAM, "fp32"), ("permuted", ADAM, "bf16")]
+CASES += [("images", ADAM, "fp32"), ("images", MUON, "bf16")]
+CASES += [("nbrc", ADAM, "fp32"), ("nbrc", MUON, "bf16"), ("linformer", ADAM, "bf16")]
+CASES += [("mingru streams", ADAM, precision) for precision in ("fp32", "bf16")]
+
+
+@pytest.fixture(scope="module")
+def folders(data_folder, lm_data, tmp_path_factory) -> dict[str, Path]:
+    listops = tmp_path_factory.mktemp("tasks") / "listops"
+    splits = {"train": 60, "valid": 10, "test": 10}
+    prepare_listops(ListOpsSettings(splits, min_length=4, max_length=6, max_depth=2, max_arguments=4), listops)
+    images = listops.parent / "images"
+    images.mkdir()
+    np.save(images / "noise.npy", np.random.default_rng(1).integers(0, 3, (40, 4, 4), dtype=np.uint8))
+    invoke("lm", "prepare-images", images, images / "data", *"--side 4 --valid 0.2 --test 0.2".split())
+    data = {what: lm_data if what.endswith("streams") else data_folder for what in BATCHES}
+    return {**data, "listops": listops, "images": images / "data"}
+
+
+def lesson_of(what: str, folder: Path) -> Lesson:
+    arch, _, batch_size = BATCHES[what]
+    if what.endswith("streams"):
+        pattern = {"sublayer_pattern": "(sf[experts=3])x2"} if "experts" in what else {}
+        network = Network(options_of_arch(arch, mem_len=5, adaptive_softmax_cutoff="20", **pattern))
+        return Streams(network, str(folder), batch_size, 1, {"tgt_len": 6})
+    if what == "images":
+        pattern = "(s[positions=absolute,length=16]f)x2"
+        network = Network(options_of_arch(arch, dropout=0.1, sublayer_pattern=pattern))
+        return Streams(network, str(folder), batch_size, 1, {"tgt_len": 16})
+    if what == "listops":
+        return LabelledTexts(Network(options_of_arch(arch)), str(folder), batch_size, 1)
+    recipe = RECIPE if what == "laptop" else {}
+    network = Network(options_of_arch(arch, max_positions=32, **chosen(MaskedLMOptions, recipe)))
+    task = {"task": "masked_permuted_lm"} if what == "permuted" else {}
+    text = {"permuted_only": True, "whole_word_masks": True} if task else chosen(MaskedTextOptions, recipe)
+    return MaskedBlocks(network, str(folder), batch_size, 1, UPDATES, {"tokens_per_sample": 32, **text}, **task)
+
+
+def learning_of(how: tuple, precision: str = "fp32", **more) -> Learning:
+    names = ("optimizer", "optimizer_options", "schedule", "schedule_options")
+    return Learning(UPDATES, 1e-2, clip_norm=0.5, precision=precision, **dict(zip(names, how, strict=True)), **more)
+
+
+def words_of(what: str, folder: Path, learning: Learning) -> list[str]:
+    arch, words, batch_size = BATCHES[what]
+    given = {**learning.optimizer_options, **learning.schedule_options, "user_dir": ROOT / "lazyformer_fairseq"}
+    given |= {"optimizer": learning.optimizer, "lr_scheduler": learning.schedule, "lr": learning.rate, "arch": arch}
+    given |= {"max_update": UPDATES, "batch_size": batch_size, "clip_norm": learning.clip_norm}
+    given |= {"warmup_init_lr": 0} if learning.schedule == "cosine" else {}
+    flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in given.items()]
+    precision = [] if learning.precision == "fp32" else [f"--{learning.precision}"]
+    return [str(folder), *shlex.split(words), *flags, *precision, "--cpu", "--num-workers=0", "--no-epoch-checkpoints"]
+
+
+def equal(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(("what", "how", "precision"), CASES)
+def test_updates_are_those_of_fairseqs_trainer_and_either_resumes_the_other(what, how, precision, folders, tmp_path):
+    """With dropout; fairseq's epoch is over within these updates, and so is ours."""
+    make_theirs, learning = load_script("fairseq_stepwise").FairseqTraining, learning_of(how, precision)
+    words = words_of(what, folders[what], learning)
+
+    def ours(folder: str) -> StepwiseTraining:
+        return StepwiseTraining(lesson_of(what, folders[what]), learning, tmp_path / folder)
+
+    whole, theirs = ours("whole"), make_theirs(words, tmp_path / "theirs")
+    for update in range(UPDATES):
+        assert whole.optimizer.get_lr() == theirs.trainer.get_lr()
+        assert whole.update() == theirs.update()
+        assert equal(whole.model.state_dict(), theirs.trainer.model.state_dict()), update
+        if update == HALF:
+            whole.save()
+            theirs.save()
+    for make, folder in ((ours, "theirs"), (lambda folder: make_theirs(words, tmp_path / folder), "whole")):
+        resumed = make(folder)
+        assert resumed.updates == HALF + 1
+        for _ in range(HALF + 1, UPDATES):
+            resumed.update()
+        model = getattr(resumed, "model", None) or resumed.trainer.model
+        assert equal(model.state_dict(), whole.model.state_dict()), f"{folder} resumed"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_checkpoint_is_as_large_as_is_planned_and_has_the_word_table_once(precision, folders, tmp_path):
+    learning, data = learning_of(ADAM, precision), folders["masked"]
+    theirs = load_script("fairseq_stepwise").FairseqTraining(words_of("masked", data, learning), tmp_path / "theirs")
+    ours = StepwiseTraining(lesson_of("masked", data), learning, tmp_path / "ours")
+    job = job_of_launch("bert_tiny", None, str(data), ["--max-positions", "32", "--tokens-per-sample", "32"])
+    planned = Plan(job, Place(1, 0, precision), [], None, {}, 1.0, "", None).checkpoint_bytes
+    for training in (ours, theirs):
+        training.update()
+        training.save()
+        kept = tree_leaves(torch.load(tmp_path / ("ours" if training is ours else "theirs") / CHECKPOINT))
+        storages = [each.untyped_storage() for each in kept if torch.is_tensor(each)]
+        found = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        assert found == pytest.approx(planned, rel=0.01)
+
+
+def test_a_validation_is_fairseqs(folders, tmp_path):
+    for what in ("masked", "listops"):
+        learning = learning_of(ADAM)
+        theirs = load_script("fairseq_stepwise").FairseqTraining(
+            words_of(what, folders[what], learning), tmp_path / what
+        )
+        found = StepwiseTraining(lesson_of(what, folders[what]), learning, tmp_path / f"{what}-ours").evaluate()
+        expected = theirs.evaluate()
+        assert found == {name: pytest.approx(float(expected[name])) for name in found} and len(found) == 2
+
+
+class Broken(MaskedBlocks):
+    """Whose loss is no number from its third update on."""
+
+    def loss(self, model, batch):
+        loss, size, log = super().loss(model, batch)
+        self.calls = getattr(self, "calls", 0) + 1
+        factor = float("nan") if self.calls > 2 else 1.0
+        return loss * factor, size, {**log, "loss": log["loss"] * factor}
+
+
+@pytest.mark.parametrize("what", ["masked", "streams"])
+def test_a_batch_that_predicts_nothing_is_an_update_and_has_no_part_in_a_validation(what, folders, tmp_path):
+    lesson = lesson_of(what, folders[what])
+    training = StepwiseTraining(lesson, learning_of(ADAM), tmp_path)
+    batch = next(iter(lesson.batches()))
+    empty = {**batch, "target": torch.full_like(batch["target"], lesson.dictionary.pad())}
+    empty.pop("masked_positions", None)
+    training.train_on(empty)
+    assert training.updates == 1
+    assert training._skipped_in_a_row == 0
+    if what == "masked":
+        _, _, log = lesson.loss(training.model.eval(), batch)
+        _, _, nothing = lesson.loss(training.model, empty)
+        assert lesson.measures([log, nothing]) == lesson.measures([log])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_updates_without_numbers_are_skipped_and_many_in_a_row_end_it(precision, folders, tmp_path):
+    lesson = Broken(**vars(lesson_of("masked", folders["masked"])))
+    training = StepwiseTraining(lesson, learning_of(ADAM, precision), tmp_path)
+    training.update()
+    training.update()
+    before = {name: value.clone() for name, value in training.model.state_dict().items()}
+    for _ in range(MOST_SKIPPED - 1):
+        training.update()
+    assert equal(before, training.model.state_dict()) and training.updates == MOST_SKIPPED + 1
+    with pytest.raises(UserError, match="10 updates in a row, up to update 12, .* lower --lr"):
+        training.update()
+
+
+def test_an_overflow_halves_the_scale_of_the_loss_and_is_no_update(folders, tmp_path):
+    training = StepwiseTraining(lesson_of("masked", folders["masked"]), learning_of(ADAM, "fp16"), tmp_path)
+    training.weights.scale.value = 2.0**40
+    read, following = [], training._next_batch
+    training._next_batch = lambda: read.append(following()) or read[-1]
+    tokens = training.update()
+    assert len(read) == 1 + 40 - math.log2(training.weights.scale.value) > 2
+    assert tokens == sum(batch["ntokens"] for batch in read)
+    assert training.updates == len(training.seconds) == 1
+
+
+def test_what_cannot_resume_is_refused_in_words(folders, tmp_path):
+    training = StepwiseTraining(lesson_of("masked", folders["masked"]), learning_of(ADAM), tmp_path)
+    training.save(with_optimizer=False)
+    with pytest.raises(UserError, match="has no optimizer's state"):
+        StepwiseTraining(training.lesson, training.learning, tmp_path)
+    training.save()
+    other = lesson_of("masked", folders["masked"])
+    other.network = Network(options_of_arch("bert_tiny", max_positions=64))
+    with pytest.raises(UserError, match="is of another model; remove"):
+        StepwiseTraining(other, training.learning, tmp_path)
+    (tmp_path / CHECKPOINT).write_bytes(b"PK")
+    with pytest.raises(UserError, match="truncated, damaged"):
+        StepwiseTraining(other, training.learning, tmp_path)

@@ -1,0 +1,214 @@
+"""What changes cost, against models that are made by hand; `lazyformer import` of a checkpoint of ours."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import toy_texts, train_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import invoke, refusal
+from tiny_berts import save_tiny
+from trained_encoders import trained, write_encoder
+
+from lazyformer_fairseq import load
+from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.patterns.grammar import expand, plan
+from lazyformer_fairseq.training.warm_start.losses import Merged, Scorer, masked_lm_bits, measure_losses, read_text
+from lazyformer_fairseq.training.warm_start.start import Trained, WarmStart, start_from
+
+
+@pytest.fixture(scope="module")
+def tokenizer(data_folder) -> Tokenizer:
+    return Tokenizer.load(data_folder / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def text(data_folder, tokenizer):
+    return read_text(data_folder, tokenizer, 32, 192, 96)
+
+
+@pytest.fixture(scope="module")
+def old(tokenizer) -> Trained:
+    return trained("(sf)x3", dictionary=tokenizer.dictionary, max_positions=32)
+
+
+def test_the_loss_is_the_mean_of_surprise_at_masked_tokens_in_bits(old, text):
+    model = old.build()
+    bits = []
+    for batch in text:
+        with torch.no_grad():
+            probabilities = model(batch["net_input"]["src_tokens"])[0].softmax(-1)
+        for row, targets in zip(probabilities, batch["target"], strict=True):
+            bits += [-math.log2(row[at, word]) for at, word in enumerate(targets) if word != old.dictionary.pad()]
+    assert masked_lm_bits(old, text) == pytest.approx(np.mean(bits), rel=1e-5)
+
+
+def test_text_is_the_same_at_each_call_and_blocks_are_passed_over(data_folder, tokenizer, text):
+    again = read_text(data_folder, tokenizer, 32, 192, 96)
+    for one, other in zip(text, again, strict=True):
+        assert torch.equal(one["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
+    without = read_text(data_folder, tokenizer, 32, 192, 0)
+    used, others = ({int(each) for batch in part for each in batch["id"]} for part in (text, without))
+    assert len(used) == len(others) == 6 and used != others
+
+
+def test_raw_text_in_place_of_data_and_what_is_refused(tmp_path, data_folder, tokenizer, old):
+    raw = tmp_path / "text.txt"
+    raw.write_text("\n\n".join(toy_texts(20)))
+    text = read_text(raw, tokenizer, 32, 128, 64)
+    assert masked_lm_bits(old, text) > 0
+    words = tokenizer.decode(text[0]["target"][0].tolist())
+    assert words and "<unk>" not in words
+    other = train_tokenizer(tmp_path / "tokenizer", toy_texts(30, seed=2), 90, TextSettings())
+    with pytest.raises(UserError, match="has another dictionary than the model"):
+        read_text(data_folder, other, 32)
+    for content, message in (("", "holds no text"), ("A word.", "one block of 32 tokens, too few to measure losses")):
+        raw.write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_text(raw, tokenizer, 32)
+
+
+sublayers = st.sampled_from(["s", "f", "l", "-", "s[window=2]"])
+patterns = st.lists(sublayers, max_size=6).map(lambda rest: "".join(["s", *rest, "f"]))
+
+
+@cache
+def trained_shape(pattern: str) -> Trained:
+    return trained(pattern, encoder_embed_dim=4, encoder_attention_heads=2, encoder_ffn_embed_dim=4)
+
+
+@settings(max_examples=25)
+@given(patterns, patterns)
+def test_no_change_is_the_old_pattern_and_all_changes_are_the_new_one(one, other):
+    old = trained_shape(one)
+    start = start_from(old, {"sublayer_pattern": other})
+    merged = Merged.of(old.plan, start)
+    changes = merged.changes()
+    pattern, origins = merged.with_changes([])
+    assert pattern == expand(one)
+    assert [int(word) for word in origins] == list(range(len(old.plan)))
+    pattern, origins = merged.with_changes(changes)
+    assert pattern.replace("-", "") == expand(other).replace("-", "")
+    taken = [each["from"] for each in start.record["sublayers"] if each["sublayer"] != "-"]
+    kinds = plan(pattern)
+    assert [None if o == "-" else int(o) for o, each in zip(origins, kinds, strict=True) if each.text != "-"] == taken
+
+
+def test_each_change_alone_and_with_those_below(old, text):
+    scorer = Scorer(old, text)
+    start = scorer.start({"sublayer_pattern": "M3"})
+    losses = measure_losses(scorer, start)
+    of = {
+        pattern: masked_lm_bits(start_from(old, {"sublayer_pattern": pattern}).new, text)
+        for pattern in ("(sf)x3", "sflfsf", "sfsflf", "sflflf")
+    }
+    assert (losses["before"], losses["after"]) == (of["(sf)x3"], of["sflflf"])
+    lower, upper = losses["changes"]
+    assert (lower["old"], lower["new"], lower["change"]) == (2, 2, "s becomes l")
+    assert (lower["alone"], lower["so_far"]) == (of["sflfsf"], of["sflfsf"])
+    assert (upper["alone"], upper["so_far"]) == (of["sfsflf"], of["sflflf"])
+    assert losses["tokens"] == sum(int(batch["target"].ne(old.dictionary.pad()).sum()) for batch in text)
+
+
+def test_sublayers_that_go_and_come_and_a_change_that_cannot_stand_alone(old, text):
+    def changes(of: Trained, pattern: str, origins: str) -> tuple[WarmStart, list[dict]]:
+        scorer = Scorer(of, text)
+        start = scorer.start({"sublayer_pattern": pattern}, list(origins))
+        return start, measure_losses(scorer, start)["changes"]
+
+    start, rows = changes(old, "sff sfs", "01-234")
+    assert [(row["old"], row["new"], row["change"]) for row in rows] == [(None, 2, "f comes"), (5, None, "f goes")]
+    assert rows[-1]["so_far"] == masked_lm_bits(start.new, text)
+    lazy = start_from(old, {"sublayer_pattern": "sflfsf"}).new
+    alone = {row["change"]: row["alone"] for row in changes(lazy, "fffsf", "13-45")[1]}
+    assert alone["s goes"] is None  # the l above would read nothing
+    assert alone["l goes"] is not None
+
+
+# --- The command: a folder that loads, with its record, or nothing
+
+TEXTS = ("Anna sees Ben near the house.", "The garden.")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, data_folder) -> Path:
+    """A folder with an (sf)x4, as `lazyformer export` writes it."""
+    return write_encoder(tmp_path_factory.mktemp("model"), data_folder, "(sf)x4", "cola", 2)
+
+
+def record_of(source: Path, out: Path, *words: object) -> dict:
+    invoke("import", source, out, *words)
+    return json.loads((out / "warm_start.json").read_text())
+
+
+def test_a_report(model, data_folder, tmp_path):
+    out = tmp_path / "out"
+    record = record_of(model, out, "--sublayer-pattern", "M2x2", "--text", data_folder)
+    files = "config.json model.safetensors tokenizer warm_start.json warm_start.md".split()
+    assert sorted(path.name for path in out.iterdir()) == files
+    assert (record["old_pattern"], record["new_pattern"]) == ("sfsfsfsf", "sflfsflf")
+    assert record["source"] == model.name
+    assert [change["change"] for change in record["losses"]["changes"]] == ["s becomes l", "s becomes l"]
+    page = (out / "warm_start.md").read_text()
+    assert "| 2: s becomes l |" in page and f"{record['losses']['before']:.3f} bits before" in page
+    hub = load(out)
+    assert hub.model.cfg.sublayer_pattern == "M2x2" and hub.predict("cola", TEXTS[0]).shape == (1, 2)
+    head = "classification_heads.cola.out_proj.weight"
+    before, after = (load(each).model.get_parameter(head) for each in (model, out))
+    assert torch.equal(before, after)
+
+
+def test_without_text_a_wider_model_computes_the_same(model, tmp_path):
+    record = record_of(model, tmp_path / "out", "--encoder-ffn-embed-dim", 40, "--max-positions", 50)
+    folders = (model, tmp_path / "out")
+    before, after = (load(folder).extract_features(*TEXTS) for folder in folders)
+    torch.testing.assert_close(before, after, atol=1e-5, rtol=1e-5)
+    assert record["changed_options"] == {"encoder_ffn_embed_dim": [24, 40], "max_positions": [32, 50]}
+    assert record["losses"] is None
+
+
+def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(toy_texts(30)))
+    words = ("--sublayer-pattern", "s-f", "--from-sublayers", "2, -,3", "--text", tmp_path / "text.txt")
+    record = record_of(model, tmp_path / "out", *words)
+    assert record["left_out"] == [0, 1, 4, 5, 6, 7] and record["losses"]["after"] > 0
+    assert "Left out: the old sublayers 0, 1, 4, 5, 6, 7." in (tmp_path / "out" / "warm_start.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--from-sublayers 0,1", "--from-sublayers and --text are for a model that changes"),
+        ("--sublayer-pattern lf", "character 1: this l has no s below it"),
+        ("--sublayer-pattern M4 --text missing.txt", "missing.txt: no such file or folder"),
+        ("--sublayer-pattern M2 --from-sublayers 0", "--from-sublayers: 1 given, but the new pattern has 4 sublayers"),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,8", "'8' is no sublayer of the old pattern, 0 to 7, nor -"),
+        ("--sublayer-pattern M2 --from-sublayers 0,1,2,x", "'x' is no sublayer"),
+        ("--sublayer-pattern M2 --from-sublayers 0,2,2,3", "1 (f) cannot take the weights of old sublayer 2 (s)"),
+        ("--encoder-ffn-embed-dim 8", "--encoder-ffn-embed-dim 8: the old model's is 24, and nothing says"),
+        ("--max-positions 11", "--max-positions 11: the old model has 32; give 32 or more"),
+        ("--sublayer-pattern s[linformer=2]f", "give --relative-position-buckets 0"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(model, tmp_path, options, message):
+    assert message in refusal("import", model, tmp_path / "out", *options.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("Roberta", "num_hidden_layers"), ("DistilBert", "n_layers")])
+def test_a_model_of_the_hub_starts_another_pattern_with_its_own_tokenizer(tmp_path, kind, layers):
+    save_tiny(tmp_path / "in", f"{kind}ForMaskedLM", **{layers: 4})
+    (tmp_path / "text.txt").write_text("The cat sat on the mat, a dog ran.\n" * 30)
+    words = ("--sublayer-pattern", "M2x2", "--encoder-ffn-embed-dim", 60, "--text", tmp_path / "text.txt")
+    record = record_of(tmp_path / "in", tmp_path / "out", *words)
+    assert [each["from"] for each in record["sublayers"]] == list(range(8))
+    assert len(record["losses"]["changes"]) == 2
+    hub = load(tmp_path / "out")
+    assert len(hub.fill_mask(f"the cat {hub.tokenizer.mask_word} on the mat", topk=3)) == 3

@@ -35,6 +35,7 @@ EXTRAS_REQUIRE = {
     "test": [
         "entmax>=1.3,<2",  # what our entmax is compared with
         "hypothesis>=6.100,<7",
+        "mypy>=1.18,<2",
         "peft>=0.21,<1",  # whose adapters our models take
         "pytest>=8.3,<10",
         "pytest-timeout>=2.3,<3",
@@ -93,7 +94,10 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["lazyformer_fairseq", "lazyformer_fairseq.*"]),
-    package_data={"lazyformer_fairseq.corpus": ["report.html.jinja", "wiki_words.txt"]},
+    package_data={
+        "lazyformer_fairseq": ["py.typed"],
+        "lazyformer_fairseq.corpus": ["report.html.jinja", "wiki_words.txt"],
+    },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     cmdclass={"build_py": BuildWithConfigs},

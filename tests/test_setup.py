@@ -71,6 +71,7 @@ def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
     package = tmp_path / "lib" / "lazyformer_fairseq"
     carried = {path.relative_to(package / "configs") for path in package.glob("configs/*/*.yaml")}
     assert carried == {path.relative_to(ROOT / "configs") for path in ROOT.glob("configs/*/*.yaml")}
+    assert (package / "py.typed").is_file()
     command = [sys.executable, *"-m lazyformer_fairseq.cli pretrain bert_base.yaml data --dry-run --no-fit".split()]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
     launched = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

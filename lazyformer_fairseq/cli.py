@@ -87,7 +87,7 @@ def export(
     """
     refuse_filled_folder(out)
     if (checkpoints / "runs").is_dir():
-        from lazyformer_fairseq.finetuning.benchmark import best_run
+        from lazyformer_fairseq.finetuning.registry import best_run
 
         checkpoints = best_run(checkpoints)
     if target == "safetensors":

@@ -42,7 +42,7 @@ def main() -> None:
     models = load_start_models({"model": given.checkpoint}, prepared.tokenizer_folder)
     name, own = prepared.task.name, {"head": None, "head_dropout": None}
     what = {"benchmark": BENCHMARK, "output": Path("unused"), "models": models, "own": own}
-    usual = {"batch_size": BATCH_SIZE, "warmup_ratio": BENCHMARK.usual.warmup}
+    usual = {"batch_size": BATCH_SIZE, "warmup_ratio": BENCHMARK.usual.warmup_ratio}
     (run,) = Grid(**what, **usual, tasks={name: prepared}, lrs=[2e-5], seeds=[1], epochs={name: 1}).runs
     cuda = torch.cuda.is_available()
     arguments = run.command(cpu=not cuda)

@@ -1,6 +1,7 @@
 """The package's imports point one way: down the table below, and in no circle, wherever in a file an import stands.
 
-The files are parsed, not imported. What a table names in a string and loads when it is needed is no import.
+The files are parsed, not imported. A string that is the full name of a file's module, alone or before ":function",
+counts as an import too: tables load such modules when they are needed.
 """
 
 import ast
@@ -23,7 +24,8 @@ LAYERS = (
     ("training",),
     ("evaluation",),
     ("data", "modules"),
-    ("arguments", "child_process", "executors", "extras", "options", "patterns", "report"),
+    ("arguments", "executors", "extras", "options", "patterns", "report"),
+    ("child_process",),
     ("storage",),
     ("errors", "progress"),
 )
@@ -31,11 +33,13 @@ LAYERS = (
 # Modules outside of ROOMS_WITH_FAIRSEQ that import fairseq, or hydra, anywhere in them.
 FAIRSEQ = {"fairseq", "fairseq_cli", "hydra"}
 WHERE_IT_IS_THERE = {"evaluation/bench/models.py"}  # they leave something of fairseq's out elsewhere
+# Modules that are named because a new process runs or loads them.
+STARTED = {"lazyformer_fairseq.cli", "lazyformer_fairseq.corpus.worker_imports"}
 Imports = Mapping[str, set[str]]
 
 
 def imports_of_package(package: Path) -> dict[str, set[str]]:
-    """For each module of a package, by its full name, those of the same package that it imports."""
+    """For each module of a package, by its full name, those of the same package that it imports or names."""
     names = {path: ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in package.rglob("*.py")}
     files = {name.removesuffix(".__init__"): path for path, name in names.items()}
     return {name: imported_modules(path, package, files) - {name} for name, path in files.items()}
@@ -54,6 +58,11 @@ def imported_modules(file: Path, package: Path, modules: Mapping[str, Path]) -> 
             for alias in node.names:  # a module of a package, or a name in a module
                 inner = f"{source}.{alias.name}"
                 names.add(inner if inner in modules else source)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = node.value.partition(":")[0]
+            is_file = named in modules and modules[named].name != "__init__.py"
+            if is_file and named not in STARTED:
+                names.add(named)
     return {name for name in names if name.split(".")[0] == package.name}
 
 
@@ -120,3 +129,20 @@ def test_fairseq_stays_in_its_rooms():
     with_fairseq = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if imports_fairseq(path)}
     outside = {path for path in with_fairseq if path.partition("/")[0] not in ROOMS_WITH_FAIRSEQ}
     assert len(with_fairseq - outside) > 10 and outside == WHERE_IT_IS_THERE
+
+
+def test_imports_in_functions_and_in_strings_are_seen(tmp_path):
+    package = tmp_path / "pack"
+    (package / "upper").mkdir(parents=True)
+    for name, text in {
+        "upper/table.py": 'ROWS = {"a": "pack.lower", "b": "pack.upper.other:run", "c": "pack is a word"}\n',
+        "upper/other.py": "def run():\n    from pack.lower import name\n    return name\n",
+        "lower.py": 'name = "pack.upper"  # a folder\n',
+        "upper/__init__.py": "",
+        "__init__.py": "",
+    }.items():
+        (package / name).write_text(text)
+    imports = imports_of_package(package)
+    assert imports["pack.upper.table"] == {"pack.lower", "pack.upper.other"}
+    assert imports["pack.upper.other"] == {"pack.lower"}
+    assert imports["pack.lower"] == set()

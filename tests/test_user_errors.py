@@ -41,7 +41,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import (
     refuse_long_temporary_folder,
 )
 from lazyformer_fairseq.finetuning.launch import choose_epochs
-from lazyformer_fairseq.finetuning.tasks.own import columns_of
+from lazyformer_fairseq.finetuning.tasks.custom import columns_of
 from lazyformer_fairseq.options import OUTPUTS, Command, read_gpus
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.atomic import write_text

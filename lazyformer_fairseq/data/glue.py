@@ -55,7 +55,7 @@ _TASKS = (
     TaskDescription("QNLI", _splits(("question", "sentence"), "label", (104743, 5463, 5463)), _ACCURACY, _ENTAILMENT),
     TaskDescription("RTE", _splits(_SENTENCES, "label", (2490, 277, 3000)), _ACCURACY, _ENTAILMENT),
     TaskDescription("WNLI", _splits(_SENTENCES, "label", (635, 71, 146)), _ACCURACY, _BINARY),
-    TaskDescription("AX", _AX, ("matthews",), _INFERENCE, model_of="MNLI", own_folder="diagnostic"),
+    TaskDescription("AX", _AX, ("matthews",), _INFERENCE, model_of="MNLI", official_folder="diagnostic"),
 )
 # No tasks of GLUE: `lazyformer diagnostics` makes their folders, which the task `glue` reads like prepared tasks.
 _DIAGNOSTICS = (

@@ -68,15 +68,15 @@ class TaskDescription:
     Attributes:
         name: as the papers print it.
         splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`, `test1`) -> file.
-        metrics: names in :data:`lazyformer_fairseq.finetuning.metrics.METRICS`; the first selects the checkpoint.
+        metrics: names in :data:`lazyformer_fairseq.evaluation.metrics.METRICS`; the first selects the checkpoint.
         labels: the words of the label column; a word's place is its class. Empty where scores are predicted.
         score_range: lowest and highest score where scores are predicted.
         epochs: of fine-tuning.
         has_odd_rows: its official files are known to hold rows with too few fields, which are skipped, and two empty
             sentences, which are kept; both are counted.
         model_of: the task whose model and labels it is predicted with, where it has no training data of its own.
-        own_folder: of the official download, where it is not called as the task.
-        is_own: a user's task, not a published one.
+        official_folder: of the official download, where it is not called as the task.
+        is_custom: a user's task, not a published one.
         standard: mean and standard deviation of the training scores, where the head learns multiples of the second from
             the first: scores of any range train alike.
         longest: ids of the longest input in training, where a checkpoint says it.
@@ -90,8 +90,8 @@ class TaskDescription:
     epochs: int = 10
     has_odd_rows: bool = False
     model_of: Optional[str] = None
-    own_folder: str = ""
-    is_own: bool = False
+    official_folder: str = ""
+    is_custom: bool = False
     standard: Optional[tuple[float, float]] = None
     longest: Optional[int] = None
 
@@ -119,7 +119,7 @@ class TaskDescription:
     @property
     def folder(self) -> str:
         """Of the official download."""
-        return self.own_folder or self.name
+        return self.official_folder or self.name
 
     @property
     def selecting_metric(self) -> str:
@@ -140,13 +140,15 @@ class TaskDescription:
 
     @property
     def head_name(self) -> str:
-        """Name of the classification head in a model; that of an own task is none of GLUE's, nor of torch's."""
-        return f"own_{re.sub(r'[^A-Za-z0-9]', '_', self.name)}" if self.is_own else (self.model_of or self.name).lower()
+        """Name of the classification head in a model; a custom task's is never one of GLUE's, nor of torch's."""
+        if self.is_custom:
+            return "custom_" + re.sub(r"[^A-Za-z0-9]", "_", self.name)
+        return (self.model_of or self.name).lower()
 
     @property
     def remedy(self) -> str:
         """What to do where a file is wrong."""
-        return "write a line of names, and rows under it" if self.is_own else "download the task's data again"
+        return "write a line of names, and rows under it" if self.is_custom else "download the task's data again"
 
     def target(self, word: str) -> Union[int, float, str]:
         """The class (from 0) or the score for a label column's `word`; the word itself while neither are known.
@@ -154,10 +156,10 @@ class TaskDescription:
         Raises:
             UserError: not a label of the task; the message lists those allowed, the caller adds file and line.
         """
-        word = word.strip() if self.is_own else word
-        if self.is_own and not word:
+        word = word.strip() if self.is_custom else word
+        if self.is_custom and not word:
             raise UserError("the label is empty")
-        if self.is_own and word.lower() in MISSING:
+        if self.is_custom and word.lower() in MISSING:
             raise UserError(f"the label {word!r} stands for a missing one")
         if self.is_regression:
             lowest, highest = self.score_range or (-math.inf, math.inf)
@@ -165,12 +167,12 @@ class TaskDescription:
                 if lowest <= (score := float(word)) <= highest and math.isfinite(score):
                     return score
             limits = f" from {lowest:g} to {highest:g}" if self.score_range else ""
-            classes = " (--kind classes takes any)" if self.is_own else ""
+            classes = " (--kind classes takes any)" if self.is_custom else ""
             raise UserError(f"score {word!r} is no number{limits}, as {self.name}'s are{classes}")
         word = class_name(word)
         if self.labels and word not in self.labels:
             known = ", ".join(self.labels[:MOST_SHOWN]) + ", ..." * (len(self.labels) > MOST_SHOWN)
-            unseen = ", which the training file has; put rows of that label there too" if self.is_own else ""
+            unseen = ", which the training file has; put rows of that label there too" if self.is_custom else ""
             raise UserError(f"label {word!r} is none of {self.name}'s labels {known}{unseen}")
         return self.labels.index(word) if self.labels else word
 
@@ -428,7 +430,7 @@ def _refuse_missing_columns(task: TaskDescription, path: Path, layout: Split, he
     if missing := [name for name in wanted if name not in header]:
         lacking, found = (", ".join(map(repr, names)) for names in (missing, header))
         official = "Is it the official file of this split, header and all?"
-        remedy = "Both files need the same names there" if task.is_own else official
+        remedy = "Both files need the same names there" if task.is_custom else official
         raise UserError(f"{path}, line 1: the header lacks {lacking}; found {found}. {remedy}")
 
 
@@ -462,7 +464,9 @@ def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]
             try:
                 target = task.target(label)
             except UserError as error:
-                remedy = "mend the row, or remove it" if task.is_own else "download the task's data again, or mend it"
+                remedy = "download the task's data again, or mend it"
+                if task.is_custom:
+                    remedy = "mend the row, or remove it"
                 raise UserError(f"{path}, line {row.line}: {error}; {remedy}") from None
         file.examples.append(Example(texts, target, row.line))
     return file

@@ -329,10 +329,10 @@ class PreparedTask(PreparedFolder):
         return f"{targets[0]:g}" if self.task.is_regression else self.task.labels[int(targets[0])]
 
 
-class PreparedOwnTask(PreparedTask):
+class PreparedCustomTask(PreparedTask):
     """The folder of a user's own task, whose row its manifest holds."""
 
-    FORMAT, FORMAT_VERSION = "lazyformer own task", 1
+    FORMAT, FORMAT_VERSION = "lazyformer custom task", 1
     SETTINGS = (*PreparedTask.SETTINGS, "description")
     CONTENT = "a task of one's own"
 
@@ -366,7 +366,7 @@ class PreparedDiagnostic(PreparedTask):
 def load_prepared(folder: Union[str, Path]) -> PreparedTask:
     """What is prepared in a folder: a GLUE task, a user's own or a diagnostic; UserError where none is."""
     manifest = read_json(Path(folder) / MANIFEST, f"run `{PreparedTask.COMMAND}`")
-    kinds = {kind.FORMAT: kind for kind in (PreparedOwnTask, PreparedDiagnostic)}
+    kinds = {kind.FORMAT: kind for kind in (PreparedCustomTask, PreparedDiagnostic)}
     return kinds.get(manifest.get("format"), PreparedTask).load(folder)
 
 

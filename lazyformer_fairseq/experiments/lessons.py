@@ -24,6 +24,7 @@ from lazyformer_fairseq.data.datasets.token_streams import (
     open_tokens,
     shape_of,
 )
+from lazyformer_fairseq.data.encoding import read_examples
 from lazyformer_fairseq.data.glue import find_task
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.masked_text import MASKED, OPTIONS, MaskedText
@@ -34,8 +35,7 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, hub, match
-from lazyformer_fairseq.finetuning.encoding import read_examples
-from lazyformer_fairseq.finetuning.metrics import METRICS
+from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, with_memory
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents

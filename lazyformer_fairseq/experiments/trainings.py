@@ -20,7 +20,7 @@ import torch
 from lazyformer_fairseq.child_process import output_to
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
-from lazyformer_fairseq.finetuning.workers import Workers, last_line
+from lazyformer_fairseq.executors.workers import Workers, last_line
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.checked import Count, as_kind
 from lazyformer_fairseq.storage.in_place import refuse_foreign

@@ -2,23 +2,20 @@
 
 A benchmark is one task, or several that stand in one table, as GLUE's do. Its file says how the data is prepared and
 read, what fairseq-train is told, how a model is marked, what it predicts, and what the report prints beside it. The
-rest (start models, rates and seeds, processes or a cluster, resuming, medians and bounds, pictures) is shared. Here too
-are two papers' settings on GLUE, to which grids default, and their numbers, which stand beside ours.
+rest (start models, rates and seeds, processes or a cluster, resuming, medians and bounds, pictures) is shared.
 """
 
-import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.results import BEST, GRID_FILE, Results, ScoredTask, read_grid, read_results
-from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings
+from lazyformer_fairseq.finetuning.results import Results, ScoredTask
+from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 
 
 class TuningProtocol(NamedTuple):
@@ -27,7 +24,7 @@ class TuningProtocol(NamedTuple):
     Attributes:
         epochs: of every task.
         batch_size: rows of an update.
-        warmup: share of the updates in which the rate rises.
+        warmup_ratio: share of the updates in which the rate rises.
     """
 
     tasks: tuple[str, ...]
@@ -35,7 +32,7 @@ class TuningProtocol(NamedTuple):
     seeds: tuple[int, ...]
     epochs: int
     batch_size: int
-    warmup: float
+    warmup_ratio: float
 
 
 class Score(NamedTuple):
@@ -53,57 +50,6 @@ class Score(NamedTuple):
     split: str
     metric: str
     column: str
-
-
-_TASK_OF = {"MNLI-m": "MNLI", "MNLI-mm": "MNLI", "QNLI": "QNLI", "QQP": "QQP", "SST": "SST-2"}
-_TASK_OF |= {"CoLA": "CoLA", "MRPC": "MRPC", "RTE": "RTE", "STS": "STS-B"}
-SCORES: Mapping[str, Score] = {  # by name, each of the metric that selects its task's checkpoints
-    name: Score(name, task, "valid1" if name == "MNLI-mm" else "valid", TASKS[task].selecting_metric, name)
-    for name, task in _TASK_OF.items()
-}
-PAPER_TASKS = tuple(dict.fromkeys(score.task for score in SCORES.values()))
-
-# Columns as LazyFormer's Table 1 prints them: the two numbers of MNLI share one.
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "MNLI-m/mm": ("MNLI-m", "MNLI-mm"),
-    **{name: (name,) for name, score in SCORES.items() if score.task != "MNLI"},
-}
-
-LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
-SEEDS = (1, 2, 3, 4, 5)  # the papers give their number
-LAZYFORMER, PAR = "lazyformer", "par"
-PROTOCOLS: Mapping[str, TuningProtocol] = {
-    # LazyFormer (arXiv 2102.12702), appendix A and Table 5.
-    LAZYFORMER: TuningProtocol(PAPER_TASKS, LEARNING_RATES, SEEDS, 10, 32, 0.06),
-    # PAR Transformer, Table 4: two tasks, medians of five runs. The rest are the defaults of the code to which its
-    # footnote points (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16 rows.
-    PAR: TuningProtocol(("SST-2", "MRPC"), (2.4e-5,), SEEDS, 3, 128, 0.1),
-}
-
-
-class PaperRow(NamedTuple):
-    """A model of a paper: updates of pre-training, and its numbers in percent."""
-
-    model: str
-    updates: Optional[int]
-    scores: Mapping[str, float]
-
-
-PAPER_ROWS = tuple(  # LazyFormer's Table 1
-    PaperRow(model, updates, dict(zip(SCORES, map(float, numbers.split()), strict=True)))
-    for model, updates, numbers in (
-        ("BERT", 1_000_000, "85.72 85.67 92.07 91.21 92.78 58.80 88.73 67.51 89.23"),
-        ("M2x6-S", 1_000_000, "85.69 85.46 91.14 91.13 92.66 57.86 87.25 72.20 89.79"),
-        ("M2x6-SD", 1_000_000, "85.34 85.50 91.65 91.22 93.23 57.85 86.76 70.40 89.69"),
-        ("M2x6", 1_000_000, "86.34 86.31 91.82 91.38 93.00 60.77 87.75 73.65 90.00"),
-        ("M2x6 mid", 500_000, "85.81 85.58 91.62 91.31 92.66 58.81 87.75 71.48 88.90"),
-    )
-)
-PAR_ROWS = (  # PAR's Table 4 (arXiv 2009.04534); DistilBERT's are of its own paper
-    PaperRow("DistilBERT", None, {"SST": 91.3, "MRPC": 87.5}),
-    PaperRow("BERT Base", None, {"SST": 91.5, "MRPC": 88.7}),
-    PaperRow("PAR BERT Base", None, {"SST": 91.6, "MRPC": 89.2}),
-)
 
 
 class TableRow(NamedTuple):
@@ -191,7 +137,7 @@ class Benchmark(ABC):
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedFolder]) -> dict[str, Any]:
+    def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedFolder]) -> dict[str, Any]:
         """Settings that decide results and that only runs of this benchmark have, as JSON."""
         return {}
 
@@ -204,7 +150,7 @@ class Benchmark(ABC):
         Args:
             tokens: of the longest input.
             max_rows: to train on; None for all.
-            own: as :meth:`own_settings` returned them.
+            own: as :meth:`extra_settings` returned them.
         """
 
     # --- report -------------------------------------------------------------------------------------------------------
@@ -280,7 +226,7 @@ class TextsBenchmark(Benchmark):
             *(("--pooler-dropout", repr(own["head_dropout"])) if own["head_dropout"] is not None else ()),
         ]
 
-    def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedTask]) -> dict[str, Any]:
+    def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedTask]) -> dict[str, Any]:
         return head_settings(given.glue_head)
 
 
@@ -291,56 +237,3 @@ def head_settings(text: Optional[str]) -> dict[str, Any]:
         raise UserError(f"--glue-head {text}: give dense or linear, or a dropout below 1 too, as in dense:0.1")
     usual = None if kind == "dense" else 0.1
     return {"head": None if kind == "dense" else kind, "head_dropout": float(dropout) if dropout else usual}
-
-
-def find_benchmark(key: str) -> Benchmark:
-    """The benchmark of this name on the command line."""
-    return importlib.import_module(MODULES[key]).BENCHMARK
-
-
-def own_benchmark(row: TaskDescription) -> Benchmark:
-    """A user's task, a benchmark of its own."""
-    return importlib.import_module("lazyformer_fairseq.finetuning.tasks.own").OwnTask(row)
-
-
-def benchmark_of_task(name: str, where: Path, row: Any = None) -> Benchmark:
-    """The benchmark that has a task of this name; UserError, which names the file, for none.
-
-    Args:
-        row: of a user's own task, as the grid or the result has it.
-    """
-    if row is not None:
-        return own_benchmark(TaskDescription.from_json(row, where))
-    for benchmark in map(find_benchmark, MODULES):
-        if name in benchmark.tasks:
-            return benchmark
-    raise UserError(f"{where}: {name!r} is no task of {', '.join(MODULES)}")
-
-
-def benchmark_of_grid(folder: Path) -> Benchmark:
-    """The benchmark whose grid lies in a folder; UserError where there is none."""
-    path = folder / "runs" / GRID_FILE
-    grid = read_grid(path)
-    return benchmark_of_task(next(iter(grid.tasks), ""), path, grid.description)
-
-
-def best_run(folder: Path) -> Path:
-    """The folder of the best run in that of a grid of one model and task; `folder` itself where it is no grid's."""
-    if not (folder / "runs").is_dir():
-        return folder
-    runs = [path for _, of_task in best_runs(folder) for path in of_task.values()]
-    if len(runs) > 1:
-        listed = "\n".join(map(str, runs))
-        raise UserError(f"{folder}: has several models or tasks; give the folder of one run in place of it:\n{listed}")
-    return runs[0]
-
-
-def best_runs(grid: Path) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Each model's best run of each task, by the development score; of equals one whose checkpoint was kept."""
-    results = read_results(grid, benchmark_of_grid(grid))
-    if not results.runs:
-        raise UserError(f"{grid / 'runs'}: no run has ended well")
-    for model in results.grid.models:
-        best = {task: [run.folder for run in results.of(model, task).best] for task in results.grid.tasks}
-        kept = {task: [folder for folder in found if (folder / BEST).is_file()] for task, found in best.items()}
-        yield model, {task: (kept[task] or found)[0] for task, found in best.items() if found}

@@ -9,7 +9,7 @@ import click
 from lazyformer_fairseq.arguments import named_path, refuse_missing
 from lazyformer_fairseq.child_process import stoppable
 from lazyformer_fairseq.extras import needs_fairseq
-from lazyformer_fairseq.finetuning.settings import MODULES, OF_BENCHMARKS, GridSettings, PredictSettings
+from lazyformer_fairseq.finetuning.settings import OF_BENCHMARKS, TASK_NAMES, GridSettings, PredictSettings
 from lazyformer_fairseq.options import Command, refuse_given, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
@@ -36,7 +36,7 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
 @click.option(
     "--task",
     metavar="NAME|FILE.yaml",
-    help=f"To fine-tune on: {', '.join(MODULES)}, or a YAML file that describes a task of your own.  [default: your "
+    help=f"To fine-tune on: {', '.join(TASK_NAMES)}, or a YAML file that describes a task of your own.  [default: your "
     "own where --data holds train.tsv, .csv or .jsonl; else glue]",
 )
 @takes(GridSettings, into="")
@@ -97,7 +97,7 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
         needs_fairseq("lazyformer predict for a whole benchmark", "lazyformer predict MODEL TEXTS")
         refuse_filled_folder(output)
     from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
-    from lazyformer_fairseq.finetuning.benchmark import best_run
+    from lazyformer_fairseq.finetuning.registry import best_run
 
     if settings.tokenizer:
         settings = replace(settings, tokenizer=find_tokenizer_folder(settings.tokenizer))

@@ -289,7 +289,7 @@ class Run:
             **grid.own,
             "started_from": None,  # results of before may have a task here
             "batch_size": None if grid.batch_size == usual.batch_size else grid.batch_size,
-            "warmup_ratio": None if grid.warmup_ratio == usual.warmup else grid.warmup_ratio,
+            "warmup_ratio": None if grid.warmup_ratio == usual.warmup_ratio else grid.warmup_ratio,
         }
 
     @property

@@ -17,22 +17,23 @@ from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.executors.nvidia_smi import precision_here
-from lazyformer_fairseq.finetuning.benchmark import (
-    Benchmark,
+from lazyformer_fairseq.finetuning.benchmark import Benchmark
+from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints
+from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
+from lazyformer_fairseq.finetuning.registry import (
+    MODULES,
     benchmark_of_grid,
     benchmark_of_task,
     best_runs,
     find_benchmark,
 )
-from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints
-from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
 from lazyformer_fairseq.finetuning.results import RESULT, read_run
-from lazyformer_fairseq.finetuning.settings import MODULES, OF_OWN_TASKS, SPECIAL_OPTIONS, GridSettings, PredictSettings
-from lazyformer_fairseq.finetuning.tasks.own import OwnTask, find_own_task, task_of_yaml
+from lazyformer_fairseq.finetuning.settings import CUSTOM_OPTIONS, SPECIAL_OPTIONS, GridSettings, PredictSettings
+from lazyformer_fairseq.finetuning.tasks.custom import CustomTask, find_custom_task, task_of_yaml
 from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
-PREPARING = ("max_length", "skip_mistakes", *OF_OWN_TASKS)  # options that mean something where data is prepared
+PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that mean something where data is prepared
 
 
 def choose_benchmark(task: Optional[str], given: GridSettings) -> tuple[Benchmark, GridSettings]:
@@ -42,7 +43,7 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> tuple[Benchmar
         UserError: neither, or what the user's own files have wrong in them.
     """
     if task is None:
-        return find_own_task(given) or find_benchmark("glue"), given
+        return find_custom_task(given) or find_benchmark("glue"), given
     if task in MODULES:
         return find_benchmark(task), given
     if not task.endswith((".yaml", ".yml")):
@@ -94,8 +95,8 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         precision=given.precision or ("fp32" if given.gpus == "none" else precision_here()),
         max_train_rows=given.max_train_rows,
         no_padding=given.no_padding,
-        warmup_ratio=protocol.warmup if given.warmup_ratio is None else given.warmup_ratio,
-        own=benchmark.own_settings(given, prepared),
+        warmup_ratio=protocol.warmup_ratio if given.warmup_ratio is None else given.warmup_ratio,
+        own=benchmark.extra_settings(given, prepared),
     )
     for run in grid.runs:
         run.result()  # refuses one of other settings
@@ -161,7 +162,7 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
 
         output = grid.output / "report"
         click.echo(f"\n{write_report(grid.output, output)}\nwritten to {output}")
-        if isinstance(benchmark, OwnTask) and given.keep_checkpoints != "none":
+        if isinstance(benchmark, CustomTask) and given.keep_checkpoints != "none":
             click.echo(f"to use it: lazyformer predict {grid.output} texts.tsv")
     sys.exit(1 if queue.failed else 0)
 

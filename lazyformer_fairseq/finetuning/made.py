@@ -15,7 +15,8 @@ from lazyformer_fairseq.data.prepared_folder import MANIFEST, EncodedExamples, P
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import LAZYFORMER, PROTOCOLS, Score, TextsBenchmark
+from lazyformer_fairseq.finetuning.benchmark import Score, TextsBenchmark
+from lazyformer_fairseq.finetuning.paper_numbers import LAZYFORMER, PROTOCOLS
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import write_json

@@ -25,9 +25,9 @@ from lazyformer_fairseq.data.labelled_files import (
 from lazyformer_fairseq.data.text.interface import told_cut
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, hub
-from lazyformer_fairseq.finetuning.metrics import METRICS
+from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.finetuning.settings import PredictSettings
-from lazyformer_fairseq.finetuning.tasks.own import columns_of
+from lazyformer_fairseq.finetuning.tasks.custom import columns_of
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 

@@ -16,17 +16,18 @@ from typing import Any, NamedTuple, Optional
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
 from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
+from lazyformer_fairseq.executors.workers import Job, Workers, last_line, tail
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.grid import Grid, Run
 from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, FAILED, LOG
 from lazyformer_fairseq.finetuning.settings import GridSettings
-from lazyformer_fairseq.finetuning.workers import Job, Workers, last_line, tail
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import run_lock
 
+FINE_TUNE = "lazyformer_fairseq.finetuning.one_run:fine_tune"
 TYPICAL = {"timeout_min": 24 * 60}
 
 
@@ -110,7 +111,7 @@ def choose_executor(given: GridSettings, name: str) -> Workers | Cluster:
         name: of a cluster's jobs.
     """
     if not given.slurm:
-        return Workers(given.workers, choose_gpus(given.gpus), given.threads)
+        return Workers(given.workers, choose_gpus(given.gpus), given.threads, FINE_TUNE)
     options = {"name": name}
     for text in given.slurm:
         option, found, value = text.partition("=")

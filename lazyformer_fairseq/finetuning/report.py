@@ -17,7 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import Benchmark, Score, TableRow, TuningProtocol, benchmark_of_grid
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, Score, TableRow, TuningProtocol
+from lazyformer_fairseq.finetuning.registry import benchmark_of_grid
 from lazyformer_fairseq.finetuning.results import Measurement, Results, Run, RunKey, mean_bounds, read_results
 from lazyformer_fairseq.report.figures import Style, handles, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING
@@ -42,7 +43,7 @@ def write_report(folder: Path, output: Path) -> str:
             f"{folder / 'runs'}: no run has ended well yet, {len(results.failures)} failed; see the logs in "
             f"it, or run `lazyformer finetune` again"
         )
-    rows = [*(own_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
+    rows = [*(model_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
     title = f"{benchmark.name}, development {'sets' if len(benchmark.tasks) > 1 else 'set'}, percent"
     ran, of_scores = set(results.grid.tasks), _score_table(results, benchmark)
     first = Table(title, [cells(row, benchmark, ran) for row in rows])
@@ -82,7 +83,7 @@ def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
     epochs = {task: _either(f"{run.epochs:g}" for run in found) for task, found in of_task.items()}
     if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(usual.epochs)]:
         yield f"Epochs: {', '.join(changed)}; the protocol has {usual.epochs}."
-    batch, warmup = ("Rows of an update", usual.batch_size), ("Share of the updates that warm up", usual.warmup)
+    batch, warmup = ("Rows of an update", usual.batch_size), ("Share of the updates that warm up", usual.warmup_ratio)
     for name, (called, number) in {"batch_size": batch, "warmup_ratio": warmup}.items():
         found = {number if (said := getattr(run, name)) is None else said for run in runs}
         if found != {number}:
@@ -112,7 +113,7 @@ def _either(values: Iterable[str]) -> str:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def own_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
+def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
     """One of our models: its medians, in percent."""
     tasks = {task: results.of(model, task) for task in results.grid.tasks}
     updates = next((found.updates for found in tasks.values() if found.runs), None)
@@ -392,7 +393,7 @@ def _draw_series(
 
 def _averages(results: Results, benchmark: Benchmark, points: Sequence[tuple[int, str]]) -> list[tuple[int, float]]:
     """(updates, average) of the checkpoints that have one."""
-    rows = ((updates, own_row(results, benchmark, model)) for updates, model in points if benchmark.average)
+    rows = ((updates, model_row(results, benchmark, model)) for updates, model in points if benchmark.average)
     averages = ((updates, average_of(row, benchmark)) for updates, row in rows)
     return [(updates, value) for updates, value in averages if value is not None]
 

@@ -6,12 +6,13 @@ from typing import Optional
 
 from lazyformer_fairseq.options import PRECISION, option
 
-# Name on the command line -> module that has the benchmark as BENCHMARK. A new one is a file, and a row here.
-MODULES = {name: f"lazyformer_fairseq.finetuning.tasks.{name}" for name in ("glue", "squad", "listops", "pairs")}
-OF_OWN_TASKS = ("text", "label", "kind", "metric")
-SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *OF_OWN_TASKS)  # of some benchmarks
+TASK_NAMES = ("glue", "squad", "listops", "pairs")  # of --task
+CUSTOM_OPTIONS = ("text", "label", "kind", "metric")
+SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *CUSTOM_OPTIONS)  # of some benchmarks
 OF_BENCHMARKS = ("data", "tasks", "n_best", "max_answer_tokens", "skip_mistakes")  # options of predict, none of TEXTS
-OWN_LRS, OWN_SEEDS, OWN_EPOCHS = (5e-5, 5e-4), (1, 2, 3), 10  # large models learn at the first rate, tiny at the second
+CUSTOM_LRS = (5e-5, 5e-4)  # large models learn at the first rate, tiny ones at the second
+CUSTOM_SEEDS = (1, 2, 3)
+CUSTOM_EPOCHS = 10
 USUAL = "the protocol's"
 OWN = "Labels of your own"  # a section of --help
 CLASSES, SCORES = KINDS = ("classes", "scores")
@@ -68,7 +69,7 @@ class GridSettings:
         (), "Random seeds; each runs at each rate.", low=0, shown="1 to 5; of labels of your own 1 to 3"
     )
     epochs: tuple[str, ...] = option(
-        (), "Of every task, and of some, as in 10 MNLI=3.", metavar="[TASK=]N...", shown=_usual(OWN_EPOCHS)
+        (), "Of every task, and of some, as in 10 MNLI=3.", metavar="[TASK=]N...", shown=_usual(CUSTOM_EPOCHS)
     )
     batch_size: Optional[int] = option(None, "Rows of an update.", low=1, shown=USUAL)
     warmup_ratio: Optional[float] = option(

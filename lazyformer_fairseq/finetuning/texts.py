@@ -24,14 +24,14 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.data import prepared_folder
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.encoding import read_examples
 from lazyformer_fairseq.data.glue import TASKS, find_task
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.prepared_folder import PreparedTask, load_prepared
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.finetuning import fairseq_task
-from lazyformer_fairseq.finetuning.encoding import read_examples
-from lazyformer_fairseq.finetuning.metrics import METRICS
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 
 logger = logging.getLogger(__name__)

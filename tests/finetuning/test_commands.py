@@ -22,12 +22,12 @@ from lazyformer_fairseq.data.prepared_folder import EncodedExamples
 from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import benchmark_of_grid, find_benchmark
 from lazyformer_fairseq.finetuning.launch import grid_and_executor
 from lazyformer_fairseq.finetuning.made import CONSTANT, Draws, MadeBenchmark, constant_answer, write_prepared
 from lazyformer_fairseq.finetuning.one_run import fine_tune
+from lazyformer_fairseq.finetuning.registry import MODULES, benchmark_of_grid, find_benchmark
 from lazyformer_fairseq.finetuning.report import write_report
-from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings
+from lazyformer_fairseq.finetuning.settings import GridSettings
 
 
 @pytest.fixture

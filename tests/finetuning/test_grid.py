@@ -21,11 +21,12 @@ from toy_squad import START
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import commands, one_run
-from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS, PROTOCOLS, head_settings
+from lazyformer_fairseq.finetuning.benchmark import head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, Run, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
 from lazyformer_fairseq.finetuning.one_run import fine_tune
-from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
+from lazyformer_fairseq.finetuning.paper_numbers import PAPER_TASKS, PROTOCOLS
+from lazyformer_fairseq.finetuning.queue import FINE_TUNE, Cluster, RunQueue, Workers, choose_executor
 from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
@@ -340,7 +341,7 @@ def test_a_process_gives_what_a_run_in_this_one_gives(small):
     """Equal seeds give equal results, and a result has all that was asked for."""
     given = {"seeds": (1,), "max_train_rows": 32, "head": "linear"}
     one, here = small("MNLI", "STS-B", **given), small("STS-B", output="here", **given)
-    queue = RunQueue(one, Workers(2, []))
+    queue = RunQueue(one, Workers(2, [], 1, FINE_TUNE))
     queue.run()
     assert not queue.failed, queue.failed
     fine_tune(here.runs[0])

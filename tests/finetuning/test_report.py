@@ -13,8 +13,8 @@ from in_process import invoke
 from PIL import Image
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import PAPER_ROWS, PAPER_TASKS, SCORES
-from lazyformer_fairseq.finetuning.report import checkpoint_series, own_row, write_report
+from lazyformer_fairseq.finetuning.paper_numbers import PAPER_ROWS, PAPER_TASKS, SCORES
+from lazyformer_fairseq.finetuning.report import checkpoint_series, model_row, write_report
 from lazyformer_fairseq.finetuning.results import RunKey, mean_bounds, read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 
@@ -243,7 +243,7 @@ def test_the_matched_set_chooses_the_rate_for_the_mismatched_one(asked):
     fill(asked, "MNLI", {2e-5: [(0.5, 0.9)] * 3, 5e-5: [(0.6, 0.1)] * 3})
     results = read_results(asked, GLUE)
     assert results.of("lazy", "MNLI").values("valid1", "accuracy").tolist() == pytest.approx([10] * 3)
-    row = own_row(results, GLUE, "lazy")
+    row = model_row(results, GLUE, "lazy")
     assert row.scores == pytest.approx({"MNLI-m": 60, "MNLI-mm": 10}) and row.incomplete == {"CoLA"}
 
 

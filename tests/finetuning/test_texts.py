@@ -17,13 +17,13 @@ from torch import nn
 from validation import batches, logged
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.encoding import encode_split
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import Example, SplitFile
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.finetuning.encoding import encode_split
-from lazyformer_fairseq.finetuning.metrics import METRICS
 from lazyformer_fairseq.finetuning.texts import GlueCriterion
 
 

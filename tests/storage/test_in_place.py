@@ -13,7 +13,7 @@ import pytest
 from lazyformer_fairseq.child_process import output_to
 from lazyformer_fairseq.corpus import stages
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.workers import tail
+from lazyformer_fairseq.executors.workers import tail
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.run_lock import file_lock, lock_for_process, run_lock
 

@@ -15,7 +15,7 @@ from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.evaluation.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import Job, job_of_arch, with_options
 from lazyformer_fairseq.experiments.reproduce.engine import CLI, GB, Cost, Step
-from lazyformer_fairseq.finetuning.benchmark import LEARNING_RATES, PAPER_TASKS, SEEDS
+from lazyformer_fairseq.finetuning.paper_numbers import LEARNING_RATES, PAPER_TASKS, SEEDS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 TABLE_1 = ("bert_base", "lazyformer_m2x6_s", "lazyformer_m2x6_sd", "lazyformer_m2x6")

@@ -16,8 +16,9 @@ from lazyformer_fairseq.experiments.reproduce.engine import (
     what_it_took,
     written_on,
 )
-from lazyformer_fairseq.finetuning.benchmark import COLUMNS, PAPER_ROWS, TableRow
-from lazyformer_fairseq.finetuning.report import average_of, cells, own_row
+from lazyformer_fairseq.finetuning.benchmark import TableRow
+from lazyformer_fairseq.finetuning.paper_numbers import COLUMNS, PAPER_ROWS
+from lazyformer_fairseq.finetuning.report import average_of, cells, model_row
 from lazyformer_fairseq.finetuning.report import write_report as write_glue_report
 from lazyformer_fairseq.finetuning.results import Results, read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
@@ -101,7 +102,7 @@ def _glue_results(places: of.Places) -> Optional[Results]:
 
 def _own(glue: Optional[Results], arch: str, updates: int) -> Optional[TableRow]:
     name = of.model_name(arch, updates)
-    return own_row(glue, GLUE, name) if glue and name in glue.grid.models else None
+    return model_row(glue, GLUE, name) if glue and name in glue.grid.models else None
 
 
 def _table_1(glue: Optional[Results], size: of.Size) -> str:

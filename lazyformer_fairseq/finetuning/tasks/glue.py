@@ -19,8 +19,9 @@ from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTas
 from lazyformer_fairseq.data.text.interface import TextTokenizer, told_cut
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning import benchmark
-from lazyformer_fairseq.finetuning.benchmark import PROTOCOLS, SCORES, TableRow, TextsBenchmark
+from lazyformer_fairseq.finetuning import paper_numbers
+from lazyformer_fairseq.finetuning.benchmark import TableRow, TextsBenchmark
+from lazyformer_fairseq.finetuning.paper_numbers import PROTOCOLS, SCORES
 from lazyformer_fairseq.finetuning.results import BEST, Results
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 from lazyformer_fairseq.progress import Progress
@@ -38,7 +39,7 @@ class Glue(TextsBenchmark):
     protocols = PROTOCOLS
     options = frozenset(("max_length", "max_train_rows", "glue_head"))
     scores = tuple(SCORES.values())
-    columns = benchmark.COLUMNS
+    columns = paper_numbers.COLUMNS
     average = True
 
     def choose_tasks(self, names: Sequence[str]) -> list[str]:
@@ -58,7 +59,7 @@ class Glue(TextsBenchmark):
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
         """The baseline and LazyFormer's Table 1; PAR's Table 4 too where the grid is of its two tasks alone."""
-        rows = (*benchmark.PAPER_ROWS, *(benchmark.PAR_ROWS if self._is_pars(results) else ()))
+        rows = (*paper_numbers.PAPER_ROWS, *(paper_numbers.PAR_ROWS if self._is_pars(results) else ()))
         papers = [TableRow(f"{row.model} (paper)", "paper", row.updates, row.scores) for row in rows]
         return [*super().other_rows(results), *papers]
 
@@ -239,7 +240,7 @@ def _write(
     prefix: Path, task: TaskDescription, file: SplitFile, tokenizer: TextTokenizer, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes a split, FOLDER/SPLIT. Returns its entry in the manifest."""
-    from lazyformer_fairseq.finetuning.encoding import encode_split
+    from lazyformer_fairseq.data.encoding import encode_split
 
     inputs, counts = encode_split(tokenizer, file, settings["max_length"], len(os.sched_getaffinity(0)))
     examples = EncodedExamples(inputs, targets_of(task, file.examples))

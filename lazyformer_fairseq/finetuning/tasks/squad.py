@@ -35,8 +35,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.hub import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.finetuning import fairseq_task, squad_data
-from lazyformer_fairseq.finetuning.benchmark import SEEDS, Benchmark, Score, TableRow, TuningProtocol
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, Score, TableRow, TuningProtocol
 from lazyformer_fairseq.finetuning.grid import load_finetuned
+from lazyformer_fairseq.finetuning.paper_numbers import SEEDS
 from lazyformer_fairseq.finetuning.results import BEST, Results, ScoredTask, split_file
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 from lazyformer_fairseq.finetuning.squad_data import OFFICIAL_QUESTIONS, PreparedSplit, PreparedSquad
@@ -280,7 +281,7 @@ class Squad(Benchmark):
                 raise UserError(f"{folder}: some questions of {split}.json have no answers; prepare one that has them")
         return {SQUAD.name: prepared}
 
-    def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedSquad]) -> dict[str, Any]:
+    def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedSquad]) -> dict[str, Any]:
         return {name: prepared[SQUAD.name].manifest[name] for name in ("stride", "max_question_length")}
 
     def train_options(

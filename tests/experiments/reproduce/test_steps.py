@@ -31,7 +31,7 @@ from lazyformer_fairseq.experiments.reproduce.lazyformer import (
     steps,
 )
 from lazyformer_fairseq.experiments.reproduce.lazyformer_report import reproduction, write_report
-from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS
+from lazyformer_fairseq.finetuning.paper_numbers import PAPER_TASKS
 from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 

@@ -48,7 +48,7 @@ from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.finetuning.results import read_results
 from lazyformer_fairseq.finetuning.squad_data import PreparedSquad, prepare_squad
-from lazyformer_fairseq.finetuning.tasks import own
+from lazyformer_fairseq.finetuning.tasks import custom
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.language_modeling import images
 from lazyformer_fairseq.language_modeling.commands import read_lengths
@@ -259,7 +259,7 @@ class Targets(dict[str, Target]):
         self.add(
             "lengths", lambda path: read_lengths(str(path)), 1_000, b"tgt_len: 64\nmem_len: 640\nsame_length: true\n"
         )
-        self.add("task in YAML", own.read_yaml, 1_000, b"name: x\ndata: d\nlabels: [a, b]\nkind: classes\n")
+        self.add("task in YAML", custom.read_yaml, 1_000, b"name: x\ndata: d\nlabels: [a, b]\nkind: classes\n")
         self.add(
             "plan in YAML", job_of_yaml, 1_000, b"model: {_name: lazyformer, dropout: 0.1}\ntask: {mask_prob: 0.15}\n"
         )

@@ -13,6 +13,7 @@ from glue_results import run_folder, write_grid, write_result
 from helpers import NAMES, THINGS, build_toy_corpus, toy_texts, train_tokenizer, write_lines, write_toy_glue
 from in_process import invoke
 
+from lazyformer_fairseq.data import encoding
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
@@ -20,7 +21,6 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer, load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.finetuning import encoding
 from lazyformer_fairseq.finetuning.launch import predict
 from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.finetuning.settings import PredictSettings

@@ -23,11 +23,12 @@ from lazyformer_fairseq.data.labelled_files import (
     read_rows,
     read_split,
 )
-from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedOwnTask
+from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedCustomTask
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.finetuning import settings
-from lazyformer_fairseq.finetuning.benchmark import LAZYFORMER, PROTOCOLS, Score, TextsBenchmark, TuningProtocol
+from lazyformer_fairseq.finetuning.benchmark import Score, TextsBenchmark, TuningProtocol
+from lazyformer_fairseq.finetuning.paper_numbers import LAZYFORMER, PROTOCOLS
 from lazyformer_fairseq.finetuning.tasks.glue import overview, prepare_task, settings_of
 from lazyformer_fairseq.storage import checked
 from lazyformer_fairseq.storage.json_files import read_json
@@ -42,37 +43,46 @@ LABEL_COLUMNS = ("label", "labels", "class", "score", "target")
 KEYS = ("name", "data", "train", "dev", "text", "label", "labels", "kind", "metric")  # of a YAML file
 
 
-class OwnTask(TextsBenchmark):
+class CustomTask(TextsBenchmark):
     """A user's task alone.
 
     Args:
         row: of the table of tasks.
     """
 
-    names_task, prepared = False, PreparedOwnTask
-    options = frozenset(("max_length", "max_train_rows", "glue_head", *settings.OF_OWN_TASKS))
+    names_task, prepared = False, PreparedCustomTask
+    options = frozenset(("max_length", "max_train_rows", "glue_head", *settings.CUSTOM_OPTIONS))
 
     def __init__(self, row: TaskDescription):
         self.row, self.name, self.key, self.tasks = row, row.name, row.name, {row.name: row}
-        usual = TuningProtocol((row.name,), settings.OWN_LRS, settings.OWN_SEEDS, settings.OWN_EPOCHS, 32, 0.06)
+        usual = TuningProtocol(
+            tasks=(row.name,),
+            lrs=settings.CUSTOM_LRS,
+            seeds=settings.CUSTOM_SEEDS,
+            epochs=settings.CUSTOM_EPOCHS,
+            batch_size=32,
+            warmup_ratio=0.06,
+        )
         self.protocols = {"its own": usual, LAZYFORMER: PROTOCOLS[LAZYFORMER]._replace(tasks=usual.tasks)}
         self.scores = (Score(row.selecting_metric, row.name, "valid", row.selecting_metric, row.selecting_metric),)
 
     def place(self, folder: Path, name: str) -> Path:
-        return folder if PreparedOwnTask.is_at(folder) else super().place(folder, name)
+        return folder if PreparedCustomTask.is_at(folder) else super().place(folder, name)
 
     def prepare(self, wanted: settings.GridSettings, positions: Collection[int] = ()) -> str:
         decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
         folder, tokenizer = wanted.output / self.prepared_in / self.name, load_tokenizer(wanted.tokenizer)
-        prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer, PreparedOwnTask)
+        prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer, PreparedCustomTask)
         return f"{overview([prepared], positions)}\n{self.row.name}: {in_words(self.row)}"
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: settings.PredictSettings) -> list[str]:
         model = next(iter(runs.values()), "MODEL")
         raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
 
-    def own_settings(self, given: settings.GridSettings, prepared: Mapping[str, PreparedOwnTask]) -> dict[str, Any]:
-        return {**super().own_settings(given, prepared), "description": self.row.as_json()}
+    def extra_settings(
+        self, given: settings.GridSettings, prepared: Mapping[str, PreparedCustomTask]
+    ) -> dict[str, Any]:
+        return {**super().extra_settings(given, prepared), "description": self.row.as_json()}
 
 
 def in_words(row: TaskDescription) -> str:
@@ -97,18 +107,18 @@ def _column_in_words(column: Column) -> str:
 # --- from a folder, or a YAML file, to the row ------------------------------------------------------------------------
 
 
-def find_own_task(given: settings.GridSettings) -> Optional[OwnTask]:
+def find_custom_task(given: settings.GridSettings) -> Optional[CustomTask]:
     """The task whose files lie in --data, or that was prepared there or, without --data, in OUTPUT; None for none."""
-    folder = given.data or given.output / OwnTask.prepared_in
+    folder = given.data or given.output / CustomTask.prepared_in
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
-        if path.is_file() and read_json(path).get("format") == PreparedOwnTask.FORMAT:
-            return OwnTask(PreparedOwnTask.load(path.parent).task)
+        if path.is_file() and read_json(path).get("format") == PreparedCustomTask.FORMAT:
+            return CustomTask(PreparedCustomTask.load(path.parent).task)
     if given.data and any((folder / f"train{ending}").is_file() for ending in ENDINGS):
-        return OwnTask(describe(folder, given))
+        return CustomTask(describe(folder, given))
     return None
 
 
-def task_of_yaml(path: Path, given: settings.GridSettings) -> tuple[OwnTask, settings.GridSettings]:
+def task_of_yaml(path: Path, given: settings.GridSettings) -> tuple[CustomTask, settings.GridSettings]:
     """The task that a YAML file describes, and settings whose --data is its folder; options win over the file.
 
     Raises:
@@ -116,10 +126,11 @@ def task_of_yaml(path: Path, given: settings.GridSettings) -> tuple[OwnTask, set
     """
     found = read_yaml(path)
     data = given.data or path.parent / found.get("data", "")
-    named = {name: found[name] for name in settings.OF_OWN_TASKS if name in found and not getattr(given, name)}
+    named = {name: found[name] for name in settings.CUSTOM_OPTIONS if name in found and not getattr(given, name)}
     described = replace(given, data=data, **named)
     files = {split: found[split] for split in ("train", "dev") if split in found}
-    return OwnTask(describe(data, described, found.get("name", path.stem), files, found.get("labels", ()))), described
+    row = describe(data, described, found.get("name", path.stem), files, found.get("labels", ()))
+    return CustomTask(row), described
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -164,7 +175,7 @@ def describe(
         raise UserError(f"{folder / train}: is empty; write a line of names, and rows under it")
     texts, label = columns_of(folder / train, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
-    row = TaskDescription(name, splits, (), is_own=True)
+    row = TaskDescription(name, splits, (), is_custom=True)
     path, words = folder / train, [example.target for example in read_split(row, folder, "train").examples]
     kind = given.kind or (settings.CLASSES if labels else kind_of(words, label))
     if kind not in settings.KINDS:  # a YAML file may say anything

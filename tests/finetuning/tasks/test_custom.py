@@ -17,7 +17,7 @@ from in_process import invoke, refusal
 from toy_squad import START
 
 from lazyformer_fairseq.data.labelled_files import TaskDescription, class_name, read_split
-from lazyformer_fairseq.data.prepared_folder import PreparedOwnTask, PreparedTask
+from lazyformer_fairseq.data.prepared_folder import PreparedCustomTask, PreparedTask
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.hub import LazyFormerHub, tasks_of_heads
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
@@ -26,7 +26,7 @@ from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.launch import choose_benchmark, grid_and_executor
 from lazyformer_fairseq.finetuning.one_run import fine_tune
 from lazyformer_fairseq.finetuning.settings import GridSettings
-from lazyformer_fairseq.finetuning.tasks.own import in_words
+from lazyformer_fairseq.finetuning.tasks.custom import in_words
 from lazyformer_fairseq.storage.atomic import unfinished_name
 
 TRAINED_MODELS = ROOT / "tests" / "fixtures" / "checkpoints"
@@ -98,7 +98,7 @@ def test_classes_keep_their_names_to_predictions_and_exports(moods, run_of_moods
     answers = loaded.predict([text for text, _ in sentences(21)])
     assert [answer.label for answer in answers] == [label for _, label in sentences(21)]
     assert set(answers[0].probabilities) == set(MOODS) and sum(answers[0].probabilities.values()) == pytest.approx(1)
-    assert loaded.tasks["own_moods"].longest == 64  # longer texts are cut as in training
+    assert loaded.tasks["custom_moods"].longest == 64  # longer texts are cut as in training
     invoke("export", moods / "out", tmp_path / "model")
     again = LazyFormerModel.from_pretrained(tmp_path / "model").predict([text for text, _ in sentences(21)])
     assert again == answers
@@ -107,7 +107,7 @@ def test_classes_keep_their_names_to_predictions_and_exports(moods, run_of_moods
     invoke("export", run_of_moods, tmp_path / "hf", "--to", "huggingface")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["id2label"] == {"0": "calm", "1": "glad", "2": "sad"}
-    assert "own_moods: calm, glad, sad" in (tmp_path / "hf" / "README.md").read_text()
+    assert "custom_moods: calm, glad, sad" in (tmp_path / "hf" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "TXT"])
@@ -153,11 +153,11 @@ def test_scores_of_any_range_train_and_come_back_in_their_unit(tmp_path):
     with (tmp_path / "degrees" / "valid.predictions.csv").open(newline="") as file:
         written = [float(row["prediction"]) for row in csv.DictReader(file)]
     assert written == pytest.approx([answer.label for answer in loaded.predict(texts)], rel=1e-7)
-    assert float(loaded.predict("own_degrees", texts[0])) == pytest.approx(loaded.predict(texts[:1])[0].label)
+    assert float(loaded.predict("custom_degrees", texts[0])) == pytest.approx(loaded.predict(texts[:1])[0].label)
     invoke("export", run.folder, tmp_path / "ours")  # in the unit of training: it goes on as the checkpoint does
     again = LazyFormerModel.from_pretrained(tmp_path / "ours")
     assert again.predict(texts) == loaded.predict(texts) and again.tasks == loaded.tasks
-    assert torch.equal(*(each.model.classification_heads["own_degrees"].out_proj.weight for each in (again, loaded)))
+    assert torch.equal(*(each.model.classification_heads["custom_degrees"].out_proj.weight for each in (again, loaded)))
     pytest.importorskip("transformers")
     from transformers import AutoModelForSequenceClassification
 
@@ -171,7 +171,7 @@ def test_a_task_of_glue_is_a_folder_of_ones_own_too(toy_glue, prepared, tmp_path
     """One reader, one engine: the same ids, the same classes, the same options of fairseq-train."""
     given = settings_of(tmp_path, toy_glue / "RTE", max_length=64)
     grid, _ = grid_and_executor(*choose_benchmark(None, given))
-    own = PreparedOwnTask.load(tmp_path / "out" / "tasks" / "RTE")
+    own = PreparedCustomTask.load(tmp_path / "out" / "tasks" / "RTE")
     assert own.task.is_pair and own.task.labels == prepared["RTE"].task.labels
     for split in ("train", "valid"):
         found, wanted = (each.read(split, None, 2) for each in (own, prepared["RTE"]))
@@ -446,7 +446,7 @@ def test_predict_counts_what_was_cut_and_a_caller_is_warned(cut_short, tmp_path)
     with pytest.warns(UserWarning, match="1 of 2 texts is longer than the 64 tokens"):
         assert model.extract_features("anna", LONG).size(1) == 64
     with pytest.warns(UserWarning, match="1 of 1 texts is longer"):
-        model.predict("own_long", LONG)
+        model.predict("custom_long", LONG)
     with (
         pytest.warns(UserWarning, match="1 of 1 texts is longer"),
         pytest.raises(UserError, match="0 times <mask> in the 64"),
@@ -547,7 +547,7 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         said = refusal("predict", run_of_moods, "unnamed.tsv", *options.split())
         assert f"{options.split()[0]}: means nothing for unnamed.tsv, a file of texts" in said
     assert "give the texts too" in refusal("predict", moods / "out", "--output", "folder")
-    for options in ("--text text", "--head own_moods"):
+    for options in ("--text text", "--head custom_moods"):
         said = refusal("predict", moods / "out", "--output", "folder", *options.split())
         assert said.startswith(f"{options.split()[0]}: is for a file of texts alone")
     with monkeypatch.context() as stopped:
@@ -568,7 +568,7 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
      {"standard": [0, "nan"]}, {"standard": 7}, {"longest": "9"}, {"metrics": {}, "splits": {"x": 1}}, None],
 )  # fmt: skip
 def test_what_a_checkpoint_says_of_its_labels_is_checked(change):
-    row = TaskDescription("t", {}, (), ("a", "b"), is_own=True)
+    row = TaskDescription("t", {}, (), ("a", "b"), is_custom=True)
     weights = {f"classification_heads.{row.head_name}.out_proj.weight": torch.zeros(2, 4)}
 
     def found(saved: object) -> dict[str, TaskDescription]:

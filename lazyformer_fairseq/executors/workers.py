@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Optional
 
 from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
 
-FINE_TUNE = "lazyformer_fairseq.finetuning.one_run:fine_tune"
 TAIL = 16384  # bytes of a log
 
 
@@ -45,7 +44,7 @@ class Workers:
 
     look_every = 0.1  # seconds between two looks at jobs
 
-    def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int = 1, work: str = FINE_TUNE):
+    def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int, work: str):
         self.count = count or len(gpus) or max(1, len(os.sched_getaffinity(0)) // threads)
         self._threads, self._work = threads, work
         self._free = [gpus[number % len(gpus)] if gpus else None for number in range(self.count)]

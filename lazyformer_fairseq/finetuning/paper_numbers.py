@@ -1,0 +1,80 @@
+"""Settings of two papers for GLUE, to which grids default, and their scores, which stand beside ours in reports."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Optional
+
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.finetuning.benchmark import Score, TuningProtocol
+
+TASK_OF_SCORE = {
+    "MNLI-m": "MNLI",
+    "MNLI-mm": "MNLI",
+    "QNLI": "QNLI",
+    "QQP": "QQP",
+    "SST": "SST-2",
+    "CoLA": "CoLA",
+    "MRPC": "MRPC",
+    "RTE": "RTE",
+    "STS": "STS-B",
+}
+SCORES: Mapping[str, Score] = {  # each of the metric that selects its task's checkpoints
+    name: Score(
+        name=name,
+        task=task,
+        split="valid1" if name == "MNLI-mm" else "valid",
+        metric=TASKS[task].selecting_metric,
+        column=name,
+    )
+    for name, task in TASK_OF_SCORE.items()
+}
+PAPER_TASKS = tuple(dict.fromkeys(TASK_OF_SCORE.values()))
+
+# Columns as LazyFormer's Table 1 prints them: the two numbers of MNLI share one.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "MNLI-m/mm": ("MNLI-m", "MNLI-mm"),
+    **{name: (name,) for name, task in TASK_OF_SCORE.items() if task != "MNLI"},
+}
+
+LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
+SEEDS = (1, 2, 3, 4, 5)  # the papers give their number
+LAZYFORMER = "lazyformer"
+PAR = "par"
+PROTOCOLS: Mapping[str, TuningProtocol] = {
+    # LazyFormer (arXiv 2102.12702), appendix A and Table 5.
+    LAZYFORMER: TuningProtocol(
+        tasks=PAPER_TASKS, lrs=LEARNING_RATES, seeds=SEEDS, epochs=10, batch_size=32, warmup_ratio=0.06
+    ),
+    # PAR Transformer, Table 4: two tasks, medians of five runs. The rest are the defaults of the code to which its
+    # footnote points (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16 rows.
+    PAR: TuningProtocol(
+        tasks=("SST-2", "MRPC"), lrs=(2.4e-5,), seeds=SEEDS, epochs=3, batch_size=128, warmup_ratio=0.1
+    ),
+}
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A model of a paper: updates of pre-training, and its scores in percent."""
+
+    model: str
+    updates: Optional[int]
+    scores: Mapping[str, float]
+
+
+def _table_1(model: str, updates: int, *scores: float) -> PaperRow:
+    return PaperRow(model, updates, dict(zip(SCORES, scores, strict=True)))
+
+
+PAPER_ROWS = (  # LazyFormer's Table 1: MNLI-m, -mm, QNLI, QQP, SST, CoLA, MRPC, RTE, STS
+    _table_1("BERT", 1_000_000, 85.72, 85.67, 92.07, 91.21, 92.78, 58.80, 88.73, 67.51, 89.23),
+    _table_1("M2x6-S", 1_000_000, 85.69, 85.46, 91.14, 91.13, 92.66, 57.86, 87.25, 72.20, 89.79),
+    _table_1("M2x6-SD", 1_000_000, 85.34, 85.50, 91.65, 91.22, 93.23, 57.85, 86.76, 70.40, 89.69),
+    _table_1("M2x6", 1_000_000, 86.34, 86.31, 91.82, 91.38, 93.00, 60.77, 87.75, 73.65, 90.00),
+    _table_1("M2x6 mid", 500_000, 85.81, 85.58, 91.62, 91.31, 92.66, 58.81, 87.75, 71.48, 88.90),
+)
+PAR_ROWS = (  # PAR's Table 4 (arXiv 2009.04534); DistilBERT's are of its own paper
+    PaperRow("DistilBERT", None, {"SST": 91.3, "MRPC": 87.5}),
+    PaperRow("BERT Base", None, {"SST": 91.5, "MRPC": 88.7}),
+    PaperRow("PAR BERT Base", None, {"SST": 91.6, "MRPC": 89.2}),
+)

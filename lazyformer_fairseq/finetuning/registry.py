@@ -1,0 +1,86 @@
+"""The table of benchmarks, and the way from a task's name or a grid's folder to its benchmark."""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+from lazyformer_fairseq.data.labelled_files import TaskDescription
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.benchmark import Benchmark
+from lazyformer_fairseq.finetuning.results import BEST, GRID_FILE, read_grid, read_results
+from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
+
+# Name on the command line -> module that has the benchmark as BENCHMARK; imported when it is asked for, since SQuAD's
+# needs fairseq. A new benchmark is a file, and a row here and in TASK_NAMES of settings.py.
+MODULES = {
+    "glue": "lazyformer_fairseq.finetuning.tasks.glue",
+    "squad": "lazyformer_fairseq.finetuning.tasks.squad",
+    "listops": "lazyformer_fairseq.finetuning.tasks.listops",
+    "pairs": "lazyformer_fairseq.finetuning.tasks.pairs",
+}
+
+
+def find_benchmark(key: str) -> Benchmark:
+    """Return the benchmark of this name on the command line."""
+    return importlib.import_module(MODULES[key]).BENCHMARK
+
+
+def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, Any]] = None) -> Benchmark:
+    """Return the benchmark that has a task of this name.
+
+    Args:
+        name: of the task.
+        where: the file that names it, for messages.
+        description: of a custom task, as the grid or the result has it.
+
+    Raises:
+        UserError: no benchmark has such a task, or the description is damaged.
+    """
+    if description is not None:
+        return CustomTask(TaskDescription.from_json(description, where))
+    for benchmark in map(find_benchmark, MODULES):
+        if name in benchmark.tasks:
+            return benchmark
+    raise UserError(f"{where}: {name!r} is no task of {', '.join(MODULES)}")
+
+
+def benchmark_of_grid(folder: Path) -> Benchmark:
+    """Return the benchmark whose grid lies in a folder.
+
+    Raises:
+        UserError: the folder holds no grid, or one of unknown tasks.
+    """
+    path = folder / "runs" / GRID_FILE
+    grid = read_grid(path)
+    first_task = next(iter(grid.tasks), "")
+    return benchmark_of_task(first_task, path, grid.description)
+
+
+def best_run(folder: Path) -> Path:
+    """Return the folder of the best run in a grid of one model and task; `folder` itself where it is not a grid's."""
+    if not (folder / "runs").is_dir():
+        return folder
+    runs = [path for _, runs_of_model in best_runs(folder) for path in runs_of_model.values()]
+    if len(runs) > 1:
+        listed = "\n".join(map(str, runs))
+        raise UserError(f"{folder}: has several models or tasks; give the folder of one run in place of it:\n{listed}")
+    return runs[0]
+
+
+def best_runs(folder: Path) -> Iterator[tuple[str, dict[str, Path]]]:
+    """Yield each model of a grid with the folder of its best run of each task, by the development score.
+
+    Of equally good runs, one whose checkpoint was kept is taken.
+    """
+    results = read_results(folder, benchmark_of_grid(folder))
+    if not results.runs:
+        raise UserError(f"{folder / 'runs'}: no run has ended well")
+    for model in results.grid.models:
+        best_of_tasks = {}
+        for task in results.grid.tasks:
+            best = [run.folder for run in results.of(model, task).best]
+            kept = [path for path in best if (path / BEST).is_file()]
+            if best:
+                best_of_tasks[task] = (kept or best)[0]
+        yield model, best_of_tasks

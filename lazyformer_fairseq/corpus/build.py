@@ -27,26 +27,29 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.storage.atomic import (
-    copy_file,
-    remove_leftovers,
-    sync_content,
-    unfinished_name,
-    write_text,
-)
+from lazyformer_fairseq.storage.atomic import copy_file, remove_leftovers, sync_content, unfinished_name, write_text
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
 PUBLISHED = "published"
-MEGABYTE, GIGABYTE = 10**6, 10**9
+MEGABYTE = 10**6
+GIGABYTE = 10**9
 UNITS_OF_SMALL_INPUT = 64
-SMALLEST_UNIT, LARGEST_UNIT = MEGABYTE // 4, 32 * MEGABYTE
+SMALLEST_UNIT = MEGABYTE // 4
+LARGEST_UNIT = 32 * MEGABYTE
 MOST_LINES = 10
 SYMBOLS_OF_NO_TEXT = 300  # bytes, and the special ones
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
-LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
+LATE_SETTINGS = (
+    "valid_share",
+    "seed",
+    "word_coverage",
+    "vocab_size",
+    "shards",
+    "tokenizer",
+)
 OPTION_OF_RULE = {
     "too short": " (--min-document-characters)",
     "short, not a sentence": " (--min-line-words)",
@@ -61,7 +64,7 @@ def build_corpus(
     settings: CorpusSettings = CorpusSettings(),  # noqa: B008 (frozen)
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Makes ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
+    """Make ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
 
     Stop it at any time; call it again with the same arguments to resume. The bytes written are the same (but for
     ``timing`` in the manifest), whatever the number of workers.
@@ -127,7 +130,12 @@ def build_corpus(
                 _refuse_empty_split(paths, settings.valid_share)
                 _refuse_empty_shard(job)
         manifest = describe(job, plan, origins, workers)
-        shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
+        shutil.copytree(
+            paths.tokenizer,
+            paths.result / "tokenizer",
+            copy_function=copy_file,
+            dirs_exist_ok=True,
+        )
         copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
         write_report(manifest, paths.result / "report.html")
         write_json(paths.result / MANIFEST, manifest)
@@ -136,11 +144,12 @@ def build_corpus(
 
 
 def refuse_impossible_vocabulary(files: Sequence[InputFile], settings: CorpusSettings) -> None:
-    """Raises a UserError for a ``--vocab-size`` that no text of so many bytes has: each symbol is a merge in a word.
+    """Raise a UserError for a ``--vocab-size`` that no text of so many bytes has: each symbol is a merge in a word.
 
     The text's own limit is known once its words are counted; where that is in doubt, this takes seconds.
     """
-    size, total = settings.vocab_size or 0, sum(file.size for file in files)
+    size = settings.vocab_size or 0
+    total = sum(file.size for file in files)
     is_plain = all(compression(file.path) is None for file in files)
     if size > total + SYMBOLS_OF_NO_TEXT and is_plain and not settings.tokenizer:
         raise UserError(f"--vocab-size {size}: the text has {total:,} bytes; give less, or leave the option out")
@@ -157,13 +166,18 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
         def describe_file(file: InputFile) -> dict[str, Any]:
             digest = sha256_of(Path(file.path))
             bar.update(file.size)
-            return {"path": file.path, "format": file.format, "bytes": file.size, "sha256": digest}
+            return {
+                "path": file.path,
+                "format": file.format,
+                "bytes": file.size,
+                "sha256": digest,
+            }
 
         return list(pool.map(describe_file, files))
 
 
 def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
-    """Bytes of input in a unit: by the settings, else few enough that a few workers share a small input evenly."""
+    """Return bytes of input per unit: by the settings, else few enough that several workers share a small input."""
     if settings.unit_megabytes:
         return max(1, round(settings.unit_megabytes * MEGABYTE))
     total = sum(file.size for file in files)
@@ -171,8 +185,9 @@ def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
 
 
 def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[InputFile], dict[str, str]]:
-    """The files to read, with parts in place of those that were cut; the file of each part."""
-    to_read, origins = [], {}
+    """Return the files to read, with parts in place of those that were cut; the file of each part."""
+    to_read = []
+    origins = {}
     for file in files:
         if file not in job.to_cut:
             to_read.append(file)
@@ -186,7 +201,7 @@ def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[Input
 
 
 def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[InputFile]) -> stages.Job:
-    """The job with its units and its number of shards; UserError where there are too few units."""
+    """Return the job with its units and its number of shards; UserError where there are too few units."""
     units = plan_units(to_read, job.unit_bytes)
     if not units:
         raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get it again")
@@ -204,13 +219,16 @@ def _forget_other(late: dict[str, Any], paths: stages.WorkPaths) -> None:
     chosen = paths.root / "late_settings.json"
     if chosen.exists() and read_json(chosen) == late:
         return
-    for folder in (*(paths.tasks / stage for stage in stages.STAGES if stage != "words"), paths.result):
+    for folder in (
+        *(paths.tasks / stage for stage in stages.STAGES if stage != "words"),
+        paths.result,
+    ):
         shutil.rmtree(folder, ignore_errors=True)
     write_json(chosen, late)
 
 
 def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
-    """Reports the format of each input: a guess may not be what the user meant."""
+    """Report the format of each input: a guess may not be what the user meant."""
     for name, format in FORMATS.items():
         if sizes := [file.size for file in files if file.format == name]:
             what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
@@ -228,7 +246,7 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
 
 
 def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
-    """Reports what reading and cleaning dropped and by which rule, before hours of work on the rest.
+    """Report what reading and cleaning dropped and by which rule, before hours of work on the rest.
 
     Raises:
         UserError: nothing is left.
@@ -283,7 +301,7 @@ def _refuse_empty_shard(job: stages.Job) -> None:
 
 
 def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """The manifest of an existing corpus; None where ``folder`` does not exist, or is empty.
+    """Return the manifest of an existing corpus; None where ``folder`` does not exist, or is empty.
 
     Raises:
         UserError: ``folder`` holds something else, or a corpus of another ``plan``; names the difference.
@@ -314,7 +332,7 @@ def remove_published_work(folder: Path) -> None:
 
 @contextmanager
 def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
-    """Yields the folder ``.NAME.unfinished`` beside ``folder``, as the last run of the same plan left it.
+    """Yield the folder ``.NAME.unfinished`` beside ``folder``, as the last run of the same plan left it.
 
     Raises:
         UserError: it cannot be made, another run is at work in it, or it was begun with another ``plan``.
@@ -329,7 +347,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
 
 
 def publish(work: Path, folder: Path) -> None:
-    """Gives the folder ``result`` inside ``work`` the name ``folder``, and removes the rest of ``work``."""
+    """Give the folder ``result`` inside ``work`` the name ``folder``, and removes the rest of ``work``."""
     write_text(work / PUBLISHED, "")  # from now on a work folder without a result is rubbish, whole or not
     sync_content(work / stages.RESULT)
     if folder.is_dir():
@@ -342,7 +360,10 @@ def publish(work: Path, folder: Path) -> None:
 def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:
     remedy = "give the same, remove it, or choose another folder"
     if there["settings"]["bad_input"] == "stop":  # all that is done met nothing bad, and would be the same with "skip"
-        there = {**there, "settings": {**there["settings"], "bad_input": plan["settings"]["bad_input"]}}
+        there = {
+            **there,
+            "settings": {**there["settings"], "bad_input": plan["settings"]["bad_input"]},
+        }
     for group in ("settings", "versions"):
         begun_with = {name: there[group].get(name) for name in plan[group]}
         if differing := differences(begun_with, plan[group]):

@@ -91,7 +91,7 @@ def _without_paired(quotes: re.Match) -> str:
 
 
 def _without_empty(brackets: re.Match) -> str:
-    """Takes out every balanced pair of round brackets that holds nothing but such pairs, spaces and separators."""
+    """Take out every balanced pair of round brackets that holds nothing but such pairs, spaces and separators."""
     kept: list[str] = []
     open_places: list[int] = []
     for character in brackets[0]:
@@ -120,45 +120,72 @@ SIZE = r"\d{1,4}(?:x\d{1,4})?(?:px|пкс)"
 OPTION = rf"(?:{_any_of(SMALL_PICTURE | PICTURE_OPTIONS)}(?:[=_ ][\d.]{{1,5}})?|{SIZE})"
 
 # What differs between languages: MediaWiki's names of namespaces and image options, in all of them; notes, in English.
+# Fmt: skip.
 OF_LANGUAGES = (
-    Rule("wiki links", ("[[",), re.compile(
-        rf"\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", re.IGNORECASE), ""),
-    Rule("image options", ("|",), re.compile(
-        rf"\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+", re.IGNORECASE), ""),
-    Rule("editors' notes", ("[",), re.compile(
-        r" ?\[(?:edit|(?:citation|clarification|page|year|verification) needed|(?:who|when|where|which|by whom|why)\?"
-        r"|dubious[^\[\]]{0,30})\]", re.IGNORECASE), ""),
-)  # fmt: skip
+    Rule(
+        "wiki links", ("[[",), re.compile(rf"\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", re.IGNORECASE), ""
+    ),
+    Rule(
+        "image options",
+        ("|",),
+        re.compile(rf"\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+", re.IGNORECASE),
+        "",
+    ),
+    Rule(
+        "editors' notes",
+        ("[",),
+        re.compile(
+            r" ?\[(?:edit|(?:citation|clarification|page|year|verification) needed"
+            r"|(?:who|when|where|which|by whom|why)\?"
+            r"|dubious[^\[\]]{0,30})\]",
+            re.IGNORECASE,
+        ),
+        "",
+    ),
+)
 
+# Fmt: skip.
 MARKUP = (
     Rule("entities", ("&",), ENTITY, decode_entity),
     Rule("comments", ("<!--",), re.compile(r"<!--(?:(?!<!--|-->).)*+-->", re.DOTALL), ""),
-    Rule("citations and code", ("</",), re.compile(
-        rf"<({'|'.join(CITATIONS_AND_CODE.split())})(?:\s[^<>]*+)?>[^<>]*+</\1>", re.IGNORECASE), ""),
+    Rule(
+        "citations and code",
+        ("</",),
+        re.compile(rf"<({'|'.join(CITATIONS_AND_CODE.split())})(?:\s[^<>]*+)?>[^<>]*+</\1>", re.IGNORECASE),
+        "",
+    ),
     Rule("tags", ("<",), tags(BLOCK_TAGS), " "),
     Rule("tags", ("<",), tags(INLINE_TAGS), ""),
     Rule("templates", ("{{",), re.compile(r"\{\{[^{}]*+\}\}"), ""),
     *OF_LANGUAGES,
     Rule("wiki links", ("[[",), re.compile(r"\[\[([^\[\]]*+)\]\]"), _keep_caption),
-    Rule("wiki links", ("[http", "[ftp", "[//"), re.compile(
-        r"\[(?:(?:https?|ftp):)?//[^\s\[\]]++ ([^\[\]]*+)\]"), r"\1"),
+    Rule(
+        "wiki links", ("[http", "[ftp", "[//"), re.compile(r"\[(?:(?:https?|ftp):)?//[^\s\[\]]++ ([^\[\]]*+)\]"), r"\1"
+    ),
     Rule("wiki quotes", ("''",), re.compile(r".*''.*", re.DOTALL), _without_paired),
     Rule("placeholders", ("formula_", "codice_"), re.compile(r"(?<=[^\W_])(?=(?:formula|codice)_\d)"), " "),
     Rule("placeholders", ("formula_",), re.compile(r"formula_\d++"), "formula"),
     Rule("placeholders", ("codice_",), re.compile(r"codice_\d++"), "code"),
     Rule("emphasis", ("_",), re.compile(r"(?<!\w)_(?=[^\s_])([^_]*+)(?<=\S)_(?!\w)"), r"\1"),
     Rule("bullets", ("* ", "• "), re.compile(r"^(?:[*•]+ )++"), ""),
-)  # fmt: skip
+)
 
 # Left where an extractor took a template away: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
+# Fmt: skip.
 BRACKETS = (
-    Rule("empty brackets", ("(",), re.compile(r"(?: |^)\([ ,;]*+[()][ ,;()]*+"), _without_empty,
-         gate=re.compile(r"\([ ,;()]")),
+    Rule(
+        "empty brackets",
+        ("(",),
+        re.compile(r"(?: |^)\([ ,;]*+[()][ ,;()]*+"),
+        _without_empty,
+        gate=re.compile(r"\([ ,;()]"),
+    ),
     Rule("empty brackets", ("[ ]", "[]"), re.compile(r"(?: |^)\[ ?\](?= |$)"), ""),
     Rule("separators in brackets", ("(",), re.compile(r"\( ?[,;][ ,;]*+"), "("),
-    Rule("separators in brackets", (", )", "; )"), re.compile(
-        r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)"), ")"),
-)  # fmt: skip
+    Rule(
+        "separators in brackets", (", )", "; )"), re.compile(r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)"), ")"
+    ),
+)
 
 # Halves of pairs. Last of all: the pair around another pair shows only once the inner one is gone.
 HALVES = (
@@ -183,7 +210,8 @@ def _replaced_by(token: str) -> Callable[[re.Match], str]:
     """``token`` in the place of a link, with the link's own angle brackets gone and no letter glued to it."""
 
     def replace(link: re.Match) -> str:
-        found, text = link[0], link.string
+        found = link[0]
+        text = link.string
         rest = ""
         if not found.startswith("<"):
             bare = found.rstrip(AFTER_A_LINK)
@@ -203,29 +231,54 @@ def _bare_or_bracketed(pattern: str, flags: int = 0) -> re.Pattern:
 
 ADDRESS = r"[^\W_][^\s<>\"“”\[\]]*+"
 
+# Fmt: skip.
 RARE_LINKS = (  # with one of the characters @ \ <
-    Rule("<email>", ("@",), _bare_or_bracketed(
-        r"(?<![\w.+%-])[\w.+%-]++@[\w-]++(?:\.[\w-]++)*\.(?:(?!\d)\w){2,24}+(?![\w@-])"), _replaced_by("<email>")),
+    Rule(
+        "<email>",
+        ("@",),
+        _bare_or_bracketed(r"(?<![\w.+%-])[\w.+%-]++@[\w-]++(?:\.[\w-]++)*\.(?:(?!\d)\w){2,24}+(?![\w@-])"),
+        _replaced_by("<email>"),
+    ),
     Rule("<file>", (":\\",), re.compile(r"(?<!\w)[A-Za-z]:\\[^\s<>\"“”|*?,;()\[\]]*+"), _replaced_by("<file>")),
-)  # fmt: skip
+)
+# Fmt: skip.
 LINKS = (
-    Rule("<url>", ("://",), _bare_or_bracketed(
-        rf"(?:https?|ftps?|sftp|file|gopher|irc|git|ssh|telnet|rtsp):///?{ADDRESS}", re.IGNORECASE),
-         _replaced_by("<url>")),
-    Rule("<url>", ("www.", "WWW."), _bare_or_bracketed(
-        rf"(?<![\w.])www\.[\w-]++\.{ADDRESS}", re.IGNORECASE), _replaced_by("<url>")),
+    Rule(
+        "<url>",
+        ("://",),
+        _bare_or_bracketed(rf"(?:https?|ftps?|sftp|file|gopher|irc|git|ssh|telnet|rtsp):///?{ADDRESS}", re.IGNORECASE),
+        _replaced_by("<url>"),
+    ),
+    Rule(
+        "<url>",
+        ("www.", "WWW."),
+        _bare_or_bracketed(rf"(?<![\w.])www\.[\w-]++\.{ADDRESS}", re.IGNORECASE),
+        _replaced_by("<url>"),
+    ),
     # A bare Amazon.com is a name; with a path it is an address.
-    Rule("<url>", ("/",), re.compile(
-        rf"(?<![\w./@-])(?:[\w-]++\.)+{SITE}(?::\d{{1,5}})?/[^\s<>\"“”\[\]]*+"), _replaced_by("<url>"),
-        gate=re.compile(rf"\.{SITE}(?::\d{{1,5}})?/")),
+    Rule(
+        "<url>",
+        ("/",),
+        re.compile(rf"(?<![\w./@-])(?:[\w-]++\.)+{SITE}(?::\d{{1,5}})?/[^\s<>\"“”\[\]]*+"),
+        _replaced_by("<url>"),
+        gate=re.compile(rf"\.{SITE}(?::\d{{1,5}})?/"),
+    ),
     Rule("<file>", ("/",), re.compile(rf"(?<![\w./<~-])/{ROOTS}/[\w.+@%~/-]*+"), _replaced_by("<file>")),
-    Rule("<file>", (".",), re.compile(
-        rf"(?<![\w./\\~+@-])[\w./\\~+-]*\w\.{EXTENSION}(?!\w)(?!\.\w)", re.IGNORECASE), _replaced_by("<file>"),
-        gate=re.compile(rf"\.{EXTENSION}(?!\w)", re.IGNORECASE)),
-)  # fmt: skip
+    Rule(
+        "<file>",
+        (".",),
+        re.compile(rf"(?<![\w./\\~+@-])[\w./\\~+-]*\w\.{EXTENSION}(?!\w)(?!\.\w)", re.IGNORECASE),
+        _replaced_by("<file>"),
+        gate=re.compile(rf"\.{EXTENSION}(?!\w)", re.IGNORECASE),
+    ),
+)
 
 RARE_CHARACTERS = re.compile(r"[&<{}\[\]|_@\\*•]")
-PLAIN_RULES = (*BRACKETS, *LINKS)  # the only ones that can change a line with no rare character and no ''
+# The only ones that can change a line with no rare character and no ''.
+PLAIN_RULES = (
+    *BRACKETS,
+    *LINKS,
+)
 ALL_RULES = (*MARKUP, *BRACKETS, *RARE_LINKS, *LINKS)
 
 
@@ -237,7 +290,10 @@ LETTER = re.compile(r"[^\W\d_]")
 TABLE = re.compile(r"\{\||\||\!\s.*\!\!")
 # Deleting these bytes of UTF-8 leaves ASCII's digits and signs; every character outside ASCII counts as a letter.
 LETTERS_AND_SPACE = bytes(c for c in range(256) if c >= 128 or chr(c).isalpha() or c == 32)
-SENTENCE_END_OR_SPACE = (re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]", re.DOTALL), re.compile(r".* ", re.DOTALL))
+SENTENCE_END_OR_SPACE = (
+    re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]", re.DOTALL),
+    re.compile(r".* ", re.DOTALL),
+)
 
 
 @dataclass
@@ -266,7 +322,10 @@ class CleanText(DocumentStep):
     max_line_characters: int = 100_000
 
     def process(self, document: Document) -> Optional[str]:
-        counts, kept, characters, characters_of_few_letters = self.counts, [], 0, 0
+        counts = self.counts
+        kept = []
+        characters = 0
+        characters_of_few_letters = 0
         paragraphs = document.text.split("\n")
         for line in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
             line, reason = self._cleaned(line, counts)
@@ -285,12 +344,13 @@ class CleanText(DocumentStep):
         return "too short" if length_in_letters(document.text) < self.min_document_characters else None
 
     def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
-        """The clean line, and the reason to drop it or None."""
+        """Return the clean line, and the reason to drop it or None."""
         if UNDECODABLE in line and line.count(UNDECODABLE) > MOST_UNDECODABLE * len(line):
             return line, "undecodable"
         line = clean_characters(line, counts)
         for _ in range(PASSES):
-            before, line = line, replace_once(line, counts)
+            before = line
+            line = replace_once(line, counts)
             if line == before:
                 return line, self._reason_to_drop(line)
         return line, "endless markup"
@@ -313,7 +373,7 @@ class CleanText(DocumentStep):
 
 
 def clean_characters(line: str, counts: Counter[str]) -> str:
-    """The line without invisible characters, in NFC, with single spaces."""
+    """Return the line without invisible characters, in NFC, with single spaces."""
     if UNDECODABLE in line:
         counts["removed: undecodable characters"] += line.count(UNDECODABLE)
         line = line.replace(UNDECODABLE, "")
@@ -332,7 +392,10 @@ def clean_characters(line: str, counts: Counter[str]) -> str:
 def replace_once(line: str, counts: Counter[str]) -> str:
     """One pass of the rules over a line of clean characters."""
     before = line
-    for rules in (ALL_RULES if RARE_CHARACTERS.search(line) or "''" in line else PLAIN_RULES, HALVES):
+    for rules in (
+        ALL_RULES if RARE_CHARACTERS.search(line) or "''" in line else PLAIN_RULES,
+        HALVES,
+    ):
         for rule in rules:
             if rule.applies(line):
                 replaced, number = rule.pattern.subn(rule.replacement, line)

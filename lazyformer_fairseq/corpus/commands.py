@@ -28,8 +28,18 @@ def corpus() -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @takes(CorpusSettings)
 @click.option("--cased", is_flag=True, help="Keep upper case.  [default: lower-case, as the paper]")
-@click.option("--workers", type=click.IntRange(1), help="Tasks at the same time.  [default: the CPU cores there are]")
-def build(inputs: tuple[str, ...], out: Path, workers: Optional[int], cased: bool, settings: CorpusSettings) -> None:
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    help="Tasks at the same time.  [default: the CPU cores there are]",
+)
+def build(
+    inputs: tuple[str, ...],
+    out: Path,
+    workers: Optional[int],
+    cased: bool,
+    settings: CorpusSettings,
+) -> None:
     """Turn INPUTs into OUT, binarised.
 
     OUT gets shards of training data, the validation split, dictionary, tokenizer, manifest.json and report.html.
@@ -67,7 +77,7 @@ def build(inputs: tuple[str, ...], out: Path, workers: Optional[int], cased: boo
 
 
 def refuse_missing_inputs(inputs: tuple[str, ...]) -> None:
-    """Raises a UserError, before anything heavy is imported."""
+    """Raise a UserError, before anything heavy is imported."""
     from lazyformer_fairseq.corpus.readers.inputs import parse_spec
 
     for spec in inputs:

@@ -47,7 +47,7 @@ class Fingerprint(DocumentStep):
 
 
 def fingerprint(text: str) -> tuple[int, int]:
-    """(high, low) 64 bits of xxh3-128 of the text's letters and digits; of the text itself where it has none.
+    """Return (high, low) 64 bits of xxh3-128 of the text's letters and digits; of the text itself where it has none.
 
     Case, spacing and punctuation do not count: other line breaks, curly quotes or an extra space make no difference.
     """
@@ -81,7 +81,9 @@ def _folded(text: str) -> bytes:
 
 
 def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
-    """Documents whose :func:`draw` is lower are held out: the share, or where no draw is so low, the lowest one alone.
+    """Return the :func:`draw` below which documents are held out.
+
+    It is the share, or, if no draw is that low, just above the lowest one.
 
     Args:
         draws: of the documents of each unit.
@@ -93,7 +95,7 @@ def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
 
 
 def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
-    """A number in [0, 1) for each document, which depends on its text and the seed, never on its place.
+    """Return a number in [0, 1) for each document, which depends on its text and the seed, never on its place.
 
     Args:
         fingerprints: uint64 (documents, 2), or (2,) of one document.
@@ -108,7 +110,10 @@ def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """A bijection of 64 bits that leaves no pattern: splitmix64 (Steele, Lea and Flood 2014). Overflow is meant."""
+    """Return 64 bits mixed by a bijection that leaves no pattern; overflow is intended.
+
+    Source: splitmix64 (Steele, Lea and Flood, 2014).
+    """
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -125,7 +130,7 @@ def find_duplicates(
     bands: Sequence[np.ndarray] = (),
     documents_at_once: int = DOCUMENTS_PER_PARTITION,
 ) -> list[np.ndarray]:
-    """Decides which documents to drop. The order is that of the units, and within a unit that of its documents.
+    """Decide which documents to drop. The order is that of the units, and within a unit that of its documents.
 
     A document is a DUPLICATE if an earlier one has its fingerprint; else a NEAR_DUPLICATE if an earlier one, itself
     kept or not, has its hash in the same band. So the first of equal documents stays, and every one that
@@ -146,12 +151,17 @@ def find_duplicates(
     columns = max((unit.shape[1] for unit in bands), default=0)
     bands = [unit if len(unit) else np.empty((0, columns), np.uint64) for unit in bands]  # stored with none
     for band in range(columns):
-        _mark_repeated([unit[:, band : band + 1] for unit in bands], decisions, NEAR_DUPLICATE, documents_at_once)
+        _mark_repeated(
+            [unit[:, band : band + 1] for unit in bands],
+            decisions,
+            NEAR_DUPLICATE,
+            documents_at_once,
+        )
     return decisions
 
 
 def _mark_repeated(units: Sequence[np.ndarray], decisions: list[np.ndarray], mark: int, at_once: int) -> None:
-    """Marks every row, not marked yet, that equals an earlier row. Units: uint64 (documents, columns)."""
+    """Mark every row, not marked yet, that equals an earlier row. Units: uint64 (documents, columns)."""
     partitions = np.uint64(-(-sum(map(len, units)) // at_once))
     for partition in range(int(partitions)):
         # By the top 32 bits of a hash, which are spread evenly.
@@ -170,7 +180,7 @@ def _mark_repeated(units: Sequence[np.ndarray], decisions: list[np.ndarray], mar
 
 
 def _may_be_repeated(hashes: np.ndarray) -> np.ndarray:
-    """Places of all hashes that occur twice, and of some others: these alone must be sorted, the slow part."""
+    """Return places of all hashes that occur twice, and of some others: these alone must be sorted, the slow part."""
     slots = 1 << max(10, len(hashes).bit_length() + 2)
     slot = (hashes & np.uint64(slots - 1)).astype(np.uint32)
     numbers = np.arange(len(hashes), dtype=np.uint32)

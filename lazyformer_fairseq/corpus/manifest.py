@@ -27,7 +27,14 @@ from lazyformer_fairseq.storage.atomic import write_text
 
 FORMAT_VERSION = 1
 PACKAGES = (  # with Python and the spaCy model, all that decides the result
-    *("lazyformer_fairseq", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy"),
+    *(
+        "lazyformer_fairseq",
+        "fairseq-fixed",
+        "numpy",
+        "sacremoses",
+        "sentencepiece",
+        "spacy",
+    ),
     *("xxhash", "rensa"),
 )
 NAMES_OF_DROPPED = 10
@@ -36,7 +43,7 @@ FLOW = ("documents in", "documents out", "characters in", "characters out")
 
 
 def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: int) -> dict[str, Any]:
-    """The manifest of a corpus whose stages have all run.
+    """Return the manifest of a corpus whose stages have all run.
 
     Args:
         plan: settings and inputs.
@@ -80,7 +87,10 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         "train": train,
         "valid": valid,
         "lengths": {
-            name: {"edges": LENGTH_EDGES.tolist(), "counts": (counts + lengths_of_valid[name]).tolist()}
+            name: {
+                "edges": LENGTH_EDGES.tolist(),
+                "counts": (counts + lengths_of_valid[name]).tolist(),
+            }
             for name, counts in lengths.items()
         },
         "shards": job.shards,
@@ -90,7 +100,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
 
 
 def stage_totals(folder: Path) -> dict[str, Counter]:
-    """The counts of a stage's tasks, added up by step; ``peak memory`` is the largest of the tasks, not their sum."""
+    """Return the counts of a stage's tasks, summed by step; ``peak memory`` is the largest, not the sum."""
     totals: dict[str, Counter] = {}
     for path in sorted(folder.glob("[0-9]*.json")):
         for step, counts in json.loads(path.read_text()).items():
@@ -101,7 +111,7 @@ def stage_totals(folder: Path) -> dict[str, Counter]:
 
 
 def _step(name: str, counts: Counter) -> dict[str, Any]:
-    """A row of the manifest's list of steps that documents pass through."""
+    """Return a row of the manifest's list of steps that documents pass through."""
     others = {
         label: n
         for label, n in sorted(counts.items())
@@ -112,12 +122,12 @@ def _step(name: str, counts: Counter) -> dict[str, Any]:
 
 
 def _dropped(counts: Counter) -> dict[str, int]:
-    """The number of documents a step dropped, by reason."""
+    """Return the number of documents a step dropped, by reason."""
     return {label.removeprefix(DROPPED): n for label, n in sorted(counts.items()) if label.startswith(DROPPED)}
 
 
 def gather_notes(job: Job, origins: dict[str, str]) -> tuple[dict[str, list], dict[str, list[str]], Counter[str]]:
-    """The first examples of every step, the first names of what was dropped by reason, documents by input file."""
+    """Return the first examples by step, the first names dropped by reason, and documents by input file."""
     examples: dict[str, list] = defaultdict(list)
     names: dict[str, list[str]] = defaultdict(list)
     documents: Counter[str] = Counter()
@@ -130,9 +140,11 @@ def gather_notes(job: Job, origins: dict[str, str]) -> tuple[dict[str, list], di
         for reason, found in notes["dropped"].items():
             names[reason] += found[: max(0, NAMES_OF_DROPPED - len(names[reason]))]
         documents.update(notes["documents"])
-    first_of_part, of_file = {}, Counter()
+    first_of_part = {}
+    of_file = Counter()
     for path, origin in origins.items():  # in the order of the file
-        first_of_part[path], of_file[origin] = of_file[origin], of_file[origin] + documents.pop(path, 0)
+        first_of_part[path] = of_file[origin]
+        of_file[origin] = of_file[origin] + documents.pop(path, 0)
     names = {reason: [_in_input(name, origins, first_of_part) for name in found] for reason, found in names.items()}
     return dict(examples), dict(sorted(names.items())), documents + of_file
 
@@ -147,7 +159,7 @@ def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str,
 
 
 def _damaged_while_cut(job: Job) -> list[Path]:
-    """The remarks on input files whose compressed data is damaged."""
+    """Return the remarks on input files whose compressed data is damaged."""
     return sorted(job.paths.root.glob(f"cut/*/{DAMAGE_FILE}"))
 
 
@@ -164,14 +176,16 @@ def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _timing(paths: WorkPaths, workers: int) -> dict[str, Any]:
-    """The cost of the stages.
+    """Return the cost of the stages.
 
     Core seconds cover the tasks only: starting processes, and the command itself, come on top.
     """
-    entries, steps = [], {}
+    entries = []
+    steps = {}
     totals = {stage: stage_totals(paths.tasks / stage) for stage in STAGES}
     for stage, of_steps in totals.items():
-        meter, folder = of_steps.pop("task"), paths.tasks / stage
+        meter = of_steps.pop("task")
+        folder = paths.tasks / stage
         steps.update({step: round(counts[CORE_SECONDS], 3) for step, counts in of_steps.items()})
         entries.append(
             {
@@ -201,7 +215,7 @@ def _counts_of_pieces(job: Job, split: str, symbols: int) -> np.ndarray:
 def _split_totals(
     job: Job, split: str, pieces: np.ndarray, logarithms: np.ndarray
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The totals of a split, and the histograms of its lengths.
+    """Return the totals of a split, and the histograms of its lengths.
 
     Args:
         pieces: how often each occurs, ``</s>`` left out.
@@ -209,7 +223,8 @@ def _split_totals(
     """
     parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in range(len(job.units))]
     sums = {name: sum(part[name] for part in parts) for name in ("documents", "sentences", "tokens", "unknown")}
-    tokens, unknown = sums["tokens"], sums.pop("unknown")
+    tokens = sums["tokens"]
+    unknown = sums.pop("unknown")
     lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}
     return {
         **sums,
@@ -223,7 +238,7 @@ Manifest = dict[str, Any]
 
 
 def write_report(manifest: Manifest, path: Path) -> None:
-    """Writes the page; the same manifest gives the same bytes."""
+    """Write the page; the same manifest gives the same bytes."""
     of_text = {f"text.{name}": value for name, value in manifest["settings"]["text"].items()}
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -247,19 +262,24 @@ def write_report(manifest: Manifest, path: Path) -> None:
 
 
 def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
-    """(reason, documents, names of the first), the most frequent on top; last those of whole files, say."""
-    dropped, names = manifest["documents"]["dropped"], manifest["dropped_names"]
-    ordered = sorted((reason for reason, n in dropped.items() if n), key=lambda reason: (-dropped[reason], reason))
+    """Return (reason, documents, names of the first), the most frequent on top; last those of whole files, say."""
+    dropped = manifest["documents"]["dropped"]
+    names = manifest["dropped_names"]
+    ordered = sorted(
+        (reason for reason, n in dropped.items() if n),
+        key=lambda reason: (-dropped[reason], reason),
+    )
     others = sorted(reason for reason in names if reason not in ordered)
     return [(reason, dropped.get(reason), names.get(reason, [])) for reason in (*ordered, *others)]
 
 
 def quantile(edges: list[float], counts: list[int], share: float) -> Optional[float]:
-    """The length that this share of a histogram is below, as if lengths were spread evenly, by logarithm, in a bin.
+    """Return the length that this share of a histogram is below, as if a bin's lengths were spread evenly by logarithm.
 
     None where nothing was counted; edges are positive.
     """
-    wanted, below = share * sum(counts), 0
+    wanted = share * sum(counts)
+    below = 0
     for n, (left, right) in zip(counts, pairwise(edges), strict=True):
         if n and below + n >= wanted:
             return left * (right / left) ** ((wanted - below) / n)

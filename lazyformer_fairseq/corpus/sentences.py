@@ -78,16 +78,21 @@ SAID = re.compile(
 
 
 def mend(
-    text: str, starts_of: Callable[[str], Sequence[int]], exceptions: Container[str] = frozenset()
+    text: str,
+    starts_of: Callable[[str], Sequence[int]],
+    exceptions: Container[str] = frozenset(),
 ) -> Iterator[int]:
-    """The places in a cased ``text`` where sentences start, but for the first, in order, each after a space.
+    """Return the places in a cased ``text`` where sentences start, but for the first, in order, each after a space.
 
     Args:
         starts_of: the sentencizer: text -> where it starts sentences, the first word (or sign) of each, ascending.
         exceptions: words after which it may not start one, abbreviations and the like.
     """
     sure = [*sure_starts(text, exceptions), len(text) + 2]  # the last one is never reached
-    sentence, quotes, number, asked = 0, _Quotes(text), 0, -1
+    sentence = 0
+    quotes = _Quotes(text)
+    number = 0
+    asked = -1
     for mark in END.finditer(text):
         if mark.end() + 1 == sure[number]:
             sentence = sure[number]
@@ -102,7 +107,8 @@ def mend(
         is_end = _opinion(text, sentence, mark, cut, word)
         if is_end is None:
             if asked != number:  # the sentencizer reads what stands between two sure starts
-                asked, begin = number, sure[number - 1] if number else 0
+                asked = number
+                begin = sure[number - 1] if number else 0
                 starts = starts_of(text[begin : sure[number]])
             after = bisect_right(starts, mark.start() - begin)
             is_end = after < len(starts) and starts[after] <= word - begin
@@ -112,7 +118,7 @@ def mend(
 
 
 def sure_starts(text: str, exceptions: Container[str] = frozenset()) -> Iterator[int]:
-    """Where a sentence starts by the sentencizer and by all rules here, found without asking them: most places.
+    """Return where a sentence starts by the sentencizer and by all rules here, found without asking them: most places.
 
     There a capital follows a plain word of three letters or more, no abbreviation, or a number of four digits or more,
     and a full stop, a question or an exclamation mark. Brackets and quotes may stand around the word, or a closing
@@ -138,17 +144,19 @@ class _Quotes:
     """Tells the opening from the closing ones among straight quotes that have space on both sides, as in WikiText."""
 
     def __init__(self, text: str):
-        self._text, self._counted, self._is_open = text, 0, False
+        self._text = text
+        self._counted = 0
+        self._is_open = False
 
     def closes(self, place: int) -> bool:
-        """Whether the quote at ``place`` closes what another has opened. Places ascend from call to call."""
+        """Return whether the quote at ``place`` closes what another has opened. Places ascend from call to call."""
         self._is_open ^= self._text.count('"', self._counted, place) % 2 == 1
         self._counted = place
         return self._is_open
 
 
 def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
-    """(where the next sentence would start, if one does; where its first word does, past opening marks).
+    """Return (where the next sentence would start, if one does; where its first word does, past opening marks).
 
     Closing marks that stand alone stay with the sentence before.
     """
@@ -163,7 +171,7 @@ def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
 
 
 def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> Optional[bool]:
-    """Whether the sentence from ``sentence`` on ends at ``mark``; None: the sentencizer decides."""
+    """Return whether the sentence from ``sentence`` on ends at ``mark``; None: the sentencizer decides."""
     letter = text[word]
     marks = mark[0]
     if text[cut] in NEVER_FIRST or marks[-1] in ",;:":
@@ -195,13 +203,13 @@ def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> O
 
 
 def _likes_to_begin(text: str, word: int) -> bool:
-    """Whether the word at ``word`` is one of FIRST_WORDS, and no initial such as ``A.``"""
+    """Return whether the word at ``word`` is one of FIRST_WORDS, and no initial such as ``A.``"""
     letters = LETTERS.match(text, word)
     return letters[0] in FIRST_WORDS and text[letters.end() : letters.end() + 1] != "."
 
 
 def _after_abbreviation(before: str, text: str, word: int, begin: int) -> Optional[bool]:
-    """Whether a sentence ends between ``before`` (the word before a full stop) and the word at ``word``."""
+    """Return whether a sentence ends between ``before`` (the word before a full stop) and the word at ``word``."""
     if before in BEFORE_NUMBERS and ROMAN_OR_NUMBER.match(text, word):
         return False
     if before == "I":  # the pronoun, a king's number or a name's letter
@@ -244,7 +252,7 @@ def load_spacy(with_torch: bool = False) -> ModuleType:
 
 
 def final_marks() -> frozenset[str]:
-    """The sentencizer's."""
+    """Return the sentencizer's."""
     load_spacy()
     return frozenset(importlib.import_module("spacy.pipeline.sentencizer").Sentencizer.default_punct_chars)
 
@@ -339,7 +347,8 @@ class QuickSentencizer:
         if text:
             yield 0
         spaced = ODD_SPACE.sub(" ", text) if ODD_SPACE.search(text) else text
-        last, position = 0, 0
+        last = 0
+        position = 0
         while mark := PERHAPS_FINAL.search(text, position):
             begin = max(position, spaced.rfind(" ", position, mark.start()) + 1)
             end = spaced.find(" ", mark.end())
@@ -357,7 +366,7 @@ class QuickSentencizer:
                     last = start
 
     def _next_word(self, text: str, spaced: str, position: int) -> tuple[Optional[int], int]:
-        """(start of the first token that is not punctuation, from ``position``, a space, on; where to continue)."""
+        """Return the start of the first token behind a space that is no punctuation, and where to go on."""
         while position < len(text):
             if text[position] == " ":  # a single space is no token; all else between two chunks is
                 position += 1
@@ -388,7 +397,9 @@ class QuickSentencizer:
         return chunk
 
     def _read_chunk(self, text: str) -> Chunk:
-        first_word, starts, is_open = None, [], False
+        first_word = None
+        starts = []
+        is_open = False
         for token in self._spacy.tokenizer(text):
             if token.text in self._reaching and not AFFIXES.issuperset(
                 text[: token.idx] + text[token.idx + len(token) :]
@@ -447,7 +458,7 @@ load_splitter = lru_cache(maxsize=1)(SentenceSplitter)  # once per process, for 
 
 
 def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
-    """The sentences of all paragraphs, in order; one of fewer than ``min_words`` words is joined to a neighbour."""
+    """Return the sentences of all paragraphs, in order; those of fewer than ``min_words`` words join a neighbour."""
     sentences: list[str] = []
     waiting = ""  # short ones at the beginning of a paragraph: a number, a heading, "No."
     for paragraph in paragraphs:

@@ -20,7 +20,10 @@ class CorpusSettings:
     """
 
     vocab_size: Optional[int] = option(
-        None, "Size of the dictionary, all included.", low=10, shown="32768; fewer if the text is too small for it"
+        None,
+        "Size of the dictionary, all included.",
+        low=10,
+        shown="32768; fewer if the text is too small for it",
     )
     """By default as in LazyFormer, appendix A."""
 
@@ -41,15 +44,22 @@ class CorpusSettings:
     """
 
     valid_share: float = option(
-        0.005, "Share of documents held out, at least one; 0 for none: train with --disable-validation.", low=0, high=1
+        0.005,
+        "Share of documents held out, at least one; 0 for none: train with --disable-validation.",
+        low=0,
+        high=1,
     )
     """Which ones depends on their text and the seed alone."""
 
     min_document_characters: int = option(
-        100, "Drop shorter documents; a sign of Chinese, Japanese or Korean counts for three letters.", low=0
+        100,
+        "Drop shorter documents; a sign of Chinese, Japanese or Korean counts for three letters.",
+        low=0,
     )
     min_line_words: int = option(
-        5, "Drop shorter lines unless they end like a sentence; two signs count for a word.", low=0
+        5,
+        "Drop shorter lines unless they end like a sentence; two signs count for a word.",
+        low=0,
     )
     min_line_letters: float = option(0.5, "Drop lines with a smaller share of letters and spaces.", low=0, high=1)
     near_duplicates: bool = option(False, "Drop near-duplicates (MinHash), not only equal documents.")
@@ -64,7 +74,10 @@ class CorpusSettings:
     seed: int = option(1, "Chooses the documents held out.", low=0)
     shards: Optional[int] = option(None, "Folders of training data.", low=1, shown="one a gigabyte of input")
     tokenizer: Optional[str] = option(
-        None, "Use this tokenizer, case and vocabulary.", metavar="FOLDER", shown="train one"
+        None,
+        "Use this tokenizer, case and vocabulary.",
+        metavar="FOLDER",
+        shown="train one",
     )
     """It decides ``vocab_size`` and ``text``."""
 
@@ -87,8 +100,12 @@ class CorpusSettings:
         return 1.0 if isinstance(self.text, LibrarySettings) else WORD_COVERAGE
 
     def as_json(self, tokenizer: Optional[str]) -> dict[str, Any]:
-        """All settings; those of the text under ``text``, and of a tokenizer its digest, which is given."""
-        values = {**asdict(self), "word_coverage": self.share_of_kept_words, "tokenizer": tokenizer}
+        """Return all settings; those of the text under ``text``, and of a tokenizer its digest, which is given."""
+        values = {
+            **asdict(self),
+            "word_coverage": self.share_of_kept_words,
+            "tokenizer": tokenizer,
+        }
         values["vocab_size"] = self.vocab_size or VOCAB_SIZE
         values["text"]["special_tokens"] = list(self.text.special_tokens)
         return values

@@ -60,12 +60,15 @@ class WorkPaths:
     """Where the stages keep their files. ``tasks``: the counts of their tasks, a folder a stage."""
 
     def __init__(self, root: Path):
-        self.root, self.tasks = root, root / "tasks"
-        self.tokenizer, self.kept_words = root / "tokenizer", root / "kept_words.npy"
-        self.vocabulary, self.result = root / "vocabulary.json", root / RESULT
+        self.root = root
+        self.tasks = root / "tasks"
+        self.tokenizer = root / "tokenizer"
+        self.kept_words = root / "kept_words.npy"
+        self.vocabulary = root / "vocabulary.json"
+        self.result = root / RESULT
 
     def of(self, name: str, number: int, ending: str = "") -> Path:
-        """What a task keeps: ``words``, ``duplicates`` (.npy), ``counts`` or ``ids`` (.SPLIT) of a unit; ``cut``."""
+        """Return the path of what a task keeps: a unit's ``words``, ``duplicates``, ``counts``, ``ids``; ``cut``."""
         return self.root / name / f"{number:05d}{ending}"
 
 
@@ -87,17 +90,21 @@ class Job:
 
 
 def cut_one(job: Job, rank: int) -> None:
-    """Cuts a compressed file that cannot be read in pieces."""
+    """Cut a compressed file that cannot be read in pieces."""
     cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_input)
 
 
 def store_words(job: Job, rank: int) -> Counts:
-    """Reads a unit, and stores its words."""
+    """Read a unit, and stores its words."""
     settings = job.settings
     steps = [
         ReadDocuments(job.units[rank], settings.bad_input),
         ExtractWikiMarkup(),
-        CleanText(settings.min_line_words, settings.min_line_letters, settings.min_document_characters),
+        CleanText(
+            settings.min_line_words,
+            settings.min_line_letters,
+            settings.min_document_characters,
+        ),
         Fingerprint(settings.near_duplicates),
         SplitSentences(settings.spacy_model, settings.min_words),
         NormaliseWords(settings.text),
@@ -109,7 +116,7 @@ def store_words(job: Job, rank: int) -> Counts:
 
 
 def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
-    """What the last step passes on; all steps share their notes."""
+    """Return what the last step passes on; all steps share their notes."""
     documents: Iterable[Document] = ()
     notes = TaskNotes()
     for step in steps:
@@ -119,13 +126,13 @@ def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
 
 
 def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
-    """The documents of ``inputs`` as the first steps leave them: clean paragraphs, one a line, and a fingerprint."""
+    """Yield the documents of ``inputs`` after the first steps: clean paragraphs, one a line, and a fingerprint."""
     unit = [Piece(file.path, file.format) for file in find_inputs(inputs)]
     return through([ReadDocuments(unit), ExtractWikiMarkup(), CleanText(), Fingerprint()])
 
 
 def mark_duplicates(job: Job, rank: int) -> Counts:
-    """Decides for every unit which of its documents to drop, and why, and which to hold out."""
+    """Decide for every unit which of its documents to drop, and why, and which to hold out."""
     counts: Counter[str] = Counter()
     stores = [WordStore(job.paths.of("words", unit)) for unit in range(len(job.units))]
     marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
@@ -144,18 +151,24 @@ def mark_duplicates(job: Job, rank: int) -> Counts:
 
 
 def count_words_of_unit(job: Job, rank: int) -> None:
-    """Counts the words of the unit's training documents."""
+    """Count the words of the unit's training documents."""
     count_words(
-        WordStore(job.paths.of("words", rank)), job.documents_of_splits(rank)["train"], job.paths.of("counts", rank)
+        WordStore(job.paths.of("words", rank)),
+        job.documents_of_splits(rank)["train"],
+        job.paths.of("counts", rank),
     )
 
 
 def train_tokenizer(job: Job, rank: int) -> None:
     """Words of all units -> those frequent enough -> the BPE, unless the user brings a tokenizer."""
-    paths, settings = job.paths, job.settings
+    paths = job.paths
+    settings = job.settings
     folders = [paths.of("counts", unit) for unit in range(len(job.units))]
     summary, frequent = merge_counts(
-        folders, paths.kept_words, settings.share_of_kept_words, settings.text.special_tokens
+        folders,
+        paths.kept_words,
+        settings.share_of_kept_words,
+        settings.text.special_tokens,
     )
     shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
     if settings.tokenizer:
@@ -183,12 +196,16 @@ def _train_on(frequent: list[tuple[str, int]], folder: Path, settings: CorpusSet
 
 
 def write_ids_of_unit(job: Job, rank: int) -> None:
-    """The unit's words become ids, train and valid apart."""
+    """Return the unit's words become ids, train and valid apart."""
     kept_words = np.load(job.paths.kept_words, mmap_mode="r", allow_pickle=False)
     keep = job.documents_of_splits(rank)
     prefixes = {split: job.paths.of("ids", rank, f".{split}") for split in keep}
     counts = write_ids(
-        WordStore(job.paths.of("words", rank)), keep, loaded_tokenizer(job.paths.tokenizer), kept_words, prefixes
+        WordStore(job.paths.of("words", rank)),
+        keep,
+        loaded_tokenizer(job.paths.tokenizer),
+        kept_words,
+        prefixes,
     )
     write_json(job.paths.of("ids", rank, ".json"), counts, durable=False)
 
@@ -197,10 +214,14 @@ loaded_tokenizer = lru_cache(maxsize=1)(load_tokenizer)  # once per process, for
 
 
 def join_shard(job: Job, rank: int) -> None:
-    """Joins the parts of every so many-th unit; the validation split is whole in the first shard."""
-    folder, units = job.paths.result / f"shard{rank}", len(job.units)
+    """Join the parts of every so many-th unit; the validation split is whole in the first shard."""
+    folder = job.paths.result / f"shard{rank}"
+    units = len(job.units)
     folder.mkdir(parents=True, exist_ok=True)
-    join_parts([job.paths.of("ids", unit, ".train") for unit in range(rank, units, job.shards)], folder / "train")
+    join_parts(
+        [job.paths.of("ids", unit, ".train") for unit in range(rank, units, job.shards)],
+        folder / "train",
+    )
     if rank == 0:
         join_parts([job.paths.of("ids", unit, ".valid") for unit in range(units)], folder / "valid")
     copy_file(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
@@ -221,8 +242,13 @@ SECONDS_FILE = "seconds"
 PEAK_MEMORY = "peak memory"
 
 
-def run_tasks(task: Callable[[int], Optional[Counts]], sizes: Sequence[int], folder: Path, workers: int) -> None:
-    """Runs ``task(rank)`` for each rank below ``len(sizes)``, but for those that an earlier run completed.
+def run_tasks(
+    task: Callable[[int], Optional[Counts]],
+    sizes: Sequence[int],
+    folder: Path,
+    workers: int,
+) -> None:
+    """Run ``task(rank)`` for each rank below ``len(sizes)``, but for those that an earlier run completed.
 
     Args:
         task: returns its counts by step, or None where it is one step and counts nothing; can be pickled.
@@ -236,7 +262,9 @@ def run_tasks(task: Callable[[int], Optional[Counts]], sizes: Sequence[int], fol
     waiting = [rank for rank in range(len(sizes)) if not (folder / f"{rank:05d}.json").exists()]
     scale = {"unit": "B", "unit_scale": True} if max(sizes) > 1 else {"unit": " tasks"}
     done = sum(sizes) - sum(sizes[rank] for rank in waiting)
-    run, lock, began = partial(run_task, task, folder), folder.parent / WORKERS_LOCK, time.monotonic()
+    run = partial(run_task, task, folder)
+    lock = folder.parent / WORKERS_LOCK
+    began = time.monotonic()
     try:
         with Progress(total=sum(sizes), initial=done, desc=folder.name, **scale) as bar:
             alone = workers == 1 or len(waiting) < 2
@@ -257,7 +285,7 @@ def run_tasks(task: Callable[[int], Optional[Counts]], sizes: Sequence[int], fol
 
 
 def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -> int:
-    """Runs one task in this process, writes its counts with what it cost, and returns its rank."""
+    """Run one task in this process, writes its counts with what it cost, and returns its rank."""
     began = time.process_time()
     steps = task(rank) or {folder.name: Counter()}
     seconds = time.process_time() - began
@@ -288,14 +316,14 @@ def _in_pool(run: Callable[[int], int], ranks: Sequence[int], workers: int, lock
 
 
 def wait_for_workers(folder: Path) -> None:
-    """Waits until the workers of a killed run have exited; they exit by themselves within seconds."""
+    """Wait until the workers of a killed run have exited; they exit by themselves within seconds."""
     folder.mkdir(exist_ok=True)
     with file_lock(folder / WORKERS_LOCK):
         pass
 
 
 def start_fork_server() -> BaseContext:
-    """Starts the process that forks the workers, if it is not there; it imports while its parent goes on.
+    """Start the process that forks the workers, if it is not there; it imports while its parent goes on.
 
     It ignores Ctrl-C, or its imports would print a traceback.
     """
@@ -307,6 +335,6 @@ def start_fork_server() -> BaseContext:
 
 
 def _begin_worker(lock_file: Path) -> None:
-    """Ends the worker soon after the process that gave it work has ended, however it ended."""
+    """End the worker soon after the process that gave it work has ended, however it ended."""
     end_with_parent()
     acquire_file_lock(lock_file, shared=True)

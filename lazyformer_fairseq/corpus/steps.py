@@ -76,12 +76,13 @@ class DocumentStep:
 
     @abstractmethod
     def process(self, document: Document) -> Optional[str]:
-        """Changes ``document`` in place. None: passes it on; a string: drops it for this reason."""
+        """Change ``document`` in place. None: passes it on; a string: drops it for this reason."""
 
     def run(self, documents: Iterable[Document]) -> Iterator[Document]:
         counts = self.counts
         for document in documents:
-            before, began = document.text, time.process_time()
+            before = document.text
+            began = time.process_time()
             reason = self.process(document)
             counts[CORE_SECONDS] += time.process_time() - began
             counts["documents in"] += 1
@@ -99,7 +100,8 @@ class DocumentStep:
 # Letters and marks of Chinese, Japanese and Korean. Their texts have a third to a half of the characters of an English
 # one, and Chinese and Japanese no spaces: a sign counts for three letters, two signs for a word.
 WIDE = re.compile("[\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff01-\uffdc\U00020000-\U0003ffff]")
-LETTERS_OF_A_SIGN, SIGNS_OF_A_WORD = 3, 2
+LETTERS_OF_A_SIGN = 3
+SIGNS_OF_A_WORD = 2
 
 
 def length_in_letters(text: str) -> int:
@@ -108,7 +110,7 @@ def length_in_letters(text: str) -> int:
 
 
 def has_words(text: str, at_least: int) -> bool:
-    """Whether so many words are in ``text``: between spaces, and of two signs of Chinese, Japanese or Korean each."""
+    """Return whether ``text`` has so many words; two signs of Chinese, Japanese or Korean count as one."""
     words = len(text.split(maxsplit=at_least))
     return words >= at_least or words + _signs(text) // SIGNS_OF_A_WORD >= at_least
 
@@ -144,7 +146,10 @@ class ReadDocuments(DocumentStep):
                     self.counts["documents out"] += 1
                     self.counts["characters out"] += len(raw.text)
                     self.notes.documents[piece.path] += 1
-                    of_piece = {"format": piece.format, "left_out_namespaces": piece.left_out_namespaces}
+                    of_piece = {
+                        "format": piece.format,
+                        "left_out_namespaces": piece.left_out_namespaces,
+                    }
                     yield Document(raw.text, f"{piece.path}:{raw.number}", of_piece | raw.metadata)
                 self.counts["pieces of files"] += 1
             except BadInput as error:

@@ -40,7 +40,7 @@ LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.in
 
 
 def smallest_kept_count(types_with_count: Mapping[int, int], coverage: float) -> int:
-    """The largest count such that the words that occur as often or more are this share of all running words.
+    """Return the largest count such that the words that occur as often or more are this share of all running words.
 
     Args:
         types_with_count: the number of distinct words with each count.
@@ -56,7 +56,7 @@ def word_hashes(words: Sequence[str]) -> np.ndarray:
 
 
 def count_words(store: WordStore, keep: np.ndarray, folder: Path) -> None:
-    """Counts the words of a unit's documents where ``keep``, bool (documents,), is true; writes ``folder`` whole."""
+    """Count the words of a unit's documents where ``keep``, bool (documents,), is true; writes ``folder`` whole."""
     vocabulary = store.vocabulary
     counts = np.bincount(store.select(keep).words, minlength=len(vocabulary)).astype(np.uint64)
     hashes = word_hashes(vocabulary)
@@ -76,7 +76,7 @@ def merge_counts(
     most_frequent: int = MOST_WORDS_FOR_BPE,
     entries_at_once: int = ENTRIES_AT_ONCE,
 ) -> tuple[dict[str, float], list[tuple[str, int]]]:
-    """Merges what :func:`count_words` wrote for each unit, and writes the hashes of the kept words.
+    """Merge what :func:`count_words` wrote for each unit, and writes the hashes of the kept words.
 
     Args:
         kept_file: receives uint64 (kept words,), sorted, as .npy; it exists only after a successful merge.
@@ -93,7 +93,10 @@ def merge_counts(
         UserError: there is no word; the disk is full.
     """
     spared = word_hashes(always_kept)
-    with atomic_file(kept_file) as unfinished, TemporaryDirectory(dir=kept_file.parent, prefix=".ranges.") as work:
+    with (
+        atomic_file(kept_file) as unfinished,
+        TemporaryDirectory(dir=kept_file.parent, prefix=".ranges.") as work,
+    ):
         ranges: list[Path] = []
         types_with_count: Counter[int] = Counter()
         for merged in _merged_ranges(folders, entries_at_once):
@@ -106,7 +109,11 @@ def merge_counts(
         min_count = smallest_kept_count(types_with_count, coverage)
         kept_types, kept_tokens = _write_kept(ranges, min_count, spared, unfinished)
         highest_first = sorted(types_with_count, reverse=True)
-        reached = zip(highest_first, accumulate(types_with_count[count] for count in highest_first), strict=True)
+        reached = zip(
+            highest_first,
+            accumulate(types_with_count[count] for count in highest_first),
+            strict=True,
+        )
         few = [count for count, words in reached if words <= most_frequent]  # counts that no more words reach
         min_frequent = max(min_count, min(few, default=highest_first[0] + 1))
         hashes, counts = np.concatenate([_frequent(path, min_frequent) for path in ranges], axis=1)
@@ -149,7 +156,7 @@ def _frequent(path: Path, min_count: int, spared: Sequence[int] = ()) -> np.ndar
 
 
 def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file: BinaryIO) -> tuple[int, int]:
-    """Writes the kept words' hashes; returns their number and how often they occur together."""
+    """Write the kept words' hashes; returns their number and how often they occur together."""
     types = sum(_frequent(path, min_count, spared).shape[1] for path in ranges)
     tokens = 0
     header = {"descr": np.dtype(np.uint64).str, "fortran_order": False, "shape": (types,)}
@@ -162,7 +169,7 @@ def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file
 
 
 def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
-    """The words of some sorted hashes, each from the first unit that has it."""
+    """Return the words of some sorted hashes, each from the first unit that has it."""
     words = [""] * len(wanted)
     missing = np.ones(len(wanted), dtype=bool)
     for folder in folders:
@@ -180,7 +187,7 @@ def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
 
 
 def place_of(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The place of each of ``hashes`` in the sorted ``table``, -1 for those not in it."""
+    """Return the place of each of ``hashes`` in the sorted ``table``, -1 for those not in it."""
     if not len(table):
         return np.full(len(hashes), -1)
     places = np.minimum(np.searchsorted(table, hashes), len(table) - 1)
@@ -198,7 +205,7 @@ def write_ids(
     frequent: np.ndarray,
     prefixes: Mapping[str, Path],
 ) -> dict[str, dict[str, Any]]:
-    """Writes a unit's part of each split, each file whole or not at all.
+    """Write a unit's part of each split, each file whole or not at all.
 
     Args:
         keep: by split, bool (documents,): those that are in it.
@@ -243,12 +250,16 @@ class WordPieces:
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
         self.lengths[:-1][spelt] = lengths[lengths > 0]
         self.starts = np.cumsum(self.lengths) - self.lengths
-        self.ids = np.full(self.lengths.sum(), tokenizer.special.unk, dtype=type_of_ids(len(tokenizer.symbols)))
+        self.ids = np.full(
+            self.lengths.sum(),
+            tokenizer.special.unk,
+            dtype=type_of_ids(len(tokenizer.symbols)),
+        )
         self.ids[np.repeat(np.append(spelt, False), self.lengths)] = ids
         self.ids[-1] = tokenizer.special.eos
 
     def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of all items of some documents, one item after the other, and the number of ids of each item."""
+        """Return the ids of all items of some documents, item after item, and the number of ids of each."""
         eos_word = len(self.lengths) - 1
         sentence_ends = np.cumsum(selected.sentence_lengths, dtype=np.int64)
         document_ends = sentence_ends[np.cumsum(selected.document_sentences, dtype=np.int64) - 1]
@@ -287,7 +298,7 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: TextToke
 
 
 def load_unigrams(prefixes: Iterable[Path], symbols: int) -> np.ndarray:
-    """How often each id occurs in some parts together: int64 (symbols,)."""
+    """Return how often each id occurs in some parts together: int64 (symbols,)."""
     total = np.zeros(symbols, dtype=np.int64)
     for prefix in prefixes:
         ids, counts = np.load(f"{prefix}.unigrams.npy", allow_pickle=False)
@@ -296,6 +307,6 @@ def load_unigrams(prefixes: Iterable[Path], symbols: int) -> np.ndarray:
 
 
 def length_histogram(lengths: np.ndarray) -> list[int]:
-    """How many of the lengths (1 or more) fall into each bin between LENGTH_EDGES; the last bin has no end."""
+    """Return how many of the lengths (1 or more) fall into each bin between LENGTH_EDGES; the last bin has no end."""
     counts, _ = np.histogram(np.minimum(lengths, LENGTH_EDGES[-1]), LENGTH_EDGES)
     return counts.tolist()

@@ -62,7 +62,10 @@ INLINE_TEMPLATES: dict[str, Text] = {
     **dict.fromkeys("lang transl transliteration longitem rtl-lang script".split(), _second),
     **dict.fromkeys(("convert", "cvt"), _measure),
     **dict.fromkeys(("frac", "sfrac", "fraction"), _fraction),
-    **dict.fromkeys(("quote", "cquote", "blockquote", "quotation", "block quote", "rquote"), "\n\n{}\n\n"),
+    **dict.fromkeys(
+        ("quote", "cquote", "blockquote", "quotation", "block quote", "rquote"),
+        "\n\n{}\n\n",
+    ),
     **dict.fromkeys(("snd", "spaced ndash", "spnd", "snds", "spaced en dash"), " – "),
     **dict.fromkeys(("ndash", "en dash", "–"), "–"),
     **dict.fromkeys(("mdash", "em dash", "—"), "—"),
@@ -109,7 +112,10 @@ APOSTROPHE_IN_ITALICS = re.compile(r"(?<=\w)'''(?=s\b)")  # ''La Stampa'''s
 QUOTE_MARKUP = re.compile(r"'''''|'''|''")
 INDENT = re.compile(r"^ ++(?=[^\s|!{}*#:;\[<])", re.MULTILINE)
 
-EXTERNAL_LINK = re.compile(r"\[(?:[a-z]{2,9}:)?//[^\s\[\]<>\"]++\s*+((?:[^\[\]\n]|\[[^\[\]\n]*+\])*+)\]", re.IGNORECASE)
+EXTERNAL_LINK = re.compile(
+    r"\[(?:[a-z]{2,9}:)?//[^\s\[\]<>\"]++\s*+((?:[^\[\]\n]|\[[^\[\]\n]*+\])*+)\]",
+    re.IGNORECASE,
+)
 SWITCH = re.compile(r"__[^\W_]{2,30}(?:_[^\W_]{2,30}){,2}__")  # __NOTOC__
 LINE_BREAK = tags("br hr")
 PARAGRAPH_BREAK = tags("p center h1 h2 h3 h4 h5 h6")
@@ -188,7 +194,7 @@ class ExtractWikiMarkup(DocumentStep):
 
 
 def is_disambiguation(markup: str) -> bool:
-    """Whether a page says by its markup that it only lists the articles of a name."""
+    """Return whether a page says by its markup that it only lists the articles of a name."""
     if "__DISAMBIG__" in markup:
         return True
     names = (plain(name) for name in TEMPLATE_NAME.findall(markup))

@@ -51,7 +51,8 @@ class NormaliseWords(DocumentStep):
     settings: Union[TextSettings, LibrarySettings]
 
     def process(self, document: Document) -> Optional[str]:
-        text, normalise = document.text, load_normaliser(self.settings)
+        text = document.text
+        normalise = load_normaliser(self.settings)
         if "<" in text:
             keep_unknown = document.metadata.get("format") == WIKITEXT
             if isinstance(normalise, LibraryNormaliser):
@@ -63,8 +64,10 @@ class NormaliseWords(DocumentStep):
 
 
 @lru_cache(maxsize=1)  # once per process, for any number of units
-def load_normaliser(settings: Union[TextSettings, LibrarySettings]) -> Union[TextNormaliser, LibraryNormaliser]:
-    """What makes a tokenizer's words of a text, by its settings alone."""
+def load_normaliser(
+    settings: Union[TextSettings, LibrarySettings],
+) -> Union[TextNormaliser, LibraryNormaliser]:
+    """Return what makes a tokenizer's words of a text, by its settings alone."""
     return LibraryNormaliser(settings) if isinstance(settings, LibrarySettings) else TextNormaliser(settings)
 
 
@@ -94,9 +97,21 @@ class WordStore:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.words, self.sentence_lengths, self.document_sentences, self.fingerprints, self.bands = (
+        (
+            self.words,
+            self.sentence_lengths,
+            self.document_sentences,
+            self.fingerprints,
+            self.bands,
+        ) = (
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in ("words", "sentence_lengths", "document_sentences", "fingerprints", "bands")
+            for name in (
+                "words",
+                "sentence_lengths",
+                "document_sentences",
+                "fingerprints",
+                "bands",
+            )
         )
 
     @cached_property
@@ -104,10 +119,14 @@ class WordStore:
         return split_words((self.folder / VOCABULARY_FILE).read_bytes())
 
     def select(self, keep: np.ndarray) -> SelectedWords:
-        """The words of those documents where ``keep``, bool (documents,), is true."""
+        """Return the words of those documents where ``keep``, bool (documents,), is true."""
         keep_sentence = np.repeat(keep, self.document_sentences)
         keep_word = np.repeat(keep_sentence, self.sentence_lengths)
-        return SelectedWords(self.words[keep_word], self.sentence_lengths[keep_sentence], self.document_sentences[keep])
+        return SelectedWords(
+            self.words[keep_word],
+            self.sentence_lengths[keep_sentence],
+            self.document_sentences[keep],
+        )
 
 
 class StoreWords(DocumentStep):
@@ -123,8 +142,11 @@ class StoreWords(DocumentStep):
         super().__init__()
         self.folder = folder
         self._ids: defaultdict[str, int] = defaultdict(count().__next__)  # a new word gets the next number
-        self._words, self._sentence_lengths, self._document_sentences = array("I"), array("I"), array("I")
-        self._fingerprints, self._bands = array("Q"), array("Q")
+        self._words = array("I")
+        self._sentence_lengths = array("I")
+        self._document_sentences = array("I")
+        self._fingerprints = array("Q")
+        self._bands = array("Q")
 
     def run(self, documents: Iterable[Document]) -> Iterator[Document]:
         yield from super().run(documents)
@@ -170,5 +192,5 @@ def join_words(words: Sequence[str]) -> bytes:
 
 
 def split_words(content: bytes) -> list[str]:
-    """Undoes :func:`join_words`; no word is empty."""
+    """Undo :func:`join_words`; no word is empty."""
     return content.decode().split("\n") if content else []

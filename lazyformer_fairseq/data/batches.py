@@ -12,9 +12,12 @@ from lazyformer_fairseq.errors import UserError
 
 
 def batch_by_size(
-    indices: np.ndarray, sizes: np.ndarray, max_tokens: Optional[int] = None, max_sentences: Optional[int] = None
+    indices: np.ndarray,
+    sizes: np.ndarray,
+    max_tokens: Optional[int] = None,
+    max_sentences: Optional[int] = None,
 ) -> list[np.ndarray]:
-    """Cuts an order of samples into batches, each as large as may be; padding counts as tokens.
+    """Cut an order of samples into batches, each as large as may be; padding counts as tokens.
 
     Args:
         indices: of the samples in their order, int64 (N,).
@@ -30,9 +33,11 @@ def batch_by_size(
         return np.split(indices, range(most, len(indices), most)) if len(indices) else []
     if len(indices) and sizes.max() > max_tokens:
         raise UserError(f"a sample has {sizes.max()} tokens, and a batch {max_tokens} at most (--max-tokens)")
-    starts, longest = [0], 0
+    starts = [0]
+    longest = 0
     for place, size in enumerate(sizes.tolist()):
-        longest, count = max(longest, size), place + 1 - starts[-1]
+        longest = max(longest, size)
+        count = place + 1 - starts[-1]
         if count > most or count * longest > max_tokens:
             starts.append(place)
             longest = size
@@ -87,9 +92,13 @@ class EpochBatches:
     ):
         if not (batch_size or max_tokens):
             raise UserError("how large is a batch? Give batch_size, or max_tokens, or both")
-        self.dataset, self.size = dataset, (max_tokens, batch_size)
-        self.seed, self.shuffle, self.workers = seed, shuffle, workers
-        self.epoch, self.done = 1, 0
+        self.dataset = dataset
+        self.size = (max_tokens, batch_size)
+        self.seed = seed
+        self.shuffle = shuffle
+        self.workers = workers
+        self.epoch = 1
+        self.done = 0
         self._batches: tuple[int, list[np.ndarray]] = (0, [])  # of which epoch
 
     @property
@@ -113,18 +122,20 @@ class EpochBatches:
         for batch in DataLoader(self.dataset, batch_sampler=rest, collate_fn=self.dataset.collater, **how):
             self.done += 1
             yield batch
-        self.epoch, self.done = self._after(), 0
+        self.epoch = self._after()
+        self.done = 0
 
     def _after(self) -> int:
-        """The next epoch."""
+        """Return the next epoch."""
         return self.epoch + 1 if self.shuffle else self.epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is, in fairseq's words: the epoch, and how many of its batches were yielded."""
+        """Return where it is, in fairseq's words: the epoch, and how many of its batches were yielded."""
         is_over = self.done and self.done == len(self)
         epoch, done = (self._after(), 0) if is_over else (self.epoch, self.done)
         return {"epoch": epoch, "iterations_in_epoch": done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on after the last batch that was yielded; also takes the state that a fairseq checkpoint has."""
-        self.epoch, self.done = state["epoch"], state["iterations_in_epoch"]
+        """Go on after the last batch that was yielded; also takes the state that a fairseq checkpoint has."""
+        self.epoch = state["epoch"]
+        self.done = state["iterations_in_epoch"]

@@ -28,7 +28,7 @@ from lazyformer_fairseq.data.text.interface import SpecialIds, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import mask_shares, option
-from lazyformer_fairseq.storage.indexed_format import MappedItems, is_older_format
+from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 
 @dataclass
@@ -39,7 +39,10 @@ class MaskedTextOptions:
     mask_prob: Any = option(0.15, "share of tokens to predict; 0.3:0.15: of the first and of the last update")
     length_schedule: str = option("", "128:0.8: blocks of 128 in 0.8 of updates (2012.15832)")
     whole_word_masks: bool = option(
-        False, "predict all pieces of a word, or none of them", "--whole-word-masks", "--mask-whole-words"
+        False,
+        "predict all pieces of a word, or none of them",
+        "--whole-word-masks",
+        "--mask-whole-words",
     )
     leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
     random_token_prob: float = option(0.1, "share of these that become another word")
@@ -60,8 +63,13 @@ class PermutedTextOptions(MaskedTextOptions):
     permuted_only: bool = option(False, "XLNet's: nothing stands for tokens that are not predicted yet")
 
 
-MASKED, PERMUTED = "full_sentences_masked_lm", "masked_permuted_lm"
-OPTIONS = {MASKED: MaskedTextOptions, PERMUTED: PermutedTextOptions}  # of tasks, by fairseq-train's names
+MASKED = "full_sentences_masked_lm"
+PERMUTED = "masked_permuted_lm"
+# Of tasks, by fairseq-train's names.
+OPTIONS = {
+    MASKED: MaskedTextOptions,
+    PERMUTED: PermutedTextOptions,
+}
 
 
 def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
@@ -83,7 +91,7 @@ def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
 
 
 def open_masked_text(data: str, seed: int = 1, max_update: int = 0, task: str = MASKED, **options: Any) -> "MaskedText":
-    """What ``lazyformer corpus`` wrote, as fairseq-train's task of that name reads it.
+    """Return what ``lazyformer corpus`` wrote, as fairseq-train's task of that name reads it.
 
     Args:
         data: a corpus, which means its shards in order, one an epoch; or folders of binarised data as ``a:b:c``.
@@ -132,8 +140,12 @@ class MaskedText:
         max_update: int = 0,
         whole_inputs: bool = False,
     ):
-        self.data, self.options, self.dictionary, self.seed = data, options, dictionary, seed
-        self.max_update, self.whole_inputs = max_update, whole_inputs
+        self.data = data
+        self.options = options
+        self.dictionary = dictionary
+        self.seed = seed
+        self.max_update = max_update
+        self.whole_inputs = whole_inputs
         self.is_permuted = hasattr(options, "permuted_only")
         for name in ("next_sentence", "within_documents") if self.is_permuted else ():
             if getattr(options, name):
@@ -146,7 +158,10 @@ class MaskedText:
         self.special = SpecialIds(*ends, mask_index_of(dictionary))
         first, last = mask_shares(options.mask_prob)
         self.lengths = lengths_of(options.length_schedule, options.tokens_per_sample)
-        for flag, changes in (("mask_prob", first != last), ("length_schedule", self.lengths)):
+        for flag, changes in (
+            ("mask_prob", first != last),
+            ("length_schedule", self.lengths),
+        ):
             said = f"--{flag.replace('_', '-')} {getattr(options, flag)}"
             if changes and self.is_permuted:
                 raise UserError(f"{said}: text that is permuted does not change over a run; leave it out")
@@ -192,7 +207,7 @@ class MaskedText:
 
     @torch.no_grad()
     def start_bias(self, model: nn.Module) -> None:
-        """Where a model of this dictionary asks for it (``--frequency-bias``), sets the bias of its fresh head.
+        """Return where a model of this dictionary asks for it (``--frequency-bias``), sets the bias of its fresh head.
 
         So it begins on the plateau, whose cost is :meth:`cost_of_frequencies` (Karpathy, 2019, "A Recipe for Training
         Neural Networks": initialise the final layer's bias).
@@ -201,7 +216,7 @@ class MaskedText:
             model.encoder.lm_head.bias.copy_(torch.from_numpy(self.log_frequencies))
 
     def split(self, name: str) -> "EpochShard":
-        """A split as samples, checked first (``verify``).
+        """Return a split as samples, checked first (``verify``).
 
         Raises:
             UserError: a file of any epoch is missing, damaged or of other data.
@@ -209,32 +224,29 @@ class MaskedText:
         self.check(name)
         return EpochShard(partial(self.dataset, name), len(self.folders) if name == "train" else 0)
 
-    def check(self, split: str, combine: bool = False) -> None:
-        """Raises a UserError where a split is not whole in every folder."""
+    def check(self, split: str) -> None:
+        """Raise a UserError where a split is not whole in every folder."""
         folder = tokenizer_of(self.folders[0])
         known = folder if folder.is_dir() else None
-        check_data(self.folders, split, self.dictionary, str(self.options.verify), known, combine)
+        check_data(self.folders, split, self.dictionary, str(self.options.verify), known)
 
     def path(self, split: str, epoch: int = 1) -> str:
         """Of the files that an epoch reads, without their endings."""
         return str(Path(self.folders[(epoch - 1) % len(self.folders)]) / split)
 
-    def dataset(
-        self, split: str, epoch: int = 1, items: Any = None, types: bool = False
-    ) -> masked_blocks.MaskedBlocksDataset:
-        """The samples of an epoch.
+    def dataset(self, split: str, epoch: int = 1, types: bool = False) -> masked_blocks.MaskedBlocksDataset:
+        """Return the samples of an epoch.
 
         Args:
-            items: what the files hold, where they are in a format that fairseq alone reads.
             types: whether batches of pairs say which text a token is of.
 
         Raises:
             UserError: the files are missing, damaged or hold no sentence.
         """
-        path, is_training, masking = self.path(split, epoch), split == "train", self.masking
-        if items is None and is_older_format(path):
-            raise UserError(f"{path}: is in an older format, which fairseq-train alone reads; binarise the text again")
-        items = MappedItems(path) if items is None else items
+        path = self.path(split, epoch)
+        is_training = split == "train"
+        masking = self.masking
+        items = MappedItems(path)
         if masking.last is not None and not is_training:
             masking = replace(masking, probability=masking.last, last=None)
         dataset = self.blocks(items, items.sizes, path, masking, is_training, types)
@@ -253,22 +265,33 @@ class MaskedText:
         types: bool = False,
     ) -> masked_blocks.MaskedBlocksDataset:
         """Sentences, as any sequence of arrays or tensors that end in ``</s>``, as masked blocks."""
-        options, make = self.options, masked_blocks.FullSentencesDataset
+        options = self.options
+        make = masked_blocks.FullSentencesDataset
         own = {name: getattr(options, name) for name in ("within_documents", "document_positions")}
         if self.whole_inputs:
-            make, own = masked_blocks.MaskedInputsDataset, {}
+            make = masked_blocks.MaskedInputsDataset
+            own = {}
         elif self.is_permuted:
-            make, own = PermutedBlocksDataset, {"permuted_only": options.permuted_only}
+            make = PermutedBlocksDataset
+            own = {"permuted_only": options.permuted_only}
         elif options.next_sentence:
             separators = (self.tokenizer or TextTokenizer).separators
-            make, own = SentencePairsDataset, {"separators": separators, "has_token_types": types}
+            make = SentencePairsDataset
+            own = {"separators": separators, "has_token_types": types}
         ends = {"bos": self.special.bos, "eos": self.special.eos}
-        how = {"masking": masking or self.masking, "seed": self.seed, "name": name, "shuffle": shuffle}
+        how = {
+            "masking": masking or self.masking,
+            "seed": self.seed,
+            "name": name,
+            "shuffle": shuffle,
+        }
         return make(items, sizes, options.tokens_per_sample, **ends, **how, **own)
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """A training batch as the run's update `update`, from 0, reads it: with its masks, linear over the run; cut."""
-        masking, done, length = self.masking, min(1, update / max(1, self.max_update - 1)), self.length_at(update)
+        """Return a training batch as update `update` of the run, from 0, reads it: with its share of masks, and cut."""
+        masking = self.masking
+        done = min(1, update / max(1, self.max_update - 1))
+        length = self.length_at(update)
         if masking.last is not None:
             share = masking.probability + done * (masking.last - masking.probability)
             batch = masked_blocks.at_share(batch, share, masking.pad_index)
@@ -276,10 +299,13 @@ class MaskedText:
 
     def length_at(self, update: int) -> Optional[int]:
         """Of the pieces that an update reads, from 0; None where it reads whole blocks."""
-        return next((length for length, until in self.lengths if update < until * self.max_update), None)
+        return next(
+            (length for length, until in self.lengths if update < until * self.max_update),
+            None,
+        )
 
     def _begins_word(self) -> np.ndarray:
-        """Which ids do, bool (V,)."""
+        """Return which ids do, bool (V,)."""
         folder = tokenizer_of(self.folders[0])
         if self.tokenizer is None:
             raise UserError(
@@ -304,10 +330,13 @@ class EpochShard(Dataset):
     """
 
     def __init__(self, open_epoch: Callable[[int], masked_blocks.MaskedBlocksDataset], shards: int):
-        self._open_epoch, self._shards, self.now, self._epoch = open_epoch, shards, open_epoch(1), 1
+        self._open_epoch = open_epoch
+        self._shards = shards
+        self.now = open_epoch(1)
+        self._epoch = 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch: its shard, order and masks."""
+        """Begin an epoch: its shard, order and masks."""
         if self._shards:
             if (epoch - self._epoch) % self._shards:
                 self.now = self._open_epoch(epoch)

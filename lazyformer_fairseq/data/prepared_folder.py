@@ -1,4 +1,4 @@
-"""Folders of prepared data, by their manifest: of GLUE's tasks, of a user's own, of diagnostics, of SQuAD.
+"""Folders of prepared data, known by their manifests: GLUE's tasks, a user's own task, diagnostics, SQuAD.
 
 A folder of labelled texts, which task ``glue`` reads:
 
@@ -11,8 +11,8 @@ TASK/tokenizer/                    a copy of the tokenizer
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, make_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Self, Union
@@ -31,7 +31,14 @@ from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, 
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version, write_json
 
 MANIFEST = "manifest.json"
-PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")  # whose versions a manifest names
+# Whose versions a manifest names.
+PACKAGES = (
+    "fairseq-fixed",
+    "sacremoses",
+    "sentencepiece",
+    "torch",
+)
+SUBSET_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,14 @@ class SplitFacts:
     """Facts on a training or development split without which its scores mislead.
 
     Attributes:
-        file: its name in messages.
-        rows: that are used.
+        file: name of the split's file, for messages.
+        is_train: whether a model learns from the split.
+        rows: number of rows that are used.
         cut: rows of the whole file that are longer than `longest`.
-        rows_in_file: of which `cut` are.
+        rows_in_file: rows of the whole file.
         longest: tokens of an input that the model reads.
-        only_label: the label of all rows that are used, where they have one alone; else None.
-        unit: rows are called, or what else is cut.
+        only_label: the label of all rows that are used, if they share one; else None.
+        unit: what is cut, in words.
     """
 
     file: str
@@ -58,17 +66,26 @@ class SplitFacts:
     unit: str = "rows"
 
     def as_json(self) -> dict[str, Any]:
+        """Return the facts as an object of JSON."""
         return asdict(self)
 
     def warnings(self, model: str = "the model") -> list[str]:
         """Return a sentence on each fact that the reader of a score must know.
 
         Args:
-            model: whose inputs are cut, in words.
+            model: the model whose inputs are cut, in words.
         """
         said = []
         if self.cut:
-            said.append(told_cut(self.cut, self.rows_in_file, self.longest, f"{self.unit} of {self.file}", model))
+            said.append(
+                told_cut(
+                    self.cut,
+                    self.rows_in_file,
+                    self.longest,
+                    f"{self.unit} of {self.file}",
+                    model,
+                )
+            )
         if self.only_label is not None:
             consequence = "nothing can be learnt from them" if self.is_train else "scores on them say nothing"
             said.append(f"all {self.rows:,} rows of {self.file} have the label {self.only_label!r}, so {consequence}")
@@ -76,23 +93,18 @@ class SplitFacts:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Fields of manifests that others than the classes below read, of the right type where they are there."""
-
-    max_length: PositiveCount = 1
-    files: dict[str, Any] = field(default_factory=dict)
-    tokenizer: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class PreparedFolder(ABC):
-    """A folder, whole and of this version. `manifest` is what prepare wrote; it holds all counts.
+    """A folder that is whole and of this version.
 
     Attributes:
-        FORMAT, FORMAT_VERSION: the manifest's.
-        SETTINGS: the fields of a manifest that decide the data.
-        CONTENT: what the folder holds, in messages.
-        COMMAND: what writes it.
+        folder: path of the folder.
+        manifest: what prepare wrote, all counts included.
+        FORMAT: the manifest's format.
+        FORMAT_VERSION: version of that format.
+        SETTINGS: fields of the manifest that decide the data.
+        CONTENT: what the folder holds, for messages.
+        COMMAND: the command that writes it.
+        KIND: dataclass with the fields of the manifest that are read.
     """
 
     folder: Path
@@ -103,40 +115,41 @@ class PreparedFolder(ABC):
     SETTINGS: ClassVar[tuple[str, ...]]
     CONTENT: ClassVar[str]
     COMMAND: ClassVar[str]
+    KIND: ClassVar[type]
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> Self:
-        """Raises a UserError where prepare did not write the folder, or wrote it in another version."""
+        """Read the manifest of a folder.
+
+        Raises:
+            UserError: prepare did not write the folder, or wrote it in another version, or the manifest is damaged.
+        """
         folder = Path(folder)
         path = folder / MANIFEST
         manifest = read_json(path, f"run `{cls.COMMAND}`")
         if manifest.get("format") != cls.FORMAT:
             raise UserError(f"{path}: is not the manifest of {cls.CONTENT}; run `{cls.COMMAND}`")
-        again = f"; remove {folder} and run `{cls.COMMAND}` again"
-        refuse_other_version(path, manifest, cls.FORMAT_VERSION, again)
+        again = f"remove {folder} and run `{cls.COMMAND}` again"
+        refuse_other_version(path, manifest, cls.FORMAT_VERSION, f"; {again}")
         try:
-            as_kind(Sizes, manifest, path, "prepare the data again")
-            is_whole = all(name in manifest for name in cls.SETTINGS) and cls.is_whole(manifest)
+            as_kind(cls.KIND, manifest, path, "prepare the data again")
+            cls.check(manifest)
         except UserError as error:
-            raise UserError(f"{path}: damaged ({error}){again}") from None
-        if not is_whole:
-            raise UserError(f"{path}: damaged{again}")
+            raise UserError(f"{path}: damaged ({error}); {again}") from None
         return cls(folder, manifest)
 
-    @staticmethod
-    @abstractmethod
-    def is_whole(manifest: dict[str, Any]) -> bool:
-        """Whether a manifest that has all SETTINGS has every other field that is read."""
+    @classmethod
+    def check(cls, manifest: dict[str, Any]) -> None:
+        """Check what the types of the fields do not say.
 
-    @staticmethod
-    def has_splits(manifest: dict[str, Any], known: Collection[str], counts: Collection[str]) -> bool:
-        """Whether a manifest's splits are among the known ones, as they become files' names, and have these counts."""
-        kind = make_dataclass("Counts", [(name, Count) for name in counts])
-        splits = as_kind(dict[str, kind], manifest.get("splits"), MANIFEST, "prepare the data again")
-        return set(splits) <= set(known)
+        Raises:
+            UserError: it is wrong.
+        """
+        return
 
     @staticmethod
     def is_at(folder: Union[str, Path]) -> bool:
+        """Return whether a folder holds prepared data."""
         return (Path(folder) / MANIFEST).is_file()
 
     @property
@@ -146,15 +159,16 @@ class PreparedFolder(ABC):
 
     @property
     def tokenizer_folder(self) -> Path:
+        """Folder of the copy of the tokenizer."""
         return self.folder / "tokenizer"
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest input that there may be."""
+        """Most tokens of an input."""
         return self.manifest["max_length"]
 
     def size_of(self, split: str) -> tuple[int, int]:
-        """Rows of a split, and tokens of their inputs."""
+        """Return the number of rows of a split, and of the tokens of their inputs."""
         counts = self.manifest["splits"][split]
         return counts["rows"], counts["kept_tokens"]
 
@@ -166,23 +180,33 @@ class PreparedFolder(ABC):
         """Return what the reader of a score must know of a split.
 
         Args:
+            split: name of the split.
             longest: tokens of an input that the model reads.
-            most_rows: of the training split; None for all.
+            most_rows: most rows of the training split; None for all.
         """
         rows, _ = self.size_of(split)
         used = min(rows, most_rows or rows)
-        cut = self.count_cut(split, longest)
-        label = self.only_label(split, used)
-        file = self.manifest["splits"][split].get("file", split)  # made data has no file
-        return SplitFacts(file, split == "train", used, cut, rows, longest, label)
+        return SplitFacts(
+            file=self.manifest["splits"][split].get("file", split),  # made data has no file
+            is_train=split == "train",
+            rows=used,
+            cut=self.count_cut(split, longest),
+            rows_in_file=rows,
+            longest=longest,
+            only_label=self.only_label(split, used),
+        )
 
     def only_label(self, split: str, rows: int) -> Optional[str]:
-        """Return the label of so many rows of a split, where all have the same; else None."""
+        """Return the label of so many rows of a split, if all have the same; else None."""
         return None
 
     @classmethod
     def reuse(cls, folder: Path, settings: Mapping[str, Any]) -> Optional[Self]:
-        """What was prepared there of the same settings; None where there is no folder; UserError for other settings."""
+        """Return what was prepared there with the same settings; None if there is no folder.
+
+        Raises:
+            UserError: it was prepared with other settings.
+        """
         if not folder.exists():
             return None
         prepared = cls.load(folder)
@@ -203,27 +227,38 @@ class PreparedFolder(ABC):
         write_splits: Callable[[Path], dict[str, Any]],
         **facts: Any,
     ) -> Self:
-        """Writes a folder, whole or not at all.
+        """Write a folder, whole or not at all.
 
         Args:
+            folder: folder to write.
             settings: the values of SETTINGS.
+            tokenizer: tokenizer of the data, which is copied.
             write_splits: writes the data of all splits into a folder; returns each one's entry in the manifest.
-            facts: further fields of the manifest.
+            **facts: further fields of the manifest.
         """
         with atomic_folder(folder) as unfinished:
             splits = write_splits(unfinished)
             tokenizer.save(unfinished / "tokenizer")
-            manifest = {"format": cls.FORMAT, **settings, **facts, "splits": splits, "versions": versions(PACKAGES)}
+            manifest = {
+                "format": cls.FORMAT,
+                **settings,
+                **facts,
+                "splits": splits,
+                "versions": versions(PACKAGES),
+            }
             write_json(unfinished / MANIFEST, manifest, durable=False)
         return cls(folder, manifest)
 
 
-SUBSET_SEED = 1
-
-
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Examples to train or test on: inputs, targets (N,) where the split has labels, and how many inputs were cut."""
+    """Examples to train or test on.
+
+    Attributes:
+        inputs: ids of each example.
+        targets: classes or scores, (N,), if the split has labels.
+        cut: how many inputs were cut.
+    """
 
     inputs: Sequence[np.ndarray]
     targets: Optional[np.ndarray]
@@ -234,20 +269,46 @@ class MappedInputs(Sequence):
     """Inputs on disk, cut to `longest` ids when they are read.
 
     Attributes:
-        sizes: ids of each as it is read, (N,).
+        sizes: ids of each input as it is read, (N,).
     """
 
     def __init__(self, items: MappedItems, longest: Optional[int], eos: int):
-        self._items, self._longest, self._eos = items, longest, eos
-        sizes = items.sizes.astype(np.int64)
-        self.sizes = sizes if longest is None else np.minimum(sizes, longest)
+        self._items = items
+        self._longest = longest
+        self._eos = eos
+        self.sizes = items.sizes.astype(np.int64)
+        if longest is not None:
+            self.sizes = np.minimum(self.sizes, longest)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> np.ndarray:
         ids = self._items[index]
-        return ids if self._longest is None else cut_input(ids, self._longest, self._eos)
+        if self._longest is None:
+            return ids
+        return cut_input(ids, self._longest, self._eos)
+
+
+@dataclass(frozen=True)
+class TaskCounts:
+    """The entry of a task's split in a manifest, as far as it is read."""
+
+    rows: Count
+    bytes: Count
+    kept_tokens: Count
+    truncated: Count = 0
+
+
+@dataclass(frozen=True)
+class TaskManifest:
+    """The fields of a task's manifest that are read."""
+
+    task: str
+    max_length: PositiveCount
+    tokenizer: dict[str, str]
+    files: dict[str, Any]
+    splits: dict[str, TaskCounts]
 
 
 class PreparedTask(PreparedFolder):
@@ -257,32 +318,40 @@ class PreparedTask(PreparedFolder):
         TABLE: the tasks that it may hold.
     """
 
-    FORMAT, FORMAT_VERSION = "lazyformer glue task", 1
+    FORMAT = "lazyformer glue task"
+    FORMAT_VERSION = 1
     SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")
-    CONTENT, COMMAND = "a GLUE task", "lazyformer finetune"
-    COUNTS: ClassVar[tuple[str, ...]] = ("rows", "bytes", "kept_tokens")
+    CONTENT = "a GLUE task"
+    COMMAND = "lazyformer finetune"
+    KIND = TaskManifest
     TABLE: ClassVar[Mapping[str, TaskDescription]] = TASKS
 
     @classmethod
-    def row_of(cls, manifest: dict[str, Any]) -> Optional[TaskDescription]:
-        """The task that a manifest names, None for one that is not known."""
-        name = manifest["task"]
-        return cls.TABLE.get(name) if isinstance(name, str) else None
+    def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:
+        """Return the task that a manifest names; raise a UserError if it is not known."""
+        if manifest["task"] not in cls.TABLE:
+            raise UserError(f"no task is called {manifest['task'][:40]!r}")
+        return cls.TABLE[manifest["task"]]
 
     @classmethod
-    def is_whole(cls, manifest: dict[str, Any]) -> bool:
-        task = cls.row_of(manifest)
-        return task is not None and cls.has_splits(manifest, task.splits, cls.COUNTS)
+    def check(cls, manifest: dict[str, Any]) -> None:
+        """Check that the splits are the task's: their names become names of files."""
+        strange = set(manifest["splits"]) - set(cls.row_of(manifest).splits)
+        if strange:
+            raise UserError(f"the task has no split {min(strange)[:40]!r}")
 
     @cached_property
     def task(self) -> TaskDescription:
+        """The task's row of the table."""
         return self.row_of(self.manifest)
 
     def read(self, split: str, longest: Optional[int], eos: int) -> EncodedExamples:
-        """A split, still on disk.
+        """Map a split, which stays on disk.
 
         Args:
+            split: name of the split.
             longest: cut inputs to this many ids, on top of prepare's cuts.
+            eos: id of ``</s>``.
 
         Raises:
             UserError: the official files had no such split, or its data is gone or damaged.
@@ -293,32 +362,38 @@ class PreparedTask(PreparedFolder):
                 f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it with the other "
                 f"files, remove {self.folder} and run `{self.COMMAND}` again"
             )
-        rows, written = (self.manifest["splits"][split][name] for name in ("rows", "bytes"))
+        counts = self.manifest["splits"][split]
+        prefix = self.folder / split
+        targets = None
         try:
-            if gone := [end for end in ("bin", "idx") if not (self.folder / f"{split}.{end}").is_file()]:
-                raise FileNotFoundError(f"{split}.{gone[0]} is gone")
-            check_items(self.folder / split, vocab_size=None, eos=None)
-            items = MappedItems(self.folder / split)
-            is_labelled = self.task.splits[split].label is not None
-            kinds = "f" if self.task.is_regression else "i"
-            path = self.folder / f"targets.{split}.npy"
-            targets = map_array(path, "prepare them again", kinds, ndim=1) if is_labelled else None
-            found = (self.folder / f"{split}.bin").stat().st_size
-            if len(items) != rows or found != written or (targets is not None and len(targets) != rows):
-                raise ValueError(f"not the {rows:,} rows and {written:,} bytes that {MANIFEST} names")
-        except Exception as error:  # numpy may raise anything for a damaged header
+            check_items(prefix, vocab_size=None, eos=None)
+            items = MappedItems(prefix)
+            if self.task.splits[split].label is not None:
+                kinds = "f" if self.task.is_regression else "i"
+                targets = map_array(
+                    self.folder / f"targets.{split}.npy",
+                    "prepare them again",
+                    kinds,
+                    ndim=1,
+                )
+            is_whole = len(items) == counts["rows"] and (targets is None or len(targets) == counts["rows"])
+            if not is_whole or (self.folder / f"{split}.bin").stat().st_size != counts["bytes"]:
+                raise UserError(f"not the {counts['rows']:,} rows and {counts['bytes']:,} bytes that {MANIFEST} names")
+        except UserError as error:
             raise UserError(
-                f"{self.folder / split}.*: damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
+                f"{prefix}.*: damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
             ) from error
         cut = self.count_cut(split, self.longest if longest is None else longest)
         return EncodedExamples(MappedInputs(items, longest, eos), targets, cut)
 
     def count_cut(self, split: str, longest: int) -> int:
+        """Return how many rows of a split are cut for a model that reads `longest` tokens."""
         if longest >= self.longest:
             return self.manifest["splits"][split].get("truncated", 0)  # nothing is cut where data is made
         return int((MappedItems(self.folder / split).sizes > longest).sum())
 
     def only_label(self, split: str, rows: int) -> Optional[str]:
+        """Return the label of so many rows of a split, if all have the same; else None."""
         targets = self.read(split, None, 0).targets
         if targets is None:
             return None
@@ -329,68 +404,112 @@ class PreparedTask(PreparedFolder):
         return f"{targets[0]:g}" if self.task.is_regression else self.task.labels[int(targets[0])]
 
 
+@dataclass(frozen=True)
+class CustomTaskManifest(TaskManifest):
+    """The fields of the manifest of a user's own task that are read."""
+
+    description: dict[str, Any]
+
+
 class PreparedCustomTask(PreparedTask):
     """The folder of a user's own task, whose row its manifest holds."""
 
-    FORMAT, FORMAT_VERSION = "lazyformer custom task", 1
+    FORMAT = "lazyformer custom task"
     SETTINGS = (*PreparedTask.SETTINGS, "description")
     CONTENT = "a task of one's own"
+    KIND = CustomTaskManifest
 
     @classmethod
     def row_of(cls, manifest: dict[str, Any]) -> TaskDescription:
+        """Return the task that a manifest describes."""
         return TaskDescription.from_json(manifest["description"], MANIFEST)
+
+
+@dataclass(frozen=True)
+class DiagnosticCounts:
+    """The entry of a diagnostic's split in a manifest, as far as it is read."""
+
+    rows: Count
+    bytes: Count
+    tokens: Count
+    longest: Count
+
+
+@dataclass(frozen=True)
+class DiagnosticManifest:
+    """The fields of a diagnostic's manifest that are read."""
+
+    task: str
+    settings: dict[str, Any]
+    tokenizer: dict[str, str]
+    splits: dict[str, DiagnosticCounts]
 
 
 class PreparedDiagnostic(PreparedTask):
     """The folder of a diagnostic with long inputs: made, not official, so it is never prepared from files."""
 
-    FORMAT, FORMAT_VERSION = "lazyformer diagnostic", 1
+    FORMAT = "lazyformer diagnostic"
     SETTINGS = ("format_version", "task", "settings", "tokenizer")
-    CONTENT, COMMAND = "a diagnostic", "lazyformer diagnostics"
-    COUNTS = ("rows", "bytes", "tokens", "longest")
+    CONTENT = "a diagnostic"
+    COMMAND = "lazyformer diagnostics"
+    KIND = DiagnosticManifest
     TABLE = DIAGNOSTICS
 
     @classmethod
-    def is_whole(cls, manifest: dict[str, Any]) -> bool:
-        return super().is_whole(manifest) and set(manifest["splits"]) == {"train", "valid", "test"}
+    def check(cls, manifest: dict[str, Any]) -> None:
+        """Check that the task is known, and that all splits are there."""
+        super().check(manifest)
+        if set(manifest["splits"]) != {"train", "valid", "test"}:
+            raise UserError("a split is missing")
 
     @property
     def longest(self) -> int:
+        """Tokens of the longest input."""
         return max(counts["longest"] for counts in self.manifest["splits"].values())
 
     def size_of(self, split: str) -> tuple[int, int]:
+        """Return the number of rows of a split, and of the tokens of their inputs."""
         counts = self.manifest["splits"][split]
         return counts["rows"], counts["tokens"]
 
 
 def load_prepared(folder: Union[str, Path]) -> PreparedTask:
-    """What is prepared in a folder: a GLUE task, a user's own or a diagnostic; UserError where none is."""
+    """Return what is prepared in a folder: a GLUE task, a user's own or a diagnostic.
+
+    Raises:
+        UserError: none of them is.
+    """
     manifest = read_json(Path(folder) / MANIFEST, f"run `{PreparedTask.COMMAND}`")
-    kinds = {kind.FORMAT: kind for kind in (PreparedCustomTask, PreparedDiagnostic)}
-    return kinds.get(manifest.get("format"), PreparedTask).load(folder)
+    for kind in (PreparedCustomTask, PreparedDiagnostic):
+        if manifest.get("format") == kind.FORMAT:
+            return kind.load(folder)
+    return PreparedTask.load(folder)
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:
-    """Writes SPLIT.bin, .idx and, where there are targets, theirs."""
-    prefix = folder / split
-    ids, sizes = np.concatenate(examples.inputs), np.array([len(ids) for ids in examples.inputs])
-    write_items(prefix, type_of_ids(vocab_size), [(ids, sizes)], durable=False)
+    """Write SPLIT.bin, SPLIT.idx and, if there are targets, targets.SPLIT.npy."""
+    ids = np.concatenate(examples.inputs)
+    sizes = np.array([len(each) for each in examples.inputs])
+    write_items(folder / split, type_of_ids(vocab_size), [(ids, sizes)], durable=False)
     if examples.targets is not None:
         np.save(folder / f"targets.{split}.npy", examples.targets)
 
 
 def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.ndarray]:
-    """Classes or scores (N,), None for a split without labels.
+    """Return classes or scores (N,), None for a split without labels.
 
     Scores are float64, which fairseq leaves alone: with fp16 and bf16 it makes float32 as coarse as the weights.
     """
     if examples[0].target is None:
         return None
-    return np.array([example.target for example in examples], dtype=np.float64 if task.is_regression else np.int64)
+    return np.array(
+        [example.target for example in examples],
+        dtype=np.float64 if task.is_regression else np.int64,
+    )
 
 
 def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
-    """`count` of the examples in their order, the same ones whatever a run's seed; all if there are no more."""
+    """Return `count` of the examples in their order, the same ones whatever a run's seed; all if there are no more."""
     if count >= len(examples.inputs):
         return examples
     chosen = drawn_rows(len(examples.inputs), count)

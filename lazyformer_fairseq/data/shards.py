@@ -13,7 +13,7 @@ import torch.distributed
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError, whole_number
-from lazyformer_fairseq.storage.indexed_format import check_items, is_older_format
+from lazyformer_fairseq.storage.indexed_format import check_items
 from lazyformer_fairseq.storage.json_files import read_json
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,8 @@ def check_data(
     dictionary: Dictionary,
     verify: Verify = "quick",
     tokenizer: Optional[Path] = None,
-    combine: bool = False,
 ) -> None:
-    """Checks a split in every folder it will be read from: all shards now, not when their epoch comes.
+    """Check a split in every folder it will be read from: all shards now, not when their epoch comes.
 
     Args:
         folders: of binarised data, as a task reads them in turn; a split other than ``train`` is in the first one.
@@ -39,7 +38,6 @@ def check_data(
         verify: "quick" takes seconds whatever the size; "full" reads every id, with a bar, shared between the processes
             of a run; "none" checks nothing.
         tokenizer: its folder, where there is one; must have the same dictionary.
-        combine: whether SPLIT1, SPLIT2 ... are read with SPLIT, as fairseq does for ``train``.
 
     Raises:
         UserError: names the file and what to do.
@@ -49,22 +47,31 @@ def check_data(
     check_shards(folders)
     check_dictionaries(folders, dictionary, tokenizer)
     folders = folders if split == "train" else folders[:1]
-    part, parts = 0, 1
+    part = 0
+    parts = 1
     if torch.distributed.is_initialized():
-        part, parts = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        part = torch.distributed.get_rank()
+        parts = torch.distributed.get_world_size()
     tokens: list[int] = []
     for folder in folders:
-        for prefix in prefixes(Path(folder) / split, combine):
-            if is_older_format(prefix):
-                logger.warning("%s: is in an older format of fairseq's, which is not checked", prefix)
-                return
-            tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), verify, part, parts))
+        prefix = Path(folder) / split
+        if split == "train" and prefix.with_name("train1.idx").is_file():
+            raise UserError(
+                f"{prefix}1.idx: further training files are not read; join them with train, or give each a folder"
+            )
+        tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), verify, part, parts))
     check_totals(folders, split, sum(tokens))
-    logger.info("%s: %d files of %s checked (--verify %s)", split, len(tokens), ", ".join(folders), verify)
+    logger.info(
+        "%s: %d files of %s checked (--verify %s)",
+        split,
+        len(tokens),
+        ", ".join(folders),
+        verify,
+    )
 
 
 def check_shards(folders: Sequence[str]) -> None:
-    """Raises a UserError where a corpus is not whole: a number is missing, or there are fewer shards than written."""
+    """Raise a UserError where a corpus is not whole: a number is missing, or there are fewer shards than written."""
     for parent in dict.fromkeys(Path(folder).parent for folder in folders if SHARD.fullmatch(Path(folder).name)):
         there = {int(path.name[5:]): path for path in parent.glob("shard*") if SHARD.fullmatch(path.name)}
         wanted = _shards_of_manifest(parent) or 1 + max(there)
@@ -79,7 +86,7 @@ def check_shards(folders: Sequence[str]) -> None:
 
 
 def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer: Optional[Path] = None) -> None:
-    """Raises a UserError where a folder or the tokenizer has another dict.txt than the first folder."""
+    """Raise a UserError where a folder or the tokenizer has another dict.txt than the first folder."""
     first, *others = (Path(folder) / "dict.txt" for folder in (*folders, *filter(None, [tokenizer])))
     own = _symbols(first)
     for path in others:
@@ -92,7 +99,7 @@ def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer
 
 
 def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
-    """Raises a UserError where the shards of a corpus together do not hold the tokens that its manifest counted.
+    """Raise a UserError where the shards of a corpus together do not hold the tokens that its manifest counted.
 
     Args:
         tokens: ids without the ``</s>`` at the end of each item.
@@ -111,16 +118,8 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
         )
 
 
-def prefixes(prefix: Path, combine: bool) -> list[Path]:
-    """SPLIT and, where `combine` is on, SPLIT1, SPLIT2 and so on as far as they go."""
-    found = [prefix]
-    while combine and (next_one := prefix.with_name(f"{prefix.name}{len(found)}")).with_suffix(".idx").is_file():
-        found.append(next_one)
-    return found
-
-
 def _symbols(path: Path) -> list[str]:
-    """All of them, and last those that begin, pad and end a text or stand for what is unknown."""
+    """Return all of them, and last those that begin, pad and end a text or stand for what is unknown."""
     dictionary = load_dictionary(path)
     special = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
     return [*dictionary.symbols, *map(dictionary.symbols.__getitem__, special)]
@@ -132,7 +131,7 @@ def _shards_of_manifest(corpus: Path) -> Optional[int]:
 
 
 def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
-    """The manifest of a corpus; None where it has none.
+    """Return the manifest of a corpus; None where it has none.
 
     Raises:
         UserError: its manifest is damaged.
@@ -142,7 +141,7 @@ def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
 
 
 def data_folders(data: str) -> list[str]:
-    """The folders of ``a:b:c``, each of which must exist (UserError); a corpus means its shards, in order."""
+    """Return the folders of ``a:b:c``, each of which must exist (UserError); a corpus means its shards, in order."""
     folders = []
     for folder in data.split(os.pathsep):
         if not folder or not Path(folder).is_dir():
@@ -154,20 +153,23 @@ def data_folders(data: str) -> list[str]:
 
 
 def tokenizer_of(folder: str) -> Path:
-    """The tokenizer beside a folder's data, or beside the folder if that is a shard."""
+    """Return the tokenizer beside a folder's data, or beside the folder if that is a shard."""
     beside = Path(folder) / "tokenizer"
     return beside if beside.is_dir() else Path(folder).parent / "tokenizer"
 
 
 def keep_tokenizer(tokenizer: Path, save_dir: Path) -> None:
-    """Copies the folder `tokenizer` to `save_dir`/tokenizer, once, by the first process: all that a user then needs.
+    """Copy the folder `tokenizer` to `save_dir`/tokenizer, once, by the first process: all that a user then needs.
 
     Data that was binarised by other means has no tokenizer; the log says so.
     """
     if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
         return
     if not tokenizer.is_dir():
-        logger.warning("%s: no tokenizer beside the data, so none is kept with the checkpoints", tokenizer)
+        logger.warning(
+            "%s: no tokenizer beside the data, so none is kept with the checkpoints",
+            tokenizer,
+        )
         return
     target = save_dir / "tokenizer"
     if not target.exists():

@@ -92,7 +92,7 @@ class SquadFile:
 
 
 def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answers: bool = True) -> SquadFile:
-    """Reads a file of the official layout, version 1.1.
+    """Read a file of the official layout, version 1.1.
 
     Args:
         skip_mistakes: leave out the questions that are wrong; :attr:`SquadFile.left_out` says why.
@@ -120,7 +120,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
 
 
 def _check_layout(path: Path, content: Mapping[str, Any]) -> None:
-    """Raises a UserError for another version, or another layout than the official one."""
+    """Raise a UserError for another version, or another layout than the official one."""
     version = content.get("version")
     if version not in VERSIONS:
         advice = "its questions without an answer are not for this task" if "2.0" in str(version) else "take that one"
@@ -134,7 +134,7 @@ def _check_layout(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _paragraphs(articles: list[Any], needs_answers: bool, mistakes: list[str]) -> Iterator[Paragraph]:
-    """Walks the articles, keeps what is right, and lists what is not, a line each, among the mistakes."""
+    """Walk the articles, keeps what is right, and lists what is not, a line each, among the mistakes."""
     place_of_id: dict[str, str] = {}
 
     def listed(parent: Any, name: str, place: str) -> Iterator[tuple[int, Any]]:
@@ -160,7 +160,8 @@ def _paragraphs(articles: list[Any], needs_answers: bool, mistakes: list[str]) -
         title = _field(article, "title", str) or ""
         place = f"article {number}" + (f" ({title})" if title else "")
         for at, paragraph in listed(article, "paragraphs", place):
-            where, context = f"{place}, paragraph {at}", _field(paragraph, "context", str) or ""
+            where = f"{place}, paragraph {at}"
+            context = _field(paragraph, "context", str) or ""
             if context.strip():
                 yield Paragraph(title, context, tuple(questions(paragraph, context, where)))
             else:
@@ -168,7 +169,7 @@ def _paragraphs(articles: list[Any], needs_answers: bool, mistakes: list[str]) -
 
 
 def _field(values: Any, name: str, kind: type) -> Any:
-    """A field of an object; None where it is no object, or the field of another type."""
+    """Return a field of an object; None where it is no object, or the field of another type."""
     value = values.get(name) if isinstance(values, dict) else None
     return value if isinstance(value, kind) else None
 
@@ -178,10 +179,12 @@ class _MistakeError(ValueError):
 
 
 def _question(values: Any, context: str, needs_answers: bool) -> Question:
-    """Raises a _MistakeError."""
+    """Raise a _MistakeError."""
     if not isinstance(values, dict):
         raise _MistakeError("is no object")
-    identity, text, answers = _field(values, "id", str), _field(values, "question", str), values.get("answers", [])
+    identity = _field(values, "id", str)
+    text = _field(values, "question", str)
+    answers = values.get("answers", [])
     if not identity:
         raise _MistakeError("has no id")
     if not text or not text.strip():
@@ -196,8 +199,9 @@ def _question(values: Any, context: str, needs_answers: bool) -> Question:
 
 
 def _answer(values: Any, context: str) -> Answer:
-    """Raises a _MistakeError."""
-    text, start = _field(values, "text", str), values.get("answer_start") if isinstance(values, dict) else None
+    """Raise a _MistakeError."""
+    text = _field(values, "text", str)
+    start = values.get("answer_start") if isinstance(values, dict) else None
     if not text or not text.strip():
         raise _MistakeError("an answer is empty")
     if type(start) is not int or start < 0:
@@ -226,7 +230,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
 
 
 def f1(prediction: str, answers: Sequence[str]) -> float:
-    """The best F1 of the prediction's words with those of an answer, as bags; 0.0 where none is shared.
+    """Return the best F1 of the prediction's words with those of an answer, as bags; 0.0 where none is shared.
 
     So two texts of articles alone match exactly and have F1 of 0.0, as in the official evaluation of version 1.1.
     """
@@ -239,11 +243,14 @@ def _f1(found: Counter, wanted: Counter) -> float:
     return 2 * shared / (found.total() + wanted.total()) if shared else 0.0
 
 
-METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {"exact_match": exact_match, "f1": f1}
+METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
+    "exact_match": exact_match,
+    "f1": f1,
+}
 
 
 def score(file: SquadFile, predictions: Mapping[str, str]) -> dict[str, float]:
-    """The mean of each metric over a file's questions, 0.0 to 1.0; a question without a prediction counts as 0.0.
+    """Return the mean of each metric over a file's questions, 0.0 to 1.0; without a prediction a question has 0.0.
 
     Args:
         predictions: a text for each question's id.

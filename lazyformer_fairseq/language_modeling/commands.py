@@ -95,7 +95,9 @@ class Reading:
 
     split: str = option("test", "Which text of DATA.", choices=("train", "valid", "test"))
     lengths: Optional[str] = option(
-        None, "The paper's, base, large or 24b, or a YAML file of the next four; those given win.", metavar="NAME"
+        None,
+        "The paper's, base, large or 24b, or a YAML file of the next four; those given win.",
+        metavar="NAME",
     )
     tgt_len: Optional[int] = option(None, "Tokens predicted at once.", low=1, shown=TRAINING_S)
     mem_len: Optional[int] = option(None, "Tokens remembered before them.", low=0, shown=TRAINING_S)
@@ -105,7 +107,11 @@ class Reading:
         "Every query sees itself and the --mem-len tokens before it; else all of memory and segment up to itself.",
         shown=TRAINING_S,
     )
-    batch_size: int = option(1, "Streams read at once; more are quicker, with the same result but for rounding.", low=1)
+    batch_size: int = option(
+        1,
+        "Streams read at once; more are quicker, with the same result but for rounding.",
+        low=1,
+    )
     device: Optional[str] = DEVICE()
     json: Optional[Path] = option(None, "Write the result to this file too.")
 
@@ -122,7 +128,7 @@ class Lengths:
 
 
 def read_lengths(name: str) -> dict[str, Any]:
-    """How a text is read: of a YAML file, or of the paper's of that name in ``configs/language_modeling/evaluation``.
+    """Return how a text is read, by a YAML file, or by the paper's in ``configs/language_modeling/evaluation``.
 
     Raises:
         UserError: there is none, or it holds anything else.
@@ -167,7 +173,8 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     from lazyformer_fairseq.language_modeling.prepare import read_manifest
     from lazyformer_fairseq.storage.json_files import write_json
 
-    unit, tokens = read_manifest(data)["unit"], open_tokens(data / settings.split)
+    unit = read_manifest(data)["unit"]
+    tokens = open_tokens(data / settings.split)
     model, dictionary, tgt_len = evaluation.load_model(checkpoint, data, settings.device)
     used = {"tgt_len": tgt_len}
     used |= {name: getattr(model.cfg, name) for name in ("mem_len", "clamp_len", "same_length")}
@@ -175,8 +182,16 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     how = {"batch_size": settings.batch_size, "item": item_length(data)}
     result = evaluation.evaluate(model, tokens, dictionary.eos(), **used, **how)
     if settings.json is not None:
-        about = {"checkpoint": str(checkpoint), "data": str(data), "split": settings.split, "unit": unit}
-        write_json(settings.json, {**about, **used, "batch_size": settings.batch_size, **result.as_json()})
+        about = {
+            "checkpoint": str(checkpoint),
+            "data": str(data),
+            "split": settings.split,
+            "unit": unit,
+        }
+        write_json(
+            settings.json,
+            {**about, **used, "batch_size": settings.batch_size, **result.as_json()},
+        )
     click.echo(evaluation.in_words(result, unit, settings.split))
 
 
@@ -186,7 +201,10 @@ class Sampling:
 
     output: Optional[Path] = option(None, "Of images: the picture, a PNG.", shown="sample.png")
     count: int = option(8, "Images, or texts.", low=1)
-    complete: bool = option(False, "Images: draw the lower halves of so many images of --split, four times each.")
+    complete: bool = option(
+        False,
+        "Images: draw the lower halves of so many images of --split, four times each.",
+    )
     split: str = option("test", "Whose images are completed.", choices=("train", "valid", "test"))
     prompt: str = option("", "Texts: what they begin with, symbols of dict.txt with spaces between.")
     length: int = option(100, "Texts: tokens, those of --prompt included.", low=1)

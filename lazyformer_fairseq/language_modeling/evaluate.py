@@ -59,14 +59,21 @@ class Evaluation:
         return math.exp(self.nats) if self.nats < 700 else math.inf
 
     def as_json(self) -> dict[str, Any]:
-        numbers = {"tokens": self.tokens, "bits_per_token": self.bits, "perplexity": self.perplexity}
+        numbers = {
+            "tokens": self.tokens,
+            "bits_per_token": self.bits,
+            "perplexity": self.perplexity,
+        }
         speed = round(self.tokens / self.seconds, 1)
         return {**numbers, "seconds": round(self.seconds, 3), "tokens_per_second": speed}
 
 
 def in_words(result: Evaluation, unit: str, split: str) -> str:
-    """The number that the papers give for the unit, and the other one."""
-    numbers = [f"perplexity {result.perplexity:.2f} per {unit}", f"{result.bits:.4f} bits per {unit}"]
+    """Return the number that the papers give for the unit, and the other one."""
+    numbers = [
+        f"perplexity {result.perplexity:.2f} per {unit}",
+        f"{result.bits:.4f} bits per {unit}",
+    ]
     if unit != "word":
         numbers.reverse()
     speed = f"{result.tokens / max(result.seconds, math.ulp(1.0)):,.0f} tokens/s"
@@ -82,7 +89,7 @@ class Loaded(NamedTuple):
 
 
 def load_model(checkpoint: Path, data: Path, device: Optional[str] = "cpu", precision: str = "fp32") -> Loaded:
-    """The language model of a checkpoint, for `data`, whose dictionary must be the checkpoint's.
+    """Return the language model of a checkpoint, for `data`, whose dictionary must be the checkpoint's.
 
     Raises:
         UserError: no checkpoint, damaged, of another kind of model or of another dictionary; no such device.
@@ -103,14 +110,14 @@ def load_model(checkpoint: Path, data: Path, device: Optional[str] = "cpu", prec
 
 
 def refuse_other_images(loaded: Loaded, data: Path) -> None:
-    """Raises a UserError where `data` are images of another size than those that the model learned from."""
+    """Raise a UserError where `data` are images of another size than those that the model learned from."""
     if (item := item_length(data)) not in (0, loaded.tgt_len):
         told = f"its images have {item} pixels, those of the model {loaded.tgt_len}"
         raise UserError(f"{data}: {told}; prepare them with the --side of the model's")
 
 
 def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
-    """Predicts every token of a text, by :func:`token_losses`, whose other arguments are `lengths`; takes the time."""
+    """Predict every token of a text, by :func:`token_losses`, whose other arguments are `lengths`; takes the time."""
     start = time.perf_counter()
     losses = token_losses(model, tokens, eos, **lengths)
     return Evaluation(len(losses), float(losses.mean(dtype=np.float64)), time.perf_counter() - start)
@@ -155,7 +162,10 @@ def token_losses(
     losses = np.zeros(len(tokens), dtype=np.float32)
     memory = StreamMemory()
     bar = Progress(total=len(tokens), desc="evaluating", unit="token", unit_scale=True, leave=False)
-    with _evaluating(model, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length), bar:
+    with (
+        _evaluating(model, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length),
+        bar,
+    ):
         for step in range(parts.steps):
             segments = parts.segments(step)
             source, target = _batch(text, segments)
@@ -189,44 +199,53 @@ class Parts:
 
     @classmethod
     def of(cls, segments: int, streams: int, lead: int) -> "Parts":
-        """Divides all but the first stream's lead; a short text takes fewer streams."""
+        """Divide all but the first stream's lead; a short text takes fewer streams."""
         lead = min(lead, segments)
         streams = max(1, min(streams, segments - lead))
         each, more = divmod(segments - lead, streams)
         lengths = [each + (stream < more) for stream in range(streams)]
-        return cls(lead, [sum(lengths[:stream]) for stream in range(streams)], lengths, segments - 1)
+        return cls(
+            lead,
+            [sum(lengths[:stream]) for stream in range(streams)],
+            lengths,
+            segments - 1,
+        )
 
     @property
     def steps(self) -> int:
         return self.lead + self.lengths[0]
 
     def segments(self, step: int) -> list[int]:
-        """The segment of each stream; one that has finished reads on, for nothing."""
+        """Return the segment of each stream; one that has finished reads on, for nothing."""
         return [min(first + step, self.last) for first in self.first]
 
     def counted(self, step: int) -> list[int]:
-        """The streams whose segment counts."""
+        """Return the streams whose segment counts."""
         if step < self.lead:
             return [0]
         return [stream for stream, length in enumerate(self.lengths) if step < self.lead + length]
 
 
 def attending_sublayers(model: CausalLM) -> int:
-    """How many look back."""
+    """Return how many look back."""
     return sum(sublayer.attends for sublayer in model.decoder.sublayers)
 
 
 def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
-    """Sources and targets of some segments of the text, (B, T); a short last one ends in padding."""
+    """Return sources and targets of some segments of the text, (B, T); a short last one ends in padding."""
     rows = [text[segment] for segment in segments]
-    pairs = zip(*((row["net_input"]["src_tokens"][0], row["target"][0]) for row in rows), strict=True)
+    pairs = zip(
+        *((row["net_input"]["src_tokens"][0], row["target"][0]) for row in rows),
+        strict=True,
+    )
     return tuple(pad_sequence(parts, batch_first=True, padding_value=text.pad) for parts in pairs)
 
 
 @contextmanager
 def _evaluating(model: CausalLM, **lengths: int) -> Iterator[None]:
     """Without dropout and gradients, with other lengths than in training; undoes all of it afterwards."""
-    was_training, before = model.training, {name: getattr(model.decoder, name) for name in lengths}
+    was_training = model.training
+    before = {name: getattr(model.decoder, name) for name in lengths}
     model.eval()
     try:
         for name, length in lengths.items():

@@ -34,9 +34,13 @@ from lazyformer_fairseq.storage.json_files import write_json
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 # Decoded, a pixel takes up to 16 bytes: a reader's own canvas, the picture, its copy in RGB.
 MOST_PIXELS = 1 << 26
-USUAL_PIXELS, PIXELS_PER_BYTE = 1 << 24, 200  # beyond the first number the file must have as many bytes as photographs
+# beyond the first number the file must have as many bytes as photographs
+USUAL_PIXELS = 1 << 24
+PIXELS_PER_BYTE = 200
 PICTURES = frozenset(f".{kind}" for kind in "png jpg jpeg bmp gif webp tif tiff ppm pgm".split())
-ARRAY, LABELS, PALETTE = ".npy", "labels.npy", "palette.npy"
+ARRAY = ".npy"
+LABELS = "labels.npy"
+PALETTE = "palette.npy"
 FITTED = 1_000_000  # pixels that k-means sees
 COUNTED = 50_000  # images of a split, of which neighbours are counted
 BLOCK = 512  # images at a time
@@ -55,7 +59,7 @@ class Found(NamedTuple):
 
 
 def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
-    """Writes the splits, their labels, dictionary, palette and manifest into `out`, whole or not at all.
+    """Write the splits, their labels, dictionary, palette and manifest into `out`, whole or not at all.
 
     Args:
         source: a folder of pictures and arrays, of folders of these by class, or of folders ``train``, ``valid`` and
@@ -74,8 +78,12 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
     if len({part.classes is None for part in found.values()}) > 1:
         raise UserError(f"{source}: some of its splits have labels, others none")
     chosen = _share_out(source, found, how)
-    total, files = sum(map(Found.images, found.values())), [file for part in found.values() for file in part.files]
-    with atomic_folder(out) as folder, Progress(total=total, desc="reading", unit=" images") as bar:
+    total = sum(map(Found.images, found.values()))
+    files = [file for part in found.values() for file in part.files]
+    with (
+        atomic_folder(out) as folder,
+        Progress(total=total, desc="reading", unit=" images") as bar,
+    ):
         shape = (total, how.side, how.side, 3)
         pixels = np.lib.format.open_memmap(scratch := folder / "pixels.npy", "w+", np.uint8, shape)
         for number, image in enumerate(_read(files, how.side)):
@@ -84,14 +92,26 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
         dictionary = _dictionary(pixels, chosen["train"], how)
         dictionary.save(folder / "dict.txt")
         np.save(folder / PALETTE, palette_of(dictionary))
-        manifest: dict[str, Any] = {"corpus": "images", "unit": "pixel", "source": str(source.absolute())}
-        manifest |= {"vocabulary": len(dictionary) - dictionary.nspecial, "side": how.side, "item": how.side**2}
+        manifest: dict[str, Any] = {
+            "corpus": "images",
+            "unit": "pixel",
+            "source": str(source.absolute()),
+        }
+        manifest |= {
+            "vocabulary": len(dictionary) - dictionary.nspecial,
+            "side": how.side,
+            "item": how.side**2,
+        }
         manifest |= {"classes": _write_labels(folder, found, chosen), "splits": {}}
         for split, images in chosen.items():
             _write_split(folder / split, pixels, images, dictionary)
             texts = (open_tokens(folder / part) for part in ("train", split))
             bits = neighbour_bits(*texts, how.side, len(dictionary))
-            counts = {"tokens": len(images) * how.side**2, "items": len(images), "unknown": 0}
+            counts = {
+                "tokens": len(images) * how.side**2,
+                "items": len(images),
+                "unknown": 0,
+            }
             manifest["splits"][split] = {**counts, "neighbour_bits": round(bits, 4)}
         del pixels
         scratch.unlink()
@@ -100,7 +120,7 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
 
 
 def find_images(folder: Path) -> Found:
-    """The images of a folder, in the order of their names.
+    """Return the images of a folder, in the order of their names.
 
     Raises:
         UserError: there is none, or their classes are said twice, or not of each.
@@ -129,7 +149,7 @@ def _is_image(path: Path) -> bool:
 
 
 def _images_of(path: Path) -> np.ndarray:
-    """(N, H, W) or (N, H, W, 3); of an array that is one image, N is 1."""
+    """Return (N, H, W) or (N, H, W, 3); of an array that is one image, N is 1."""
     array = map_array(path, "give images as np.save writes them", kinds="iuf")
     is_one = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3)
     array = array[None] if is_one else array
@@ -141,7 +161,7 @@ def _images_of(path: Path) -> np.ndarray:
 
 
 def _read(files: Sequence[Path], side: int) -> Iterator[np.ndarray]:
-    """Each image as uint8 (side, side, 3): the middle square, each pixel the mean of those that it replaces."""
+    """Return each image as uint8 (side, side, 3): the middle square, each pixel the mean of those that it replaces."""
     for path in files:
         for image in _pictures(path):
             if image.size != (side, side):
@@ -182,8 +202,9 @@ def _refuse_large(path: Path, width: int, height: int) -> None:
 
 
 def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict[str, np.ndarray]:
-    """Which images are of which split: those of its folder, or so many that are drawn of the training's."""
-    places, start = {}, 0
+    """Return which images are of which split: those of its folder, or so many that are drawn of the training's."""
+    places = {}
+    start = 0
     for split, part in found.items():
         places[split] = np.arange(start, start := start + part.images())
     rest = places.pop("", places.get("train"))
@@ -191,7 +212,8 @@ def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict
     for split in ("valid", "test"):
         if split not in places:
             count = round(len(rest) * getattr(how, split))
-            places[split], drawn = np.sort(drawn[:count]), drawn[count:]
+            places[split] = np.sort(drawn[:count])
+            drawn = drawn[count:]
     places["train"] = np.sort(drawn)
     if empty := [split for split in SPLITS if not len(places[split])]:
         raise UserError(f"{source}: {start:,} images leave none for {empty[0]}; give more, or other shares")
@@ -212,7 +234,7 @@ def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str,
 
 
 def _blocks(pixels: Pixels, images: np.ndarray) -> Iterator[np.ndarray]:
-    """(images, pixels) of some images at a time, each colour one number."""
+    """Return (images, pixels) of some images at a time, each colour one number."""
     for start in range(0, len(images), BLOCK):
         red, green, blue = np.moveaxis(pixels[images[start : start + BLOCK]].astype(np.int32), -1, 0)
         yield ((red << 16) + (green << 8) + blue).reshape(len(red), -1)
@@ -289,26 +311,31 @@ def neighbour_bits(train: np.ndarray, held_out: np.ndarray, side: int, symbols: 
         context = (left * symbols + above).ravel()
         return context, context * symbols + images.ravel()
 
-    (contexts, pairs), (asked, of) = seen(train), seen(held_out)
+    (contexts, pairs) = seen(train)
+    (asked, of) = seen(held_out)
     times = [_counted(*each) for each in ((pairs, of), (contexts, asked))]
     return float(-np.log2((times[0] + 1) / (times[1] + colours)).mean())
 
 
 def places_drawn(count: int, most: int) -> np.ndarray:
-    """Places of at most so many images, at random, the same ones each time: in their files they may stand by class."""
+    """Return random places of at most so many images, always the same: files may order them by class."""
     return np.sort(np.random.default_rng(1).permutation(count)[:most])
 
 
 def _counted(values: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """How often each of `asked` is among `values`."""
+    """Return how often each of `asked` is among `values`."""
     known, counts = np.unique(values, return_counts=True)
     places = np.searchsorted(known, asked).clip(max=len(known) - 1)
     return np.where(known[places] == asked, counts[places], 0)
 
 
 def overview(manifest: Mapping[str, Any]) -> str:
-    """The manifest in words."""
-    names = {"items": "images", "tokens": "pixels", "neighbour_bits": "bits a pixel by its neighbours"}
+    """Return the manifest in words."""
+    names = {
+        "items": "images",
+        "tokens": "pixels",
+        "neighbour_bits": "bits a pixel by its neighbours",
+    }
     rows = [{"split": split, **{name: f"{counts[key]:,}" for key, name in names.items()}}
             for split, counts in manifest["splits"].items()]  # fmt: skip
     classes = f"; {len(manifest['classes'])} classes" if manifest["classes"] else ""
@@ -329,11 +356,18 @@ def beside(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
     """Rows (N, 2 + completions, ...): an image's upper half, its completions, and itself."""
     given = halves.copy()
     given.reshape(len(given), -1, 3)[:, halves[0].size // 6 :] = 128
-    return np.concatenate([given[:, None], drawn.reshape(len(halves), -1, *halves.shape[1:]), halves[:, None]], 1)
+    return np.concatenate(
+        [
+            given[:, None],
+            drawn.reshape(len(halves), -1, *halves.shape[1:]),
+            halves[:, None],
+        ],
+        1,
+    )
 
 
 def write_grid(images: np.ndarray, columns: int, path: Path) -> None:
-    """A PNG of images, uint8 (N, side, side, 3), so many in a row; pixels of small ones are squares."""
+    """Return a PNG of images, uint8 (N, side, side, 3), so many in a row; pixels of small ones are squares."""
     zoom = max(1, math.ceil(96 / images.shape[1]))
     large = (
         np.pad(images, ((0, -len(images) % columns), *[(0, 0)] * 3), constant_values=255)

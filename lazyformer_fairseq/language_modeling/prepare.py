@@ -24,7 +24,12 @@ from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import hash_of, read_json, write_json
 
 SPLITS = ("train", "valid", "test")
-CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}  # the standard splits, in the file's order
+# The standard splits, in the file's order.
+CHARACTERS = {
+    "train": 90_000_000,
+    "valid": 5_000_000,
+    "test": 5_000_000,
+}
 BLOCK = 1 << 22  # bytes read at a time
 END_OF_LINE = "</s>"
 Tell = Callable[[int], object]  # told how many more bytes have been read
@@ -54,19 +59,20 @@ class WordsOfLines:
         return self.files[split].stat().st_size
 
     def count(self, split: str, progress: Tell) -> Counter:
-        """Raises a UserError where the text is not UTF-8, or has a word that is a symbol of fairseq's own."""
+        """Raise a UserError where the text is not UTF-8, or has a word that is a symbol of fairseq's own."""
         return Counter(itertools.chain.from_iterable(self._blocks(split, progress)))
 
     def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(ids, ids of each item) of a block at a time, an item a line; words not in `dictionary` become ``<unk>``."""
-        id_of, unknown = dictionary.indices.get, itertools.repeat(dictionary.unk())
+        """Yield ids, and ids per item, of a block at a time, an item per line; unknown words become ``<unk>``."""
+        id_of = dictionary.indices.get
+        unknown = itertools.repeat(dictionary.unk())
         for words in self._blocks(split, progress):
             ids = np.fromiter(map(id_of, words, unknown), dtype=np.int32, count=len(words))
             ends = np.flatnonzero(ids == dictionary.eos())
             yield ids, np.diff(ends, prepend=-1)
 
     def _blocks(self, split: str, progress: Tell) -> Iterator[list[str]]:
-        """The words of some lines at a time, a ``</s>`` after those of each line."""
+        """Return the words of some lines at a time, a ``</s>`` after those of each line."""
         lines_before = 0
         with self.files[split].open("rb") as file:
             while lines := file.readlines(BLOCK):
@@ -78,7 +84,7 @@ class WordsOfLines:
                 progress(len(block))
 
     def _checked(self, split: str, block: bytes, lines_before: int) -> str:
-        """Decodes; raises a UserError with the line for what is not UTF-8 or a symbol of fairseq's own."""
+        """Decode; raises a UserError with the line for what is not UTF-8 or a symbol of fairseq's own."""
         try:
             text = block.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -122,7 +128,7 @@ class Characters:
         return CHARACTERS[split]
 
     def count(self, split: str, progress: Tell) -> Counter:
-        """Raises a UserError where text8 has other characters than its own."""
+        """Raise a UserError where text8 has other characters than its own."""
         numbers = np.zeros(256, dtype=np.int64)
         for block in self._blocks(split):
             numbers += np.bincount(block, minlength=256)
@@ -138,7 +144,10 @@ class Characters:
         remaining = self.size(split)
         for block in self._blocks(split):
             remaining -= len(block)
-            yield table[block], np.array([] if remaining else [self.size(split)], dtype=np.int64)
+            yield (
+                table[block],
+                np.array([] if remaining else [self.size(split)], dtype=np.int64),
+            )
             progress(len(block))
 
     def _blocks(self, split: str) -> Iterator[np.ndarray]:
@@ -154,14 +163,27 @@ TextSource = Union[WordsOfLines, Characters]
 # Tokens of the splits and symbols of the training split, ends of lines among both (Merity et al., 2016). MD5 of whole
 # files, by those who distribute them (mattmahoney.net/dc/textdata.html).
 OFFICIAL_COUNTS = {
-    "wikitext-2": {"train": 2_088_628, "valid": 217_646, "test": 245_569, "vocabulary": 33_278},
-    "wikitext-103": {"train": 103_227_021, "valid": 217_646, "test": 245_569, "vocabulary": 267_735},
+    "wikitext-2": {
+        "train": 2_088_628,
+        "valid": 217_646,
+        "test": 245_569,
+        "vocabulary": 33_278,
+    },
+    "wikitext-103": {
+        "train": 103_227_021,
+        "valid": 217_646,
+        "test": 245_569,
+        "vocabulary": 267_735,
+    },
 }
-OFFICIAL_MD5 = {"enwik8": "a1fa5ffddb56f4953e226637dabbb36a", "text8": "3bea1919949baf155f99411df5fada7e"}
+OFFICIAL_MD5 = {
+    "enwik8": "a1fa5ffddb56f4953e226637dabbb36a",
+    "text8": "3bea1919949baf155f99411df5fada7e",
+}
 
 
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None) -> dict[str, Any]:
-    """Writes the folder `out`, whole or not at all.
+    """Write the folder `out`, whole or not at all.
 
     Args:
         corpus: ``wikitext``, ``enwik8`` or ``text8``.
@@ -182,7 +204,8 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
     bar = Progress(total=total, desc="preparing", unit="B", unit_scale=True)
     with atomic_folder(out) as folder, bar:
-        counts, dictionary = text.count("train", bar.update), Dictionary()
+        counts = text.count("train", bar.update)
+        dictionary = Dictionary()
         for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
             if symbol not in dictionary.indices:  # as </s> and <unk> are
                 dictionary.add_symbol(symbol, n=count)
@@ -190,7 +213,12 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
             raise UserError(f"{source}: the training text has no words; download it again")
         dictionary.save(folder / "dict.txt")
         manifest = {
-            **{"corpus": corpus, "unit": text.unit, "source": str(Path(source).absolute()), "vocabulary": len(counts)},
+            **{
+                "corpus": corpus,
+                "unit": text.unit,
+                "source": str(Path(source).absolute()),
+                "vocabulary": len(counts),
+            },
             "splits": {split: _write_split(text, split, dictionary, folder / split, bar) for split in SPLITS},
         }
         manifest["official"] = _official_name(text, manifest)
@@ -202,12 +230,16 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
 
 
 def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: Progress) -> dict[str, int]:
-    """Writes ``prefix.bin`` and ``.idx``; returns counts of tokens, items and unknown tokens."""
+    """Write ``prefix.bin`` and ``.idx``; returns counts of tokens, items and unknown tokens."""
     counts = Counter(tokens=0, items=0, unknown=0)
 
     def counted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for ids, sizes in text.encode(split, dictionary, bar.update):
-            counts.update(tokens=len(ids), items=len(sizes), unknown=int((ids == dictionary.unk()).sum()))
+            counts.update(
+                tokens=len(ids),
+                items=len(sizes),
+                unknown=int((ids == dictionary.unk()).sum()),
+            )
             yield ids, sizes
 
     write_items(prefix, type_of_ids(len(dictionary)), counted(), durable=False)
@@ -215,7 +247,7 @@ def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: P
 
 
 def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
-    """Which official text this is; None where it is none."""
+    """Return which official text this is; None where it is none."""
     if isinstance(text, Characters):
         return text.name if hash_of(text.file, "md5") == OFFICIAL_MD5[text.name] else None
     found = _counts(manifest)
@@ -223,17 +255,20 @@ def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
 
 
 def _counts(manifest: dict[str, Any]) -> dict[str, int]:
-    """The counts in the form of :data:`OFFICIAL_COUNTS`."""
+    """Return the counts in the form of :data:`OFFICIAL_COUNTS`."""
     tokens = {split: counts["tokens"] for split, counts in manifest["splits"].items()}
     return {**tokens, "vocabulary": manifest["vocabulary"]}
 
 
 def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
-    """The differences from an official text (the nearest to what the manifest describes), in words."""
+    """Return the differences from an official text (the nearest to what the manifest describes), in words."""
     if manifest["unit"] == "character":
         return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
     found = _counts(manifest)
-    name = name or min(OFFICIAL_COUNTS, key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]))
+    name = name or min(
+        OFFICIAL_COUNTS,
+        key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]),
+    )
     return "; ".join(
         f"{key} {found[key]:,}, {name} has {number:,}"
         for key, number in OFFICIAL_COUNTS[name].items()
@@ -242,7 +277,7 @@ def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
 
 
 def overview(manifest: dict[str, Any]) -> str:
-    """The manifest in words."""
+    """Return the manifest in words."""
     items = f"lines, each with {END_OF_LINE}" if manifest["unit"] == "word" else "items"
     names = {"tokens": f"{manifest['unit']}s", "items": items, "unknown": "<unk>"}
     rows = [
@@ -257,7 +292,7 @@ def overview(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder (UserError where there is none)."""
+    """Return the manifest of a prepared folder (UserError where there is none)."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise UserError(f"{path}: no such file; give a folder that `lazyformer lm prepare` wrote")

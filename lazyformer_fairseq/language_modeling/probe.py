@@ -25,7 +25,13 @@ from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.json_files import write_json
 
-STRENGTHS = (0.001, 0.01, 0.1, 1.0)  # C of scikit-learn, of which the validation split chooses one
+# C of scikit-learn, of which the validation split chooses one.
+STRENGTHS = (
+    0.001,
+    0.01,
+    0.1,
+    1.0,
+)
 SPLITS = ("train", "valid", "test")
 PIXELS = "raw pixels"
 
@@ -33,7 +39,7 @@ PIXELS = "raw pixels"
 def probe_layers(
     checkpoint: Path, data: Path, most: int, batch_size: int, device: Optional[str] = "cpu"
 ) -> dict[str, dict[str, float]]:
-    """Accuracies by :func:`probe`, of raw pixels, then of each layer's features.
+    """Return accuracies by :func:`probe`, of raw pixels, then of each layer's features.
 
     Args:
         most: images of each split, drawn at random where it has more.
@@ -59,7 +65,10 @@ def probe_layers(
         for split, of_split in ids.items():
             colours = palette_of(dictionary)[of_split.astype(np.int64) - dictionary.nspecial]
             found = mean_features(model, of_split, dictionary.eos(), batch_size, bar)
-            for name, each in {PIXELS: colours.reshape(len(colours), -1).astype(np.float32), **found}.items():
+            for name, each in {
+                PIXELS: colours.reshape(len(colours), -1).astype(np.float32),
+                **found,
+            }.items():
                 features.setdefault(name, {})[split] = each
     shown = Progress(features.items(), total=len(features), desc="probing", unit=" layers")
     return {name: probe(of_layer, classes) for name, of_layer in shown}
@@ -68,18 +77,23 @@ def probe_layers(
 @torch.inference_mode()
 def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, bar: Progress) -> dict[str, np.ndarray]:
     """Of each attending sublayer, "layer 1" on, and of the "end"."""
-    device, found = next(model.parameters()).device, {}
+    device = next(model.parameters()).device
+    found = {}
     decoder = model.decoder
     batches = TokenItems(ids.reshape(-1), batch_size, ids.shape[1], eos, model.padding_idx, keeps_rest=True)
     for batch in batches:
         features, extra = model(
-            batch["net_input"]["src_tokens"].to(device), features_only=True, return_all_hiddens=True
+            batch["net_input"]["src_tokens"].to(device),
+            features_only=True,
+            return_all_hiddens=True,
         )
         pairs = zip(extra["inner_states"], decoder.sublayers, strict=False)
         read = [(x, sublayer) for x, sublayer in pairs if sublayer.attends]
         inputs = [sublayer.layer_norm(x) if decoder.normalize_before else x for x, sublayer in read]
         for name, x_BTC in zip(
-            [*(f"layer {n}" for n in range(1, len(inputs) + 1)), "end"], [*inputs, features], strict=True
+            [*(f"layer {n}" for n in range(1, len(inputs) + 1)), "end"],
+            [*inputs, features],
+            strict=True,
         ):
             found.setdefault(name, []).append(x_BTC.float().mean(1).cpu().numpy())
         bar.update(len(features))
@@ -101,7 +115,12 @@ def probe(features: Mapping[str, np.ndarray], classes: Mapping[str, np.ndarray],
 def table(results: Mapping[str, Mapping[str, float]]) -> str:
     """For the screen: of raw pixels and each layer, accuracy on both splits, and the C that was chosen."""
     rows = [
-        {"features": name, "valid": f"{of['valid']:.1f}%", "test": f"{of['test']:.1f}%", "C": f"{of['C']:g}"}
+        {
+            "features": name,
+            "valid": f"{of['valid']:.1f}%",
+            "test": f"{of['test']:.1f}%",
+            "C": f"{of['C']:g}",
+        }
         for name, of in results.items()
     ]
     return Table("", rows).printed()
@@ -114,8 +133,19 @@ def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
     with picture(folder / "probe.png") as axes:
         axis = axes[0, 0]
         for split, colour in zip(("valid", "test"), COLOURS, strict=False):
-            axis.plot(layers, [results[name][split] for name in layers], "o-", color=colour, label=split)
-            axis.axhline(results[PIXELS][split], color=colour, linestyle=":", label=f"{split}, {PIXELS}")
+            axis.plot(
+                layers,
+                [results[name][split] for name in layers],
+                "o-",
+                color=colour,
+                label=split,
+            )
+            axis.axhline(
+                results[PIXELS][split],
+                color=colour,
+                linestyle=":",
+                label=f"{split}, {PIXELS}",
+            )
         axis.set_xticks(range(len(layers)), [name.removeprefix("layer ") for name in layers])
         axis.set_xlabel("layer, by what its attention reads")
         axis.set_ylabel("accuracy of a linear probe, %")

@@ -38,7 +38,7 @@ class Writer:
 
     @classmethod
     def load(cls, checkpoint: Path, data: Path, device: Optional[str] = "cpu", **how: Any) -> "Writer":
-        """Raises a UserError as :func:`load_model` does, and for images of another size than the model's."""
+        """Raise a UserError as :func:`load_model` does, and for images of another size than the model's."""
         refuse_other_images(loaded := load_model(checkpoint, data, device), data)
         return cls(data, loaded, **how)
 
@@ -48,7 +48,8 @@ class Writer:
         Raises:
             UserError: a word of the prompt is not in the dictionary.
         """
-        known, words = self.loaded.dictionary, prompt.split()
+        known = self.loaded.dictionary
+        words = prompt.split()
         if unknown := [word for word in words if word not in known]:
             near = nearest(unknown[0], known.symbols)
             raise UserError(f"--prompt: {unknown[0]!r} is no symbol of {self.data / 'dict.txt'}{near}")
@@ -58,8 +59,9 @@ class Writer:
         return [" ".join(row).replace(" \n", "\n") for row in rows]
 
     def draw(self, path: Path, count: int, split: Optional[str] = None) -> None:
-        """A picture of `count` images, or of as many of a split whose lower halves are drawn several times each."""
-        item, dictionary = self.loaded.tgt_len, self.loaded.dictionary
+        """Draw `count` images into a picture, or those of a split, their lower halves several times each."""
+        item = self.loaded.tgt_len
+        dictionary = self.loaded.dictionary
         if split is None:
             found = self.continued(torch.empty(count, 0, dtype=torch.long), item)
             return images.write_grid(images.as_images(found, dictionary), min(COLUMNS, count), path)
@@ -71,7 +73,7 @@ class Writer:
 
     @torch.inference_mode()
     def continued(self, given_BP: Tensor, length: int) -> Tensor:
-        """What the model writes behind what is given, ids (B, `length`), the given ones included.
+        """Return what the model writes behind what is given, ids (B, `length`), the given ones included.
 
         It remembers what it has read, as much as in training, where its sublayers can attend to a memory; else it reads
         all anew for each token. It never writes fairseq's own symbols; in texts it ends lines.
@@ -88,7 +90,13 @@ class Writer:
         unread = ids = torch.cat([start, given_BP], 1).to(device)
         reach = model.decoder.mem_len + tgt_len - 1
         memory = None if model.decoder.why_no_memory else WholeMemory(reach)
-        with Progress(total=length, initial=given_BP.size(1), desc="sampling", unit=" tokens", leave=False) as bar:
+        with Progress(
+            total=length,
+            initial=given_BP.size(1),
+            desc="sampling",
+            unit=" tokens",
+            leave=False,
+        ) as bar:
             while ids.size(1) <= length:
                 features, _ = model(ids if memory is None else unread, memory=memory, features_only=True)
                 if memory is not None:
@@ -100,7 +108,7 @@ class Writer:
         return ids[:, 1:].cpu()
 
     def _drawn(self, scores_BV: Tensor, chance: torch.Generator) -> Tensor:
-        """An id of each row, (B, 1)."""
+        """Return an id of each row, (B, 1)."""
         if self.temperature == 0:
             return scores_BV.argmax(-1, keepdim=True)
         if self.top_k:

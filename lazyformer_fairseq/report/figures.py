@@ -23,7 +23,7 @@ Style = Mapping[str, Any]  # as matplotlib takes it
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """By name a colour and a mark, as matplotlib takes them: no pair comes twice among the first 42."""
+    """Return by name a colour and a mark, as matplotlib takes them: no pair comes twice among the first 42."""
     pairs = zip(itertools.cycle(COLOURS), itertools.cycle(MARKS), strict=False)
     return {name: {"color": colour, "marker": mark} for name, (colour, mark) in zip(names, pairs, strict=False)}
 
@@ -38,7 +38,7 @@ def picture(
     legend: Sequence[Line2D] = (),
     **subplots: Any,
 ) -> Iterator[np.ndarray]:
-    """Yields an array of axes, (rows, columns), with a grid; writes the figure as a PNG when the block ends well.
+    """Yield an array of axes, (rows, columns), with a grid; writes the figure as a PNG when the block ends well.
 
     Args:
         path: of the PNG, which is there whole or not at all.
@@ -57,23 +57,35 @@ def picture(
         figure.suptitle(title, fontsize=11)
     if legend:
         columns_of_legend = min(len(legend), max(2, round(figure.get_figwidth() / INCHES_A_COLUMN)))
-        figure.legend(handles=list(legend), loc="outside lower center", ncols=columns_of_legend, frameon=False)
+        figure.legend(
+            handles=list(legend),
+            loc="outside lower center",
+            ncols=columns_of_legend,
+            frameon=False,
+        )
     write_picture(figure, path)
 
 
 def handles(style_of: Mapping[str, Style], **more: Any) -> list[Line2D]:
-    """A handle of a legend for each name; `more` is for all of them, as ``linestyle=""``."""
+    """Return a handle of a legend for each name; `more` is for all of them, as ``linestyle=""``."""
     return [Line2D([], [], label=name, **{**style, **more}) for name, style in style_of.items()]
 
 
 def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) -> None:
-    """The median of `values`, (seeds, points), as a line over `x`, (points,), in a band from lowest to highest."""
-    axis.fill_between(x, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.18, linewidth=0)
+    """Draw the median of `values`, (seeds, points), as a line over `x`, (points,), in a band from lowest to highest."""
+    axis.fill_between(
+        x,
+        values.min(axis=0),
+        values.max(axis=0),
+        color=style["color"],
+        alpha=0.18,
+        linewidth=0,
+    )
     axis.plot(x, np.median(values, axis=0), color=style["color"], linewidth=1.4)
 
 
 def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style) -> None:
-    """A mark at the median of `values` and a bar from lowest to highest."""
+    """Draw a mark at the median of `values` and a bar from lowest to highest."""
     axis.vlines(x, min(values), max(values), color=style["color"], linewidth=1)
     axis.plot(x, np.median(values), linestyle="", markersize=8, zorder=3, **style)
 
@@ -89,12 +101,13 @@ SECONDS_OF = {"hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def label_cost(axis: Axes, cost: str) -> None:
-    """Names the x axis, from zero on, which shows a cost of OF_COST; large numbers are short, as 1.5T for 1.5e12.
+    """Name the x axis, from zero on, which shows a cost of OF_COST; large numbers are short, as 1.5T for 1.5e12.
 
     Times are shown as hours from an hour on, as minutes from six, else as seconds.
     """
     axis.set_xlim(left=0)
-    most, label = axis.get_xlim()[1], OF_COST[cost]
+    most = axis.get_xlim()[1]
+    label = OF_COST[cost]
     if cost in SECONDS_OF:
         seconds = most * SECONDS_OF[cost]
         unit = "hours" if seconds >= 3600 else "minutes" if seconds > 360 else "seconds"
@@ -109,6 +122,6 @@ def label_cost(axis: Axes, cost: str) -> None:
 
 
 def write_picture(figure: Figure, path: Path) -> None:
-    """Writes a PNG, whole or not at all."""
+    """Write a PNG, whole or not at all."""
     with atomic_file(path) as file:
         figure.savefig(file, dpi=150, bbox_inches="tight", format="png")

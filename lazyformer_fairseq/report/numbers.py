@@ -17,18 +17,21 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """`n`, `median`, and the quartiles, `low` and `high`; fewer than three values have none."""
     found = {"n": len(values), "median": float(np.median(values))}
     if len(values) >= FEWEST_FOR_QUARTILES:
-        found |= {"low": float(np.quantile(values, 0.25)), "high": float(np.quantile(values, 0.75))}
+        found |= {
+            "low": float(np.quantile(values, 0.25)),
+            "high": float(np.quantile(values, 0.75)),
+        }
     return found
 
 
 def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
-    """The median and, in brackets, `low` and `high`, or how few values there were; takes what `spread` returns."""
+    """Return the median and, in brackets, `low` and `high`, or how few values there were, of what `spread` returns."""
     beside = f"{of['low']:.{digits}f} to {of['high']:.{digits}f}" if "low" in of else f"n = {of['n']}"
     return f"{of['median']:.{digits}f} ({beside})"
 
 
 def with_range(values: Sequence[float]) -> str:
-    """The median and, in brackets, the lowest and the highest where there are several; four digits or more."""
+    """Return the median and, in brackets, the lowest and the highest where there are several; four digits or more."""
     middle = float(np.median(values))
     said, *ends = (f"{value:.{1 if abs(middle) >= 100 else 3}f}" for value in (middle, min(values), max(values)))
     return said if len(values) < 2 else f"{said} ({' to '.join(ends)})"
@@ -38,7 +41,8 @@ def duration(seconds: float) -> str:
     """In the unit that reads best: 31.4 s, 12 min, 2 h 05 min, 3.4 days, 57 years."""
     if seconds < 100:
         return f"{seconds:.3g} s"
-    minutes, days = round(seconds / 60), seconds / (24 * 3600)
+    minutes = round(seconds / 60)
+    days = seconds / (24 * 3600)
     if days < 2:
         return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{days:.3g} days" if days < 1000 else f"{days / 365.25:,.1f} years"

@@ -26,19 +26,19 @@ Block = Table | Notes | Picture | str  # a str is a paragraph, or a heading such
 
 
 def markdown(blocks: Sequence[Block], pictures: bool = True) -> str:
-    """The page in Markdown, with a line's end behind it. A screen shows no pictures: leave them out there."""
+    """Return the page in Markdown, with a line's end behind it. A screen shows no pictures: leave them out there."""
     shown = [block for block in blocks if pictures or not isinstance(block, Picture)]
     return "\n\n".join(text for text in map(_as_markdown, shown) if text) + "\n"
 
 
 def latex(blocks: Sequence[Block]) -> str:
-    """The tables of a page, which need the package booktabs."""
+    """Return the tables of a page, which need the package booktabs."""
     tables = (f"% {block.title}\n{block.printed('latex_booktabs')}" for block in blocks if isinstance(block, Table))
     return "\n\n".join(("% needs \\usepackage{booktabs}", *tables)) + "\n"
 
 
 def write_page(blocks: Sequence[Block], folder: Path, stem: str, with_latex: bool = False) -> str:
-    """Writes STEM.md and perhaps STEM.tex, each whole; returns what a screen shows of it."""
+    """Write STEM.md and perhaps STEM.tex, each whole; returns what a screen shows of it."""
     write_text(folder / f"{stem}.md", markdown(blocks))
     if with_latex:
         write_text(folder / f"{stem}.tex", latex(blocks))

@@ -34,12 +34,12 @@ class Table:
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]], left: Collection[str] = ()) -> str:
-    """A table without a title, in Markdown; the arguments are those of :class:`Table`."""
+    """Return a table without a title, in Markdown; the arguments are those of :class:`Table`."""
     return Table("", rows, left).printed()
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Writes rows of values by column; a column that a row lacks stays empty there."""
+    """Write rows of values by column; a column that a row lacks stays empty there."""
     columns = dict.fromkeys(column for row in rows for column in row)
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)

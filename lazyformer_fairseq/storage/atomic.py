@@ -29,7 +29,7 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryIO]:
-    """Yields a file to write; it takes the name `path` when the block ends well. Makes missing folders.
+    """Yield a file to write; it takes the name `path` when the block ends well. Makes missing folders.
 
     Args:
         durable: from then on it survives a power cut, and what killed processes left of it before is removed. That
@@ -73,7 +73,7 @@ def _new_locked_file(path: Path) -> tuple[BinaryIO, Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file in UTF-8, whole and durable."""
+    """Write a file in UTF-8, whole and durable."""
     with atomic_file(path) as file:
         file.write(text.encode())
 
@@ -86,7 +86,7 @@ def copy_file(source: Union[str, Path], target: Union[str, Path]) -> None:
 
 @contextmanager
 def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool = True) -> Iterator[Path]:
-    """Yields an empty folder to write into; it takes the name `folder` when the block ends well.
+    """Yield an empty folder to write into; it takes the name `folder` when the block ends well.
 
     Args:
         replace: whether it may take the place of a folder that holds something.
@@ -137,7 +137,7 @@ def _new_locked_folder(folder: Path) -> tuple[int, Path]:
 
 
 def refuse_filled_folder(folder: Union[str, Path]) -> None:
-    """Raises UserError where `folder` is a file, a link to nothing, or a folder that holds something or is mounted."""
+    """Raise UserError where `folder` is a file, a link to nothing, or a folder that holds something or is mounted."""
     folder = Path(folder)
     if folder.is_symlink() and not folder.exists():
         raise UserError(f"{folder}: is a link to nothing; remove it or choose another folder")
@@ -168,12 +168,12 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def unfinished_name(path: Path) -> Path:
-    """A hidden sibling that no other process has, and that :func:`remove_leftovers` recognizes."""
+    """Return a hidden sibling that no other process has, and that :func:`remove_leftovers` recognizes."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
 def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = False) -> None:
-    """Removes what killed processes left unfinished in a folder; what a process still holds stays.
+    """Remove what killed processes left unfinished in a folder; what a process still holds stays.
 
     Args:
         name: of the file or folder that was being written; all.
@@ -198,7 +198,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _give_usual_modes(folder: Path) -> None:
-    """Those that umask leaves: safetensors writes files that their owner alone may read."""
+    """Return those that umask leaves: safetensors writes files that their owner alone may read."""
     usual = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -206,7 +206,7 @@ def _give_usual_modes(folder: Path) -> None:
 
 
 def sync_content(folder: Path) -> None:
-    """Makes all files in a folder and its subfolders survive a power cut from now on."""
+    """Make all files in a folder and its subfolders survive a power cut from now on."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
@@ -217,7 +217,10 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folders
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # some network file systems sync no folders
             raise
     finally:
         os.close(descriptor)
@@ -225,7 +228,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _full_disk_named(path: Path) -> Iterator[None]:
-    """Names a full disk as Python does where a library does not.
+    """Name a full disk as Python does where a library does not.
 
     numpy reports one as "1000 requested and 10 written", without an error number or a file's name; safetensors by an
     error of its own, which ends in Rust's "(os error 28)".

@@ -73,7 +73,8 @@ def _refuse_doubles(keys: Iterable[str]) -> None:
 
 def _refuse_beyond_limits(content: Any) -> None:
     """Raise a ValueError for deep nesting, a number of too many digits, or a value that JSON does not have."""
-    depth, level = 0, [content]
+    depth = 0
+    level = [content]
     while level:
         depth += 1
         if depth > DEEPEST:
@@ -145,7 +146,11 @@ def as_kind(kind: type[T], content: Any, where: object, remedy: str) -> T:
 
     try:
         text = json.dumps(content)
-    except (TypeError, ValueError, RecursionError) as error:  # of a checkpoint, whose containers may hold anything
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # of a checkpoint, whose containers may hold anything
         raise UserError(f"{where}: holds more than JSON can ({error}); {remedy}") from None
     try:
         return _adapter(kind).validate_json(text, strict=True)

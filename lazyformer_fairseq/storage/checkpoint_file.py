@@ -38,7 +38,8 @@ _NO_COMMENT = struct.pack("<H", 0)  # the end of an archive: the length of its c
 _COMMENT_FOLLOWS = struct.pack("<H", len(_LABEL) + 64)
 _ENDING = re.compile(re.escape(_COMMENT_FOLLOWS + _LABEL) + rb"([0-9a-f]{64})")
 _ENDING_SIZE = len(_COMMENT_FOLLOWS + _LABEL) + 64
-_ARCHIVE, _ARCHIVE_END = b"PK", b"PK\x05\x06"
+_ARCHIVE = b"PK"
+_ARCHIVE_END = b"PK\x05\x06"
 _PICKLE = b"\x80"  # how files from before torch 1.6 begin
 
 
@@ -65,7 +66,10 @@ def save(state: Any, path: Union[str, Path]) -> None:
 
 
 def on_cpu(state: Any) -> Any:
-    """All its tensors, as fairseq saves them: none in half precision. What is tied stays so, and is written once."""
+    """Return a state with its tensors on the CPU, none in half precision, as fairseq saves them.
+
+    Tied tensors stay tied, and are written once.
+    """
     moved: dict[tuple, Tensor] = {}
 
     def move(each: Tensor) -> Tensor:
@@ -83,7 +87,9 @@ class _HashedFile:
     error = None
 
     def __init__(self, file: BinaryIO):
-        self.file, self.sha256, self.flush = file, hashlib.sha256(), file.flush
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self.flush = file.flush
 
     def write(self, data) -> int:
         self.sha256.update(data)
@@ -95,7 +101,7 @@ class _HashedFile:
 
 
 def check(path: Union[str, Path]) -> None:
-    """Reads the whole file to see whether it is as it was written.
+    """Read the whole file to see whether it is as it was written.
 
     Raises:
         DamagedCheckpointError: it is not, or it would take more memory than its size says.
@@ -113,7 +119,8 @@ def check(path: Union[str, Path]) -> None:
             damage = "its checksum does not fit its content"
         elif ending[-22:-18] == _ARCHIVE_END and ending.endswith(_NO_COMMENT):
             _refuse_unpacking(path, file, size)
-            intact, damage = _records_are_intact(file), "a record's CRC-32 does not fit its content"
+            intact = _records_are_intact(file)
+            damage = "a record's CRC-32 does not fit its content"
         else:
             intact = start.startswith(_PICKLE)
             damage = "its end is missing" if start == _ARCHIVE else "torch.save wrote no such file" if size else "empty"
@@ -140,7 +147,7 @@ def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None
 
 
 def _sha256(file: BinaryIO, size: int) -> str:
-    """The hash of the file as torch.save wrote it: its first `size` bytes, without the comment."""
+    """Return the hash of the file as torch.save wrote it: its first `size` bytes, without the comment."""
     file.seek(0)
     digest = hashlib.sha256()
     while size and (piece := file.read(min(size, PIECE))):
@@ -160,7 +167,7 @@ def _records_are_intact(file: BinaryIO) -> bool:
 
 
 def load(path: Union[str, Path]) -> Any:
-    """What was saved, tensors on the CPU; checked before, and read without running what it holds.
+    """Return what was saved, tensors on the CPU; checked before, and read without running what it holds.
 
     Raises:
         UserError: it is missing, damaged, or refused for what it holds.
@@ -179,7 +186,7 @@ class Contents(NamedTuple):
 
 
 def look_into(path: Union[str, Path]) -> Contents:
-    """Checks a whole file; its tensors stay on disk. Trusts safetensors, which have no checksum.
+    """Check a whole file; its tensors stay on disk. Trusts safetensors, which have no checksum.
 
     Raises:
         DamagedCheckpointError: it is truncated, damaged, or no checkpoint.
@@ -222,7 +229,7 @@ def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
 
 @contextmanager
 def named_errors(path: Union[str, Path]) -> Iterator[None]:
-    """Turns what torch and fairseq raise for an unreadable file into an error that names the file."""
+    """Turn what torch and fairseq raise for an unreadable file into an error that names the file."""
     try:
         yield
     except UserError:
@@ -253,12 +260,15 @@ def first_line(error: BaseException) -> str:
 
 
 def without_code() -> AbstractContextManager[None]:
-    """Lets torch's safe unpickler read what fairseq puts into checkpoints (tensors, containers, options), no more."""
+    """Let torch's safe unpickler read what fairseq puts into checkpoints (tensors, containers, options), no more."""
     return torch.serialization.safe_globals([argparse.Namespace])
 
 
 def forbid_unsafe_loads(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
-    """Removes from it, for children too, what makes ``torch.load`` run code from a file."""
+    """Remove from it, for children too, what makes ``torch.load`` run code from a file."""
     if environment.pop(UNSAFE_LOADS, None):
-        logger.warning("%s is set, and taken back: a checkpoint could run code by it, and none needs it", UNSAFE_LOADS)
+        logger.warning(
+            "%s is set, and taken back: a checkpoint could run code by it, and none needs it",
+            UNSAFE_LOADS,
+        )
     return environment

@@ -23,9 +23,19 @@ from lazyformer_fairseq.storage.atomic import atomic_file
 
 # As in fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
 MAGIC = b"MMIDIDX\x00\x00"
-_KINDS = (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.double, np.uint16, np.uint32, np.uint64)
+_KINDS = (
+    np.uint8,
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.float64,
+    np.double,
+    np.uint16,
+    np.uint32,
+    np.uint64,
+)
 TYPES = dict(enumerate(_KINDS, 1))
-OLDER = (b"TNTIDX\x00\x00", b"HUFFIDX\x00")  # how the indexes of fairseq's other formats begin
 HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
 BYTES_OF_ITEM = 4 + 8
 WRITE_AGAIN = "copy or binarise both files again"
@@ -33,12 +43,15 @@ Prefix = Union[str, Path]
 Dtype = Union[type, np.dtype]
 How = Literal["quick", "full"]
 SAMPLES = 64  # places, the first and the last item among them
-ITEMS_AT_ONCE, IDS_AT_ONCE = 1 << 16, 1 << 22  # read in one go by "full"
-ITEMS_OF_SAMPLE, IDS_OF_SAMPLE = 256, 1 << 16
+# read in one go by "full"
+ITEMS_AT_ONCE = 1 << 16
+IDS_AT_ONCE = 1 << 22
+ITEMS_OF_SAMPLE = 256
+IDS_OF_SAMPLE = 1 << 16
 
 
 def type_of_ids(symbols: int) -> type:
-    """The type in which fairseq stores ids of a dictionary of so many symbols: the first that holds them."""
+    """Return the type in which fairseq stores ids of a dictionary of so many symbols: the first that holds them."""
     return np.uint16 if symbols < 65_500 else np.uint32
 
 
@@ -58,12 +71,13 @@ class Index:
 
 
 def read_index(prefix: Prefix) -> Index:
-    """Reads the header of ``PREFIX.idx`` and maps the rest; there may be no item.
+    """Read the header of ``PREFIX.idx`` and maps the rest; there may be no item.
 
     Raises:
         UserError: one of the two files is missing; the index is not one, or not whole.
     """
-    path, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    path = Path(f"{prefix}.idx")
+    data = Path(f"{prefix}.bin")
     for file, other in ((data, path), (path, data)):
         if not file.is_file():
             beside = f", though {other.name} is there" if other.is_file() else ""
@@ -84,15 +98,6 @@ def read_index(prefix: Prefix) -> Index:
     sizes = np.memmap(path, np.int32, "r", HEADER.size, (items,))
     pointers = np.memmap(path, np.int64, "r", HEADER.size + sizes.nbytes, (items,))
     return Index(path, dtype, sizes, pointers)
-
-
-def is_older_format(prefix: Prefix) -> bool:
-    """Whether a dataset is in another of fairseq's formats, which it alone reads: text, ``cached``, ``huffman``."""
-    index = Path(f"{prefix}.idx")
-    if Path(prefix).is_file() or not index.is_file():
-        return Path(prefix).is_file() or Path(f"{prefix}.fasta").is_file()
-    with index.open("rb") as stream:
-        return stream.read(len(MAGIC))[:8] in OLDER
 
 
 class MappedItems(Sequence):
@@ -124,7 +129,7 @@ class MappedItems(Sequence):
         return self.read(item, item)
 
     def read(self, first: int, last: int) -> np.ndarray:
-        """The ids of items `first` to `last`, both included, one item after the other, as they lie in the file."""
+        """Return the ids of items `first` to `last`, both included, item after item, as they lie in the file."""
         start = int(self._index.pointers[first]) // self._index.dtype.itemsize
         return np.asarray(self.ids[start : start + int(self.sizes[first : last + 1].sum())])
 
@@ -133,7 +138,7 @@ class MappedItems(Sequence):
 
 
 def read_items(items, first: int, last: int) -> np.ndarray:
-    """The ids of items `first` to `last` of a dataset of any format, both included, one item after the other.
+    """Return the ids of items `first` to `last` of a dataset of any format, both included, one item after the other.
 
     Reading item by item, as other formats than fairseq's own need, takes longer than everything else done to a block.
     """
@@ -143,9 +148,12 @@ def read_items(items, first: int, last: int) -> np.ndarray:
 
 
 def write_items(
-    prefix: Prefix, dtype: Dtype, blocks: Iterable[tuple[np.ndarray, np.ndarray]], durable: bool = True
+    prefix: Prefix,
+    dtype: Dtype,
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]],
+    durable: bool = True,
 ) -> None:
-    """Writes ``PREFIX.bin`` and ``PREFIX.idx``, each whole or not at all.
+    """Write ``PREFIX.bin`` and ``PREFIX.idx``, each whole or not at all.
 
     Args:
         dtype: numpy's type of the ids in the file.
@@ -153,7 +161,10 @@ def write_items(
         durable: see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`.
     """
     all_sizes = []
-    with atomic_file(f"{prefix}.idx", durable) as index, atomic_file(f"{prefix}.bin", durable) as data:
+    with (
+        atomic_file(f"{prefix}.idx", durable) as index,
+        atomic_file(f"{prefix}.bin", durable) as data,
+    ):
         for ids, sizes in blocks:
             ids.astype(dtype, copy=False).tofile(data)
             all_sizes.append(sizes)
@@ -161,7 +172,7 @@ def write_items(
 
 
 def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
-    """Writes ``target.bin`` and ``target.idx``, each whole or not at all: the same bytes as one dataset written whole.
+    """Write ``target.bin`` and ``target.idx``, each whole or not at all: the same bytes as one dataset written whole.
 
     Args:
         parts: prefixes of at least one dataset; the items come in their order.
@@ -186,7 +197,7 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
 
 
 def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]], dtype: Dtype) -> None:
-    """Writes an index as fairseq does.
+    """Write an index as fairseq does.
 
     Args:
         read_sizes: gives the sizes of the items, in arrays of any lengths; called three times.
@@ -205,9 +216,14 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
 
 
 def check_items(
-    prefix: Prefix, vocab_size: Optional[int], eos: Optional[int], how: How = "quick", part: int = 0, parts: int = 1
+    prefix: Prefix,
+    vocab_size: Optional[int],
+    eos: Optional[int],
+    how: How = "quick",
+    part: int = 0,
+    parts: int = 1,
 ) -> int:
-    """Checks that a dataset is whole, and that its ids are those of a dictionary.
+    """Check that a dataset is whole, and that its ids are those of a dictionary.
 
     Args:
         prefix: path without ``.bin`` and ``.idx``.
@@ -225,7 +241,8 @@ def check_items(
     index = read_index(prefix)
     if not len(index.sizes):
         raise UserError(f"{index.path}: an empty shard, it has no item; leave it out of --data, or binarise it again")
-    data, largest = Path(f"{prefix}.bin"), np.iinfo(index.dtype).max
+    data = Path(f"{prefix}.bin")
+    largest = np.iinfo(index.dtype).max
     vocab_size = largest + 1 if vocab_size is None else vocab_size
     if index.pointers[0] != 0:
         raise UserError(f"{index.path}: damaged: its first item starts at byte {index.pointers[0]:,}; {WRITE_AGAIN}")
@@ -234,7 +251,8 @@ def check_items(
             f"{index.path}: its ids are {index.dtype}, at most {largest:,}, but dict.txt has {vocab_size:,} symbols: "
             "one of the two is of another corpus; take both from the same folder"
         )
-    found, expected = data.stat().st_size, index.bytes
+    found = data.stat().st_size
+    expected = index.bytes
     if found != expected:
         raise UserError(
             f"{data}: {'truncated' if found < expected else 'too long'}: {found:,} bytes, {expected:,} by "
@@ -257,11 +275,14 @@ def _samples(index: Index) -> Iterator[tuple[int, int]]:
 
 
 def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]]:
-    items, end, number = len(index.sizes), 0, 0
+    items = len(index.sizes)
+    end = 0
+    number = 0
     name = f"checking {index.path.parent.name}/{index.path.stem}"
     with Progress(total=items, desc=name, unit="item", unit_scale=True, disable=bool(part)) as bar:
         while end < items:
-            start, end = end, _end_of_piece(index, end, ITEMS_AT_ONCE, IDS_AT_ONCE)
+            start = end
+            end = _end_of_piece(index, end, ITEMS_AT_ONCE, IDS_AT_ONCE)
             if number % parts == part:
                 yield start, end
             bar.update(end - start)
@@ -269,23 +290,35 @@ def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]
 
 
 def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> int:
-    """Takes at least one item, however long."""
+    """Take at least one item, however long."""
     sizes = index.sizes[start : start + most_items]
     return start + max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_ids)))
 
 
 def _check_piece(
-    index: Index, data: Path, ids: np.ndarray, first: int, last: int, vocab_size: int, eos: Optional[int]
+    index: Index,
+    data: Path,
+    ids: np.ndarray,
+    first: int,
+    last: int,
+    vocab_size: int,
+    eos: Optional[int],
 ) -> None:
-    """Checks items [first, last), and that the item after them starts where they end."""
+    """Check items [first, last), and that the item after them starts where they end."""
     sizes = index.sizes[first:last].astype(np.int64)
     if (sizes < 1).any():
         item = first + int(np.argmax(sizes < 1))
         raise UserError(f"{index.path}: item {item:,} has {index.sizes[item]} ids: damaged; {WRITE_AGAIN}")
-    start, width = int(index.pointers[first]) // index.dtype.itemsize, index.dtype.itemsize
+    start = int(index.pointers[first]) // index.dtype.itemsize
+    width = index.dtype.itemsize
     ends = start + np.cumsum(sizes)
     after = index.pointers[first + 1 : last + 1]
-    wrong = np.concatenate([index.pointers[first:last] != (ends - sizes) * width, after != ends[: len(after)] * width])
+    wrong = np.concatenate(
+        [
+            index.pointers[first:last] != (ends - sizes) * width,
+            after != ends[: len(after)] * width,
+        ]
+    )
     if wrong.any() or start < 0 or ends[-1] > len(ids):
         item = first + int(np.argmax(wrong)) % len(sizes)
         raise UserError(f"{index.path}: damaged at item {item:,}: items do not follow each other; {WRITE_AGAIN}")

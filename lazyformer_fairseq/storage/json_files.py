@@ -22,14 +22,14 @@ AGAIN = "remove it and run the same command again"
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
-    """Writes a JSON object in UTF-8, whole; see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`."""
+    """Write a JSON object in UTF-8, whole; see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with atomic_file(path, durable) as file:
         file.write(text.encode(errors="backslashreplace"))  # half a surrogate, from a file's name, say, as JSON has it
 
 
 def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
-    """Raises a UserError, which ends in the remedy, for what is no JSON object, or beyond the limits of `checked`."""
+    """Raise a UserError, which ends in the remedy, for what is no JSON object, or beyond the limits of `checked`."""
     try:
         content = checked.parse_json(checked.read_limited(path, checked.LARGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
@@ -40,7 +40,7 @@ def read_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
 
 
 def read_as(kind: type[T], path: Path, remedy: str = AGAIN) -> T:
-    """Reads a JSON object as an instance of a dataclass, or as another type that pydantic knows.
+    """Read a JSON object as an instance of a dataclass, or as another type that pydantic knows.
 
     Raises:
         UserError: the file is no JSON object, or a field is missing or of another type; ends in the remedy.
@@ -52,12 +52,12 @@ CHECKSUM = "sha256"  # the key of a checked file that holds the hash of all the 
 
 
 def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON object with a checksum, so that no damage to a number passes for a result."""
+    """Write a JSON object with a checksum, so that no damage to a number passes for a result."""
     write_json(path, {**content, CHECKSUM: _checksum(content)})
 
 
 def read_checked_json(path: Path, remedy: str = AGAIN) -> dict[str, Any]:
-    """Reads what :func:`write_checked_json` wrote.
+    """Read what :func:`write_checked_json` wrote.
 
     Args:
         path: of the file.
@@ -90,7 +90,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def read_text(path: Path, remedy: str) -> str:
-    """Raises a UserError, which ends in the remedy, where the file cannot be read or is no text in UTF-8."""
+    """Raise a UserError, which ends in the remedy, where the file cannot be read or is no text in UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -100,7 +100,7 @@ def read_text(path: Path, remedy: str) -> str:
 
 
 def refuse_other_version(path: Path, content: Mapping[str, Any], known: int, remedy: str = "") -> None:
-    """Raises a UserError where what a file holds has another format version than the one that is known."""
+    """Raise a UserError where what a file holds has another format version than the one that is known."""
     if (version := content.get("format_version")) != known:
         raise UserError(f"{path}: format version {version!r}, but this program reads {known}{remedy}")
 
@@ -109,12 +109,16 @@ VARIABLE = "LAZYFORMER_CACHE"  # another folder, where the home is not to be wri
 
 
 def cache_file(name: str) -> Path:
-    """Where a file of that name is kept, whether it is there or not."""
+    """Return where a file of that name is kept, whether it is there or not."""
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("lazyformer_fairseq")) / name
 
 
 def remembered(
-    name: str, machine: str, key: str, measure: Callable[[], T], is_valid: Callable[[Any], bool] = lambda value: True
+    name: str,
+    machine: str,
+    key: str,
+    measure: Callable[[], T],
+    is_valid: Callable[[Any], bool] = lambda value: True,
 ) -> T:
     """Return what an earlier process measured; else what `measure` returns, a value of JSON, kept for later ones.
 

@@ -22,7 +22,7 @@ _locks: dict[tuple[Path, int], TextIO] = {}  # by file and process
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Makes the folder, and keeps other processes out of it until the block or the process ends, however it ends.
+    """Make the folder, and keeps other processes out of it until the block or the process ends, however it ends.
 
     Removes what killed processes left unfinished in it. A hidden file in it names the process at work.
 
@@ -67,7 +67,11 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
                 "another folder"
             ) from None
     except OSError as error:
-        logger.warning("%s: its file system knows no locks (%s); start one run there at a time", folder, error)
+        logger.warning(
+            "%s: its file system knows no locks (%s); start one run there at a time",
+            folder,
+            error,
+        )
     file.truncate(0)
     file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
     file.flush()
@@ -76,7 +80,7 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Waits until no other process holds the file; holds it until the block or the process ends, however it ends."""
+    """Wait until no other process holds the file; holds it until the block or the process ends, however it ends."""
     descriptor = acquire_file_lock(path)
     try:
         yield
@@ -92,9 +96,13 @@ def acquire_file_lock(path: Path, shared: bool = False) -> int:
 
 
 def keep_settings(
-    file: Path, settings: Mapping[str, Any], of_what: str, begun: bool, made_by_them: Iterable[Path] = ()
+    file: Path,
+    settings: Mapping[str, Any],
+    of_what: str,
+    begun: bool,
+    made_by_them: Iterable[Path] = (),
 ) -> None:
-    """Keeps in a file the settings of everything in its folder; they may change until work has begun.
+    """Keep in a file the settings of everything in its folder; they may change until work has begun.
 
     Args:
         of_what: "a search", say.
@@ -117,7 +125,7 @@ def keep_settings(
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """The differences of two settings, in words; empty where there are none."""
+    """Return the differences of two settings, in words; empty where there are none."""
     return "; ".join(
         f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
         for name in sorted({*there, *here})

@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,9 @@ from torch.utils.data import DataLoader
 from lazyformer_fairseq import open_masked_text
 from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
-from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.hub import model_of
 from lazyformer_fairseq.modules.networks.options import options_of_arch
-from lazyformer_fairseq.storage.indexed_format import MappedItems, is_older_format
 
 OPTIONS = {
     "plain": {"tokens_per_sample": 24},
@@ -131,40 +128,6 @@ def test_permuted_text_is_the_text_whose_last_words_are_asked_for(three_shards):
     assert (blocks[0]["positions"].numpy()[: len(before)] == before).all()
     blocks.set_epoch(2)
     assert (blocks[0]["positions"].numpy()[: len(before)] != before).any()
-
-
-@pytest.mark.parametrize("kind", ["cached", "mmap", "raw", "none"])
-def test_formats_that_fairseq_alone_reads_are_told_apart_and_read_where_it_is(kind, three_shards, tmp_path):
-    from fairseq.data import indexed_dataset
-
-    from lazyformer_fairseq.fairseq_plugin.tasks import full_sentences_masked_lm as tasks
-
-    items, data = MappedItems(three_shards / "shard0" / "train"), tmp_path / "data"
-    data.mkdir()
-    shutil.copy(three_shards / "shard0" / "dict.txt", data)
-    symbols = load_dictionary(data / "dict.txt").symbols
-    if kind == "raw":
-        (data / "train").write_text("".join(" ".join(symbols[id] for id in item[:-1]) + "\n" for item in items))
-    elif kind != "none":
-        builder = indexed_dataset.make_builder(f"{data}/train.bin", kind, len(symbols))
-        for item in items:
-            builder.add_item(torch.from_numpy(item.astype(int)))
-        builder.finalize(f"{data}/train.idx")
-    is_older = indexed_dataset.infer_dataset_impl(f"{data}/train") not in ("mmap", None)
-    assert is_older_format(data / "train") == is_older == (kind in ("cached", "raw"))
-    config = tasks.FullSentencesMaskedLMConfig(data=str(data), no_save=True, tokens_per_sample=24, seed=1)
-    task, text = tasks.FullSentencesMaskedLMTask.setup_task(config), open_masked_text(data, tokens_per_sample=24)
-    if kind == "none":
-        with pytest.raises(UserError, match="train.bin: no such file"):
-            task.load_dataset("train")
-        return
-    if is_older:
-        with pytest.raises(UserError, match="train: is in an older format, which fairseq-train alone reads"):
-            text.split("train")
-    if kind == "cached":  # which fairseq reads by prefetching alone, and no task of ours does
-        return
-    task.load_dataset("train")
-    assert_equal_state(task.dataset("train")[3], open_masked_text(three_shards, tokens_per_sample=24).split("train")[3])
 
 
 def test_short_blocks_come_first_with_the_tokens_and_targets_of_whole_ones(three_shards):

@@ -27,7 +27,8 @@ CHUNK = 1 << 10
 MOST_AT_ONCE = 1 << 16
 # Text shrinks to a third, a table to a thirtieth, a bomb to a millionth. Below the second number any file may do as it
 # likes. The whole may be one document, of which reading makes some ten copies.
-MOST_TIMES, BEYOND_BYTES = 50, 1 << 24
+MOST_TIMES = 50
+BEYOND_BYTES = 1 << 24
 MOST_WINDOW = 1 << 27  # bytes that a zst file may have its reader keep; what `zstd` reads without --long
 BZ2_STREAM = b"1AY&SY"  # after `BZh` and a digit: the first block of a bz2 stream
 BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # the same place in a stream of nothing
@@ -53,7 +54,7 @@ def compression(path: Union[str, Path]) -> Optional[str]:
 
 
 def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int] = None) -> io.BufferedReader:
-    """The bytes of the streams of a compressed file that begin in ``[start, end)`` of it.
+    """Return the bytes of the streams of a compressed file that begin in ``[start, end)`` of it.
 
     Ignores ``end`` for a file that is not compressed: whoever reads lines goes beyond it to finish a document.
     """
@@ -71,8 +72,11 @@ class _Decompressed(io.RawIOBase):
     """
 
     def __init__(self, file: BinaryIO, path: str, kind: str, start: int, end: Optional[int]):
-        self._file, self._path, self._kind = file, path, kind
-        self._start, self._end = start, end
+        self._file = file
+        self._path = path
+        self._kind = kind
+        self._start = start
+        self._end = end
         self._at = start  # of the next compressed byte to hand to the decompressor
         self._chunk = b""
         self._stream: Any = None  # None between two streams
@@ -111,7 +115,7 @@ class _Decompressed(io.RawIOBase):
         return count
 
     def _holds_input(self) -> bool:
-        """Whether the decompressor has more output for the input it was given; only bz2's ever has."""
+        """Return whether the decompressor has more output for the input it was given; only bz2's ever has."""
         return not getattr(self._stream, "needs_input", True)
 
     def _decompress(self) -> bytes:
@@ -203,16 +207,19 @@ class Format:
 
 
 def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block]:
-    """Blocks of a piece in order; memory is bounded by the longest one.
+    """Return blocks of a piece in order; memory is bounded by the longest one.
 
     Raises:
         BadInput: compressed data is damaged or truncated.
     """
     is_plain = compression(piece.path) is None
     end = piece.end if is_plain else None
-    offset, number, after_blank = 0, 1, True
+    offset = 0
+    number = 1
+    after_blank = True
     lines: Optional[list[bytes]] = None if piece.start else []  # None: the first lines belong to an earlier range
-    first, is_preamble = (0, 1), True
+    first = (0, 1)
+    is_preamble = True
     with open_decompressed(piece.path, piece.start, piece.end) as file:
         if is_plain and piece.start:
             offset, after_blank = _move_to_line(file, piece)
@@ -227,7 +234,9 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
             if starts:
                 if lines:
                     yield Block(*first, b"".join(lines), is_preamble)
-                lines, first, is_preamble = [], (offset, number), False
+                lines = []
+                first = (offset, number)
+                is_preamble = False
             if lines is not None:
                 lines.append(line)
             after_blank = not line or line.isspace()
@@ -238,7 +247,7 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
 
 
 def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
-    """Reads on to the first line that begins in the range: (its offset, is the line before it blank?)."""
+    """Read on to the first line that begins in the range: (its offset, is the line before it blank?)."""
     with open(piece.path, "rb") as before:
         before.seek(piece.start - 1)
         offset = piece.start if before.read(1) == b"\n" else piece.start + len(file.readline())
@@ -246,7 +255,7 @@ def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
 
 
 def _is_blank_before(file: BinaryIO, offset: int) -> bool:
-    """Whether nothing but space stands between ``offset`` and the start of its line."""
+    """Return whether nothing but space stands between ``offset`` and the start of its line."""
     while offset > 0:
         start = max(0, offset - 4096)
         file.seek(start)
@@ -293,5 +302,5 @@ def place(piece: Piece, line: int) -> str:
 
 
 def bytes_of(unit: Sequence[Piece]) -> int:
-    """Bytes on disk of a unit."""
+    """Return bytes on disk of a unit."""
     return sum((os.path.getsize(p.path) if p.end is None else p.end) - p.start for p in unit)

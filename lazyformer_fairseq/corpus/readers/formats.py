@@ -40,7 +40,7 @@ TITLE_OF_PAGE = re.compile(r"<title>([^<\n]{1,200})</title>")
 
 
 def is_dump(content: bytes, file: Path) -> bool:
-    """Whether MediaWiki wrote this; a UserError for other XML and HTML."""
+    """Return whether MediaWiki wrote this; a UserError for other XML and HTML."""
     if b"<mediawiki" in content[:1000] or content.startswith(b"<page>"):
         return True
     if re.match(rb"<\?xml|<!DOCTYPE|<html", content, re.I):
@@ -102,7 +102,7 @@ END_OF_DOC = re.compile(r"^</doc>\s*", re.MULTILINE)
 
 
 def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """The paragraphs of ``<doc id=... title="...">``, title, paragraphs, ``</doc>``, without the title."""
+    """Return the paragraphs of ``<doc id=... title="...">``, title, paragraphs, ``</doc>``, without the title."""
     text = files.decode(block.content, watch)
     outside = "text outside of <doc ...> and </doc>"
     if block.is_preamble:
@@ -123,14 +123,14 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
 
 
 def is_json_lines(content: bytes, file: Path) -> bool:
-    """Whether the first line is an object; a UserError for one list of them."""
+    """Return whether the first line is an object; a UserError for one list of them."""
     if re.match(rb"\[\s*\{", content) and ".json" in file.name:
         raise UserError(f"{file}: is one JSON list; write one object a line (`jq -c '.[]'`)")
     return re.match(rb'\{\s*"', content) is not None
 
 
 def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """The paragraphs of one line's object."""
+    """Return the paragraphs of one line's object."""
     if block.is_preamble:  # blank lines
         return
     try:
@@ -141,7 +141,8 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
     if not isinstance(record, dict):
         yield files.BadInput(f"{files.place(piece, block.line)}: a line must be a JSON object, {{...}}")
         return
-    text, title = record.get("text"), record.get("title")
+    text = record.get("text")
+    title = record.get("title")
     if not isinstance(text, str):
         fields = ", ".join(sorted(record)) or "none"
         yield files.BadInput(
@@ -158,7 +159,7 @@ JOINT = re.compile(r" @([-,.])@ ")
 
 
 def parse_article(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """The paragraphs below one title of WikiText, without headings.
+    """Return the paragraphs below one title of WikiText, without headings.
 
     Its tokenizer's ``state @-@ run`` and ``1 @,@ 000`` are mended.
     """
@@ -169,7 +170,7 @@ def parse_article(block: files.Block, piece: files.Piece, watch: files.Watch) ->
 
 
 def parse_paragraph(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """The lines between blank ones, joined."""
+    """Return the lines between blank ones, joined."""
     text = join_hard_wrapped(files.decode(block.content, watch))
     if text or not block.is_preamble:
         yield text, {}
@@ -188,13 +189,14 @@ def join_hard_wrapped(text: str) -> str:
 # Until about 2004 the header ended with "The Small Print".
 GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG\b.*|\*END\*? ?THE SMALL PRINT.*")
 GUTENBERG_END = re.compile(
-    r"^(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG\b|End of (?:the |this )?Project Gutenberg\b)", re.MULTILINE
+    r"^(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG\b|End of (?:the |this )?Project Gutenberg\b)",
+    re.MULTILINE,
 )
 GUTENBERG_CREDITS = re.compile(r"\A(?:(?:Produced|E-?text prepared|Transcribed|Prepared) by .*\n)", re.I)
 
 
 def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """The whole file, one paragraph a line, without Gutenberg's notices.
+    """Return the whole file, one paragraph a line, without Gutenberg's notices.
 
     Raises:
         BadInput: compressed data is damaged; what came before it was yielded.
@@ -221,7 +223,7 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
 
 
 def is_gutenberg(content: bytes, file: Path) -> bool:
-    """Whether Project Gutenberg's header is there."""
+    """Return whether Project Gutenberg's header is there."""
     return GUTENBERG_START.search(content.decode(errors="replace")) is not None
 
 
@@ -288,7 +290,7 @@ def read_piece(
     watch: Optional[files.Watch] = None,
     skip: Optional[Callable[[files.BadInput], None]] = None,
 ) -> Iterator[RawDocument]:
-    """Documents in the order of the file; memory is bounded by the longest one.
+    """Return documents in the order of the file; memory is bounded by the longest one.
 
     Args:
         piece: of a file.
@@ -320,7 +322,7 @@ def read_piece(
 
 
 def _parsed(piece: files.Piece, reader: files.Format, watch: files.Watch) -> Iterator[tuple[int, files.Parsed]]:
-    """The offset of each block, and what is in it; a file that is one document is a block."""
+    """Return the offset of each block, and what is in it; a file that is one document is a block."""
     if reader.read_whole:
         yield 0, reader.read_whole(piece, watch)
     else:

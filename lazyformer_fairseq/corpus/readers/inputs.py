@@ -68,7 +68,9 @@ class InputFile:
 
 
 def find_inputs(
-    specs: Sequence[str], bad_input: Literal["stop", "skip"] = "stop", left_out: Optional[list[str]] = None
+    specs: Sequence[str],
+    bad_input: Literal["stop", "skip"] = "stop",
+    left_out: Optional[list[str]] = None,
 ) -> list[InputFile]:
     """Input files in the order of ``specs``, those of a folder by name; of duplicates the first stays.
 
@@ -110,11 +112,13 @@ def parse_spec(spec: str) -> tuple[Optional[str], Path]:
     """Format, None where it must be guessed, and path. Raises a UserError for an unknown format or a missing path."""
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in FORMATS:
-        wanted_format, path = prefix, Path(rest)
+        wanted_format = prefix
+        path = Path(rest)
     elif colon and prefix.isalpha() and not Path(spec).exists():
         raise UserError(f"{spec}: unknown format {prefix!r}; choose from {', '.join(FORMATS)}")
     else:
-        wanted_format, path = None, Path(spec)
+        wanted_format = None
+        path = Path(spec)
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +131,7 @@ def parse_spec(spec: str) -> tuple[Optional[str], Path]:
 
 
 def _text_files(folder: Path, bad_input: str, left_out: list[str]) -> list[Path]:
-    """The files of a folder whose names are those of texts, in order."""
+    """Return the files of a folder whose names are those of texts, in order."""
     found = []
     for file in sorted(_files_below(folder, bad_input, left_out)):
         if ABOUT_THE_FILES.match(file.name) or not KNOWN_NAME.fullmatch(file.name):
@@ -143,13 +147,17 @@ def _text_files(folder: Path, bad_input: str, left_out: list[str]) -> list[Path]
 
 
 def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Path]:
-    """All files but hidden ones, each folder's once, however many links lead there; names what it cannot follow."""
+    """Yield all files but hidden ones, each folder's once, however many links lead there.
+
+    What cannot be followed is added to `left_out`.
+    """
     seen: dict[tuple[int, int], Path] = {}
     waiting = deque([top])
     while waiting:
         folder = waiting.popleft()
         try:
-            status, names = folder.stat(), os.listdir(folder)
+            status = folder.stat()
+            names = os.listdir(folder)
         except OSError as error:
             problem = f"{folder}: this folder cannot be read ({error.strerror})"
             if bad_input == "stop":
@@ -172,7 +180,7 @@ def _files_below(top: Path, bad_input: str, left_out: list[str]) -> Iterator[Pat
 
 
 def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
-    """The file with its format: the wanted one, or what it looks like."""
+    """Return the file with its format: the wanted one, or what it looks like."""
     try:
         with open_decompressed(file) as stream:
             head = stream.read(HEAD_BYTES)
@@ -213,7 +221,7 @@ def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece,
 
 
 def must_be_cut(file: InputFile, unit_bytes: int) -> bool:
-    """Whether the file is larger than a unit, holds many documents, but can only be read from its start."""
+    """Return whether the file is larger than a unit, holds many documents, but can only be read from its start."""
     return (
         file.size > unit_bytes
         and file.format != "book"
@@ -222,8 +230,13 @@ def must_be_cut(file: InputFile, unit_bytes: int) -> bool:
     )
 
 
-def cut_file(file: InputFile, folder: Path, part_bytes: int, bad_input: Literal["stop", "skip"] = "stop") -> list[Path]:
-    """Writes a file that :func:`must_be_cut` as parts of some ``part_bytes`` decompressed bytes, cut between documents.
+def cut_file(
+    file: InputFile,
+    folder: Path,
+    part_bytes: int,
+    bad_input: Literal["stop", "skip"] = "stop",
+) -> list[Path]:
+    """Write a file that :func:`must_be_cut` as parts of some ``part_bytes`` decompressed bytes, cut between documents.
 
     They are read as the same format, and are called ``part-NUMBER.LINE.zst`` with the number of their first line.
     ``folder`` is made whole or not at all; if it is there it is not made again.
@@ -245,7 +258,9 @@ def cut_file(file: InputFile, folder: Path, part_bytes: int, bad_input: Literal[
 
 def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
     starts_document = FORMATS[file.format].starts_document
-    part, left, number = None, 0, 0
+    part = None
+    left = 0
+    number = 0
     try:
         for block in read_blocks(Piece(file.path, file.format), starts_document):
             if left <= 0:
@@ -253,7 +268,8 @@ def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
                     part.close()
                 path = folder / f"part-{number:05}.{block.line}.zst"
                 part = zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1))
-                left, number = part_bytes, number + 1
+                left = part_bytes
+                number = number + 1
             part.write(block.content)
             left -= len(block.content)
     finally:
@@ -276,7 +292,7 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
 
 
 def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
-    """Offsets, some ``unit_bytes`` apart, at which a dump in many bz2 streams has one that begins with a page.
+    """Return offsets, some ``unit_bytes`` apart, at which a dump in many bz2 streams has one that begins with a page.
 
     Wikipedia's ``multistream`` dumps have this form: first a stream for the head, then one for every 100 pages.
     """
@@ -300,8 +316,9 @@ def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
 
 
 def _magic_numbers(dump: BinaryIO) -> Iterator[int]:
-    """Offsets from the present place on at which a bz2 stream seems to start."""
-    offset, buffer = dump.tell(), b""
+    """Return offsets from the present place on at which a bz2 stream seems to start."""
+    offset = dump.tell()
+    buffer = b""
     while chunk := dump.read(1 << 20):
         buffer += chunk
         for found in re.finditer(b"BZh." + re.escape(BZ2_STREAM), buffer, re.DOTALL):

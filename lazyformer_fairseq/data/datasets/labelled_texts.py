@@ -42,7 +42,7 @@ class SizedDataset(Dataset):
         self.epoch = epoch
 
     def filter_indices_by_size(self, indices: np.ndarray, max_sizes: int) -> tuple[np.ndarray, list[int]]:
-        """All `indices`, and an empty list of those left out.
+        """Return all `indices`, and an empty list of those left out.
 
         Tasks cut their examples, so one that is too long for the model or a batch means that options do not fit
         together. fairseq would train without it, then stop at the first validation.
@@ -69,7 +69,7 @@ class SizedDataset(Dataset):
 
 
 def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np.ndarray:
-    """The order of examples by length, or by a length that a random factor changes a little.
+    """Return the order of examples by length, or by a length that a random factor changes a little.
 
     Args:
         sizes: tokens an example, (examples,).
@@ -82,7 +82,7 @@ def by_jittered_length(sizes: np.ndarray, seed: Optional[tuple[int, ...]]) -> np
 
 
 def collate_sources(samples: list[dict[str, Any]], pad: int, width: int = 0) -> dict[str, Any]:
-    """A batch of all but targets: `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right.
+    """Return a batch of all but targets: `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right.
 
     Args:
         samples: each with its `id` and `source`, ids (T,).
@@ -94,7 +94,11 @@ def collate_sources(samples: list[dict[str, Any]], pad: int, width: int = 0) -> 
     net_input = {"src_tokens": tokens, "src_lengths": lengths}
     net_input["has_padding"] = bool((lengths != tokens.size(1)).any())
     counts = {"nsentences": len(samples), "ntokens": int(lengths.sum())}
-    return {"id": torch.tensor([sample["id"] for sample in samples]), **counts, "net_input": net_input}
+    return {
+        "id": torch.tensor([sample["id"] for sample in samples]),
+        **counts,
+        "net_input": net_input,
+    }
 
 
 class LabelledTextsDataset(SizedDataset):
@@ -127,17 +131,24 @@ class LabelledTextsDataset(SizedDataset):
         self.sizes = inputs.sizes if hasattr(inputs, "sizes") else np.array([len(ids) for ids in inputs], np.int64)
         # A copy: a prepared folder's targets are mapped read-only, which torch cannot share.
         self.targets = None if targets is None else torch.tensor(targets)
-        self.pad, self.shuffle, self.seed = pad, shuffle, seed
-        self.types_after, self.marks_before, self.in_a_row = types_after, marks_before, in_a_row
+        self.pad = pad
+        self.shuffle = shuffle
+        self.seed = seed
+        self.types_after = types_after
+        self.marks_before = marks_before
+        self.in_a_row = in_a_row
 
     def __getitem__(self, index: int) -> dict:
-        example = {"id": int(index), "source": torch.from_numpy(np.asarray(self.inputs[index], dtype=np.int64))}
+        example = {
+            "id": int(index),
+            "source": torch.from_numpy(np.asarray(self.inputs[index], dtype=np.int64)),
+        }
         if self.targets is not None:
             example["target"] = self.targets[index]
         return example
 
     def collater(self, samples: list[dict]) -> dict:
-        """A batch: `id` (B,), `net_input` with `src_tokens` (B, T) padded on the right, `target` (B,) where known.
+        """Return a batch: `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right, `target` (B,) if known.
 
         For models with token types `net_input` has `token_types` (B, T) too; for those that are told which tokens all
         others see, `global_positions` (B, T).
@@ -170,7 +181,7 @@ class LabelledTextsDataset(SizedDataset):
 
 
 def first_text_of(tokens_BT: torch.Tensor, eos: int) -> torch.Tensor:
-    """True at the tokens that all others see, (B, T): the first text of a pair with its ``<s>``, else ``<s>`` alone.
+    """Return a mask (B, T) of the tokens that all others see: the first text of a pair with its ``<s>``, else ``<s>``.
 
     As Longformer marks questions, and the first token where it classifies (Beltagy et al., 2020, section 5).
     """
@@ -181,7 +192,7 @@ def first_text_of(tokens_BT: torch.Tensor, eos: int) -> torch.Tensor:
 
 
 def token_types_of(tokens_BT: torch.Tensor, eos: int, pad: int) -> torch.Tensor:
-    """Which of two texts each token is of, (B, T) in int64: 1 after the first ``</s>``, else 0; padding has type 0.
+    """Return the text of each token, int64 (B, T): 1 after the first ``</s>``, else 0; padding has type 0.
 
     So BERT was trained: ``[CLS] a [SEP]`` is of type 0, ``b [SEP]`` of type 1 (Devlin et al., 2019, figure 2).
     """

@@ -75,13 +75,17 @@ def kept_blocks(prefix: Union[str, Path], item_sizes: np.ndarray, tokens_per_sam
         with atomic_file(path, durable=False) as file:
             np.save(file, np.stack(astuple(blocks)))
     except OSError as error:
-        logger.info("%s: cannot be written (%s), so each process packs for itself", path, error.strerror)
+        logger.info(
+            "%s: cannot be written (%s), so each process packs for itself",
+            path,
+            error.strerror,
+        )
         return blocks
     return _mapped(path, len(item_sizes), tokens_per_sample) or blocks
 
 
 def _mapped(path: Path, items: int, tokens_per_sample: int) -> Optional[Blocks]:
-    """The blocks in a file; None where it is not there, or damaged."""
+    """Return the blocks in a file; None where it is not there, or damaged."""
     if not path.exists():
         return None
     try:
@@ -91,7 +95,8 @@ def _mapped(path: Path, items: int, tokens_per_sample: int) -> Optional[Blocks]:
         return None
     if rows.dtype == np.int32 and len(rows) == 5 and rows.size and rows.min() >= 0:
         blocks = Blocks(*map(np.asarray, rows))
-        first, last = blocks.first_item, blocks.last_item
+        first = blocks.first_item
+        last = blocks.last_item
         follow = (first <= last).all() and all((np.diff(each) >= 0).all() for each in (first, last))
         if follow and last[-1] < items and blocks.sizes.max() <= tokens_per_sample:
             return blocks
@@ -100,7 +105,7 @@ def _mapped(path: Path, items: int, tokens_per_sample: int) -> Optional[Blocks]:
 
 
 def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
-    """Fills blocks greedily with whole sentences.
+    """Fill blocks greedily with whole sentences.
 
     A sentence that does not fit the rest of a block starts the next. One too long for any block is cut into pieces of
     `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``; more sentences follow in the block of its last
@@ -115,7 +120,9 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
     """
     if tokens_per_sample < 3:
         raise UserError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
-    found, start, count = [np.empty((5, 0), np.int32)], 0, ITEMS_AT_ONCE
+    found = [np.empty((5, 0), np.int32)]
+    start = 0
+    count = ITEMS_AT_ONCE
     while start < len(item_sizes):
         rows = _pack(np.asarray(item_sizes[start : start + count], dtype=np.int32), tokens_per_sample)
         rows[[0, 2]] += start  # first_item, last_item
@@ -125,14 +132,15 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
             if not len(starts) or not starts[-1]:
                 count *= 2
                 continue
-            start_of_next, rows = int(rows[0, starts[-1]]), rows[:, : starts[-1]]
+            start_of_next = int(rows[0, starts[-1]])
+            rows = rows[:, : starts[-1]]
         found.append(rows)
         start = start_of_next
     return Blocks(*np.concatenate(found, axis=1))
 
 
 def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
-    """The numbers of :class:`Blocks`, in its order, (5, blocks)."""
+    """Return the numbers of :class:`Blocks`, in its order, (5, blocks)."""
     item, offset, sizes, is_cut, is_text = _cut_pieces(item_sizes, tokens_per_sample - 2)
     ends = np.cumsum(sizes, dtype=np.int64)
     first, last = _greedy_runs(ends, ends - sizes, is_text, tokens_per_sample - 1)
@@ -142,7 +150,7 @@ def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
 
 
 def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> tuple[np.ndarray, ...]:
-    """The pieces to pack: items, over-long ones cut.
+    """Return the pieces to pack: items, over-long ones cut.
 
     Returns:
         of each its item, its offset in it, its size with the ``</s>`` that is added after a cut piece, and whether it
@@ -174,7 +182,8 @@ def _greedy_runs(
     assert (stops > np.arange(len(stops))).all(), "no piece is longer than a run"
     is_boundary = np.append(~is_text, False)
     next_text = (stops + is_boundary[stops]).tolist()  # never two boundaries in a row
-    first, piece = [], int(is_boundary[0])
+    first = []
+    piece = int(is_boundary[0])
     while piece < len(next_text):
         first.append(piece)
         piece = next_text[piece]
@@ -232,7 +241,7 @@ class Masking:
     def apply(
         self, tokens: np.ndarray, seed: int, epoch: int, index: int
     ) -> tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
-        """Masks one block; the result depends on the arguments alone.
+        """Mask one block; the result depends on the arguments alone.
 
         The number of masked tokens is `probability` of the maskable ones, rounded up or down at random so that the
         expected share is exact, and at least one where any is maskable. Whole words: the last one drawn is in or out at
@@ -245,7 +254,8 @@ class Masking:
             Input ids (T,); targets (T,): the id at positions to predict, `pad_index` elsewhere; and of whole words, or
             where the share changes, from which share on each of these positions is masked, in order; else None.
         """
-        rng, shares = np.random.default_rng((seed, epoch, index)), None
+        rng = np.random.default_rng((seed, epoch, index))
+        shares = None
         maskable = np.flatnonzero(self._is_maskable[tokens])
         if self.begins_word is None and self.last is None:
             count = min(len(maskable), max(1, int(len(maskable) * self.probability + rng.random())))
@@ -267,7 +277,7 @@ class Masking:
         return masked, targets, shares
 
     def _shares(self, tokens: np.ndarray, maskable: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The least share with which each maskable place is masked: words come in random order, the first at any."""
+        """Return the least share at which each place is masked: words come in random order, the first at any share."""
         word = np.arange(len(maskable))
         if self.begins_word is not None:
             begins = self.begins_word[tokens]
@@ -281,24 +291,35 @@ class Masking:
 
 
 def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
-    """A batch of :class:`MaskedBlocksDataset` whose share changes, with as many masks as an update is to have.
+    """Return a batch of :class:`MaskedBlocksDataset` whose share changes, with as many masks as an update is to have.
 
     The larger share's masks hold the smaller one's, so that a data worker need not know which update a batch is for.
     """
-    stays, places = batch["mask_shares"] <= share, batch["masked_positions"]
-    tokens, target = batch["net_input"]["src_tokens"].clone(), batch["target"].clone()
+    stays = batch["mask_shares"] <= share
+    places = batch["masked_positions"]
+    tokens = batch["net_input"]["src_tokens"].clone()
+    target = batch["target"].clone()
     tokens.view(-1)[places[~stays]] = target.view(-1)[places[~stays]]
     target.view(-1)[places[~stays]] = pad
     net_input = {**batch["net_input"], "src_tokens": tokens}
     others = {name: value for name, value in batch.items() if name != "mask_shares"}
-    return {**others, "net_input": net_input, "target": target, "masked_positions": places[stays]}
+    return {
+        **others,
+        "net_input": net_input,
+        "target": target,
+        "masked_positions": places[stays],
+    }
 
 
-CHANGING = {"mask_shares", "to_cut"}  # a batch with one of these depends on the update that reads it
+# A batch with one of these depends on the update that reads it.
+CHANGING = {
+    "mask_shares",
+    "to_cut",
+}
 
 
 def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
-    """A batch of which each row is a piece of `length` tokens of a block; those of padding alone are left out.
+    """Return a batch of which each row is a piece of `length` tokens of a block; those of padding alone are left out.
 
     So an update has the same tokens and targets whatever the length is, in the same order.
     """
@@ -306,9 +327,18 @@ def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
     rows = [F.pad(each, (0, -each.size(1) % length), value=pad).view(-1, length) for each in whole]
     tokens, target = (each[rows[0].ne(pad).any(1)] for each in rows)
     sizes = tokens.ne(pad).sum(1)
-    net_input = {"src_tokens": tokens, "src_lengths": sizes, "has_padding": bool((sizes < length).any())}
+    net_input = {
+        "src_tokens": tokens,
+        "src_lengths": sizes,
+        "has_padding": bool((sizes < length).any()),
+    }
     places = target.flatten().ne(pad).nonzero().squeeze(1)
-    return {**batch, "net_input": batch["net_input"] | net_input, "target": target, "masked_positions": places}
+    return {
+        **batch,
+        "net_input": batch["net_input"] | net_input,
+        "target": target,
+        "masked_positions": places,
+    }
 
 
 # Batches are as wide as a multiple of this, if the blocks may be. Matrix units read whole eights, and full blocks end
@@ -354,9 +384,15 @@ class MaskedBlocksDataset(SizedDataset):
             raise UserError(f"{name}: holds no sentence; was the corpus empty?")
         if int(items[0][-1]) != eos:
             raise UserError(f"{name}: its first sentence does not end in </s>; preprocess it with the end symbol on")
-        self.items, self.item_sizes, self.tokens_per_sample = items, item_sizes, tokens_per_sample
-        self.bos, self.eos, self.masking = bos, eos, masking
-        self.seed, self.shuffle, self.name = seed, shuffle, name
+        self.items = items
+        self.item_sizes = item_sizes
+        self.tokens_per_sample = tokens_per_sample
+        self.bos = bos
+        self.eos = eos
+        self.masking = masking
+        self.seed = seed
+        self.shuffle = shuffle
+        self.name = name
 
     @property
     def most(self) -> int:
@@ -369,11 +405,15 @@ class MaskedBlocksDataset(SizedDataset):
 
     def __getitem__(self, index: int) -> dict:
         tokens, targets, shares = self.masking.apply(self.block(index), self.seed, self.epoch, index)
-        sample = {"id": index, "source": torch.from_numpy(tokens), "target": torch.from_numpy(targets)}
+        sample = {
+            "id": index,
+            "source": torch.from_numpy(tokens),
+            "target": torch.from_numpy(targets),
+        }
         return sample if self.masking.last is None else {**sample, "mask_shares": torch.from_numpy(shares)}
 
     def collater(self, samples: list[dict]) -> dict:
-        """A batch in the shape that fairseq's trainer and masked-LM criterions expect.
+        """Return a batch in the shape that fairseq's trainer and masked-LM criterions expect.
 
         Also `masked_positions`, the places of the targets among the B * T, int64 (M,): counted here, so that nobody
         waits for a GPU to count them. Where the share of masks changes, `mask_shares` (M,), see :func:`at_share`.
@@ -394,7 +434,7 @@ class MaskedBlocksDataset(SizedDataset):
         }
 
     def ordered_indices(self) -> np.ndarray:
-        """A new random order each epoch. Not by length: nearly all full blocks have the same length."""
+        """Return a new random order each epoch. Not by length: nearly all full blocks have the same length."""
         if not self.shuffle:
             return np.arange(len(self))
         return np.random.default_rng((self.seed, self.epoch)).permutation(len(self))
@@ -442,9 +482,16 @@ class FullSentencesDataset(MaskedBlocksDataset):
         UserError: where the items are not sentences.
     """
 
-    def __init__(self, *args, within_documents: bool = False, document_positions: bool = False, **kwargs):
+    def __init__(
+        self,
+        *args,
+        within_documents: bool = False,
+        document_positions: bool = False,
+        **kwargs,
+    ):
         super().__init__(*args, **kwargs)
-        self.within_documents, self.document_positions = within_documents, document_positions
+        self.within_documents = within_documents
+        self.document_positions = document_positions
         self.blocks: Blocks = kept_blocks(self.name, self.item_sizes, self.tokens_per_sample)
         if not len(self.blocks):
             raise UserError(f"{self.name}: holds document boundaries but no sentence; was the corpus empty?")
@@ -453,23 +500,29 @@ class FullSentencesDataset(MaskedBlocksDataset):
     def block(self, index: int) -> np.ndarray:
         """Block `index` as ids (T,), before masking."""
         blocks = self.blocks
-        first, last = int(blocks.first_item[index]), int(blocks.last_item[index])
-        tokens, sizes = read_items(self.items, first, last), self.item_sizes[first : last + 1]
+        first = int(blocks.first_item[index])
+        last = int(blocks.last_item[index])
+        tokens = read_items(self.items, first, last)
+        sizes = self.item_sizes[first : last + 1]
         repeated = np.flatnonzero((sizes[1:] == 1) & (sizes[:-1] == 1)) + 1
         if len(repeated):  # one of several boundaries in a row
             tokens = np.delete(tokens, np.cumsum(sizes)[repeated] - 1)
-        start, end = int(blocks.first_offset[index]), len(tokens) - int(sizes[-1]) + int(blocks.last_end[index])
+        start = int(blocks.first_offset[index])
+        end = len(tokens) - int(sizes[-1]) + int(blocks.last_end[index])
         block = np.full(self.sizes[index], self.eos)  # which closes a cut sentence; any other brings its own
         block[0] = self.bos
         block[1 : 1 + end - start] = tokens[start:end]
         return block
 
     def collater(self, samples: list[dict]) -> dict:
-        """A batch; of documents apart also their lengths in `net_input`."""
+        """Return a batch; of documents apart also their lengths in `net_input`."""
         batch = super().collater(samples)
         if samples and self.within_documents:
             lengths = [document_lengths(sample["source"].numpy(), self.eos) for sample in samples]
-            batch["net_input"] |= {"documents": lengths, "positions_begin_anew": self.document_positions}
+            batch["net_input"] |= {
+                "documents": lengths,
+                "positions_begin_anew": self.document_positions,
+            }
         return batch
 
 

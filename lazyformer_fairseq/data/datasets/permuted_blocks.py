@@ -20,9 +20,14 @@ ALWAYS = 2**30  # no turn comes after it
 
 
 def permute(
-    tokens: np.ndarray, inputs: np.ndarray, order: np.ndarray, predicted: int, mask: int, permuted_only: bool = False
+    tokens: np.ndarray,
+    inputs: np.ndarray,
+    order: np.ndarray,
+    predicted: int,
+    mask: int,
+    permuted_only: bool = False,
 ) -> dict[str, np.ndarray]:
-    """What a model reads of one text (T,), of which it predicts the last P of `order`; S = T + 2 P, or T + P.
+    """Return what a model reads of one text (T,), of which it predicts the last P of `order`; S = T + 2 P, or T + P.
 
     Args:
         tokens: ids (T,).
@@ -37,15 +42,31 @@ def permute(
         `source` (S,); `positions` (S,), the place of each; `turns` (3, S), see
         :mod:`~lazyformer_fairseq.modules.networks.permuted`.
     """
-    last, step = order[len(order) - predicted :], np.arange(1, predicted + 1)
-    nothing, always = np.zeros(len(order) - predicted, np.int64), np.full_like(step, ALWAYS)
-    groups = [(tokens[order], order, (np.append(nothing, step), np.append(nothing, step), np.full(len(order), ALWAYS)))]
+    last = order[len(order) - predicted :]
+    step = np.arange(1, predicted + 1)
+    nothing = np.zeros(len(order) - predicted, np.int64)
+    always = np.full_like(step, ALWAYS)
+    groups = [
+        (
+            tokens[order],
+            order,
+            (
+                np.append(nothing, step),
+                np.append(nothing, step),
+                np.full(len(order), ALWAYS),
+            ),
+        )
+    ]
     if not permuted_only:
         groups.append((inputs[last], last, (0 * step, 0 * step, step)))
     asked = np.full_like(step, mask) if permuted_only else inputs[last]
     groups.append((asked, last, (step - 1, always, always)))
     source, positions, turns = zip(*groups, strict=True)
-    return {"source": np.concatenate(source), "positions": np.concatenate(positions), "turns": np.hstack(turns)}
+    return {
+        "source": np.concatenate(source),
+        "positions": np.concatenate(positions),
+        "turns": np.hstack(turns),
+    }
 
 
 class PermutedBlocksDataset(FullSentencesDataset):
@@ -67,9 +88,11 @@ class PermutedBlocksDataset(FullSentencesDataset):
         return 3 * self.tokens_per_sample
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        tokens, pad = self.block(index), self.masking.pad_index
+        tokens = self.block(index)
+        pad = self.masking.pad_index
         inputs, targets, _ = self.masking.apply(tokens, self.seed, self.epoch, index)
-        rng, is_predicted = np.random.default_rng((self.seed, self.epoch, index, 1)), targets != pad
+        rng = np.random.default_rng((self.seed, self.epoch, index, 1))
+        is_predicted = targets != pad
         order = np.concatenate([rng.permutation(np.flatnonzero(each)) for each in (~is_predicted, is_predicted)])
         predicted = int(is_predicted.sum())
         sample = permute(tokens, inputs, order, predicted, self.masking.mask_index, self.permuted_only)
@@ -79,7 +102,7 @@ class PermutedBlocksDataset(FullSentencesDataset):
         return {"id": index, **arrays, "tokens": len(tokens)}
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch, as of :class:`~.masked_blocks.MaskedBlocksDataset`, with `positions` and `turns` in `net_input`."""
+        """Return a batch of masked blocks with `positions` and `turns` in `net_input`."""
         batch = super().collater(samples)
         if samples:
             time = batch["target"].size(1)

@@ -1,16 +1,16 @@
 """Questions on contexts as inputs of the model, and answers from its logits.
 
-A question and as much of its context as there is room for make one input, ``<s> question </s></s> context </s>`` or
-as the tokenizer's model knows pairs. A longer context gets several windows, each `stride` tokens further on (Devlin et
-al., 2019, and their run_squad.py: 384 tokens, 128 further on, questions of up to 64).
+A question and as much of its context as fits make one input, ``<s> question </s></s> context </s>`` or however the
+tokenizer's model joins pairs. A longer context gets several windows, each `stride` tokens after the one before (Devlin
+et al., 2019, and their run_squad.py: 384 tokens, a stride of 128, questions of up to 64).
 
-Two things follow run_squad.py as well. Where a window does not hold the whole answer, the start and end to be learnt
-are ``<s>``'s. And where windows overlap, an answer may start at a token only in the window in which that token has most
-context on its poorer side (its ``token_is_max_context``). Of spans all that are allowed are compared: run_squad.py
-looks at those of the 20 best starts and the 20 best ends alone.
+Two rules are those of run_squad.py. Where a window does not hold the whole answer, the targets are ``<s>``. Where
+windows overlap, an answer may start at a token only in the window in which the token has the most context on its
+poorer side (``token_is_max_context``). All allowed spans are compared; run_squad.py compares those of the 20 best
+starts and the 20 best ends.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -20,24 +20,27 @@ import numpy as np
 import torch
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
-from lazyformer_fairseq.data.squad import Answer, SquadFile
+from lazyformer_fairseq.data.squad import SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.arrays import refuse_packed
 
-TOKENS_AT_ONCE = 1024  # of a context, each beside the windows that hold one of them
 NOT_HERE = 0  # <s>: start and end of an answer that a window does not hold
+USUAL_ANSWERS = 20  # kept per question, as in run_squad.py
 
 
 @dataclass(frozen=True)
 class WindowSettings:
-    """Sizes in tokens; UserError for sizes that do not fit together.
+    """Sizes of windows, in tokens.
 
     Attributes:
-        longest: of an input, all ids counted.
-        stride: how much further on the next window starts.
+        longest: length of an input, all ids counted.
+        stride: distance between the starts of two windows.
         longest_question: longer questions are cut.
+
+    Raises:
+        UserError: the sizes do not fit together.
     """
 
     longest: int = 384
@@ -60,262 +63,222 @@ USUAL = WindowSettings()  # BERT's
 
 @dataclass(frozen=True)
 class Windows:
-    """Inputs of all questions of a file, those of one question side by side, and what they show of its context.
+    """The inputs of all questions of a file (N windows), those of one question side by side.
 
     Attributes:
-        ids: of all windows, one after the other, int32.
-        sizes: ids of each window, (N,).
+        ids: ids of all windows, one window after the other.
+        sizes: ids per window, (N,).
         question: the number of each window's question in the file, (N,).
-        place: where in the input the context begins, (N,).
-        first: the first token of the context that the window holds, (N,).
-        count: how many tokens of the context it holds, (N,).
-        own: tokens of the context at which answers may start in this window, the first and one past the last, (N, 2).
-        targets: where in the input the answer starts and ends, both inclusive, (N, 2); None without answers.
-        offsets: the characters of each token of all contexts, the first and one past the last, int32 (tokens, 2).
-        context_starts: where in `offsets` each context begins, and the end, (contexts + 1,).
-        paragraph: the number of each question's context, (questions,).
-        cut_questions: questions that were longer than allowed.
+        place: position in the input at which the context begins, (N,).
+        count: tokens of the context that the window holds, (N,).
+        first_offset: row of `offsets` that belongs to the first of these tokens, (N,).
+        own: which of these tokens may start an answer in this window, first and one past the last, (N, 2).
+        targets: positions in the input at which the answer starts and ends, both inclusive, (N, 2); (0, 2) without
+            answers.
+        offsets: characters of each token of each context, first and one past the last, (tokens, 2).
+        cut_questions: number of questions that were longer than allowed.
     """
 
     ids: np.ndarray
     sizes: np.ndarray
     question: np.ndarray
     place: np.ndarray
-    first: np.ndarray
     count: np.ndarray
+    first_offset: np.ndarray
     own: np.ndarray
-    targets: Optional[np.ndarray]
+    targets: np.ndarray
     offsets: np.ndarray
-    context_starts: np.ndarray
-    paragraph: np.ndarray
     cut_questions: int
 
     def __len__(self) -> int:
         return len(self.sizes)
 
+    @property
+    def has_targets(self) -> bool:
+        return len(self.targets) > 0
+
     @cached_property
     def inputs(self) -> list[np.ndarray]:
         """The ids of each window."""
-        ends = np.cumsum(self.sizes)
-        return [self.ids[end - size : end] for end, size in zip(ends.tolist(), self.sizes.tolist(), strict=True)]
+        return np.split(self.ids, np.cumsum(self.sizes)[:-1])
 
-    @cached_property
-    def first_offset(self) -> np.ndarray:
-        """Where in `offsets` the first token of the context stands that each window holds, (N,)."""
-        return self.context_starts[self.paragraph[self.question]] + self.first
+    def save(self, path: Path) -> None:
+        """Write all fields into an uncompressed ``.npz`` file."""
+        np.savez(path, **vars_of(self))
 
     @classmethod
     def load(cls, path: Path) -> "Windows":
-        """Reads an npz of the fields. Raises a ValueError where they are no whole numbers, or what numpy raises."""
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ValueError: the arrays are compressed, hold objects or lack a field; numpy may raise other errors for a
+                damaged file.
+        """
         refuse_packed(path)
         with np.load(path, allow_pickle=False) as arrays:
             values = {each.name: arrays[each.name] for each in fields(cls)}
-        for name, array in values.items():
-            if array.dtype.kind not in "iu":
-                raise ValueError(f"its {name} are no whole numbers")
-            if name not in ("ids", "offsets"):  # small; sums of damaged ones shall not wrap round
-                values[name] = array.astype(np.int64)
         values["cut_questions"] = int(values["cut_questions"])
-        values["targets"] = values["targets"] if len(values["targets"]) else None
         return cls(**values)
 
-    def check(self, file: SquadFile, symbols: int, wanted: Mapping[str, int], source: str) -> None:
-        """Raises a ValueError where arrays do not belong together, or to the file; whatever is read lies within.
 
-        Args:
-            symbols: of the dictionary.
-            wanted: how many `questions`, `windows` and `tokens` there should be, as `source` names them.
-        """
-        number, sizes = len(self), self.sizes
-        found = {"questions": len(file.questions), "windows": number, "tokens": int(sizes.sum())}
-        if found != dict(wanted):
-            raise ValueError(f"not the {wanted['questions']:,} questions and {wanted['windows']:,} windows of {source}")
-        rows = (self.question, self.place, self.first, self.count, self.own)
-        is_whole = self.targets is None or self.targets.shape == (number, 2)
-        is_whole = is_whole and all(len(each) == number for each in rows)
-        if not is_whole or not np.array_equal(self.paragraph, file.paragraph_of):
-            raise ValueError("its parts are not of one size")
-        lengths = np.diff(self.context_starts)
-
-        def within(numbers: np.ndarray, end: Any = np.inf) -> bool:
-            return ((numbers >= 0) & (numbers < end)).all()
-
-        is_within = (
-            len(self.ids) == found["tokens"]
-            and within(self.ids, symbols)
-            and within(sizes - 1)
-            and within(self.question, found["questions"])
-            and all(map(within, (self.place, self.first, self.count, sizes - self.place - self.count, lengths)))
-            and (len(lengths), self.context_starts[0]) == (len(file.contexts), 0)
-            and self.context_starts[-1] == len(self.offsets)
-            and within(lengths[self.paragraph[self.question]] - self.first - self.count)
-            and (self.targets is None or within(self.targets, sizes[:, None]))
-        )
-        if not is_within:
-            raise ValueError("its numbers lead outside")
+def vars_of(windows: Windows) -> dict[str, Any]:
+    """Return the fields of windows by name, without what was computed from them."""
+    return {each.name: getattr(windows, each.name) for each in fields(windows)}
 
 
 def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSettings = USUAL) -> Windows:
-    """Encodes each context and each question once, and lays windows over the contexts.
+    """Encode each context and each question once, and lay windows over the contexts.
 
-    Targets are of each question's first answer; there are none where a question has no answer.
+    Targets are those of each question's first answer. There are none if any question has no answer.
     """
-    bos, _, eos, *_ = tokenizer.special
+    bos = tokenizer.special.bos
+    eos = tokenizer.special.eos
     has_answers = all(question.answers for question in file.questions)
     inputs: list[np.ndarray] = []
-    rows: list[np.ndarray] = []  # of a question: question, place, first, count, own (2), targets (2)
+    rows: list[list[int]] = []
+    targets: list[tuple[int, int]] = []
     offsets: list[np.ndarray] = []
+    tokens_before = 0  # in the contexts before this one
+    question_number = 0
     cut_questions = 0
-    end = np.array([eos], np.int32)
     for paragraph in Progress(file.paragraphs, desc=f"encode {file.path}", unit=" paragraphs", delay=2):
-        found, spans = tokenizer.encode_with_offsets(paragraph.context)
-        context = np.array(found, np.int32)
-        offsets.append(without_spaces(spans, paragraph.context))
+        context_ids, spans = tokenizer.encode_with_offsets(paragraph.context)
+        context_offsets = without_spaces(spans, paragraph.context)
         for question in paragraph.questions:
-            asked = tokenizer.encode(question.text)
-            cut_questions += len(asked) > settings.longest_question
-            head = np.array([bos, *asked[: settings.longest_question], *[eos] * tokenizer.separators], np.int32)
-            firsts = starts_of_windows(len(context), settings.longest - len(head) - 1, settings.stride)
-            counts = np.minimum(len(context) - firsts, settings.longest - len(head) - 1)
-            answer = question.answers[0] if has_answers else None
-            targets = _targets(answer, offsets[-1], firsts, counts, len(head))
-            same = np.full((len(firsts), 2), (len(rows), len(head)))
-            rows.append(np.column_stack([same, firsts, counts, own_tokens(firsts, counts), targets]).astype(np.int32))
-            inputs += [
-                np.concatenate([head, context[first : first + count], end])
-                for first, count in zip(firsts.tolist(), counts.tolist(), strict=True)
+            question_ids = tokenizer.encode(question.text)
+            if len(question_ids) > settings.longest_question:
+                cut_questions += 1
+            head = [
+                bos,
+                *question_ids[: settings.longest_question],
+                *[eos] * tokenizer.separators,
             ]
-    of_all = np.concatenate(rows)
+            room = settings.longest - len(head) - 1
+            answer = None
+            if has_answers:
+                answer = tokens_of(context_offsets, question.answers[0].start, question.answers[0].end)
+
+            windows = windows_over(len(context_ids), room, settings.stride)
+            for (start, end), own in zip(windows, own_tokens(windows), strict=True):
+                inputs.append(np.array([*head, *context_ids[start:end], eos], np.int32))
+                rows.append([question_number, len(head), end - start, tokens_before + start, *own])
+                shift = len(head) - start
+                if answer is not None and start <= answer[0] and answer[1] < end:
+                    targets.append((answer[0] + shift, answer[1] + shift))
+                else:
+                    targets.append((NOT_HERE, NOT_HERE))
+            question_number += 1
+        offsets.append(context_offsets)
+        tokens_before += len(context_ids)
+
+    columns = np.array(rows, np.int64)
     return Windows(
         ids=np.concatenate(inputs),
         sizes=np.array([len(ids) for ids in inputs]),
-        **dict(zip(("question", "place", "first", "count"), of_all.T, strict=False)),
-        own=of_all[:, 4:6],
-        targets=of_all[:, 6:].astype(np.int64) if has_answers else None,
+        question=columns[:, 0],
+        place=columns[:, 1],
+        count=columns[:, 2],
+        first_offset=columns[:, 3],
+        own=columns[:, 4:],
+        targets=np.array(targets if has_answers else [], np.int64).reshape(-1, 2),
         offsets=np.concatenate(offsets),
-        context_starts=np.cumsum([0, *map(len, offsets)]),
-        paragraph=file.paragraph_of,
         cut_questions=cut_questions,
     )
 
 
-def _targets(
-    answer: Optional[Answer], spans: np.ndarray, firsts: np.ndarray, counts: np.ndarray, place: int
-) -> np.ndarray:
-    """Where in each window's input the answer starts and ends, (W, 2); NOT_HERE where it is not whole."""
-    span = tokens_of(spans, answer.start, answer.end) if answer else None
-    if span is None:
-        return np.full((len(firsts), 2), NOT_HERE)
-    is_inside = (firsts <= span[0]) & (span[1] < firsts + counts)
-    return np.where(is_inside[:, None], np.array(span) - firsts[:, None] + place, NOT_HERE)
+def windows_over(length: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """Return the windows over `length` tokens, first token and one past the last; no token is passed over.
 
-
-def starts_of_windows(length: int, room: int, stride: int) -> np.ndarray:
-    """The first token of each window over `length` tokens, of which one shows `room`; no token is passed over."""
-    step = min(stride, room)
-    return np.arange(1 + max(0, -((room - length) // step))) * step
-
-
-def own_tokens(firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """For each window over one context the tokens that it shows best, the first and one past the last, (W, 2).
-
-    A token has context to its left and to its right; what counts is the lesser, and a little the window's size. Of
-    windows that are equal in this the first one has the token (run_squad.py's ``_check_is_max_context``). A window's
-    tokens stand side by side: of two windows the later gains on the earlier from token to token.
+    Args:
+        length: number of tokens.
+        room: most tokens of a window.
+        stride: distance between the starts of two windows.
     """
-    ends = firsts + counts
-    if len(firsts) == 1:
-        return np.stack([firsts, ends], axis=1)
-    best = []
-    for begin in range(0, ends[-1], TOKENS_AT_ONCE):
-        tokens = np.arange(begin, min(begin + TOKENS_AT_ONCE, ends[-1]))[:, None]
-        there = slice(np.searchsorted(ends, begin, "right"), np.searchsorted(firsts, tokens[-1, 0], "right"))
-        context = np.minimum(tokens - firsts[there], ends[there] - 1 - tokens)
-        best.append(np.where(context >= 0, context + 0.01 * counts[there], -1.0).argmax(1) + there.start)
-    found = np.searchsorted(np.concatenate(best), np.arange(len(firsts))[:, None] + [0, 1])
-    return np.where(found[:, :1] < found[:, 1:], found, firsts[:, None])
+    windows = [(0, min(length, room))]
+    while windows[-1][1] < length:
+        start = windows[-1][0] + min(stride, room)
+        windows.append((start, min(length, start + room)))
+    return windows
 
 
-def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, int]]:
-    """The first and the last token, inclusive, that have a character of start to end; None where none has."""
-    touching = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start))
-    return (int(touching[0]), int(touching[-1])) if len(touching) else None
+def own_tokens(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the tokens that each window over one context shows best, counted from the window's start.
 
-
-def without_spaces(spans: list[tuple[int, int]], text: str) -> np.ndarray:
-    """Spans, int32 (T, 2), that neither begin nor end with white space of the text; those of spaces alone are empty."""
-    found = np.array(spans, np.int32).reshape(-1, 2)
-    for token, (start, end) in enumerate(spans):
-        part = text[start:end]
-        if (stripped := part.strip()) != part:
-            start += len(part) - len(part.lstrip())
-            found[token] = start, start + len(stripped)
+    A token has context to its left and to its right; what counts is the lesser of the two, and a little the window's
+    size. Of windows that are equal in this the first one has the token (run_squad.py's ``_check_is_max_context``). The
+    tokens of a window stand side by side: from token to token, the later of two windows gains on the earlier.
+    """
+    length = windows[-1][1]
+    best_score = np.full(length, -1.0)
+    best_window = np.zeros(length, np.int64)
+    for number, (start, end) in enumerate(windows):
+        left = np.arange(end - start)
+        score = np.minimum(left, left[::-1]) + 0.01 * (end - start)
+        is_better = score > best_score[start:end]
+        best_score[start:end][is_better] = score[is_better]
+        best_window[start:end][is_better] = number
+    found = []
+    for number, (start, _) in enumerate(windows):
+        first = int(np.searchsorted(best_window, number))
+        last = int(np.searchsorted(best_window, number + 1))
+        found.append((first - start, last - start) if first < last else (0, 0))
     return found
 
 
-MOST_AT_ONCE = 1 << 22  # scores that are in memory at once, 16 MB
+def tokens_of(spans: np.ndarray, start: int, end: int) -> Optional[tuple[int, int]]:
+    """Return the first and the last token, inclusive, with a character of start to end; None if there is none."""
+    touching = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start))
+    if not len(touching):
+        return None
+    return int(touching[0]), int(touching[-1])
 
 
-class Spans(NamedTuple):
-    """Of each window the best spans, the best first.
+def without_spaces(spans: list[tuple[int, int]], text: str) -> np.ndarray:
+    """Return spans, int32 (T, 2), without white space at their ends; a span of nothing else becomes empty."""
+    found = np.array(spans, np.int32).reshape(-1, 2)
+    for token, (start, end) in enumerate(spans):
+        part = text[start:end]
+        stripped = part.strip()
+        if stripped != part:
+            first = start + len(part) - len(part.lstrip())
+            found[token] = (first, first + len(stripped))
+    return found
 
-    Attributes:
-        starts, ends: tokens of the input, both inclusive, (N, n).
-        scores: sums of logits, float32 (N, n); -inf where there is no further span.
-    """
 
-    starts: np.ndarray
-    ends: np.ndarray
-    scores: np.ndarray
+def best_spans(start_T: np.ndarray, end_T: np.ndarray, longest: int, n_best: int) -> list[tuple[int, int, float]]:
+    """Return the `n_best` best spans of a window, the best first: start and end, both inclusive, and score.
 
-
-def best_spans(
-    starts_NT: np.ndarray,
-    ends_NT: np.ndarray,
-    is_start_NT: np.ndarray,
-    is_end_NT: np.ndarray,
-    longest: int,
-    n_best: int,
-) -> Spans:
-    """The `n_best` best spans of each window.
+    Of equal spans the first one comes first, and of these the shortest.
 
     Args:
-        starts_NT, ends_NT: logits of every token as start and as end.
-        is_start_NT, is_end_NT: at which tokens an answer may start, and end: bool.
-        longest: tokens of an answer.
+        start_T: logits of every token as start, -inf where no answer may start.
+        end_T: logits of every token as end, -inf where no answer may end.
+        longest: most tokens of an answer.
+        n_best: number of spans, at most.
     """
-    number, length = starts_NT.shape
-    at_once = max(1, MOST_AT_ONCE // (length * longest))
-    if number > at_once:
-        arrays = (starts_NT, ends_NT, is_start_NT, is_end_NT)
-        parts = [[of_all[first : first + at_once] for of_all in arrays] for first in range(0, number, at_once)]
-        found = [best_spans(*part, longest, n_best) for part in parts]
-        return Spans(*map(np.concatenate, zip(*found, strict=True)))
-    starts_NT = np.where(is_start_NT, starts_NT.astype(np.float32), -np.inf)
-    ends_NT = np.where(is_end_NT, ends_NT.astype(np.float32), -np.inf)
-    padded = np.pad(ends_NT, ((0, 0), (0, longest - 1)), constant_values=-np.inf)
-    followers = np.lib.stride_tricks.sliding_window_view(padded, longest, axis=1)  # (N, T, longest)
-    scores = (starts_NT[:, :, None] + followers).reshape(number, length * longest)
-    n_best = min(n_best, scores.shape[1])
-    rows = np.arange(number)[:, None]
-    chosen = scores.argmax(1)[:, None] if n_best == 1 else np.argpartition(scores, -n_best, axis=1)[:, -n_best:]
-    order = np.lexsort((chosen, -scores[rows, chosen]), axis=1)  # of equal spans the first one, and the shortest
-    chosen = chosen[rows, order]
-    first, further = np.divmod(chosen, longest)
-    return Spans(first, first + further, scores[rows, chosen])
-
-
-USUAL_ANSWERS = 20  # kept to a question, as run_squad.py does
+    padded = np.pad(end_T, (0, longest - 1), constant_values=-np.inf)
+    followers = np.lib.stride_tricks.sliding_window_view(padded, longest)  # (T, longest)
+    scores = (start_T[:, None] + followers).ravel()
+    n_best = min(n_best, len(scores))
+    least = np.partition(scores, -n_best)[-n_best]
+    candidates = np.flatnonzero((scores >= least) & (scores > -np.inf))
+    order = np.lexsort((candidates, -scores[candidates]))[:n_best]
+    found = []
+    for place in candidates[order].tolist():
+        start, further = divmod(place, longest)
+        found.append((start, start + further, float(scores[place])))
+    return found
 
 
 class FoundAnswer(NamedTuple):
-    """One answer.
+    """An answer to a question.
 
     Attributes:
         text: characters `start` to `end` of the context.
-        start, end: the first character, and one past the last.
+        start: the first character.
+        end: one past the last character.
         score: the sum of the logits of its start and its end.
-        probability: among the answers that were kept to the question.
+        probability: its share among the answers that were kept for the question.
     """
 
     text: str
@@ -326,87 +289,82 @@ class FoundAnswer(NamedTuple):
 
 
 class SpanCollector:
-    """Takes logits of windows in any order; then each question has the best spans of all its windows.
+    """The best answers to each question, from logits of windows that come in any order.
 
-    A question is always answered: with no score for "no answer", as version 1.1 has none.
+    Every question is answered: version 1.1 has no score for "no answer".
 
     Args:
-        windows: of all questions.
-        contexts: the texts.
-        longest: tokens of an answer.
-        n_best: answers to a question.
+        windows: windows of all questions.
+        file: the questions and their contexts.
+        longest: most tokens of an answer.
+        n_best: most answers to a question.
     """
 
-    def __init__(self, windows: Windows, contexts: Sequence[str], longest: int = 30, n_best: int = USUAL_ANSWERS):
-        self.windows, self.contexts, self.longest, self.n_best = windows, contexts, longest, n_best
-        self._found: dict[int, list[FoundAnswer]] = {}
+    def __init__(
+        self,
+        windows: Windows,
+        file: SquadFile,
+        longest: int = 30,
+        n_best: int = USUAL_ANSWERS,
+    ):
+        self.windows = windows
+        self.file = file
+        self.longest = longest
+        self.n_best = n_best
+        self._found: list[list[FoundAnswer]] = [[] for _ in file.questions]
 
     def add(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> None:
-        """Takes the logits of the windows `index` (B,); inputs may be padded on the right."""
-        for window, spans in zip(index.tolist(), self.spans(index, starts_BT, ends_BT), strict=True):
-            self._found.setdefault(int(self.windows.question[window]), []).extend(spans)
+        """Take the logits of the windows `index` (B,); inputs may be padded on the right."""
+        for window, start_T, end_T in zip(index.tolist(), starts_BT, ends_BT, strict=True):
+            self._found[self.windows.question[window]] += self.answers_in(window, start_T, end_T)
 
-    def spans(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> list[list[FoundAnswer]]:
-        """The best spans of each of the windows `index` (B,), the best first, without probabilities (nan)."""
-        if not len(self.windows.offsets):  # control characters alone, say: there is nothing to point at
-            return [[] for _ in index]
-        is_start, is_end = allowed(self.windows, index, starts_BT.shape[1])
-        best = best_spans(starts_BT, ends_BT, is_start, is_end, self.longest, self.n_best)
-        firsts, lasts = characters(self.windows, index, best)
-        paragraphs = self.windows.paragraph[self.windows.question[index]].tolist()
-        return [
-            [
-                FoundAnswer(self.contexts[paragraph][start:end], start, end, score, float("nan"))
-                for start, end, score in zip(*row, strict=True)
-                if score > -np.inf
-            ]
-            for paragraph, *row in zip(paragraphs, firsts.tolist(), lasts.tolist(), best.scores.tolist(), strict=True)
-        ]
+    def answers_in(self, window: int, start_T: np.ndarray, end_T: np.ndarray) -> list[FoundAnswer]:
+        """Return the best answers in a window, the best first, without probabilities (nan).
+
+        Answers start and end in the context, at tokens that stand for text. A space that is a token by itself, for
+        example, is neither a start nor an end.
+        """
+        windows = self.windows
+        count = windows.count[window]
+        first_row = windows.first_offset[window]
+        offsets = windows.offsets[first_row : first_row + count]
+        is_text = offsets[:, 0] < offsets[:, 1]
+        if not is_text.any():  # a context of control characters, for example
+            return []
+        may_start = is_text.copy()
+        may_start[: windows.own[window, 0]] = False
+        may_start[windows.own[window, 1] :] = False
+        place = windows.place[window]
+        starts = np.where(may_start, start_T[place : place + count].astype(np.float32), -np.inf)
+        ends = np.where(is_text, end_T[place : place + count].astype(np.float32), -np.inf)
+
+        context = self.file.contexts[self.file.paragraph_of[windows.question[window]]]
+        answers = []
+        for first, last, score in best_spans(starts, ends, self.longest, self.n_best):
+            # Where a quote and a comma have changed places, the last token is not the one that ends last.
+            covered = offsets[first : last + 1][is_text[first : last + 1]]
+            start = int(covered[:, 0].min())
+            end = int(covered[:, 1].max())
+            answers.append(FoundAnswer(context[start:end], start, end, score, float("nan")))
+        return answers
 
     def answers(self) -> list[list[FoundAnswer]]:
-        """For each question its best answers, the best first; none where its context has no token of text.
+        """Return the best answers to each question, the best first; none if its context has no token of text.
 
         A text that stands in several places counts once, at the best.
         """
-        return [self._answers(self._found.get(number, [])) for number in range(len(self.windows.paragraph))]
+        return [self._with_probabilities(found) for found in self._found]
 
-    def _answers(self, found: list[FoundAnswer]) -> list[FoundAnswer]:
+    def _with_probabilities(self, found: list[FoundAnswer]) -> list[FoundAnswer]:
         of_text: dict[str, FoundAnswer] = {}
         for answer in sorted(found, key=lambda answer: (-answer.score, answer.start, answer.end)):
             of_text.setdefault(answer.text, answer)
         best = list(of_text.values())[: self.n_best]
-        scores = np.array([answer.score for answer in best])
-        weights = np.exp(scores - scores.max()) if best else scores
+        if not best:
+            return []
+        weights = np.exp(np.array([answer.score for answer in best]) - best[0].score)
         shares = (weights / weights.sum()).tolist()
         return [answer._replace(probability=share) for answer, share in zip(best, shares, strict=True)]
-
-
-def allowed(windows: Windows, index: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """At which tokens of each window answers may start, and end, bool (B, length): in the context, at text.
-
-    Tokens that stand for no character, as a space that is a token by itself, are neither.
-    """
-    tokens = np.arange(length)[None, :] - windows.place[index, None]  # of the window's part of the context
-    is_inside = (tokens >= 0) & (tokens < windows.count[index, None])
-    spans = windows.offsets[np.where(is_inside, windows.first_offset[index, None] + tokens, 0)]
-    is_end = is_inside & (spans[..., 0] < spans[..., 1])
-    in_context = windows.first[index, None] + tokens
-    own = windows.own[index]
-    return is_end & (in_context >= own[:, :1]) & (in_context < own[:, 1:]), is_end
-
-
-def characters(windows: Windows, index: np.ndarray, spans: Spans) -> tuple[np.ndarray, np.ndarray]:
-    """The first character of each span, and one past the last, (B, n) both; of spans that are none, anything.
-
-    Of all of its tokens: where a quote and a comma have changed places, the last token is not the one that ends last.
-    """
-    tokens = np.arange(1 + (spans.ends - spans.starts).max(initial=0))
-    shift = (windows.first_offset - windows.place)[index, None, None]
-    places = shift + np.minimum(spans.starts[..., None] + tokens, spans.ends[..., None])
-    of_tokens = windows.offsets[np.clip(places, 0, len(windows.offsets) - 1)]
-    is_text = of_tokens[..., 0] < of_tokens[..., 1]
-    starts = np.where(is_text, of_tokens[..., 0], np.iinfo(np.int32).max).min(-1)
-    return starts, np.where(is_text, of_tokens[..., 1], 0).max(-1)
 
 
 class QuestionWindowsDataset(LabelledTextsDataset):
@@ -414,11 +372,11 @@ class QuestionWindowsDataset(LabelledTextsDataset):
 
     Args:
         file: the questions.
-        windows: made of it.
-        split: its name; batches carry it.
-        longest_answer: tokens.
-        pad, shuffle, seed, types_after, in_a_row: as of LabelledTextsDataset.
+        windows: windows made of it.
+        split: name of the split, which batches carry.
+        longest_answer: most tokens of an answer.
         marks_questions: batches have `global_positions` in `net_input`, True at tokens of the question and ``<s>``.
+        **how: further arguments of :class:`~.labelled_texts.LabelledTextsDataset`.
     """
 
     def __init__(
@@ -427,20 +385,20 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         windows: Windows,
         split: str,
         longest_answer: int,
-        pad: int,
-        shuffle: bool,
-        seed: int = 1,
-        types_after: Optional[int] = None,
         marks_questions: bool = False,
-        in_a_row: bool = False,
+        **how: Any,
     ):
-        super().__init__(windows.inputs, windows.targets, pad, shuffle, seed, types_after, in_a_row=in_a_row)
-        self.file, self.windows, self.split = file, windows, split
-        self.longest_answer, self.marks_questions = longest_answer, marks_questions
+        super().__init__(windows.inputs, windows.targets if windows.has_targets else None, **how)
+        self.file = file
+        self.windows = windows
+        self.split = split
+        self.longest_answer = longest_answer
+        self.marks_questions = marks_questions
 
     def collater(self, samples: list[dict]) -> dict:
-        """As of LabelledTextsDataset, `target` (B, 2), and the `split`."""
-        if not (batch := super().collater(samples)):
+        """Return a batch of LabelledTextsDataset with `target` (B, 2), and the `split`."""
+        batch = super().collater(samples)
+        if not batch:
             return batch
         batch["split"] = self.split
         if self.marks_questions:
@@ -451,14 +409,19 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         return batch
 
     def collector(self, n_best: int) -> SpanCollector:
-        """Takes logits of the windows, and gives the `n_best` answers to each question."""
-        return SpanCollector(self.windows, self.file.contexts, self.longest_answer, n_best)
+        """Return what takes logits of the windows and gives the `n_best` answers to each question."""
+        return SpanCollector(self.windows, self.file, self.longest_answer, n_best)
 
     def best_answers(self, index: np.ndarray, logits_BT2: np.ndarray) -> list[Optional[FoundAnswer]]:
-        """The best answer of each of the windows `index` (B,); None where a window has none.
+        """Return the best answer in each of the windows `index` (B,); None if a window has none.
 
         Args:
-            logits_BT2: of starts and ends; inputs may be padded on the right.
+            index: numbers of the windows.
+            logits_BT2: logits of starts and ends; inputs may be padded on the right.
         """
-        found = self.collector(n_best=1).spans(index, logits_BT2[..., 0], logits_BT2[..., 1])
-        return [answers[0] if answers else None for answers in found]
+        collector = self.collector(n_best=1)
+        best: list[Optional[FoundAnswer]] = []
+        for window, logits_T2 in zip(index.tolist(), logits_BT2, strict=True):
+            found = collector.answers_in(window, logits_T2[:, 0], logits_T2[:, 1])
+            best.append(found[0] if found else None)
+        return best

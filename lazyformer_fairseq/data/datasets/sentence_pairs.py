@@ -36,7 +36,8 @@ class Documents:
     def __init__(self, item_sizes: np.ndarray):
         is_text = np.concatenate([[False], np.asarray(item_sizes) > 1, [False]])
         borders = np.flatnonzero(is_text[1:] != is_text[:-1])
-        self.starts, self.ends = borders[::2], borders[1::2]
+        self.starts = borders[::2]
+        self.ends = borders[1::2]
         self.text_before = np.zeros(len(item_sizes) + 1, np.int64)
         np.cumsum(item_sizes, out=self.text_before[1:])
         self.text_before -= np.arange(len(self.text_before))  # every item's </s>
@@ -53,7 +54,7 @@ class Documents:
         return np.minimum(np.maximum(enough, start + 1), self.ends[documents])
 
     def size(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Tokens of text in items `start` to `end`, the latter not included."""
+        """Return tokens of text in items `start` to `end`, the latter not included."""
         return self.text_before[end] - self.text_before[start]
 
 
@@ -95,7 +96,7 @@ class Pairs:
 
 
 def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> Pairs:
-    """Draws the pairs of an epoch.
+    """Draw the pairs of an epoch.
 
     Each document is cut into chunks of sentences that are at least as long as its aim: `room`, or in 10% of the
     documents a length from 2 to `room`. A chunk's first text ends after one of its sentences, at random. In half of the
@@ -109,7 +110,8 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
         room: tokens of text that a pair may have, at least 2.
     """
     document, start, border, stop, is_random, aims = _draw_chunks(documents, room, random)
-    second_start, second_end = border.copy(), stop.copy()
+    second_start = border.copy()
+    second_end = stop.copy()
     changed = np.flatnonzero(is_random)
     other = random.integers(0, len(documents) - 1, len(changed))
     other += other >= document[changed]
@@ -127,7 +129,7 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
 
 
 def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Runs of sentences that pairs are made of, in order.
+    """Run of sentences that pairs are made of, in order.
 
     All documents at once: the first chunk of each, then the second of each that has one, and so on.
 
@@ -139,7 +141,9 @@ def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -
     aims = np.full(len(documents), room)
     is_short = random.random(len(documents)) < SHORT
     aims[is_short] = random.integers(2, room + 1, is_short.sum())
-    places, unfinished, found = documents.starts.copy(), np.arange(len(documents)), []
+    places = documents.starts.copy()
+    unfinished = np.arange(len(documents))
+    found = []
     size = int((documents.ends - documents.starts).sum())
     with Progress(total=size, desc="draw pairs", unit=" sentences", delay=2, leave=False) as progress:
         while len(unfinished):
@@ -157,7 +161,7 @@ def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -
 
 
 def _cut(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sizes of two texts after the longer one, of equals the second, has lost a token until both have room."""
+    """Return the sizes of two texts once the longer one (of equals the second) has lost tokens until both fit."""
     kept = np.minimum(first, np.maximum(room - second, -(-room // 2)))
     return kept, np.minimum(second, room - kept)
 
@@ -179,7 +183,8 @@ class SentencePairsDataset(MaskedBlocksDataset):
 
     def __init__(self, *args, separators: int = 2, has_token_types: bool = False, **kwargs):
         super().__init__(*args, **kwargs)
-        self.separators, self.has_token_types = separators, has_token_types
+        self.separators = separators
+        self.has_token_types = has_token_types
         self.room = self.tokens_per_sample - 2 - separators  # of text
         if self.room < 2:
             raise UserError(
@@ -224,7 +229,10 @@ class SentencePairsDataset(MaskedBlocksDataset):
         return tokens[tokens != self.eos][skip : skip + size]
 
     def __getitem__(self, index: int) -> dict:
-        return {**super().__getitem__(index), "is_random": bool(self.pairs.is_random[index])}
+        return {
+            **super().__getitem__(index),
+            "is_random": bool(self.pairs.is_random[index]),
+        }
 
     def collater(self, samples: list[dict]) -> dict:
         """As the base's, with `next_sentence`, int64 (B,): BERT's 0 where the second text follows, 1 where it does not.

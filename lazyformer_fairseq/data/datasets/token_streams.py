@@ -29,7 +29,7 @@ class StreamOptions:
 
 
 def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
-    """All ids of PREFIX.bin in their order: (N,), memory-mapped, never copied as a whole.
+    """Return all ids of PREFIX.bin in their order: (N,), memory-mapped, never copied as a whole.
 
     Raises a UserError where the files are missing or damaged, or hold no token.
     """
@@ -57,13 +57,13 @@ class Cut(NamedTuple):
     epoch: int = 1
 
     def shifts(self, rows: int, length: int) -> np.ndarray:
-        """(rows,): where each stream starts."""
+        """Return (rows,): where each stream starts."""
         if not self.roll:
             return np.zeros(rows, dtype=np.int64)
         return np.random.default_rng((self.seed, self.epoch, 0)).integers(length, size=rows)
 
     def borders(self, length: int, tgt_len: int) -> np.ndarray:
-        """(segments + 1,): where segments start, and the streams' end."""
+        """Return (segments + 1,): where segments start, and the streams' end."""
         if not self.varlen:
             return np.append(np.arange(0, length, tgt_len), length)
         lengths = random_lengths(np.random.default_rng((self.seed, self.epoch, 1)), length, tgt_len)
@@ -138,15 +138,19 @@ class TokenStreams(Dataset):
         self.longest = each + (1 if keeps_rest and rest else 0)  # of the rows of all workers
         self.shifts = cut.shifts(rows, max(1, each))[own]
         self.borders = cut.borders(self.longest, tgt_len)
-        self.tokens, self.rows, self.shard, self.tgt_len = tokens, rows, shard, tgt_len
-        self.eos, self.pad = eos, pad
+        self.tokens = tokens
+        self.rows = rows
+        self.shard = shard
+        self.tgt_len = tgt_len
+        self.eos = eos
+        self.pad = pad
 
     def __len__(self) -> int:
         """Number of segments."""
         return len(self.borders) - 1
 
     def __getitem__(self, segment: int) -> dict[str, Any]:
-        """A batch of this worker's B rows; sources and targets (B, T)."""
+        """Return a batch of this worker's B rows; sources and targets (B, T)."""
         if not 0 <= segment < len(self):
             raise IndexError(segment)
         start, end = (int(border) for border in self.borders[segment : segment + 2])
@@ -160,16 +164,19 @@ class TokenStreams(Dataset):
         return _batch(segment, source, target, self.pad)
 
     def _stretches(self, row: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Where places `start` to `end` of a stream of this worker are in the text: in two parts around its end."""
+        """Yield where places `start` to `end` of a stream of this worker are in the text: two parts around its end."""
         first, length, shift = (int(each[row]) for each in (self.starts, self.lengths, self.shifts))
         end = min(end, length)
         turn = length - shift  # the place where it goes on with its first token
-        for low, high, offset in ((start, min(end, turn), shift), (max(start, turn), end, -turn)):
+        for low, high, offset in (
+            (start, min(end, turn), shift),
+            (max(start, turn), end, -turn),
+        ):
             if low < high:
                 yield first + low + offset, first + high + offset
 
     def _fill(self, source_T: Tensor, target_T: Tensor, start: int, end: int) -> None:
-        """Fills a row with the targets ``tokens[start:end]``, of which there are some; the rest stays as it is."""
+        """Fill a row with the targets ``tokens[start:end]``, of which there are some; the rest stays as it is."""
         before = max(start - 1, 0)
         text = torch.from_numpy(self.tokens[before:end].astype(np.int64))
         target_T[: end - start] = text[start - before :]
@@ -177,7 +184,7 @@ class TokenStreams(Dataset):
         source_T[1 : end - start] = target_T[: end - start - 1]
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """An item is a batch already."""
+        """Return an item is a batch already."""
         (sample,) = samples
         return sample
 
@@ -216,8 +223,14 @@ class TokenItems(TokenStreams):
         else:
             order = np.random.default_rng((cut.seed, cut.epoch, 2)).permutation(order)
         self.order = order[: len(order) - len(order) % rows].reshape(-1, rows)
-        self.tokens, self.rows, self.tgt_len, self.longest = tokens, rows, tgt_len, tgt_len
-        self.rows_of_shard, self.shard, self.eos, self.pad = rows // shards, shard, eos, pad
+        self.tokens = tokens
+        self.rows = rows
+        self.tgt_len = tgt_len
+        self.longest = tgt_len
+        self.rows_of_shard = rows // shards
+        self.shard = shard
+        self.eos = eos
+        self.pad = pad
 
     def __len__(self) -> int:
         return len(self.order)
@@ -233,9 +246,15 @@ class TokenItems(TokenStreams):
 
 
 def cut_tokens(
-    tokens: np.ndarray, rows: int, tgt_len: int, eos: int, pad: int, item: int = 0, **how: Any
+    tokens: np.ndarray,
+    rows: int,
+    tgt_len: int,
+    eos: int,
+    pad: int,
+    item: int = 0,
+    **how: Any,
 ) -> TokenStreams:
-    """Tokens as streams, or as items, for all who train on them or measure them.
+    """Return tokens as streams, or as items, for all who train on them or measure them.
 
     Args:
         item: tokens of an item, :func:`item_length`; 0 for a text.
@@ -250,13 +269,17 @@ def cut_tokens(
 
 
 def item_length(folder: Union[str, Path]) -> int:
-    """Tokens of each item of a prepared folder whose items know nothing of each other; 0 where it holds a text."""
+    """Return the tokens per item of a prepared folder of independent items; 0 if it holds a text."""
     manifest = Path(folder) / MANIFEST
     return int(read_json(manifest).get("item", 0)) if manifest.is_file() else 0
 
 
 def _batch(segment: int, source: Tensor, target: Tensor, pad: int) -> dict[str, Any]:
-    counts = {"segment": segment, "nsentences": len(source), "ntokens": int(target.ne(pad).sum())}
+    counts = {
+        "segment": segment,
+        "nsentences": len(source),
+        "ntokens": int(target.ne(pad).sum()),
+    }
     place = torch.full((len(source),), segment)
     return {"id": place, **counts, "net_input": {"src_tokens": source}, "target": target}
 
@@ -269,7 +292,16 @@ class EpochSegments(EpochBatches):
         cut: of every epoch, but for its number.
     """
 
-    def __init__(self, tokens: np.ndarray, rows: int, tgt_len: int, eos: int, pad: int, cut: Cut = EVEN, item: int = 0):
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        rows: int,
+        tgt_len: int,
+        eos: int,
+        pad: int,
+        cut: Cut = EVEN,
+        item: int = 0,
+    ):
         self._streams = lambda epoch: cut_tokens(tokens, rows, tgt_len, eos, pad, item, cut=cut._replace(epoch=epoch))
         super().__init__(self._streams(1), batch_size=1, shuffle=False)
 
@@ -277,7 +309,10 @@ class EpochSegments(EpochBatches):
     def indices(self) -> list[np.ndarray]:
         if self._batches[0] != self.epoch:
             self.dataset = self._streams(self.epoch)
-            self._batches = self.epoch, [np.array([segment]) for segment in range(len(self.dataset))]
+            self._batches = (
+                self.epoch,
+                [np.array([segment]) for segment in range(len(self.dataset))],
+            )
         return self._batches[1]
 
     def _after(self) -> int:
@@ -286,7 +321,7 @@ class EpochSegments(EpochBatches):
 
 
 def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
-    """Raises a UserError where a stream ends before its memory is full, or is an image."""
+    """Raise a UserError where a stream ends before its memory is full, or is an image."""
     if mem_len and isinstance(streams, TokenItems):
         raise UserError(f"--mem-len {mem_len}: an image remembers no other one; give --mem-len 0")
     if mem_len + streams.tgt_len > streams.longest:
@@ -297,10 +332,14 @@ def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
 
 
 def shape_of(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dict[str, Union[int, str]]:
-    """What a memory must fit: tokens of the text, rows of all workers, tokens of segment and memory.
+    """Return what a memory must fit: tokens of the text, rows of all workers, tokens of segment and memory.
 
     And how epochs cut the streams; older checkpoints do not name it.
     """
-    sizes = {"tokens": len(streams.tokens), "rows": streams.rows, "tgt_len": streams.tgt_len}
+    sizes = {
+        "tokens": len(streams.tokens),
+        "rows": streams.rows,
+        "tgt_len": streams.tgt_len,
+    }
     cut = ", ".join(name for name in ("roll", "varlen") if getattr(options, name))
     return {**sizes, "mem_len": mem_len, "cut": cut}

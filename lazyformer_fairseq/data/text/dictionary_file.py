@@ -84,7 +84,7 @@ class Dictionary:
         return self.indices[symbol]
 
     def save(self, file: Union[str, Path]) -> None:
-        """Writes dict.txt, a line for each symbol with its count."""
+        """Write dict.txt, a line for each symbol with its count."""
         Path(file).write_bytes(dictionary_bytes(self))
 
 
@@ -116,12 +116,12 @@ class PlacedDictionary(Dictionary):
 
 
 def mask_index_of(dictionary: Dictionary) -> int:
-    """The id of ``<mask>``, or of what another model calls it; a dictionary without one gets it."""
+    """Return the id of ``<mask>``, or of what another model calls it; a dictionary without one gets it."""
     return dictionary.add_symbol(getattr(dictionary, "special", ROLES_OF_FAIRSEQ)["mask"])
 
 
 def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) -> Dictionary:
-    """A dictionary in fairseq's form where the special symbols stand as in it, else a :class:`PlacedDictionary`."""
+    """Return a dictionary in fairseq's form if the special symbols stand as there, else a :class:`PlacedDictionary`."""
     if tuple(symbols[:4]) != FIRST_SYMBOLS or dict(special) != ROLES_OF_FAIRSEQ:
         return PlacedDictionary(symbols, special)
     dictionary = Dictionary()
@@ -133,12 +133,16 @@ def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) ->
 def dictionary_bytes(dictionary: Dictionary) -> bytes:
     """``dict.txt``."""
     head = f"{SPECIAL_LINE}{json.dumps(dictionary.special)}\n" if isinstance(dictionary, PlacedDictionary) else ""
-    rows = zip(dictionary.symbols[dictionary.nspecial :], dictionary.count[dictionary.nspecial :], strict=True)
+    rows = zip(
+        dictionary.symbols[dictionary.nspecial :],
+        dictionary.count[dictionary.nspecial :],
+        strict=True,
+    )
     return (head + "".join(f"{symbol} {count}\n" for symbol, count in rows)).encode()
 
 
 def load_dictionary(path: Union[str, Path]) -> Dictionary:
-    """The dictionary in a file of either form; nothing in it is run or unpickled.
+    """Return the dictionary in a file of either form; nothing in it is run or unpickled.
 
     Raises:
         UserError: the file is missing, not UTF-8, or holds no symbol, or a line has another form or comes twice.

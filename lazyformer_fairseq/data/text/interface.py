@@ -32,7 +32,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def refuse_surrogates(text: str) -> None:
-    """Raises a UserError for half a character, which JSON can hold and UTF-8 cannot."""
+    """Raise a UserError for half a character, which JSON can hold and UTF-8 cannot."""
     if not text.isascii() and (found := _SURROGATE.search(text)):
         near = text[max(0, found.start() - 20) : found.end() + 20]
         raise UserError(f"character {found.start() + 1} of a text, {near!r}, is half a surrogate pair; mend the text")
@@ -92,7 +92,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids of raw text, without ``<s>`` and ``</s>``. ``<mask>`` in the text is one id, ``</s>`` in it is text."""
+        """Return the ids of raw text, without ``<s>`` and ``</s>``; ``<mask>`` in it is one id, ``</s>`` is text."""
 
     @abstractmethod
     def encode_normalised(self, words: str) -> list[int]:
@@ -108,7 +108,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
-        """Which ids (T,) of inputs, one after the other, begin a word: bool (T,)."""
+        """Return which ids (T,) of inputs, one after the other, begin a word: bool (T,)."""
 
     @abstractmethod
     def _numbers_of(self, words: list[str]) -> list[list[int]]:
@@ -148,7 +148,7 @@ class TextTokenizer(ABC):
         return ids
 
     def save(self, folder: FolderName) -> None:
-        """Copies the tokenizer to ``folder``, whole or not at all; does nothing where the same one already lies there.
+        """Copy the tokenizer to ``folder``, whole or not at all; does nothing where the same one already lies there.
 
         Raises:
             UserError: ``folder`` holds something else.
@@ -163,14 +163,14 @@ class TextTokenizer(ABC):
 
 
 def read_description(path: Path, format_version: int) -> dict[str, Any]:
-    """The contents of tokenizer.json in a version's format; UserError for anything else."""
+    """Return the contents of tokenizer.json in a version's format; UserError for anything else."""
     description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
     refuse_other_version(path, description, format_version)
     return description
 
 
 def read_hashed_files(folder: Path, names: Sequence[str], description: Mapping[str, Any]) -> dict[str, bytes]:
-    """The contents of files of a tokenizer's folder, whose hashes its description has under ``sha256``.
+    """Return the contents of files of a tokenizer's folder, whose hashes its description has under ``sha256``.
 
     Raises:
         UserError: one is missing, or another than was written.
@@ -190,7 +190,7 @@ def read_hashed_files(folder: Path, names: Sequence[str], description: Mapping[s
 
 
 def write_hashed_files(folder: FolderName, contents: Mapping[str, bytes], description: Mapping[str, Any]) -> None:
-    """Writes a tokenizer's folder, whole or not at all: its files, and its description with their hashes."""
+    """Write a tokenizer's folder, whole or not at all: its files, and its description with their hashes."""
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     text = json.dumps({**description, "sha256": hashes}, indent=2, ensure_ascii=False) + "\n"
     with atomic_folder(Path(folder)) as unfinished:
@@ -199,7 +199,7 @@ def write_hashed_files(folder: FolderName, contents: Mapping[str, bytes], descri
 
 
 def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
-    """An input, or pair, of :meth:`TextTokenizer.build_input` cut to `max_length` ids; the longer text first.
+    """Return an input, or pair, of :meth:`TextTokenizer.build_input` cut to `max_length` ids; the longer text first.
 
     Raises a UserError where that leaves no room for text.
     """
@@ -211,8 +211,10 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
         raise UserError(f"inputs of {max_length} tokens: too few for a text; give at least 5")
     if len(ends) == 1:
         return np.concatenate([ids[: 1 + room], ids[-1:]])
-    first_end, second_start = ends[0], ends[-2] + 1
-    of_a, of_b = first_end - 1, len(ids) - second_start - 1
+    first_end = ends[0]
+    second_start = ends[-2] + 1
+    of_a = first_end - 1
+    of_b = len(ids) - second_start - 1
     of_b = min(of_b, max(room // 2, room - of_a))
     second = ids[second_start:]
     return np.concatenate([ids[: 1 + room - of_b], ids[first_end:second_start], second[:of_b], ids[-1:]])

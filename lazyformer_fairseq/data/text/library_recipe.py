@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 MOST_IDS = 1 << 24  # more is damage: of the largest vocabularies there are, it is sixty times
 Types = Mapping[str, tuple[type, ...]]  # of the fields of an object
-SWITCH, PERHAPS_TEXT = (bool,), (str, type(None))
+SWITCH = (bool,)
+PERHAPS_TEXT = (str, type(None))
 NORMALISERS: Mapping[str, Types] = {
     "BertNormalizer": {
         **dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), SWITCH),
@@ -52,7 +53,12 @@ MODELS: Mapping[str, Types] = {
 DIVISION_OF_MODEL = {"WordPiece": "BertPreTokenizer", "BPE": "ByteLevel"}
 DECODERS = {
     "WordPiece": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-    "BPE": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    "BPE": {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": True,
+        "use_regex": True,
+    },
 }
 ADDED_TOKEN: Types = {
     "id": (int,),
@@ -65,7 +71,7 @@ ACCEPTED = "this program takes WordPiece (BERT) and byte-level BPE (RoBERTa)"
 
 
 def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a ``tokenizer.json`` of the library's that decide a text's ids, and nothing else of it.
+    """Return the parts of a ``tokenizer.json`` of the library's that decide a text's ids, and nothing else of it.
 
     Raises:
         UserError: of another kind, damaged, or with a part that this program does not know.
@@ -74,7 +80,11 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     model = _checked(values["model"], "model", {kind: MODELS[kind]}, kind)
     _check_vocabulary(model["vocab"])
     if kind == "WordPiece":  # files of old leave them out
-        defaults = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+        defaults = {
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        }
         model = {**defaults, **model}
         if model["continuing_subword_prefix"] != "##" or model["max_input_chars_per_word"] < 1:
             raise UserError(f"its model is no WordPiece of BERT's, whose pieces inside words begin with ##; {ACCEPTED}")
@@ -82,7 +92,8 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"its model cuts words at random (dropout {model['dropout']}); set dropout to null")
     elif model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         raise UserError(f"its model marks the inside or the ends of words; {ACCEPTED}")
-    normaliser, division = values.get("normalizer"), values.get("pre_tokenizer")
+    normaliser = values.get("normalizer")
+    division = values.get("pre_tokenizer")
     if normaliser is not None:
         normaliser = _checked(normaliser, "normalizer", NORMALISERS)
     division = _checked(division, "pre_tokenizer", DIVISIONS)
@@ -102,7 +113,7 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_post_processor(values: Any) -> None:
-    """Puts little around a text, and each text there once; a template may name one symbol of many ids again and again.
+    """Put little around a text, and each text there once; a template may name one symbol of many ids again and again.
 
     Raises:
         UserError: it does not, or is of another kind than those that BERT and RoBERTa have.
@@ -133,7 +144,7 @@ def _few(values: Any) -> list[Any]:
 
 
 def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
-    """The id of every symbol, added ones too.
+    """Return the id of every symbol, added ones too.
 
     Raises:
         UserError: two symbols share an id, or a symbol has two.
@@ -148,7 +159,7 @@ def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
 
 
 def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "Tokenizer":
-    """The library's tokenizer, without what it would put around a text.
+    """Return the library's tokenizer, without what it would put around a text.
 
     Args:
         recipe: as :func:`check_recipe` returns it.
@@ -159,12 +170,20 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "T
     """
     # The library numbers an added token that is not in the vocabulary by itself; so each special one gets its place. In
     # BPE all do, which makes no piece that its merges do not make.
-    is_bpe, tokens = recipe["model"]["type"] == "BPE", recipe["added_tokens"]
+    is_bpe = recipe["model"]["type"] == "BPE"
+    tokens = recipe["added_tokens"]
     placed = {token["content"]: token["id"] for token in tokens if is_bpe or token["special"]}
     model = {**recipe["model"], "vocab": {**placed, **recipe["model"]["vocab"]}}
     every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
     added = [token for token in every if token["content"] not in silent]
-    library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming_of(recipe)})
+    library = library_from(
+        {
+            **recipe,
+            "model": model,
+            "added_tokens": added,
+            "post_processor": trimming_of(recipe),
+        }
+    )
     for symbol, wanted in ids_of(recipe).items():
         if library.token_to_id(symbol) != wanted:
             raise UserError(f"its added tokens do not follow its vocabulary in order: {symbol!r} is to be id {wanted}")
@@ -172,7 +191,7 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "T
 
 
 def trimming_of(recipe: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-    """The post-processor that takes the space before a byte-level word out of its offsets."""
+    """Return the post-processor that takes the space before a byte-level word out of its offsets."""
     return {**recipe["pre_tokenizer"], "trim_offsets": True} if recipe["model"]["type"] == "BPE" else None
 
 
@@ -206,7 +225,7 @@ def _kind_of_model(model: Any) -> str:
 
 
 def _checked(values: Any, what: str, known: Mapping[str, Types], kind: Optional[str] = None) -> dict[str, Any]:
-    """An object of a known type with known fields alone."""
+    """Return an object of a known type with known fields alone."""
     kind = values.get("type", kind) if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in known:
         raise UserError(f"its {what} is {str(kind)[:40]}, known are {', '.join(known)}; {ACCEPTED}")
@@ -224,7 +243,11 @@ def _checked(values: Any, what: str, known: Mapping[str, Types], kind: Optional[
 def _checked_token(token: Any) -> dict[str, Any]:
     if not isinstance(token, dict) or not {"id", "content"} <= token.keys():
         raise UserError(f"an added token is {str(token)[:60]}, must have id and content")
-    full = {**dict.fromkeys(ADDED_TOKEN, False), "normalized": not token.get("special", False), **token}
+    full = {
+        **dict.fromkeys(ADDED_TOKEN, False),
+        "normalized": not token.get("special", False),
+        **token,
+    }
     for name, value in full.items():
         if name not in ADDED_TOKEN or type(value) not in ADDED_TOKEN[name]:
             raise UserError(f"the added token {str(token['content'])[:40]!r} has {name[:40]} = {str(value)[:40]}")
@@ -271,14 +294,15 @@ class LibraryNormaliser:
         return LibraryNormaliser, (self.settings,)
 
     def __call__(self, text: str, keep_unknown: bool = False) -> str:
-        """The words of ``text``, divided by single spaces.
+        """Return the words of ``text``, divided by single spaces.
 
         Args:
             keep_unknown: ``<unk>`` in a text is an unknown word.
         """
         if not keep_unknown:
             return self._words(text)
-        unknown, plain = self.settings.unknown, text.split(UNKNOWN_OF_CORPUS)
+        unknown = self.settings.unknown
+        plain = text.split(UNKNOWN_OF_CORPUS)
         parts = [part for each in plain for part in (self._words(each), unknown)]
         return " ".join(filter(None, parts[:-1]))
 
@@ -291,6 +315,10 @@ class LibraryNormaliser:
 @lru_cache(maxsize=4)
 def _components(normaliser: str, division: str) -> tuple:
     model = {"type": "WordLevel", "vocab": {}, "unk_token": UNKNOWN_OF_CORPUS}
-    parts = {"normalizer": json.loads(normaliser), "pre_tokenizer": json.loads(division), "model": model}
+    parts = {
+        "normalizer": json.loads(normaliser),
+        "pre_tokenizer": json.loads(division),
+        "model": model,
+    }
     library = library_from({"version": "1.0", "added_tokens": [], **parts})
     return library.normalizer, library.pre_tokenizer

@@ -64,7 +64,8 @@ class LibraryTokenizer(interface.TextTokenizer):
         super().__init__(folder)
         self._recipe = recipe
         self._names: dict[str, str] = description["special"]
-        self.separators, self.second_type = description["separators"], description["second_type"]
+        self.separators = description["separators"]
+        self.second_type = description["second_type"]
         ids = ids_of(recipe)
         most = 2 * len(ids) + MOST_FREE_ROWS
         if not 0 < description["rows"] <= most:
@@ -90,13 +91,15 @@ class LibraryTokenizer(interface.TextTokenizer):
             if ids[symbol] in self.encode(symbol):
                 raise UserError(f"a text that holds the word {symbol!r} would end there; this program cannot use it")
         self.settings = library_recipe.LibrarySettings(
-            json.dumps(recipe["normalizer"]), json.dumps(recipe["pre_tokenizer"]), self._names["unk"]
+            json.dumps(recipe["normalizer"]),
+            json.dumps(recipe["pre_tokenizer"]),
+            self._names["unk"],
         )
         self.normalise = library_recipe.LibraryNormaliser(self.settings)
 
     @classmethod
     def load(cls, folder: FolderName) -> "LibraryTokenizer":
-        """Reads a folder that :meth:`write` made; nothing in it is run or unpickled.
+        """Read a folder that :meth:`write` made; nothing in it is run or unpickled.
 
         Raises:
             UserError: a file is missing, damaged, of another format version, or does not match the others.
@@ -117,7 +120,7 @@ class LibraryTokenizer(interface.TextTokenizer):
 
     @classmethod
     def write(cls, recipe: Mapping[str, Any], description: Mapping[str, Any], folder: FolderName) -> "LibraryTokenizer":
-        """Writes ``folder`` whole or not at all, and loads it.
+        """Write ``folder`` whole or not at all, and loads it.
 
         Args:
             description: ``special``, ``rows``, ``separators``, ``second_type``.
@@ -130,7 +133,11 @@ class LibraryTokenizer(interface.TextTokenizer):
             PIECES_FILE: (json.dumps(recipe, indent=1) + "\n").encode(),
             DICTIONARY_FILE: dictionary_bytes(tokenizer.dictionary),
         }
-        interface.write_hashed_files(folder, contents, {"format_version": FORMAT_VERSION, "kind": KIND, **description})
+        interface.write_hashed_files(
+            folder,
+            contents,
+            {"format_version": FORMAT_VERSION, "kind": KIND, **description},
+        )
         return cls.load(folder)
 
     def encode(self, text: str) -> list[int]:
@@ -147,7 +154,8 @@ class LibraryTokenizer(interface.TextTokenizer):
         return list(itertools.chain.from_iterable(self._numbers_of(words.split(" ") if words else [])))
 
     def _numbers_of(self, words: list[str]) -> list[list[int]]:
-        unknown, tokenize = self._names["unk"], self._model.tokenize
+        unknown = self._names["unk"]
+        tokenize = self._model.tokenize
         return [[self.special.unk] if word == unknown else [piece.id for piece in tokenize(word)] for word in words]
 
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
@@ -171,7 +179,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         return self._library.decode(kept, skip_special_tokens=False).strip()
 
     def write_for_transformers(self, folder: FolderName, token_types: bool = False) -> None:
-        """Writes ``tokenizer.json`` and ``tokenizer_config.json`` into a folder, for transformers' AutoTokenizer.
+        """Write ``tokenizer.json`` and ``tokenizer_config.json`` into a folder, for transformers' AutoTokenizer.
 
         Args:
             token_types: the model takes token types, 1 for the second text of a pair.
@@ -180,14 +188,23 @@ class LibraryTokenizer(interface.TextTokenizer):
 
         def template(pattern: str) -> list[dict[str, Any]]:
             """Of a pattern of texts, A and B, and special symbols: a symbol behind B is of B's type."""
-            parts, kind = [], 0
+            parts = []
+            kind = 0
             for name in pattern.split():
                 kind = self.second_type if name == "B" else kind
                 what = "Sequence" if name in "AB" else "SpecialToken"
-                parts.append({what: {"id": {"bos": bos, "eos": eos}.get(name, name), "type_id": kind}})
+                parts.append(
+                    {
+                        what: {
+                            "id": {"bos": bos, "eos": eos}.get(name, name),
+                            "type_id": kind,
+                        }
+                    }
+                )
             return parts
 
-        bos, eos = self._names["bos"], self._names["eos"]
+        bos = self._names["bos"]
+        eos = self._names["eos"]
         around = {
             "type": "TemplateProcessing",
             "single": template("bos A eos"),
@@ -197,23 +214,38 @@ class LibraryTokenizer(interface.TextTokenizer):
                 for name, index in ((bos, self.special.bos), (eos, self.special.eos))
             },
         }
-        whole = {**self._recipe, "truncation": None, "padding": None, "post_processor": around}
+        whole = {
+            **self._recipe,
+            "truncation": None,
+            "padding": None,
+            "post_processor": around,
+        }
         if trimming := library_recipe.trimming_of(self._recipe):
             whole["post_processor"] = {"type": "Sequence", "processors": [trimming, around]}
         (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **{NAMES_OF_ROLES[role]: self._names[role] for role in ("bos", "eos", "pad", "unk", "mask")},
-            "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
+            "model_input_names": [
+                "input_ids",
+                *(["token_type_ids"] if token_types else []),
+                "attention_mask",
+            ],
             "clean_up_tokenization_spaces": False,
         }
         write_json(folder / "tokenizer_config.json", config, durable=False)
 
 
 def check_description(path: Path) -> dict[str, Any]:
-    """The checked contents of tokenizer.json; UserError for anything else."""
+    """Return the checked contents of tokenizer.json; UserError for anything else."""
     description = interface.read_description(path, FORMAT_VERSION)
-    kinds = {"special": dict, "sha256": dict, "rows": int, "separators": int, "second_type": int}
+    kinds = {
+        "special": dict,
+        "sha256": dict,
+        "rows": int,
+        "separators": int,
+        "second_type": int,
+    }
     is_whole = (
         description.get("kind") == KIND
         and all(type(description.get(name)) is kind for name, kind in kinds.items())
@@ -230,18 +262,26 @@ def check_description(path: Path) -> dict[str, Any]:
 
 # In the files of a model.
 NAMES_OF_ROLES = dict(bos="cls_token", pad="pad_token", eos="sep_token", unk="unk_token", mask="mask_token")
-USUAL_NAMES = (("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+USUAL_NAMES = (
+    ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
+    ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+)
 OPTIONS_OF_BERT = {  # of tokenizer_config.json -> of the library's normaliser
     "do_lower_case": ("lowercase", (bool,)),
     "strip_accents": ("strip_accents", (bool, type(None))),
     "tokenize_chinese_chars": ("handle_chinese_chars", (bool,)),
 }
-SENTENCE_PIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+SENTENCE_PIECE_FILES = (
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+)
 ADVICE = "download the model's folder again"
 
 
 def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optional[int] = None) -> LibraryTokenizer:
-    """Writes the tokenizer folder `out` of a model's own tokenizer, whole or not at all. Ids stay what they are.
+    """Write the tokenizer folder `out` of a model's own tokenizer, whole or not at all. Ids stay what they are.
 
     Args:
         source: folder with ``tokenizer.json``, or ``vocab.txt`` (WordPiece), or ``vocab.json`` and ``merges.txt``
@@ -255,7 +295,8 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
             symbols, with more ids than rows, or damaged; a folder that exists.
     """
     refuse_without_extra("huggingface", "a tokenizer that came with another model")
-    source, out = Path(source), Path(out)
+    source = Path(source)
+    out = Path(out)
     refuse_filled_folder(out)
     options = _optional_json(source / "tokenizer_config.json")
     path = _main_file(source)
@@ -279,7 +320,7 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
 
 
 def _main_file(source: Path) -> Path:
-    """The file that holds the vocabulary."""
+    """Return the file that holds the vocabulary."""
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; give the one with the model's config.json")
     for names in (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")):
@@ -291,7 +332,7 @@ def _main_file(source: Path) -> Path:
 
 
 def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of tokenizer.json, or what would stand there."""
+    """Return the contents of tokenizer.json, or what would stand there."""
     if path.name == "tokenizer.json":
         values = read_json(path, ADVICE)
     elif path.name == "vocab.txt":
@@ -301,7 +342,8 @@ def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, A
     if path.name != "tokenizer.json":
         added = _optional_json(source / "added_tokens.json")
         values["added_tokens"] = [{"id": index, "content": symbol} for symbol, index in added.items()]
-    normaliser, division = values.get("normalizer"), values.get("pre_tokenizer")
+    normaliser = values.get("normalizer")
+    division = values.get("pre_tokenizer")
     if isinstance(normaliser, dict) and normaliser.get("type") == "BertNormalizer":
         for name, (field, types) in OPTIONS_OF_BERT.items():
             if name in options and type(options[name]) in types:
@@ -318,7 +360,12 @@ def _word_piece(lines: list[str]) -> dict[str, Any]:
         lines.pop()
     vocabulary = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
     is_cased = any(any(map(str.isupper, piece)) for piece in vocabulary if not piece.startswith(("[", "<")))
-    normaliser = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    normaliser = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+    }
     return {
         "model": {"type": "WordPiece", "vocab": vocabulary},
         "normalizer": {**normaliser, "lowercase": not is_cased},
@@ -332,14 +379,22 @@ def _byte_level(vocabulary: dict[str, Any], lines: list[str]) -> dict[str, Any]:
     return {
         "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
         "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "pre_tokenizer": {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
     }
 
 
 def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, str]:
-    """The symbol of each part: as the files name it, else as BERT or RoBERTa call it."""
+    """Return the symbol of each part: as the files name it, else as BERT or RoBERTa call it."""
     named = {**_optional_json(source / "special_tokens_map.json"), **options}
-    usual = next((names for names in USUAL_NAMES if all(name in ids for name in names)), (None,) * len(NAMES_OF_ROLES))
+    usual = next(
+        (names for names in USUAL_NAMES if all(name in ids for name in names)),
+        (None,) * len(NAMES_OF_ROLES),
+    )
     special = {}
     for (role, name), default in zip(NAMES_OF_ROLES.items(), usual, strict=True):
         symbol = named.get(name)
@@ -363,7 +418,7 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
 
 
 def _with_added(recipe: dict[str, Any], special: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe with all special symbols among the added tokens, which a text may hold whole."""
+    """Return the recipe with all special symbols among the added tokens, which a text may hold whole."""
     ids = ids_of(recipe)
     there = {token["content"] for token in recipe["added_tokens"]}
     added = list(recipe["added_tokens"])
@@ -375,22 +430,35 @@ def _with_added(recipe: dict[str, Any], special: Mapping[str, str], options: Map
             if isinstance(described, dict) and type(described.get("lstrip")) is bool:
                 takes_space = described["lstrip"]
             flags = dict.fromkeys(("single_word", "rstrip", "normalized"), False)
-            added.append({"id": ids[symbol], "content": symbol, **flags, "lstrip": takes_space, "special": True})
+            added.append(
+                {
+                    "id": ids[symbol],
+                    "content": symbol,
+                    **flags,
+                    "lstrip": takes_space,
+                    "special": True,
+                }
+            )
     return {**recipe, "added_tokens": added}
 
 
 def _joining(
-    recipe: Mapping[str, Any], post_processor: Any, special: Mapping[str, str], ids: Mapping[str, int]
+    recipe: Mapping[str, Any],
+    post_processor: Any,
+    special: Mapping[str, str],
+    ids: Mapping[str, int],
 ) -> tuple[int, int]:
-    """How many separators stand in a pair, and the token type of its second text: asked of the library itself."""
+    """Return the number of separators in a pair, and the token type of its second text, as the library joins it."""
     if post_processor is None:
         return (1, 1) if recipe["model"]["type"] == "WordPiece" else (2, 0)
     library_recipe.check_post_processor(post_processor)
     library_recipe.build_library(recipe)  # is the rest all right?
     library = library_recipe.library_from({**recipe, "post_processor": post_processor})
-    bos, eos = ids[special["bos"]], ids[special["eos"]]
+    bos = ids[special["bos"]]
+    eos = ids[special["eos"]]
     with library_recipe.refusals_of_the_library():
-        single, pair = library.encode("a"), library.encode("a", "a")
+        single = library.encode("a")
+        pair = library.encode("a", "a")
     around = [
         [index for index, is_special in zip(of.ids, of.special_tokens_mask, strict=True) if is_special]
         for of in (single, pair)

@@ -49,7 +49,7 @@ NO_BREAK_SPACE = "\u00a0"
 
 
 def character_class(letters: Iterable[str]) -> str:
-    """The inside of a regular expression's brackets, ``a-zA-Z...``."""
+    """Return the inside of a regular expression's brackets, ``a-zA-Z...``."""
     ranges: list[list[int]] = []
     for code in sorted(set(map(ord, letters))):
         if ranges and ranges[-1][1] == code - 1:
@@ -67,7 +67,8 @@ BREAK = "\U0010ff06"  # no symbol and no piece reaches over it
 NO_SIGN = "\U0010ff07"  # what becomes of such characters in the text itself: of private use as well, so no piece has it
 TAKEN = f"[{SIGNS}{MARK}{BREAK}]"
 NOT_SIGN = f"[^{SIGNS}]"
-START, END = f"(?<!{NOT_SIGN})", f"(?!{NOT_SIGN})"
+START = f"(?<!{NOT_SIGN})"
+END = f"(?!{NOT_SIGN})"
 NOT_TAKEN = r"(?:\A|(?!\G))"
 WHITESPACE = character_class(character for character in map(chr, range(0x3001)) if character.isspace())
 DECIMALS = character_class(character for character in map(chr, range(0x110000)) if character.isdecimal())
@@ -76,16 +77,27 @@ DECIMALS = character_class(character for character in map(chr, range(0x110000)) 
 # do as they are, but the offsets would be those of the last one.
 REWRITTEN = {
     (r"\( ", r"("): [(r"\(\K ", "")],
-    ("\u00a0«\u00a0", '"'): [("\u00a0«\\K\u00a0", MARK), (f"\u00a0«(?={MARK})", '"'), (MARK, "")],
+    ("\u00a0«\u00a0", '"'): [
+        ("\u00a0«\\K\u00a0", MARK),
+        (f"\u00a0«(?={MARK})", '"'),
+        (MARK, ""),
+    ],
     ("«\u00a0", '"'): [("«\\K\u00a0", MARK), (f"«(?={MARK})", '"'), (MARK, "")],
-    ("\u00a0»\u00a0", '"'): [("\u00a0»\\K\u00a0", MARK), (f"\u00a0»(?={MARK})", '"'), (MARK, "")],
+    ("\u00a0»\u00a0", '"'): [
+        ("\u00a0»\\K\u00a0", MARK),
+        (f"\u00a0»(?={MARK})", '"'),
+        (MARK, ""),
+    ],
     ("nº\u00a0", "nº "): [("nº\\K\u00a0", " ")],
     ("\u00a0ºC", " ºC"): [("\u00a0(?=ºC)", " ")],
     ("\u00a0cm", " cm"): [("\u00a0(?=cm)", " ")],
     (",\u00a0", ", "): [(",\\K\u00a0", " ")],
     (r"\) ([.!:?;,])", r")\g<1>"): [(r"\)\K (?=[.!:?;,])", "")],
     (r"(\d) %", r"\g<1>%"): [(rf"(?<=[{DECIMALS}]) (?=%)", "")],
-    ("([a-zA-Z])‘([a-zA-Z])", r"\g<1>'\g<2>"): [],  # all others become ' as well, a rule later
+    (
+        "([a-zA-Z])‘([a-zA-Z])",
+        r"\g<1>'\g<2>",
+    ): [],  # all others become ' as well, a rule later
     ("([a-zA-Z])’([a-zA-Z])", r"\g<1>'\g<2>"): [],
     # The quote is written behind, then the one in front deleted.
     (r'"([,.]+)', r'\g<1>"'): [(r'"[,.]+\K', '"'), (r'"(?=[,.])', "")],
@@ -160,14 +172,15 @@ def word_rules(language: str) -> list[Rule]:
 
 
 def moses_rules(language: str, normalise_punctuation: bool, tokenise: bool) -> list[Rule]:
-    """All rules of these settings, which leave single spaces."""
+    """Return all rules of these settings, which leave single spaces."""
     rules = punctuation_rules(language) if normalise_punctuation else []
     return rules + (word_rules(language) if tokenise else []) + WHITESPACE_RULES
 
 
 def _apostrophe_rules(language: str, numeric: str) -> list[Rule]:
     letters = character_class(MosesTokenizer.IsAlpha)
-    letter, other = f"[{letters}]", f"[^{letters}{SIGNS}]"
+    letter = f"[{letters}]"
+    other = f"[^{letters}{SIGNS}]"
     if language == "en":
         rules = [
             (other, other, " ' "),
@@ -177,7 +190,12 @@ def _apostrophe_rules(language: str, numeric: str) -> list[Rule]:
             (f"[{numeric}]", "s", " '"),
         ]
     elif language in ("fr", "it"):
-        rules = [(other, other, " ' "), (other, letter, " ' "), (letter, other, " ' "), (letter, letter, "' ")]
+        rules = [
+            (other, other, " ' "),
+            (other, letter, " ' "),
+            (letter, other, " ' "),
+            (letter, letter, "' "),
+        ]
     else:
         return [Rule("'", " ' ")]
     return [Rule(rf"{NOT_TAKEN}{before}\K'(?={after})", content) for before, after, content in rules]
@@ -187,7 +205,8 @@ def _full_stop_rules(moses: MosesTokenizer) -> list[Rule]:
     """handles_nonbreaking_prefixes: a word's last stop stands alone, unless the word is an abbreviation or the like."""
     inside = f"[^ {SIGNS}]"
     end = f"(?!{inside})"
-    letters, lower = character_class(moses.IsAlpha), character_class(MosesTokenizer.IsLower)
+    letters = character_class(moses.IsAlpha)
+    lower = character_class(MosesTokenizer.IsLower)
     numeric_only = set(moses.NUMERIC_ONLY_PREFIXES)
     stays = [
         rf"(?={inside}*\.{inside}){inside}*[{letters}]",
@@ -208,7 +227,7 @@ class _UnusualText(Exception):
 
 @cache
 def moses_words(language: str, normalise_punctuation: bool, tokenise: bool) -> "MosesWords":
-    """The one :class:`MosesWords` of these settings; every caller in this process shares its answers and tables."""
+    """Return the one :class:`MosesWords` of these settings, whose answers all callers in this process share."""
     return MosesWords(language, normalise_punctuation, tokenise)
 
 
@@ -226,7 +245,9 @@ class MosesWords:
         rules = moses_rules(language, normalise_punctuation, tokenise)
         self._rules = [(regex.compile(pattern), content) for pattern, content in rules]
         moses = MosesTokenizer(language)
-        self._alphabetic, self._numeric, self._lower = set(moses.IsAlpha), set(moses.IsN), set(moses.IsLower)
+        self._alphabetic = set(moses.IsAlpha)
+        self._numeric = set(moses.IsN)
+        self._lower = set(moses.IsLower)
         letters = character_class(letter for letter in moses.IsAlnum if letter.isalnum())
         self._letter = re.compile(f"[{letters}]")
         # One space alone is not a gap. A letter between two marks belongs to theirs.
@@ -249,7 +270,7 @@ class MosesWords:
             return self.by_rules(text)
 
     def by_rules(self, text: str) -> str:
-        """The definition, and the slow way: all rules, one after the other, on the whole text."""
+        """Return the definition, and the slow way: all rules, one after the other, on the whole text."""
         if max(text, default="") >= OPEN:
             text = re.sub(TAKEN, NO_SIGN, text)
         for pattern, content in self._rules:
@@ -261,7 +282,8 @@ class MosesWords:
             text = re.sub("  +", " ", text)
         parts = self._gap.split(text)  # words, gap, words, ..., words
         done = parts.copy()
-        answer, stand_in = self._answer, self._stand_in
+        answer = self._answer
+        stand_in = self._stand_in
         for place in range(1, len(parts), 2):
             gap = parts[place]
             before = self._before_stop(parts, place) if "." in gap else stand_in(parts[place - 1][-1:])
@@ -269,7 +291,7 @@ class MosesWords:
         return "".join(done).strip()
 
     def _ask(self, before: str, gap: str, after: str) -> str:
-        """What the rules make of ``gap`` between two words ("" where the text starts or ends)."""
+        """Return what the rules make of ``gap`` between two words ("" where the text starts or ends)."""
         if len(before) + len(gap) > LONGEST_GAP:
             raise _UnusualText  # an exception is not kept, so that the kept answers stay small
         answer = self.by_rules(before + gap + after)
@@ -280,7 +302,7 @@ class MosesWords:
         return answer[start : len(answer) - len(after)]
 
     def _before_stop(self, parts: list[str], place: int) -> str:
-        """What must stand before the gap ``parts[place]`` for its full stops to be treated as they are here."""
+        """Return what must stand before the gap ``parts[place]`` for its full stops to be treated as they are here."""
         word = parts[place - 1].rpartition(" ")[2]
         if place == 1 or " " in parts[place - 1] or parts[place - 2][-1] == " ":
             before = token = word
@@ -297,7 +319,7 @@ class MosesWords:
 
     @staticmethod
     def _back_to_space(parts: list[str], place: int) -> str:
-        """The text from the word before the gap in which the token before ``parts[place]`` starts."""
+        """Return the text from the word before the gap in which the token before ``parts[place]`` starts."""
         first = place - 1
         while True:
             first -= 2
@@ -307,7 +329,7 @@ class MosesWords:
                 raise _UnusualText
 
     def _find_stand_in(self, letter: str) -> str:
-        """A word of letters of the same kind, one for each kind, that is in no list of abbreviations."""
+        """Return a word of letters of the same kind, one for each kind, that is in no list of abbreviations."""
         if not letter:
             return ""
         word = self._words_of_kinds.setdefault(self._kind_of(letter), letter * 3)
@@ -316,9 +338,14 @@ class MosesWords:
         return word
 
     def _kind_of(self, letter: str) -> tuple:
-        """All that a rule can test of a single letter: ``s`` is that of ``5's``."""
+        """Return all that a rule can test of a single letter: ``s`` is that of ``5's``."""
         sets = (self._alphabetic, self._numeric, self._lower)
-        return *(letter in each for each in sets), letter.isdecimal(), letter.isascii(), letter == "s"
+        return (
+            *(letter in each for each in sets),
+            letter.isdecimal(),
+            letter.isascii(),
+            letter == "s",
+        )
 
 
 def _printable_but_for_no_break_space(text: str) -> bool:

@@ -15,7 +15,13 @@ from lazyformer_fairseq.errors import UserError
 
 MASK = "<mask>"
 UNKNOWN = "<unk>"
-FIRST_SYMBOLS = ("<s>", "<pad>", "</s>", UNKNOWN)  # of every dictionary of fairseq's, with the ids 0 to 3
+# Of every dictionary of fairseq's, with the ids 0 to 3.
+FIRST_SYMBOLS = (
+    "<s>",
+    "<pad>",
+    "</s>",
+    UNKNOWN,
+)
 RESERVED_SYMBOLS = (*FIRST_SYMBOLS, MASK)
 
 
@@ -56,7 +62,8 @@ class TextSettings:
                 expected = type(field.default).__name__
                 raise UserError(f"text setting {field.name} = {value!r}: expected a value of type {expected}")
         if self.language != "en":
-            from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES  # half a second that English saves
+            # Half a second that English saves.
+            from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES
 
             if self.language not in KNOWN_LANGUAGES:
                 known = ", ".join(sorted(KNOWN_LANGUAGES))
@@ -89,7 +96,7 @@ class TextSettings:
 
 
 def symbol_pattern(settings: TextSettings) -> Pattern:
-    """Finds the special tokens, ``<mask>`` and ``<unk>`` in any case, as one group: ``split`` keeps them."""
+    """Find the special tokens, ``<mask>`` and ``<unk>`` in any case, as one group: ``split`` keeps them."""
     symbols = "|".join(map(re.escape, (*settings.special_tokens, MASK, UNKNOWN)))
     return re.compile(f"({symbols})", re.IGNORECASE | re.ASCII)  # ASCII: no long s in <mask>
 
@@ -115,7 +122,7 @@ class TextNormaliser:
         self._moses_back = MosesDetokenizer(settings.language)
 
     def __call__(self, text: str) -> str:
-        """The words and symbols of ``text``, divided by single spaces."""
+        """Return the words and symbols of ``text``, divided by single spaces."""
         if "<" not in text:
             return self._normalise_plain(text)
         parts = self._symbol.split(text)
@@ -124,7 +131,7 @@ class TextNormaliser:
         return " ".join(filter(None, parts))
 
     def with_places(self, text: str) -> tuple[str, list[Span]]:
-        """What calling this returns, and for each of its characters the span of `text` that it came from."""
+        """Return what calling this returns, and for each of its characters the span of `text` that it came from."""
         words: list[str] = []
         places: list[Span] = []
         start = 0
@@ -178,7 +185,8 @@ def places_of(words: str, text: str) -> list[Span]:
     raw, raw_places = _units(text)
     normal, word_places = _units(words)
     matched = list(range(len(raw))) if raw == normal else _match(raw, normal)
-    starts, ends = [len(text)] * len(words), [0] * len(words)
+    starts = [len(text)] * len(words)
+    ends = [0] * len(words)
     for place, unit in zip(word_places, matched, strict=True):
         if unit is not None:
             starts[place] = min(starts[place], raw_places[unit])
@@ -193,7 +201,7 @@ def cover(spans: list[Span]) -> Optional[Span]:
 
 
 def spans_of_parts(text: str, spans: list[Span], sizes: list[int]) -> list[Span]:
-    """The spans of a text's parts.
+    """Return the spans of a text's parts.
 
     Args:
         text: its spaces count for no part.
@@ -215,7 +223,7 @@ def spans_of_parts(text: str, spans: list[Span], sizes: list[int]) -> list[Span]
 
 
 def _units(text: str) -> tuple[str, list[int]]:
-    """The text written as its normalised form would be, without spaces, and the place of each unit's character."""
+    """Return the text written as when normalised, without spaces, and the place of each unit's character."""
     units = list(map(_written, text))
     written = "".join(units)
     return written, [place for place, unit in enumerate(units) for _ in unit]
@@ -263,7 +271,7 @@ def _length_of_swap(raw: str, normal: str, at: int, here: int) -> int:
 
 
 def _change(raw: str, normal: str, at: int, here: int) -> tuple[int, int]:
-    """The fewest units of raw that have gone and of normal that have come, so that both agree behind them."""
+    """Return the fewest units of raw that have gone and of normal that have come, so that both agree behind them."""
     for total in range(1, LONGEST_CHANGE):
         for gone, come in zip(range(total + 1), range(total, -1, -1), strict=True):
             if raw[at + gone : at + gone + TELLING] == normal[here + come : here + come + TELLING]:
@@ -273,7 +281,8 @@ def _change(raw: str, normal: str, at: int, here: int) -> tuple[int, int]:
 
 def _filled(starts: list[int], ends: list[int], length: int) -> list[Span]:
     """Spans; what came from nothing has what stands between its neighbours, such as the space in a number."""
-    followers, follower = [length] * len(starts), length
+    followers = [length] * len(starts)
+    follower = length
     for place in range(len(starts) - 1, -1, -1):
         followers[place] = follower
         if starts[place] < ends[place]:

@@ -52,7 +52,7 @@ class TooLargeVocabularyError(UserError):
 
 
 def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, settings: TextSettings) -> bytes:
-    """The bytes of a sentencepiece BPE model. Same counts, same bytes, whatever their order.
+    """Return the bytes of a sentencepiece BPE model. Same counts, same bytes, whatever their order.
 
     Args:
         word_counts: normalised words, each once; symbols in them are left out.
@@ -98,7 +98,7 @@ def _training_lines(word_counts: Iterable[tuple[str, int]], settings: TextSettin
 
 
 def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -> Exception:
-    """Puts sentencepiece's failures that the user can fix in words; returns any other unchanged."""
+    """Put sentencepiece's failures that the user can fix in words; returns any other unchanged."""
     message = str(error)
     if found := re.search(r"set it to a value <= (\d+)", message):
         return TooLargeVocabularyError(vocab_size, int(found[1]) + symbols_beside_pieces)
@@ -128,7 +128,12 @@ class Tokenizer(interface.TextTokenizer):
 
     files = (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)
 
-    def __init__(self, folder: Path, settings: TextSettings, model: sentencepiece.SentencePieceProcessor):
+    def __init__(
+        self,
+        folder: Path,
+        settings: TextSettings,
+        model: sentencepiece.SentencePieceProcessor,
+    ):
         super().__init__(folder)
         self._model = model
         self.settings = settings
@@ -146,7 +151,7 @@ class Tokenizer(interface.TextTokenizer):
 
     @classmethod
     def load(cls, folder: FolderName) -> "Tokenizer":
-        """Reads a tokenizer folder; nothing in it is run or unpickled.
+        """Read a tokenizer folder; nothing in it is run or unpickled.
 
         Raises:
             UserError: a file is missing, damaged, of another format version, or does not match the others.
@@ -176,7 +181,7 @@ class Tokenizer(interface.TextTokenizer):
         vocab_size: int,
         settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
     ) -> "Tokenizer":
-        """Trains BPE and writes ``folder`` whole or not at all. Same counts, same bytes, on any machine.
+        """Train BPE and writes ``folder`` whole or not at all. Same counts, same bytes, on any machine.
 
         Args:
             word_counts: distinct normalised words and how often each occurs, in any order.
@@ -187,13 +192,18 @@ class Tokenizer(interface.TextTokenizer):
             UserError: no word, a vocabulary too large or too small for the words, a folder that exists.
         """
         refuse_filled_folder(Path(folder))
-        tokenizer = cls._write(train_model(word_counts, vocab_size, settings), "the trained model", folder, settings)
+        tokenizer = cls._write(
+            train_model(word_counts, vocab_size, settings),
+            "the trained model",
+            folder,
+            settings,
+        )
         assert len(tokenizer.symbols) == vocab_size, (len(tokenizer.symbols), vocab_size)
         return tokenizer
 
     @classmethod
     def from_model(cls, model_file: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
-        """Writes ``folder`` around a SentencePiece model of the user's own, BPE or unigram; see docs/data.md.
+        """Write ``folder`` around a SentencePiece model of the user's own, BPE or unigram; see docs/data.md.
 
         Args:
             folder: must not exist yet, or be empty.
@@ -210,14 +220,24 @@ class Tokenizer(interface.TextTokenizer):
         return cls._write(content, model_file, folder, settings)
 
     @classmethod
-    def _write(cls, model_bytes: bytes, name: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
+    def _write(
+        cls,
+        model_bytes: bytes,
+        name: FolderName,
+        folder: FolderName,
+        settings: TextSettings,
+    ) -> "Tokenizer":
         symbols = symbols_of(_load_model(model_bytes, name), settings)
         contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(symbols)}
-        interface.write_hashed_files(folder, contents, {"format_version": FORMAT_VERSION, "settings": asdict(settings)})
+        interface.write_hashed_files(
+            folder,
+            contents,
+            {"format_version": FORMAT_VERSION, "settings": asdict(settings)},
+        )
         return cls.load(folder)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of raw text, without ``<s>`` and ``</s>``; a special token or ``<mask>`` in it is one id."""
+        """Return ids of raw text, without ``<s>`` and ``</s>``; a special token or ``<mask>`` in it is one id."""
         refuse_surrogates(text)
         return self.encode_normalised(self.normalise(text))
 
@@ -298,7 +318,7 @@ class Tokenizer(interface.TextTokenizer):
         return self.normalise.readable(self.words(ids))
 
     def words(self, ids: Iterable[int]) -> str:
-        """The normalised words that ids stand for, divided by spaces: undoes :meth:`encode_normalised`."""
+        """Return the normalised words that ids stand for, divided by spaces: undoes :meth:`encode_normalised`."""
         parts: list[str] = []
         is_piece = lambda index: index in self._piece_of_id and index != UNK  # noqa: E731
         for are_pieces, run in itertools.groupby(map(int, ids), key=is_piece):
@@ -354,7 +374,7 @@ def _dictionary_bytes(symbols: Sequence[str]) -> bytes:
 
 
 def load_tokenizer(folder: FolderName) -> interface.TextTokenizer:
-    """Reads a tokenizer folder; nothing in it is run or unpickled.
+    """Read a tokenizer folder; nothing in it is run or unpickled.
 
     Raises:
         UserError: no such folder; a file is missing, damaged, of another format version, or does not match the others.
@@ -363,7 +383,7 @@ def load_tokenizer(folder: FolderName) -> interface.TextTokenizer:
 
 
 def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
-    """The class that reads a folder, whose tokenizer.json says it."""
+    """Return the class that reads a folder, whose tokenizer.json says it."""
     path = Path(folder) / SETTINGS_FILE
     description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
     if "format_version" not in description and isinstance(description.get("model"), dict):
@@ -375,7 +395,7 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
 
 
 def find_tokenizer_folder(path: Path) -> Path:
-    """A tokenizer's folder, given itself, a folder of checkpoints, or a checkpoint; UserError where there is none."""
+    """Return a tokenizer's folder, given itself, a folder of checkpoints or a checkpoint; else a UserError."""
     folder = path.parent if path.is_file() else path
     for candidate in (folder, folder / "tokenizer"):
         if (candidate / SETTINGS_FILE).is_file():

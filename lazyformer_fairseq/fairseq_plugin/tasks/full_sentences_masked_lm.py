@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fairseq.data import data_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data import masked_text
 from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions
-from lazyformer_fairseq.data.shards import data_folders, keep_tokenizer, prefixes, tokenizer_of
+from lazyformer_fairseq.data.shards import data_folders, keep_tokenizer, tokenizer_of
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
@@ -26,7 +25,6 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityCon
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
 from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted
-from lazyformer_fairseq.storage.indexed_format import is_older_format
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +110,12 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         Raises:
             UserError: a file of any epoch is missing, damaged or of other data (see ``--verify``).
         """
-        cfg, text, items = self.cfg, self.text, None
+        cfg = self.cfg
+        text = self.text
         if split not in self.datasets:
-            text.check(split, combine)
+            text.check(split)
         path = text.path(split, epoch)
-        if is_older_format(path) or len(prefixes(Path(path), combine)) > 1:
-            items = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
-        dataset = text.dataset(split, epoch, items, self.has_token_types)
+        dataset = text.dataset(split, epoch, self.has_token_types)
         self.datasets[split] = as_fairseq(dataset)
         what, efficiency = "pairs" if cfg.next_sentence else "blocks", dataset.packing_efficiency(cfg.tokens_per_sample)
         logger.info(

@@ -47,7 +47,8 @@ from lazyformer_fairseq.storage.atomic import write_text
 logger = logging.getLogger(__name__)
 
 PAPER_F1 = {"DistilBERT": 86.9, "BERT Base": 88.4, "PAR BERT Base": 87.4}
-PREDICTIONS, N_BEST = "predictions.json", "nbest_predictions.json"
+PREDICTIONS = "predictions.json"
+N_BEST = "nbest_predictions.json"
 
 
 # --- task and criterion of fairseq ------------------------------------------------------------------------------------
@@ -55,16 +56,24 @@ PREDICTIONS, N_BEST = "predictions.json", "nbest_predictions.json"
 
 @dataclass
 class SquadConfig(fairseq_task.FineTuningConfig):
-    data: str = option(MISSING, f"folder of the official files {', '.join(SPLITS.values())}, or of SQuAD as prepared")
+    data: str = option(
+        MISSING,
+        f"folder of the official files {', '.join(SPLITS.values())}, or of SQuAD as prepared",
+    )
     train_file: str = option(SPLITS["train"], "name of the file to train on, in the folder of official files")
     valid_file: str = option(SPLITS["valid"], "name of the file to validate on, in the folder of official files")
-    skip_mistakes: bool = option(False, "leave out what is wrong in the files, as answers that are not at their place")
+    skip_mistakes: bool = option(
+        False,
+        "leave out what is wrong in the files, as answers that are not at their place",
+    )
     tokens_per_sample: Optional[int] = option(None, f"tokens of an input; default: {USUAL.longest}, or as prepared")
     doc_stride: Optional[int] = option(
-        None, f"of a long context's inputs each is so many tokens further on; default: {USUAL.stride}, or as prepared"
+        None,
+        f"of a long context's inputs each is so many tokens further on; default: {USUAL.stride}, or as prepared",
     )
     max_question_tokens: Optional[int] = option(
-        None, f"longer questions are cut to so many tokens; default: {USUAL.longest_question}, or as prepared"
+        None,
+        f"longer questions are cut to so many tokens; default: {USUAL.longest_question}, or as prepared",
     )
     max_answer_tokens: int = option(30, "longest answer that is predicted")
     squad_head_name: str = option("squad", "name of the head")
@@ -80,13 +89,18 @@ class SquadTask(fairseq_task.FineTuningTask):
 
     cfg: SquadConfig
 
-    def __init__(self, cfg: SquadConfig, tokenizer_folder: Path, settings: question_windows.WindowSettings):
+    def __init__(
+        self,
+        cfg: SquadConfig,
+        tokenizer_folder: Path,
+        settings: question_windows.WindowSettings,
+    ):
         super().__init__(cfg, tokenizer_folder, cfg.squad_head_name, (2, SPAN), settings.longest)
         self.settings = settings
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs) -> "SquadTask":
-        """Finds the tokenizer and the sizes of windows.
+        """Find the tokenizer and the sizes of windows.
 
         Raises:
             UserError: an option that does not fit, or no tokenizer where it should be.
@@ -98,7 +112,12 @@ class SquadTask(fairseq_task.FineTuningTask):
         prepared = PreparedSquad.load(cfg.data) if PreparedSquad.is_at(cfg.data) else None
         folder = fairseq_task.find_tokenizer(cfg, prepared and prepared.tokenizer_folder)
         task = cls(cfg, folder, settings_of(cfg, prepared))
-        logger.info("SQuAD v1.1: dictionary of %d symbols from %s; %s", len(task.dictionary), folder, task.settings)
+        logger.info(
+            "SQuAD v1.1: dictionary of %d symbols from %s; %s",
+            len(task.dictionary),
+            folder,
+            task.settings,
+        )
         return task
 
     def read(self, split: str) -> QuestionWindowsDataset:
@@ -113,7 +132,7 @@ class SquadTask(fairseq_task.FineTuningTask):
         return self.dataset_of(read, split)
 
     def dataset_of(self, read: PreparedSplit, split: str) -> QuestionWindowsDataset:
-        """A split as the model is fed; answers are needed to train and to validate, not to predict."""
+        """Return a split as the model is fed; answers are needed to train and to validate, not to predict."""
         more = {"marks_questions": self.marks_first_text, **self.order_of(split)}
         return QuestionWindowsDataset(*read, split, self.cfg.max_answer_tokens, **more)
 
@@ -129,18 +148,24 @@ class SquadTask(fairseq_task.FineTuningTask):
     def marks(self, model: torch.nn.Module, criterion: Any, split: str) -> dict[str, float]:
         """Of the texts that are answered, as the official evaluation has them."""
         dataset = self.dataset(split)
-        return score(dataset.file, best_texts(dataset.file, find_answers(model, self.head_name, dataset, n_best=1)))
+        return score(
+            dataset.file,
+            best_texts(dataset.file, find_answers(model, self.head_name, dataset, n_best=1)),
+        )
 
     def baselines(self, split: str) -> dict[str, dict[str, float]]:
         return baselines(self.dataset(split).file)
 
 
 def settings_of(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> question_windows.WindowSettings:
-    """The sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
+    """Return the sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
     usual = prepared.settings if prepared else USUAL
+    # Fmt: skip.
     given = {
-        "longest": cfg.tokens_per_sample, "stride": cfg.doc_stride, "longest_question": cfg.max_question_tokens,
-    }  # fmt: skip
+        "longest": cfg.tokens_per_sample,
+        "stride": cfg.doc_stride,
+        "longest_question": cfg.max_question_tokens,
+    }
     wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
     if prepared and wanted != usual:
         raise UserError(
@@ -166,7 +191,7 @@ class SquadCriterion(fairseq_task.FineTuningCriterion):
         return f"{path}: has questions without an answer; they can be predicted, not trained on or marked"
 
     def score(self, sample: dict, logits: Tensor) -> tuple[Tensor, dict]:
-        """Summed loss of logits (B, T, 2)."""
+        """Return the summed loss of logits (B, T, 2)."""
         is_padding_BT = sample["net_input"]["src_tokens"].eq(self.task.dictionary.pad())
         loss = span_loss(logits, sample["target"], is_padding_BT)
         return loss, {} if self.training else {"rows": self._rows(sample, logits)}
@@ -174,7 +199,8 @@ class SquadCriterion(fairseq_task.FineTuningCriterion):
     def _rows(self, sample: dict, logits_BT2: Tensor) -> np.ndarray:
         """Float64 (B, 5)."""
         dataset = self.task.dataset(sample["split"])
-        index, rows = sample["id"].cpu().numpy(), []
+        index = sample["id"].cpu().numpy()
+        rows = []
         best = dataset.best_answers(index, logits_BT2.detach().cpu().numpy())
         for window, answer in zip(index.tolist(), best, strict=True):
             number = int(dataset.windows.question[window])
@@ -185,7 +211,7 @@ class SquadCriterion(fairseq_task.FineTuningCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict]) -> None:
-        """Logs the loss (bits a window), and in validation exact match and F1 (0 to 1) over whole questions."""
+        """Log the loss (bits a window), and in validation exact match and F1 (0 to 1) over whole questions."""
         fairseq_task.log_loss(logging_outputs)
         if "rows" in logging_outputs[0]:
             means = {name: partial(_mean_over_questions, place) for place, name in enumerate(METRICS)}
@@ -200,7 +226,7 @@ def _mean_over_questions(metric: int, rows: np.ndarray) -> float:
 
 
 def span_loss(logits_BT2: Tensor, targets_B2: Tensor, is_padding_BT: Tensor) -> Tensor:
-    """Half the summed cross-entropies of starts and ends, nats.
+    """Return half the summed cross-entropies of starts and ends, nats.
 
     Args:
         logits_BT2: of each token as start and as end.
@@ -226,14 +252,17 @@ def baselines(file: SquadFile) -> dict[str, dict[str, float]]:
         return {word.lower() for word in WORD.findall(text)}
 
     seen = Counter(word for context in file.contexts for word in words(context))
-    first, best = {}, {}
+    first = {}
+    best = {}
     for question, paragraph in zip(file.questions, file.paragraph_of.tolist(), strict=True):
-        context, asked = file.contexts[paragraph], words(question.text)
+        context = file.contexts[paragraph]
+        asked = words(question.text)
         ends = [match.end() for match in SENTENCE_END.finditer(context)]
         edges = [0, *(end for end in ends if end < len(context)), len(context)]
         sentences = [context[start:end].strip() for start, end in itertools.pairwise(edges)]
         rarity = [sum(math.log(len(file.contexts) / seen[word]) for word in words(each) & asked) for each in sentences]
-        first[question.id], best[question.id] = sentences[0], sentences[rarity.index(max(rarity))]
+        first[question.id] = sentences[0]
+        best[question.id] = sentences[rarity.index(max(rarity))]
     rules = {"first sentence": first, "sentence that shares most with the question": best}
     marks = {name: score(file, answers) for name, answers in rules.items()}
     return dict(sorted(marks.items(), key=lambda item: -item[1]["f1"]))
@@ -253,7 +282,8 @@ SQUAD = SimpleNamespace(  # as finetuning.results.ScoredTask says
 class Squad(Benchmark):
     """SQuAD alone. Its windows are ten times as long as GLUE's rows, so that fewer are worth resuming."""
 
-    name, key = "SQuAD", "squad"
+    name = "SQuAD"
+    key = "squad"
     tasks: ClassVar = {SQUAD.name: SQUAD}
     protocols: ClassVar = {"par": TuningProtocol((SQUAD.name,), (3e-5,), SEEDS, 2, 32, 0.1)}
     options = frozenset(("max_length", "skip_mistakes"))
@@ -277,7 +307,7 @@ class Squad(Benchmark):
             raise UserError(f"{folder}: not prepared; give the official files by --data")
         prepared = PreparedSquad.load(folder)
         for split in SPLITS:
-            if prepared.read(split).windows.targets is None:
+            if not prepared.read(split).windows.has_targets:
                 raise UserError(f"{folder}: some questions of {split}.json have no answers; prepare one that has them")
         return {SQUAD.name: prepared}
 
@@ -288,16 +318,34 @@ class Squad(Benchmark):
         self, task: ScoredTask, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
     ) -> list[str]:
         return [
-            *("--task", "squad", "--criterion", "squad", "--tokens-per-sample", str(tokens)),
-            *("--doc-stride", str(own["stride"]), "--max-question-tokens", str(own["max_question_length"])),
+            *(
+                "--task",
+                "squad",
+                "--criterion",
+                "squad",
+                "--tokens-per-sample",
+                str(tokens),
+            ),
+            *(
+                "--doc-stride",
+                str(own["stride"]),
+                "--max-question-tokens",
+                str(own["max_question_length"]),
+            ),
         ]
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """The heuristics, the best first, and the models of PAR's Table 4."""
-        file, run = split_file(SQUAD, "valid"), next(iter(results.runs.values()))
+        """Return the heuristics, the best first, and the models of PAR's Table 4."""
+        file = split_file(SQUAD, "valid")
+        run = next(iter(results.runs.values()))
         of_file = {name: found[file] for name, found in (run.baselines or {"heuristic": run.baseline}).items()}
         for name, marks in sorted(of_file.items(), key=lambda each: -each[1][SQUAD.selecting_metric]):
-            yield TableRow(name, "baseline", None, {score.name: 100 * marks[score.metric] for score in self.scores})
+            yield TableRow(
+                name,
+                "baseline",
+                None,
+                {score.name: 100 * marks[score.metric] for score in self.scores},
+            )
         for name, f1 in PAPER_F1.items():
             yield TableRow(f"{name} (paper)", "paper", None, {"F1": f1})
 
@@ -313,7 +361,7 @@ class Squad(Benchmark):
         )
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
-        """Writes predictions.json, for the official evaluation, and nbest_predictions.json, with probabilities.
+        """Write predictions.json, for the official evaluation, and nbest_predictions.json, with probabilities.
 
         Args:
             runs: SQuAD's run, or a checkpoint.
@@ -332,10 +380,14 @@ class Squad(Benchmark):
         windows = question_windows.make_windows(task.tokenizer, read, task.settings)
         dataset = task.dataset_of(PreparedSplit(read, windows), "valid")
         answers = find_answers(model, task.head_name, dataset, wanted.n_best, wanted.max_tokens, file.name)
-        texts, fields = best_texts(read, answers), ("text", "probability", "score", "start", "end")
+        texts = best_texts(read, answers)
+        fields = ("text", "probability", "score", "start", "end")
         best = [[{name: getattr(answer, name) for name in fields} for answer in found] for found in answers]
         n_best = {question.id: found for question, found in zip(read.questions, best, strict=True)}
-        for name, content in ((PREDICTIONS, texts), (N_BEST, n_best)):  # one line a question
+        for name, content in (
+            (PREDICTIONS, texts),
+            (N_BEST, n_best),
+        ):  # one line a question
             write_text(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         has_answers = all(question.answers for question in read.questions)
         marks = score(read, texts).items() if has_answers else ()
@@ -343,18 +395,23 @@ class Squad(Benchmark):
         lines = [", ".join([f"{len(texts):,} answers", *said])]
         if windows.cut_questions:
             lines.append(
-                told_cut(windows.cut_questions, len(texts), task.settings.longest_question, f"questions of {file.name}")
+                told_cut(
+                    windows.cut_questions,
+                    len(texts),
+                    task.settings.longest_question,
+                    f"questions of {file.name}",
+                )
             )
         return lines
 
 
 def best_texts(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dict[str, str]:
-    """Each question's id with the text of its best answer; "" where its context has no token of text."""
+    """Return each question's id with the text of its best answer; "" where its context has no token of text."""
     return {one.id: found[0].text if found else "" for one, found in zip(file.questions, answers, strict=True)}
 
 
 def load_squad_model(checkpoint: Path, wanted: PredictSettings) -> tuple[torch.nn.Module, Any]:
-    """The model, in evaluation mode and on the GPU if there is one, and its task ``squad``.
+    """Return the model, in evaluation mode and on the GPU if there is one, and its task ``squad``.
 
     Raises:
         UserError: no such checkpoint, no span head in it, no tokenizer.
@@ -362,11 +419,21 @@ def load_squad_model(checkpoint: Path, wanted: PredictSettings) -> tuple[torch.n
 
     def changes() -> dict[str, Any]:
         tokenizer = str(find_tokenizer_folder(wanted.tokenizer or checkpoint))
-        return {"tokenizer_folder": tokenizer, "max_answer_tokens": wanted.max_answer_tokens}
+        return {
+            "tokenizer_folder": tokenizer,
+            "max_answer_tokens": wanted.max_answer_tokens,
+        }
 
     head = ("squad_head_name", "squad")
     words = "no span head %r; give a checkpoint fine-tuned on SQuAD"
-    return load_finetuned(checkpoint, checkpoint.parent, head, lambda found: found.kind == SPAN, words, changes)
+    return load_finetuned(
+        checkpoint,
+        checkpoint.parent,
+        head,
+        lambda found: found.kind == SPAN,
+        words,
+        changes,
+    )
 
 
 BENCHMARK = Squad()

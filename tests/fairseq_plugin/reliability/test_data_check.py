@@ -169,8 +169,8 @@ def test_full_is_shared_between_processes_and_counts_as_the_manifest_does(corpus
         (corpus / "shard1/train.bin").write_bytes(whole)
 
 
-def test_data_of_fairseq_preprocess_has_no_manifest(corpus, tmp_path, caplog):
-    """A folder a:b of any name, with nothing but fairseq's files; in a corpus too, a train1 is read with train."""
+def test_data_of_fairseq_preprocess_has_no_manifest(corpus, tmp_path):
+    """A folder a:b of any name, with nothing but fairseq's files; a train1 is refused."""
     for name, shard in (("a", "shard1"), ("b", "shard2")):
         shutil.copytree(corpus / shard, tmp_path / name)
     folders = [str(tmp_path / "a"), str(tmp_path / "b")]
@@ -182,15 +182,8 @@ def test_data_of_fairseq_preprocess_has_no_manifest(corpus, tmp_path, caplog):
     for kind in ("bin", "idx"):
         copy(f"shard1/train.{kind}", f"shard1/train1.{kind}")(corpus)
     both(remove("tokenizer"), remove("manifest.json"))(corpus)
-    check(corpus, combine=True)
-    cut("shard1/train1.bin", -1)(corpus)
-    check(corpus)
-    with pytest.raises(UserError, match="train1.bin: truncated"):
-        check(corpus, combine=True)
-    both(remove("shard0/train.bin"), remove("shard0/train.idx"))(corpus)
-    (corpus / "shard0/train").write_text("raw text\n")
-    check(corpus)
-    assert "older format of fairseq's, which is not checked" in caplog.text
+    with pytest.raises(UserError, match="train1.idx: further training files are not read"):
+        check(corpus)
 
 
 def test_a_run_names_the_damage_of_all_it_will_read_before_it_trains(corpus, tmp_path, fairseq_train, caplog):

@@ -67,7 +67,7 @@ def test_marks_are_of_whole_questions_whatever_the_batches(made, workers):
         logs = [criterion(model, batch)[2] for batch in batches(data, size=3)]
     values = logged(criterion, logs, workers)
 
-    collector = SpanCollector(data.windows, data.file.contexts, longest=4)
+    collector = SpanCollector(data.windows, data.file, longest=4)
     [whole] = batches(data, size=len(data))
     logits = model(**whole["net_input"], classification_head_name="squad")[0].detach().numpy()
     collector.add(whole["id"].numpy(), logits[..., 0], logits[..., 1])
@@ -141,7 +141,7 @@ def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
     with pytest.raises(UserError, match="was prepared with .*15.*, the options ask for .*32"):
         setup_task(config("--tokens-per-sample", 32, data=prepared.folder).task)
     (prepared.folder / "valid.npz").write_bytes((prepared.folder / "train.npz").read_bytes())
-    with pytest.raises(UserError, match="valid.*: damaged .not the 24 questions and"):
+    with pytest.raises(UserError, match="valid.npz: damaged, not the file that manifest.json names"):
         squad_data.PreparedSquad.load(prepared.folder).read("valid")
 
 
@@ -234,26 +234,15 @@ def on_disk(folders, tmp_path):
     return squad_data.prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", WindowSettings(15, 2, 6))
 
 
-@pytest.mark.parametrize("name", ["ids", "sizes", "question", "place", "first", "count", "targets", "context_starts"])
-def test_damaged_arrays_and_numbers_that_lead_outside_are_refused(on_disk, name):
-    path = on_disk.folder / "train.npz"
-    whole = dict(np.load(path))
-    changed = [np.array([None]), whole[name] * 1.0, whole[name].ravel()[1:]]
-    for value in (-1, 2**31 - 1):
-        changed.append(whole[name].astype(np.int64))
-        changed[-1].flat[-1] = value
-    for array in changed:
-        np.savez(path, **{**whole, name: array})
-        with pytest.raises(UserError, match=r"train\.\*: damaged \(.*; remove .*prepared and run"):
-            on_disk.read("train")
-
-
 def test_half_a_file_other_folders_and_splits_are_refused(on_disk, folders, tmp_path):
-    path = on_disk.folder / "train.npz"
-    for damage in (lambda: path.write_bytes(path.read_bytes()[:900]), path.unlink):
-        damage()
-        with pytest.raises(UserError, match=r"train\.\*: damaged"):
-            on_disk.read("train")
+    for name in ("train.npz", "train.json"):
+        path = on_disk.folder / name
+        whole = path.read_bytes()
+        for damage in (lambda path=path, whole=whole: path.write_bytes(whole[:-1]), path.unlink):
+            damage()
+            with pytest.raises(UserError, match=f"{name}: damaged, not the file.*; remove .*prepared and run"):
+                on_disk.read("train")
+        path.write_bytes(whole)
     with pytest.raises(UserError, match="holds no split 'valid', but train"):
         on_disk.read("valid")
     path = on_disk.folder / "manifest.json"

@@ -139,7 +139,7 @@ class PreparedFolder(ABC):
         return cls(folder, manifest)
 
     @classmethod
-    def check(cls, manifest: dict[str, Any]) -> None:
+    def check(cls, manifest: dict[str, Any]) -> None:  # noqa: ARG003  for subclasses
         """Check what the types of the fields do not say.
 
         Raises:

@@ -14,7 +14,6 @@ from lazyformer_fairseq.evaluation.planning.commands import plan
 from lazyformer_fairseq.experiments.compare.commands import compare
 from lazyformer_fairseq.experiments.curves.commands import curves
 from lazyformer_fairseq.experiments.demo.commands import demo
-from lazyformer_fairseq.experiments.diagnostics import diagnostics
 from lazyformer_fairseq.experiments.pattern.commands import pattern
 from lazyformer_fairseq.experiments.reproduce.commands import reproduce
 from lazyformer_fairseq.experiments.search.commands import search
@@ -48,7 +47,7 @@ def main() -> None:
 
 
 for command in (
-    *(bench, compare, corpus, curves, demo, diagnostics, evaluate, finetune),
+    *(bench, compare, corpus, curves, demo, evaluate, finetune),
     *(import_model, lm, pattern, plan, predict, pretrain, reproduce, search),
 ):
     main.add_command(command)

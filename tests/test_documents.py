@@ -55,11 +55,6 @@ ADDED_OPTIONS = {
     "lazyformer import checkpoints": "--sublayer-pattern M4",
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "lazyformer corpus my_texts data_of_bert": "--valid-share 0.1",
-    "lazyformer diagnostics listops": (
-        "--train 40 --valid 8 --test 8 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"
-    ),
-    "lazyformer diagnostics pairs": "--train 8 --valid 4 --test 4 --min-length 20 --max-length 30 --gap 2",
-    "lazyformer compare listops": f"{TINY} --updates 1 --batch-size 4 --device cpu",
     "lazyformer compare wikitext": COMPARE,
     "lazyformer compare data": f"{TINY_COMPARE} --updates 1",
     "lazyformer compare data results/ten": f"{TINY_COMPARE} --budget 1s",

@@ -39,8 +39,6 @@ def written(folder: Path) -> dict[str, Any]:
     [
         "corpus raw.txt {out} --vocab-size 160 --word-coverage 1 --near-duplicates --workers 1",
         "lm prepare wikitext words {out}",
-        "diagnostics listops {out} --train 20 --valid 5 --test 5 --min-length 8 --max-length 40 --max-depth 3",
-        "diagnostics pairs data {out} --train 20 --valid 6 --test 6 --min-length 8 --max-length 60",
         "import {encoder} {out} --sublayer-pattern sflfs --text data",  # a warm start, and what it costs
         "import {encoder} {out} --sublayer-pattern sflfs --text raw.txt",
         "plan --arch lazyformer_m2x6_s --arch bert_base --data data --gpus 4x16GB --attention-backend eager",

@@ -155,7 +155,6 @@ MAKERS = (
     "corpus build . OUT",
     "curves . --output OUT",
     "demo --output OUT",
-    "diagnostics listops OUT",
     "evaluate . --output OUT",
     "export . OUT",
     "finetune . --data . --output OUT",

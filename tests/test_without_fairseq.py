@@ -11,7 +11,6 @@ from helpers import ROOT, toy_texts, write_toy_wikitext
 from tiny_berts import save_tiny
 
 BENCH = "--baseline-arch bert_tiny --baseline-backend eager --lengths 8 --tokens 8 --rounds 2 --output bench"
-LISTOPS = "--train 9 --valid 3 --test 3 --min-length 4 --max-length 9 --max-depth 3 --max-arguments 3"
 SIZES = "--embed-dim 8 --ffn-embed-dim 16 --heads 2 --updates 2 --seeds 1 --device cpu"
 TEXT = "--tokens-per-sample 16 --max-positions 16"
 SEARCH = f"--batch-size 64 --max-updates 6 --constant-updates 1 --sublayers 2 --device cpu {TEXT}"
@@ -35,7 +34,6 @@ SLOW_COMMANDS = (
         "lms/results.json",
     ),
     (f"search data found --task masked-lm --arch bert_tiny {SEARCH}", "found/result.json"),
-    (f"diagnostics listops listops {LISTOPS}", "listops/report.md"),
 )
 
 LOOP = """

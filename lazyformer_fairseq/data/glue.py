@@ -1,4 +1,4 @@
-"""GLUE: the table of its tasks, and of the diagnostics' that task ``glue`` reads like them.
+"""GLUE: the table of its tasks.
 
 Here and nowhere else stand a task's files, columns, labels and metrics. Files and columns are those of the official
 download (gluebenchmark.com/tasks). The metric that selects a checkpoint and the number of epochs are those of
@@ -21,11 +21,6 @@ def _splits(
         split: Split(file, texts, None if split.startswith("test") else label, count)
         for (split, file), count in zip(files.items(), rows, strict=True)
     }
-
-
-def made_splits(texts: tuple[str, ...]) -> dict[str, Split]:
-    """Splits of a task that has no official files, and as many rows as its maker wants; all are labelled."""
-    return {split: Split(split, texts, "label", 0) for split in ("train", "valid", "test")}
 
 
 _BINARY = ("0", "1")
@@ -57,12 +52,7 @@ _TASKS = (
     TaskDescription("WNLI", _splits(_SENTENCES, "label", (635, 71, 146)), _ACCURACY, _BINARY),
     TaskDescription("AX", _AX, ("matthews",), _INFERENCE, model_of="MNLI", official_folder="diagnostic"),
 )
-# No tasks of GLUE: `lazyformer diagnostics` makes their folders, which the task `glue` reads like prepared tasks.
-_DIAGNOSTICS = (
-    TaskDescription("ListOps", made_splits(("expression",)), ("accuracy",), tuple("0123456789")),
-    TaskDescription("Pairs", made_splits(("first", "second")), ("accuracy",), ("other document", "same document")),
-)
-TASKS, DIAGNOSTICS = ({task.name: task for task in table} for table in (_TASKS, _DIAGNOSTICS))
+TASKS = {task.name: task for task in _TASKS}
 
 
 def find_task(name: str) -> TaskDescription:

@@ -1,4 +1,4 @@
-"""Folders of prepared data, known by their manifests: GLUE's tasks, a user's own task, diagnostics, SQuAD.
+"""Folders of prepared data, known by their manifests: GLUE's tasks, a user's own task, SQuAD.
 
 A folder of labelled texts, which task ``glue`` reads:
 
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Optional, Self, Union
 
 import numpy as np
 
-from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS
+from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import Example, TaskDescription
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, told_cut
 from lazyformer_fairseq.errors import UserError
@@ -425,65 +425,16 @@ class PreparedCustomTask(PreparedTask):
         return TaskDescription.from_json(manifest["description"], MANIFEST)
 
 
-@dataclass(frozen=True)
-class DiagnosticCounts:
-    """The entry of a diagnostic's split in a manifest, as far as it is read."""
-
-    rows: Count
-    bytes: Count
-    tokens: Count
-    longest: Count
-
-
-@dataclass(frozen=True)
-class DiagnosticManifest:
-    """The fields of a diagnostic's manifest that are read."""
-
-    task: str
-    settings: dict[str, Any]
-    tokenizer: dict[str, str]
-    splits: dict[str, DiagnosticCounts]
-
-
-class PreparedDiagnostic(PreparedTask):
-    """The folder of a diagnostic with long inputs: made, not official, so it is never prepared from files."""
-
-    FORMAT = "lazyformer diagnostic"
-    SETTINGS = ("format_version", "task", "settings", "tokenizer")
-    CONTENT = "a diagnostic"
-    COMMAND = "lazyformer diagnostics"
-    KIND = DiagnosticManifest
-    TABLE = DIAGNOSTICS
-
-    @classmethod
-    def check(cls, manifest: dict[str, Any]) -> None:
-        """Check that the task is known, and that all splits are there."""
-        super().check(manifest)
-        if set(manifest["splits"]) != {"train", "valid", "test"}:
-            raise UserError("a split is missing")
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest input."""
-        return max(counts["longest"] for counts in self.manifest["splits"].values())
-
-    def size_of(self, split: str) -> tuple[int, int]:
-        """Return the number of rows of a split, and of the tokens of their inputs."""
-        counts = self.manifest["splits"][split]
-        return counts["rows"], counts["tokens"]
-
-
 def load_prepared(folder: Union[str, Path]) -> PreparedTask:
-    """Return what is prepared in a folder: a GLUE task, a user's own or a diagnostic.
+    """Return what is prepared in a folder: a GLUE task or a user's own.
 
     Raises:
         UserError: none of them is.
     """
     manifest = read_json(Path(folder) / MANIFEST, f"run `{PreparedTask.COMMAND}`")
-    for kind in (PreparedCustomTask, PreparedDiagnostic):
-        if manifest.get("format") == kind.FORMAT:
-            return kind.load(folder)
-    return PreparedTask.load(folder)
+    is_custom = manifest.get("format") == PreparedCustomTask.FORMAT
+    kind = PreparedCustomTask if is_custom else PreparedTask
+    return kind.load(folder)
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:

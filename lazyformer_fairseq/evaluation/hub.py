@@ -18,7 +18,7 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
 from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
-from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS
+from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
@@ -122,7 +122,7 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
     found, saved = {}, state.get("task_state")
     saved = saved.get("heads") if isinstance(saved, dict) else None
     for name, head in match.heads_in_checkpoint(state["model"]).items():
-        rows = [task for task in (*TASKS.values(), *DIAGNOSTICS.values()) if task.head_name == name]
+        rows = [task for task in TASKS.values() if task.head_name == name]
         if isinstance(saved, dict) and name in saved:
             rows = [TaskDescription.from_json(saved[name], path)]
         labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()

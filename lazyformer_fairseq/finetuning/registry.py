@@ -16,8 +16,6 @@ from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
 MODULES = {
     "glue": "lazyformer_fairseq.finetuning.tasks.glue",
     "squad": "lazyformer_fairseq.finetuning.tasks.squad",
-    "listops": "lazyformer_fairseq.finetuning.tasks.listops",
-    "pairs": "lazyformer_fairseq.finetuning.tasks.pairs",
 }
 
 

@@ -16,8 +16,7 @@ from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.planning.fit import Place, Plan
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
-from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network, Streams
-from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
+from lazyformer_fairseq.experiments.lessons import MaskedBlocks, Network, Streams
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.training.loop import CHECKPOINT, MOST_SKIPPED, Learning, Lesson, StepwiseTraining
@@ -41,14 +40,13 @@ BATCHES |= {"nbrc": ("nbrc_tiny", MASKED, 4), "linformer": ("linformer_falling_t
 BATCHES["mingru streams"] = ("mingru_tiny", STREAMS, 3)
 BATCHES["experts"] = ("gshard_tiny", MASKED, 4)
 BATCHES["experts streams"] = ("transformer_xl_tiny", f"{STREAMS} --sublayer-pattern (sf[experts=3])x2", 3)
-BATCHES["listops"] = ("bert_tiny", "--task glue --criterion glue", 16)
 ADAM = ("fused_adam", {"adam_betas": "(0.9, 0.98)"}, "linear_warmup", {"warmup_ratio": 0.3})
 LAMB = ("nvlamb", {"weight_decay": 0.1, "max_weight_norm": 10.0, "no_bias_correction": True}, "cosine")
 LAMB += ({"warmup_updates": 2, "min_lr": 0.001},)
 MUON = ("muon", {"adam_lr": 1e-3, "no_decay_bias_and_norm": True}, "wsd", {"warmup_updates": 1, "decay_share": 0.5})
 CASES = [("masked", ADAM, "fp32"), ("masked", LAMB, "fp16"), ("masked", MUON, "bf16"), ("masked", ADAM, "bf16")]
 CASES += [("experts", ADAM, "fp32"), ("experts", ADAM, "bf16"), ("experts streams", ADAM, "fp32")]
-CASES += [("laptop", MUON, "fp32"), ("streams", ADAM, "fp32"), ("streams", LAMB, "fp32"), ("listops", ADAM, "fp32")]
+CASES += [("laptop", MUON, "fp32"), ("streams", ADAM, "fp32"), ("streams", LAMB, "fp32")]
 CASES += [("permuted", ADAM, "fp32"), ("permuted", ADAM, "bf16")]
 CASES += [("images", ADAM, "fp32"), ("images", MUON, "bf16")]
 CASES += [("nbrc", ADAM, "fp32"), ("nbrc", MUON, "bf16"), ("linformer", ADAM, "bf16")]
@@ -57,15 +55,12 @@ CASES += [("mingru streams", ADAM, precision) for precision in ("fp32", "bf16")]
 
 @pytest.fixture(scope="module")
 def folders(data_folder, lm_data, tmp_path_factory) -> dict[str, Path]:
-    listops = tmp_path_factory.mktemp("tasks") / "listops"
-    splits = {"train": 60, "valid": 10, "test": 10}
-    prepare_listops(ListOpsSettings(splits, min_length=4, max_length=6, max_depth=2, max_arguments=4), listops)
-    images = listops.parent / "images"
+    images = tmp_path_factory.mktemp("tasks") / "images"
     images.mkdir()
     np.save(images / "noise.npy", np.random.default_rng(1).integers(0, 3, (40, 4, 4), dtype=np.uint8))
     invoke("lm", "prepare-images", images, images / "data", *"--side 4 --valid 0.2 --test 0.2".split())
     data = {what: lm_data if what.endswith("streams") else data_folder for what in BATCHES}
-    return {**data, "listops": listops, "images": images / "data"}
+    return {**data, "images": images / "data"}
 
 
 def lesson_of(what: str, folder: Path) -> Lesson:
@@ -78,8 +73,6 @@ def lesson_of(what: str, folder: Path) -> Lesson:
         pattern = "(s[positions=absolute,length=16]f)x2"
         network = Network(options_of_arch(arch, dropout=0.1, sublayer_pattern=pattern))
         return Streams(network, str(folder), batch_size, 1, {"tgt_len": 16})
-    if what == "listops":
-        return LabelledTexts(Network(options_of_arch(arch)), str(folder), batch_size, 1)
     recipe = RECIPE if what == "laptop" else {}
     network = Network(options_of_arch(arch, max_positions=32, **chosen(MaskedLMOptions, recipe)))
     task = {"task": "masked_permuted_lm"} if what == "permuted" else {}
@@ -150,14 +143,11 @@ def test_a_checkpoint_is_as_large_as_is_planned_and_has_the_word_table_once(prec
 
 
 def test_a_validation_is_fairseqs(folders, tmp_path):
-    for what in ("masked", "listops"):
-        learning = learning_of(ADAM)
-        theirs = load_script("fairseq_stepwise").FairseqTraining(
-            words_of(what, folders[what], learning), tmp_path / what
-        )
-        found = StepwiseTraining(lesson_of(what, folders[what]), learning, tmp_path / f"{what}-ours").evaluate()
-        expected = theirs.evaluate()
-        assert found == {name: pytest.approx(float(expected[name])) for name in found} and len(found) == 2
+    learning = learning_of(ADAM)
+    words = words_of("masked", folders["masked"], learning)
+    expected = load_script("fairseq_stepwise").FairseqTraining(words, tmp_path / "theirs").evaluate()
+    found = StepwiseTraining(lesson_of("masked", folders["masked"]), learning, tmp_path / "ours").evaluate()
+    assert found == {name: pytest.approx(float(expected[name])) for name in found} and len(found) == 2
 
 
 class Broken(MaskedBlocks):

@@ -84,9 +84,8 @@ def run(
 ) -> None:
     """Train models on DATA, equal in all that is not theirs, and report to OUT which gets how far in what time.
 
-    DATA is what `lazyformer corpus` wrote (masked-lm), `lazyformer lm prepare` (language-model) or `lazyformer
-    diagnostics` (listops, pairs). The models of a seed take turns, update by update, on the same batches under the same
-    masks. The clock counts training alone.
+    DATA is what `lazyformer corpus` wrote (masked-lm) or `lazyformer lm prepare` (language-model). The models of a seed
+    take turns, update by update, on the same batches under the same masks. The clock counts training alone.
     OUT gets results.json with curves, times, memory, versions and checksums; tables and pictures; and the trained
     models. Stop it at any time; rerun to resume. More in docs/compare.md.
 
@@ -94,7 +93,6 @@ def run(
     SPEC is a pattern, an arch of ours, fairseq:roberta_base, hf:bert or hf:modernbert; what is its own may follow:
       '(sff)x4 f'    'M2x3; ffn=448'    'bert_base; sizes=own'    'fairseq:roberta_base; layers=6'
       '(sf)x7; norm=rms; lr=1e-2,2e-2'    '(sf)x7; without=local-heads,optimizer'
-    and of listops and pairs '(sf)x4; pretrain=1000', which first fills masks in the task's own inputs.
 
     \b
     lazyformer compare data results/two --task masked-lm

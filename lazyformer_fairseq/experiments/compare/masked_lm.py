@@ -1,25 +1,22 @@
-"""Masked language modelling, on fixed blocks under fixed masks; and made tasks with long inputs, ListOps and pairs."""
+"""Masked language modelling, on fixed blocks under fixed masks."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, lengths_of, open_masked_text
-from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic
 from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
-from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
-from lazyformer_fairseq.experiments.lessons import NOTHING_PREDICTED, LabelledTexts, MaskedBlocks, Network
-from lazyformer_fairseq.experiments.trainings import Job, Training
+from lazyformer_fairseq.experiments.compare.task import ComparedTask
+from lazyformer_fairseq.experiments.lessons import NOTHING_PREDICTED, MaskedBlocks, Network
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
@@ -174,75 +171,6 @@ class MaskedLM(ComparedTask):
 
     def data_folders(self) -> list[Path]:
         return [Path(folder) for folder in data_folders(self.settings.data)]
-
-
-PRETRAINING_RATE, MASKED = 1e-3, 0.15
-VALIDATION = 64  # inputs
-
-
-class MaskFilling(Training):
-    """Self-pretraining; `accuracy` is the per cent of masked symbols that it finds."""
-
-    def measure(self) -> Mapping[str, float]:
-        found = self.evaluate()
-        return {"accuracy": float(found["accuracy"]), "loss": float(found["loss"])}
-
-
-class Diagnostic(MaskedLM):
-    """Trains on a folder of `lazyformer diagnostics`."""
-
-    OPTIONS = (MaskedLMOptions,)
-
-    @cached_property
-    def prepared(self) -> PreparedDiagnostic:
-        found, asked = PreparedDiagnostic.load(self.settings.data), self.settings.task
-        if (made := found.manifest["task"].lower()) != asked:
-            raise UserError(f"{self.settings.data}: is of --task {made}, not {asked}")
-        return found
-
-    def predicted(self, spec: ModelSpec, length: int) -> int:
-        return 0
-
-    def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
-        return ((self.longest, 1.0),)
-
-    @property
-    def longest(self) -> int:
-        return max(counts["longest"] for counts in self.prepared.manifest["splits"].values())
-
-    def lesson(self, spec: ModelSpec, seed: int, updates: int) -> LabelledTexts:
-        sizes, given = self.settings.sizes, self.given(MaskedLMOptions, spec)
-        network = replace(self.network(spec).options, pooler_dropout=sizes["dropout"], **given)
-        found = LabelledTexts(Network(network), self.settings.data, sizes["batch_size"], seed)
-        return replace(found, batch_size_valid=VALIDATION)
-
-    def pretraining(self, spec: ModelSpec, seed: int, folder: Path) -> Optional[Job]:
-        """Fills masks in the task's own training inputs (Amos et al., 2023), each of them a block."""
-        if not spec.pretrain:
-            return None
-        text, sizes = {"tokens_per_sample": self.longest, "mask_prob": MASKED}, self.settings.sizes
-        lesson = MaskedBlocks(self.network(spec), self.settings.data, sizes["batch_size"], seed, spec.pretrain, text)
-        lesson = replace(lesson, whole_inputs=True, batch_size_valid=VALIDATION)
-        learning = self.learning(spec, seed, PRETRAINING_RATE, spec.pretrain)
-        return Job(f"{spec.name} masks", lesson, learning, folder, spec.pretrain, group=seed)
-
-    def open_training(self, job: Job) -> Training:
-        return super().open_training(job) if isinstance(job, CompareJob) else MaskFilling(job)
-
-    def measure(self, training: StepwiseTraining) -> dict[str, float]:
-        """`accuracy`, percent, and `loss` on all of the validation split."""
-        found = training.evaluate()
-        return {"accuracy": 100 * float(found["accuracy"]), "loss": float(found["loss"])}
-
-    def final(self, training: Training) -> dict[str, float]:
-        return {**super().final(training), "test_accuracy": 100 * float(training.evaluate("test")["accuracy"])}
-
-    def describe_data(self) -> dict[str, Any]:
-        """What the data was made with, and what simple rules reach, which need no model."""
-        return {name: self.prepared.manifest[name] for name in ("settings", "splits", "rules")}
-
-    def data_folders(self) -> list[Path]:
-        return [self.prepared.folder]
 
 
 def _words(name: str, value: Any) -> list[str]:

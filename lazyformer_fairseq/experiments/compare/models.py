@@ -16,7 +16,7 @@ EXTERNALS = {
     "fairseq": ("fairseq", {"roberta_base": "sf"}),
     "hf": ("huggingface", {"bert": "sf", "modernbert": "sf[gate=gelu]"}),
 }
-OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers", "pretrain": "pretrain"}
+OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers"}
 WIDTHS = ("embed_dim", "ffn_embed_dim", "heads")
 DRAWS = 1000  # for each order that is asked for
 EXAMPLE = "'mine=(sff)x4 f', 'mine=(sff)x4 f; ffn=448', 'mine=bert_base; sizes=own' or 'roberta=fairseq:roberta_base'"
@@ -33,7 +33,6 @@ class ModelSpec:
         arch: of an arch or an external, its name.
         embed_dim, ffn_embed_dim, heads: its sizes.
         own_sizes: whether an arch keeps its widths and heads, and for encoders its positions and dropout in attention.
-        pretrain: updates in which it first fills masks in the task's own training inputs (Amos et al., 2023).
         without: parts of the recipe that it goes without, by name.
         rates: of its own, in place of the comparison's.
         options: words of further options, of its model, text, optimizer and schedule.
@@ -47,7 +46,6 @@ class ModelSpec:
     ffn_embed_dim: int
     heads: int
     own_sizes: bool = False
-    pretrain: int = 0
     without: tuple[str, ...] = ()
     rates: tuple[float, ...] = ()
     options: tuple[str, ...] = ()
@@ -82,8 +80,6 @@ def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -
     """
     ours = {name: spec for name, spec in specs.items() if spec.partition(":")[0].strip() not in EXTERNALS}
     found = {name: _ours(name, spec, task.direction, sizes) for name, spec in ours.items()}
-    if not task.takes_pretraining and (first := [name for name, each in found.items() if each.pretrain]):
-        raise UserError(f"--model {first[0]}: pretrain= is for --task listops and pairs, whose inputs it fills")
     first = next(iter(found.values()), None)
     for name, spec in specs.items():
         if name not in found:
@@ -164,7 +160,7 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
         part = "encoder" if direction == ENCODER else "decoder"
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
         own = {ours: getattr(row, f"{part}_{theirs}") for ours, theirs in fields} | own
-    used = {size: own.get(size, sizes[size]) for size in WIDTHS} | {"pretrain": own.get("pretrain", 0)}
+    used = {size: own.get(size, sizes[size]) for size in WIDTHS}
     return ModelSpec(name, "arch" if row else "pattern", pattern, what if row else None, **used, **others)
 
 

@@ -190,7 +190,6 @@ def notes(comparison: results.Comparison, times: Sequence[results.TimeToTarget],
         *_of_seeds(comparison),
         *_of_parameters(comparison),
         *_of_rates(comparison),
-        *_of_pretraining(comparison),
         *_of_models_from_elsewhere(comparison),
         *_of_machines(comparison),
     ]
@@ -318,18 +317,6 @@ def _of_rates(comparison: results.Comparison) -> Iterator[str]:
         several = [model for model in models if len(tried[model.name]) > 1]
         if names := [model.name for model in several if model.facts["rate"] == tried[model.name][end]]:
             yield f"The {edge} rate that was tried was the best, so a {beyond} one may be better: {', '.join(names)}."
-
-
-def _of_pretraining(comparison: results.Comparison) -> Iterator[str]:
-    """What was learnt before, and on diagnostics what needs no model."""
-    for family, models in comparison.families.items():
-        if found := models[-1].facts.get("pretraining"):
-            yield (
-                f"{family} first filled masks in the task's own inputs: {found['updates']:,} updates, "
-                f"{found['seconds']:,.1f} seconds, which no table counts; it found {found['accuracy']:.1f}% of them."
-            )
-    if rules := comparison.facts["data"].get("rules"):
-        yield "Accuracy without a model: " + "; ".join(f"{name} {share:.1%}" for name, share in rules.items()) + "."
 
 
 def _of_models_from_elsewhere(comparison: results.Comparison) -> Iterator[str]:

@@ -25,7 +25,7 @@ from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import COUNTED, CompareSettings
 from lazyformer_fairseq.experiments.compare.task import Chosen, ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept
-from lazyformer_fairseq.experiments.trainings import Job, train
+from lazyformer_fairseq.experiments.trainings import train
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.progress import Progress
@@ -75,12 +75,8 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
 
 
 def _train(compared: ComparedTask, jobs: Sequence[CompareJob], description: str) -> None:
-    """Trains the jobs, and before them what they begin with."""
-    workers, device = count_workers(compared.settings), compared.settings.device
-    before = [job.before for job in jobs if job.before is not None]
-    for some, of_what in ((before, "self-pretraining"), (jobs, description)):
-        if some:
-            train(some, compared.open_training, of_what, workers, device)
+    if jobs:
+        train(jobs, compared.open_training, description, count_workers(compared.settings), compared.settings.device)
 
 
 def count_workers(settings: CompareSettings) -> int:
@@ -136,11 +132,8 @@ class Jobs:
         compared, spec = self.compared, self.specs[self.lengths[name][0]]
         lesson = compared.lesson(spec, seed, updates)
         of_all = {"spec": spec, "seed": seed, "rate": rate, "is_try": is_try}
-        before = compared.pretraining(spec, seed, self.folder / "pretraining" / f"{spec.name}-seed{seed}")
-        if before is not None:
-            lesson.begins_with = before.folder / CHECKPOINT
         learning = compared.learning(spec, seed, rate, updates)
-        return CompareJob(name, lesson, learning, self.folder / folder, updates, seed, before=before, **of_all)
+        return CompareJob(name, lesson, learning, self.folder / folder, updates, seed, **of_all)
 
 
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
@@ -252,21 +245,11 @@ def _model(
         **{"of": share[0], "share": share[1]},
         "sublayers": count_kinds(job.spec.pattern),
         **{size: getattr(job.spec, size) for size in WIDTHS},
-        **_of_pretraining(job.before),
         **costs,
         **{"tokens_per_update": tokens / len(seconds), "updates": job.updates, **choice},
         "milliseconds_per_update": spread(1000 * seconds),
         "runs": {seed: {**run, "seconds": float(sum(run["seconds"]))} for seed, run in runs.items()},
     }
-
-
-def _of_pretraining(job: Optional[Job]) -> dict[str, Any]:
-    """Of one seed's, where there was one."""
-    if job is None:
-        return {}
-    result = job.result()
-    last = {name: result["curve"][name][-1] for name in ("accuracy", "loss")}
-    return {"pretraining": {"updates": job.updates, "seconds": sum(result["seconds"]), **last}}
 
 
 TRIAL_WARM_UP, TRIAL_UPDATES = 5, 20

@@ -35,7 +35,6 @@ class Task:
         clip_norm: of all.
         updates, budget: how long unless told, the latter in seconds; one of them.
         takes_externals: whether models from elsewhere can do it.
-        takes_pretraining: whether a model may first fill masks in the task's own training inputs.
     """
 
     name: str
@@ -51,7 +50,6 @@ class Task:
     updates: Optional[int] = None
     budget: Optional[float] = None
     takes_externals: bool = False
-    takes_pretraining: bool = False
 
     def load(self, settings: Any) -> Any:
         """The :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` of a comparison's settings.
@@ -67,17 +65,6 @@ def _sizes(embed_dim: int, ffn_embed_dim: int, batch_size: int, **more: Size) ->
 
 
 _CAUSAL_NAMES = ("transformer_xl", "sandwich_transformer", "par_transformer", "lazy_par_transformer")
-_DIAGNOSTIC = (
-    ENCODER,
-    "masked_lm:Diagnostic",
-    {"name": "accuracy", "unit": "%", "lower_is_better": False},
-    "manifest.json",
-    "lazyformer diagnostics",
-    {8: {"all": "(sf)x4", "window": "(s[window=64,global=1] f)x4"}},
-    _sizes(128, 256, 32, relative_position_buckets=32),
-    {"adam": 5e-4, "nvidia": 1e-2},
-)
-
 TASKS = (
     Task(
         "masked-lm",
@@ -118,8 +105,6 @@ TASKS = (
         clip_norm=0.25,
         updates=2000,
     ),
-    Task("listops", *_DIAGNOSTIC, clip_norm=1.0, updates=2000, takes_pretraining=True),
-    Task("pairs", *_DIAGNOSTIC, clip_norm=1.0, updates=2000, takes_pretraining=True),
 )
 
 

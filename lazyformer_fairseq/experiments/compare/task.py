@@ -26,7 +26,6 @@ class CompareJob(Job):
     """The training of a model with a seed and a rate; its name is that of the results, such as ``mine@0.7``.
 
     Attributes:
-        before: what must be over first, such as self-pretraining.
         is_try: of a rate, shorter than a run.
     """
 
@@ -34,7 +33,6 @@ class CompareJob(Job):
     seed: int
     rate: float
     is_try: bool = False
-    before: Optional[Job] = None
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}, rate {self.rate:g}"
@@ -70,10 +68,6 @@ class ComparedTask(ABC):
 
     def open_training(self, job: Job) -> Training:
         return ComparedTraining(self, job)
-
-    def pretraining(self, spec: ModelSpec, seed: int, folder: Path) -> Optional[Job]:
-        """What a model learns before the task itself, in a folder of its own; None for nothing."""
-        return None
 
     @abstractmethod
     def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Lesson:

@@ -420,8 +420,8 @@ def test_parts_of_the_recipe_are_left_out(data_folder):
     ):
         with pytest.raises(UserError, match=said):
             laptop_of(data_folder, {"bert": spec}, recipe=recipe)
-    with pytest.raises(UserError, match="--recipe laptop: is not for --task listops; give adam or nvidia"):
-        CompareSettings(task="listops", data=str(data_folder), recipe="laptop")
+    with pytest.raises(UserError, match="--recipe laptop: is not for --task language-model; give adam or nvidia"):
+        CompareSettings(task="language-model", data=str(data_folder), recipe="laptop")
 
 
 @pytest.mark.parametrize("model", MODELS.values())

@@ -167,7 +167,6 @@ def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
         ("--model m=bert_huge", "docs/patterns.md lists"),
         ("--model m=fairseq:bart_base", "choose from fairseq:roberta_base"),
         ("--model m=hf:bert", "say how many layers"),
-        ("--model m=sf;pretrain=3", "pretrain= is for --task listops and pairs"),
         ("--task language-model --model m=fairseq:roberta_base", "for --task masked-lm alone"),
         ("--model sfsf", "'sfsf' is no NAME=SPEC"),
         ("--model a=sf --model a=sff", "a is there twice"),

@@ -26,7 +26,9 @@ from lazyformer_fairseq.storage.checked import Count, as_kind
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
-from lazyformer_fairseq.training.loop import Diverged, Learning, Lesson, StepwiseTraining
+from lazyformer_fairseq.training.loop import Diverged, TrainingLoop
+from lazyformer_fairseq.training.objectives.interface import Objective
+from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 RESULT, LOG = "result.json", "train.log"
 PROGRESS = "progress.json"  # for the process that waits for this one
@@ -46,15 +48,15 @@ class Job:
 
     Attributes:
         name: in progress and errors.
-        lesson, learning: what is learned, and how.
+        objective, optimization: what is learned, and how.
         folder: for checkpoint, curve and result.
         group: of jobs that take turns; one group follows the other.
         start: a checkpoint of another training, to go on from if it is there.
     """
 
     name: str
-    lesson: Lesson = field(compare=False)
-    learning: Learning = field(compare=False)
+    objective: Objective = field(compare=False)
+    optimization: OptimizationConfig = field(compare=False)
     folder: Path
     updates: int
     group: Hashable = 0
@@ -85,7 +87,7 @@ class Job:
             return 0
 
 
-class Training(StepwiseTraining):
+class Training(TrainingLoop):
     """A job under way, whose validations make a curve, kept with its checkpoints.
 
     Attributes:
@@ -101,7 +103,7 @@ class Training(StepwiseTraining):
     may_diverge = False
 
     def __init__(self, job: Job):
-        super().__init__(job.lesson, job.learning, job.folder, job.start)
+        super().__init__(job.objective, job.optimization, job.folder, job.start)
         self.job, self.name, self.total = job, job.name, job.updates
         self.validation_seconds = 0.0
         self.tokens: list[int] = self.from_history("tokens", list[Count], [])

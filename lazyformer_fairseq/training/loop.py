@@ -6,151 +6,42 @@ order. Checkpoints have fairseq's layout.
 """
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Optional, Union
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.shards import keep_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import wait_for
 from lazyformer_fairseq.modules.choices import CHOICES
-from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.checked import Amount, as_kind
 from lazyformer_fairseq.training.gradients import HalfWeights, Weights
 from lazyformer_fairseq.training.muon import mark_matrices
-from lazyformer_fairseq.training.named import OPTIMIZERS, SCHEDULES, row_of
+from lazyformer_fairseq.training.objectives.interface import Batch, Objective
+from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 CHECKPOINT = "checkpoint_last.pt"
 HISTORY = "history"  # in a checkpoint's extra state, so that its checksum is the history's too
 MOST_SKIPPED = 10  # updates in a row whose numbers are not finite
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-Batch = Mapping[str, Any]
-
 
 class Diverged(UserError):
     """A loss or gradient was not finite in many updates in a row."""
 
 
-@dataclass(frozen=True)
-class Learning:
-    """How a model learns: optimizer, schedule, precision; each as fairseq-train's option of that name.
-
-    Attributes:
-        updates: of the schedule.
-        rate: the highest.
-        optimizer, schedule: keys of :data:`OPTIMIZERS` and :data:`SCHEDULES`, with options by name.
-        device: ``cpu`` or ``cuda``.
-    """
-
-    updates: int
-    rate: float
-    seed: int = 1
-    optimizer: str = "fused_adam"
-    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    schedule: str = "linear_warmup"
-    schedule_options: Mapping[str, Any] = field(default_factory=dict)
-    clip_norm: float = 0.0
-    precision: str = "fp32"
-    device: str = "cpu"
-
-    @classmethod
-    def of(cls, how: Mapping[str, Any], **more: Any) -> "Learning":
-        """As options say by fairseq-train's names, those of models and text among them; `more` are attributes."""
-        optimizer, schedule = how["optimizer"], how["lr_scheduler"]
-        return cls(
-            optimizer=optimizer,
-            optimizer_options=chosen(row_of("--optimizer", OPTIMIZERS, optimizer)[1], how),
-            schedule=schedule,
-            schedule_options=chosen(row_of("--lr-scheduler", SCHEDULES, schedule)[1], how),
-            clip_norm=how["clip_norm"],
-            **more,
-        )
-
-    def optimizer_of(self, weights: Iterable[nn.Parameter]) -> Any:
-        """An :class:`~lazyformer_fairseq.training.optimizers.AdamLike` of these weights."""
-        make, options = row_of("--optimizer", OPTIMIZERS, self.optimizer)
-        return make(SimpleNamespace(**vars(options(**self.optimizer_options)), lr=[self.rate]), weights)
-
-    def schedule_of(self, optimizer: Any) -> Any:
-        """The schedule of its rate."""
-        make, options = row_of("--lr-scheduler", SCHEDULES, self.schedule)
-        length = {"lr": [self.rate], "max_update": self.updates, "max_epoch": 0}
-        return make(SimpleNamespace(**vars(options(**self.schedule_options)), **length), optimizer)
-
-
-class Lesson(ABC):
-    """What a model learns: the model, the batches, the loss. One object serves one training.
-
-    Attributes:
-        dictionary: of inputs and targets.
-        tokenizer_folder: of the tokenizer to keep with checkpoints, where there is one.
-        CRITERION: as checkpoints call the loss.
-    """
-
-    dictionary: Any
-    tokenizer_folder: Optional[Path] = None
-    CRITERION = ""
-
-    @abstractmethod
-    def build_model(self) -> nn.Module:
-        """With fresh weights, or those that the lesson begins with; called once, before all else."""
-
-    @abstractmethod
-    def batches(self) -> EpochBatches:
-        """Of training."""
-
-    @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Union[int, Tensor], dict[str, Any]]:
-        """The summed loss, the number of predictions, and what to log, the `loss` without penalties among it."""
-
-    def held_out(self, split: str) -> Iterable[Batch]:
-        """The batches of a split, all in their order; of streams there are none, others evaluate these."""
-        raise NotImplementedError
-
-    def measures(self, logs: list[dict[str, Any]]) -> dict[str, float]:
-        """By name, from what `loss` logged for all batches of a split."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def settings(self) -> dict[str, dict[str, Any]]:
-        """Of `model` and `task`, as checkpoints keep them."""
-
-    def at_update(self, batch: Batch, update: int) -> Batch:
-        """A training batch, as the update of this number, from 0, reads it."""
-        return batch
-
-    def forget(self) -> None:  # noqa: B027
-        """After an update that was skipped."""
-
-    def task_state(self) -> dict[str, Any]:
-        """For checkpoints: of heads."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed training needs beside weights and batches."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Takes this out of a checkpoint's extra state."""
-
-
-class StepwiseTraining:
+class TrainingLoop:
     """Trains a model, one update at a time; resumes from the last checkpoint, of this class or of fairseq-train's.
 
     Args:
-        lesson: what it learns.
-        learning: how.
+        objective: what it learns.
+        optimization: how.
         folder: for checkpoints; a training found there resumes.
         start: a checkpoint of another training, to go on from where `folder` has none.
 
@@ -164,22 +55,24 @@ class StepwiseTraining:
         UserError: what is found there is damaged, or of another model.
     """
 
-    def __init__(self, lesson: Lesson, learning: Learning, folder: Path, start: Optional[Path] = None):
+    def __init__(
+        self, objective: Objective, optimization: OptimizationConfig, folder: Path, start: Optional[Path] = None
+    ):
         folder.mkdir(parents=True, exist_ok=True)
-        self.lesson, self.learning, self.folder = lesson, learning, folder
+        self.objective, self.optimization, self.folder = objective, optimization, folder
         CHOICES.waits = False
-        np.random.seed(learning.seed)
-        torch.manual_seed(learning.seed)
-        self.device, self.half = torch.device(learning.device), HALF.get(learning.precision)
-        self.model = lesson.build_model().to(self.device, self.half)
-        if learning.optimizer == "muon":
+        np.random.seed(optimization.seed)
+        torch.manual_seed(optimization.seed)
+        self.device, self.half = torch.device(optimization.device), HALF.get(optimization.precision)
+        self.model = objective.build_model().to(self.device, self.half)
+        if optimization.optimizer == "muon":
             mark_matrices(self.model)
         weights, scales = self.model.parameters(), self.half is torch.float16
         self.weights = Weights(weights) if self.half is None else HalfWeights(weights, scales)
-        self.optimizer = learning.optimizer_of(self.weights.updated)
-        self.schedule = learning.schedule_of(self.optimizer)
+        self.optimizer = optimization.build_optimizer(self.weights.updated)
+        self.schedule = optimization.build_schedule(self.optimizer)
         self.updates = self._skipped_in_a_row = 0
-        self.batches = lesson.batches()
+        self.batches = objective.batches()
         self.history: dict[str, Any] = {}
         if found := [path for path in (folder / CHECKPOINT, start) if path and path.exists()]:
             self._resume(found[0])
@@ -223,15 +116,15 @@ class StepwiseTraining:
         Raises:
             Diverged: this and others before it had a loss or gradient that is not finite.
         """
-        torch.manual_seed(self.learning.seed + self.updates)
+        torch.manual_seed(self.optimization.seed + self.updates)
         self.model.train()
         self.weights.clear()
-        batch = moved(self.lesson.at_update(batch, self.updates), self.device, self.half)
-        loss, size, log = self.lesson.loss(self.model, batch)
+        batch = moved(self.objective.at_update(batch, self.updates), self.device, self.half)
+        loss, size, log = self.objective.loss(self.model, batch)
         self.weights.backward(loss)
         # A batch may predict nothing; it is an update all the same, of zero gradients.
         share = 1 / (size.clamp(min=1).float() if torch.is_tensor(size) else float(size) or 1.0)
-        norm = self.weights.clip(share, self.learning.clip_norm, self.optimizer.param_groups)
+        norm = self.weights.clip(share, self.optimization.clip_norm, self.optimizer.param_groups)
         norm_is_finite, loss_is = torch.stack([norm, log["loss"].to(norm)]).isfinite().tolist()
         if not norm_is_finite and self.weights.lower_scale():
             return  # the update is to be made again, on the next batch
@@ -247,7 +140,7 @@ class StepwiseTraining:
     def _skip(self) -> None:
         self._skipped_in_a_row += 1
         self.weights.clear()
-        self.lesson.forget()
+        self.objective.forget()
         if self._skipped_in_a_row == MOST_SKIPPED:
             raise Diverged(
                 f"{self.folder}: {MOST_SKIPPED} updates in a row, up to update {self.updates + 1}, had a loss or "
@@ -256,38 +149,38 @@ class StepwiseTraining:
 
     @torch.no_grad()
     def evaluate(self, split: str = "valid") -> dict[str, float]:
-        """What the lesson measures on a split."""
+        """What the objective measures on a split."""
         self.model.eval()
-        batches = (moved(batch, self.device, self.half) for batch in self.lesson.held_out(split))
-        logs = [self.lesson.loss(self.model, batch)[2] for batch in batches]
-        return self.lesson.measures(logs)
+        batches = (moved(batch, self.device, self.half) for batch in self.objective.held_out(split))
+        logs = [self.objective.loss(self.model, batch)[2] for batch in batches]
+        return self.objective.measures(logs)
 
     def save(self, with_optimizer: bool = True) -> None:
         """Writes a checkpoint, whole or not at all. Without the optimizer a model cannot resume."""
         self.history["seconds"] = self.seconds
-        if self.lesson.tokenizer_folder is not None:
-            keep_tokenizer(self.lesson.tokenizer_folder, self.folder)
+        if self.objective.tokenizer_folder is not None:
+            keep_tokenizer(self.objective.tokenizer_folder, self.folder)
         made_by = "FP16Optimizer" if isinstance(self.weights, HalfWeights) else type(self.optimizer).__name__
         history = {
-            "criterion_name": self.lesson.CRITERION,
+            "criterion_name": self.objective.CRITERION,
             "optimizer_name": made_by,
             "lr_scheduler_state": self.schedule.state_dict(),
             "num_updates": self.updates,
         }
         state = {
             "args": None,
-            "cfg": {"common": {"seed": self.learning.seed}, **self.lesson.settings()},
+            "cfg": {"common": {"seed": self.optimization.seed}, **self.objective.settings()},
             "model": self.model.state_dict(),
             "criterion": None,
             "optimizer_history": [history],
-            "task_state": self.lesson.task_state(),
+            "task_state": self.objective.task_state(),
             "extra_state": {
                 "train_iterator": {"version": 2, "shuffle": self.batches.shuffle, **self.batches.state_dict()},
                 "attention_back_ends": CHOICES.state_dict(),
                 "previous_training_time": sum(self.seconds),
                 HISTORY: self.history,
                 "val_loss": None,
-                **self.lesson.state_dict(),
+                **self.objective.state_dict(),
             },
         }
         if with_optimizer:
@@ -315,7 +208,7 @@ class StepwiseTraining:
             self.updates = history["num_updates"]
             self.batches.load_state_dict(extra["train_iterator"])
             CHOICES.load_state_dict(extra.get("attention_back_ends", {}))
-            self.lesson.load_state_dict(extra)
+            self.objective.load_state_dict(extra)
             self.history = dict(extra.get(HISTORY, {}))  # fairseq-train's checkpoints have none
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             said = checkpoint_file.first_line(error)

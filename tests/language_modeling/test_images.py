@@ -18,7 +18,6 @@ from sklearn.datasets import load_digits
 from lazyformer_fairseq.data.datasets.token_streams import Cut, TokenItems, cut_tokens, item_length, open_tokens
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.lessons import Network, Streams
 from lazyformer_fairseq.language_modeling import images
 from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model, token_losses
 from lazyformer_fairseq.language_modeling.images import neighbour_bits, palette_of
@@ -27,7 +26,10 @@ from lazyformer_fairseq.language_modeling.probe import mean_features, probe_laye
 from lazyformer_fairseq.language_modeling.sample import Writer
 from lazyformer_fairseq.modules.networks.options import options_of_arch
 from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.training.loop import CHECKPOINT, Learning, StepwiseTraining
+from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
+from lazyformer_fairseq.training.objectives.network import Network
+from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
+from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 SPLITS = ("train", "valid", "test")
 PATTERN = "(s[positions=absolute,length=64]f)x{}"
@@ -54,13 +56,13 @@ def digits(tmp_path_factory) -> Path:
 WORDS = "--side 8 --valid 0.1 --test 0.1".split()
 
 
-def train(
-    data: Path, folder: Path, updates: int, layers: int = 2, width: int = 32, batch: int = 16
-) -> StepwiseTraining:
+def train(data: Path, folder: Path, updates: int, layers: int = 2, width: int = 32, batch: int = 16) -> TrainingLoop:
     sizes = {"decoder_embed_dim": width, "decoder_ffn_embed_dim": 4 * width, "decoder_attention_heads": width // 16}
     options = options_of_arch("igpt_s_tiny", sublayer_pattern=PATTERN.format(layers), dropout=0.1, **sizes)
-    lesson = Streams(Network(options), str(data), batch, 1, {"tgt_len": 64})
-    training = StepwiseTraining(lesson, Learning(updates, 0.02, schedule_options={"warmup_ratio": 0.1}, **MUON), folder)
+    objective = StreamLMObjective(Network(options), str(data), batch, 1, {"tgt_len": 64})
+    training = TrainingLoop(
+        objective, OptimizationConfig(updates, 0.02, schedule_options={"warmup_ratio": 0.1}, **MUON), folder
+    )
     for _ in range(training.updates, updates):
         training.update()
     training.save()

@@ -16,10 +16,15 @@ from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.planning.fit import Place, Plan
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
-from lazyformer_fairseq.experiments.lessons import MaskedBlocks, Network, Streams
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
-from lazyformer_fairseq.training.loop import CHECKPOINT, MOST_SKIPPED, Learning, Lesson, StepwiseTraining
+from lazyformer_fairseq.training.loop import CHECKPOINT, MOST_SKIPPED, TrainingLoop
+from lazyformer_fairseq.training.objectives.interface import Objective
+from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
+from lazyformer_fairseq.training.objectives.network import Network
+from lazyformer_fairseq.training.objectives.permuted_lm import PermutedLMObjective
+from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
+from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 UPDATES, HALF = 8, 3
 MASKED = "--task full_sentences_masked_lm --tokens-per-sample 32 --criterion masked_lm_accuracy --max-positions 32"
@@ -63,36 +68,46 @@ def folders(data_folder, lm_data, tmp_path_factory) -> dict[str, Path]:
     return {**data, "images": images / "data"}
 
 
-def lesson_of(what: str, folder: Path) -> Lesson:
+def objective_of(what: str, folder: Path) -> Objective:
     arch, _, batch_size = BATCHES[what]
     if what.endswith("streams"):
         pattern = {"sublayer_pattern": "(sf[experts=3])x2"} if "experts" in what else {}
         network = Network(options_of_arch(arch, mem_len=5, adaptive_softmax_cutoff="20", **pattern))
-        return Streams(network, str(folder), batch_size, 1, {"tgt_len": 6})
+        return StreamLMObjective(network, str(folder), batch_size, 1, {"tgt_len": 6})
     if what == "images":
         pattern = "(s[positions=absolute,length=16]f)x2"
         network = Network(options_of_arch(arch, dropout=0.1, sublayer_pattern=pattern))
-        return Streams(network, str(folder), batch_size, 1, {"tgt_len": 16})
+        return StreamLMObjective(network, str(folder), batch_size, 1, {"tgt_len": 16})
     recipe = RECIPE if what == "laptop" else {}
     network = Network(options_of_arch(arch, max_positions=32, **chosen(MaskedLMOptions, recipe)))
-    task = {"task": "masked_permuted_lm"} if what == "permuted" else {}
-    text = {"permuted_only": True, "whole_word_masks": True} if task else chosen(MaskedTextOptions, recipe)
-    return MaskedBlocks(network, str(folder), batch_size, 1, UPDATES, {"tokens_per_sample": 32, **text}, **task)
+    objective = MaskedLMObjective
+    text = chosen(MaskedTextOptions, recipe)
+    if what == "permuted":
+        objective = PermutedLMObjective
+        text = {"permuted_only": True, "whole_word_masks": True}
+    return objective(network, str(folder), batch_size, 1, UPDATES, {"tokens_per_sample": 32, **text})
 
 
-def learning_of(how: tuple, precision: str = "fp32", **more) -> Learning:
+def optimization_of(how: tuple, precision: str = "fp32", **more) -> OptimizationConfig:
     names = ("optimizer", "optimizer_options", "schedule", "schedule_options")
-    return Learning(UPDATES, 1e-2, clip_norm=0.5, precision=precision, **dict(zip(names, how, strict=True)), **more)
+    return OptimizationConfig(
+        UPDATES, 1e-2, clip_norm=0.5, precision=precision, **dict(zip(names, how, strict=True)), **more
+    )
 
 
-def words_of(what: str, folder: Path, learning: Learning) -> list[str]:
+def words_of(what: str, folder: Path, optimization: OptimizationConfig) -> list[str]:
     arch, words, batch_size = BATCHES[what]
-    given = {**learning.optimizer_options, **learning.schedule_options, "user_dir": ROOT / "lazyformer_fairseq"}
-    given |= {"optimizer": learning.optimizer, "lr_scheduler": learning.schedule, "lr": learning.rate, "arch": arch}
-    given |= {"max_update": UPDATES, "batch_size": batch_size, "clip_norm": learning.clip_norm}
-    given |= {"warmup_init_lr": 0} if learning.schedule == "cosine" else {}
+    given = {**optimization.optimizer_options, **optimization.schedule_options, "user_dir": ROOT / "lazyformer_fairseq"}
+    given |= {
+        "optimizer": optimization.optimizer,
+        "lr_scheduler": optimization.schedule,
+        "lr": optimization.rate,
+        "arch": arch,
+    }
+    given |= {"max_update": UPDATES, "batch_size": batch_size, "clip_norm": optimization.clip_norm}
+    given |= {"warmup_init_lr": 0} if optimization.schedule == "cosine" else {}
     flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in given.items()]
-    precision = [] if learning.precision == "fp32" else [f"--{learning.precision}"]
+    precision = [] if optimization.precision == "fp32" else [f"--{optimization.precision}"]
     return [str(folder), *shlex.split(words), *flags, *precision, "--cpu", "--num-workers=0", "--no-epoch-checkpoints"]
 
 
@@ -103,11 +118,11 @@ def equal(one: dict, other: dict) -> bool:
 @pytest.mark.parametrize(("what", "how", "precision"), CASES)
 def test_updates_are_those_of_fairseqs_trainer_and_either_resumes_the_other(what, how, precision, folders, tmp_path):
     """With dropout; fairseq's epoch is over within these updates, and so is ours."""
-    make_theirs, learning = load_script("fairseq_stepwise").FairseqTraining, learning_of(how, precision)
-    words = words_of(what, folders[what], learning)
+    make_theirs, optimization = load_script("fairseq_stepwise").FairseqTraining, optimization_of(how, precision)
+    words = words_of(what, folders[what], optimization)
 
-    def ours(folder: str) -> StepwiseTraining:
-        return StepwiseTraining(lesson_of(what, folders[what]), learning, tmp_path / folder)
+    def ours(folder: str) -> TrainingLoop:
+        return TrainingLoop(objective_of(what, folders[what]), optimization, tmp_path / folder)
 
     whole, theirs = ours("whole"), make_theirs(words, tmp_path / "theirs")
     for update in range(UPDATES):
@@ -128,9 +143,11 @@ def test_updates_are_those_of_fairseqs_trainer_and_either_resumes_the_other(what
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_checkpoint_is_as_large_as_is_planned_and_has_the_word_table_once(precision, folders, tmp_path):
-    learning, data = learning_of(ADAM, precision), folders["masked"]
-    theirs = load_script("fairseq_stepwise").FairseqTraining(words_of("masked", data, learning), tmp_path / "theirs")
-    ours = StepwiseTraining(lesson_of("masked", data), learning, tmp_path / "ours")
+    optimization, data = optimization_of(ADAM, precision), folders["masked"]
+    theirs = load_script("fairseq_stepwise").FairseqTraining(
+        words_of("masked", data, optimization), tmp_path / "theirs"
+    )
+    ours = TrainingLoop(objective_of("masked", data), optimization, tmp_path / "ours")
     job = job_of_launch("bert_tiny", None, str(data), ["--max-positions", "32", "--tokens-per-sample", "32"])
     planned = Plan(job, Place(1, 0, precision), [], None, {}, 1.0, "", None).checkpoint_bytes
     for training in (ours, theirs):
@@ -143,14 +160,14 @@ def test_a_checkpoint_is_as_large_as_is_planned_and_has_the_word_table_once(prec
 
 
 def test_a_validation_is_fairseqs(folders, tmp_path):
-    learning = learning_of(ADAM)
-    words = words_of("masked", folders["masked"], learning)
+    optimization = optimization_of(ADAM)
+    words = words_of("masked", folders["masked"], optimization)
     expected = load_script("fairseq_stepwise").FairseqTraining(words, tmp_path / "theirs").evaluate()
-    found = StepwiseTraining(lesson_of("masked", folders["masked"]), learning, tmp_path / "ours").evaluate()
+    found = TrainingLoop(objective_of("masked", folders["masked"]), optimization, tmp_path / "ours").evaluate()
     assert found == {name: pytest.approx(float(expected[name])) for name in found} and len(found) == 2
 
 
-class Broken(MaskedBlocks):
+class Broken(MaskedLMObjective):
     """Whose loss is no number from its third update on."""
 
     def loss(self, model, batch):
@@ -162,24 +179,24 @@ class Broken(MaskedBlocks):
 
 @pytest.mark.parametrize("what", ["masked", "streams"])
 def test_a_batch_that_predicts_nothing_is_an_update_and_has_no_part_in_a_validation(what, folders, tmp_path):
-    lesson = lesson_of(what, folders[what])
-    training = StepwiseTraining(lesson, learning_of(ADAM), tmp_path)
-    batch = next(iter(lesson.batches()))
-    empty = {**batch, "target": torch.full_like(batch["target"], lesson.dictionary.pad())}
+    objective = objective_of(what, folders[what])
+    training = TrainingLoop(objective, optimization_of(ADAM), tmp_path)
+    batch = next(iter(objective.batches()))
+    empty = {**batch, "target": torch.full_like(batch["target"], objective.dictionary.pad())}
     empty.pop("masked_positions", None)
     training.train_on(empty)
     assert training.updates == 1
     assert training._skipped_in_a_row == 0
     if what == "masked":
-        _, _, log = lesson.loss(training.model.eval(), batch)
-        _, _, nothing = lesson.loss(training.model, empty)
-        assert lesson.measures([log, nothing]) == lesson.measures([log])
+        _, _, log = objective.loss(training.model.eval(), batch)
+        _, _, nothing = objective.loss(training.model, empty)
+        assert objective.measures([log, nothing]) == objective.measures([log])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_updates_without_numbers_are_skipped_and_many_in_a_row_end_it(precision, folders, tmp_path):
-    lesson = Broken(**vars(lesson_of("masked", folders["masked"])))
-    training = StepwiseTraining(lesson, learning_of(ADAM, precision), tmp_path)
+    objective = Broken(**vars(objective_of("masked", folders["masked"])))
+    training = TrainingLoop(objective, optimization_of(ADAM, precision), tmp_path)
     training.update()
     training.update()
     before = {name: value.clone() for name, value in training.model.state_dict().items()}
@@ -191,7 +208,7 @@ def test_updates_without_numbers_are_skipped_and_many_in_a_row_end_it(precision,
 
 
 def test_an_overflow_halves_the_scale_of_the_loss_and_is_no_update(folders, tmp_path):
-    training = StepwiseTraining(lesson_of("masked", folders["masked"]), learning_of(ADAM, "fp16"), tmp_path)
+    training = TrainingLoop(objective_of("masked", folders["masked"]), optimization_of(ADAM, "fp16"), tmp_path)
     training.weights.scale.value = 2.0**40
     read, following = [], training._next_batch
     training._next_batch = lambda: read.append(following()) or read[-1]
@@ -202,15 +219,15 @@ def test_an_overflow_halves_the_scale_of_the_loss_and_is_no_update(folders, tmp_
 
 
 def test_what_cannot_resume_is_refused_in_words(folders, tmp_path):
-    training = StepwiseTraining(lesson_of("masked", folders["masked"]), learning_of(ADAM), tmp_path)
+    training = TrainingLoop(objective_of("masked", folders["masked"]), optimization_of(ADAM), tmp_path)
     training.save(with_optimizer=False)
     with pytest.raises(UserError, match="has no optimizer's state"):
-        StepwiseTraining(training.lesson, training.learning, tmp_path)
+        TrainingLoop(training.objective, training.optimization, tmp_path)
     training.save()
-    other = lesson_of("masked", folders["masked"])
+    other = objective_of("masked", folders["masked"])
     other.network = Network(options_of_arch("bert_tiny", max_positions=64))
     with pytest.raises(UserError, match="is of another model; remove"):
-        StepwiseTraining(other, training.learning, tmp_path)
+        TrainingLoop(other, training.optimization, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"PK")
     with pytest.raises(UserError, match="truncated, damaged"):
-        StepwiseTraining(other, training.learning, tmp_path)
+        TrainingLoop(other, training.optimization, tmp_path)

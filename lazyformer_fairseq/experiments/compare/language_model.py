@@ -12,14 +12,15 @@ from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.evaluation.costs.latency import measure, next_segment
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
-from lazyformer_fairseq.experiments.lessons import Network, Streams
 from lazyformer_fairseq.experiments.trainings import Training
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.kinds import CausalSizes
 from lazyformer_fairseq.report.numbers import spread
-from lazyformer_fairseq.training.loop import CHECKPOINT, StepwiseTraining
+from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
+from lazyformer_fairseq.training.objectives.network import Network
+from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 
 SPLITS = ("valid", "test")
 ROUNDS = 50
@@ -31,7 +32,7 @@ class LanguageModel(ComparedTask):
 
     OPTIONS = (CausalLMOptions, StreamOptions)
 
-    def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Streams:
+    def objective(self, spec: ModelSpec, seed: int, updates: int) -> StreamLMObjective:
         """Pre-norm by default, as in the PAR paper's equations 1 and 2: post-norm needs far more updates of Adam than a
         miniature gets to learn more than word frequencies.
         """
@@ -50,7 +51,7 @@ class LanguageModel(ComparedTask):
         )
         network = Network(replace(options, **self.given(CausalLMOptions, spec)))
         text = {"tgt_len": sizes["tgt_len"], **self.given(StreamOptions, spec)}
-        return Streams(network, self.settings.data, sizes["batch_size"], seed, text)
+        return StreamLMObjective(network, self.settings.data, sizes["batch_size"], seed, text)
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> CausalSizes:
         of_all = (vocab_size, spec.embed_dim, spec.ffn_embed_dim, spec.heads)
@@ -63,7 +64,7 @@ class LanguageModel(ComparedTask):
         how = {"time": sizes["tgt_len"], "memory": sizes["mem_len"], "batch": sizes["batch_size"]}
         return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), **how)
 
-    def measure(self, training: StepwiseTraining) -> dict[str, float]:
+    def measure(self, training: TrainingLoop) -> dict[str, float]:
         """`perplexity` and `loss`, bits a token, over the start of the validation split."""
         found = self._evaluate(training, "valid", self.settings.validation_tokens)
         return {"perplexity": found.perplexity, "loss": found.bits}
@@ -117,9 +118,9 @@ class LanguageModel(ComparedTask):
             costs[name]["latency_milliseconds"] = spread([1000 * seconds for seconds in timing.samples])
         return costs
 
-    def _evaluate(self, training: StepwiseTraining, split: str, most: int | None = None) -> Evaluation:
+    def _evaluate(self, training: TrainingLoop, split: str, most: int | None = None) -> Evaluation:
         """With the lengths of training."""
         sizes, tokens = self.settings.sizes, open_tokens(Path(self.settings.data) / split)[:most]
         lengths = {"tgt_len": sizes["tgt_len"], "mem_len": sizes["mem_len"], "batch_size": ROWS}
         lengths["item"] = item_length(self.settings.data)
-        return evaluate(training.model, tokens, training.lesson.dictionary.eos(), **lengths)
+        return evaluate(training.model, tokens, training.objective.dictionary.eos(), **lengths)

@@ -16,14 +16,16 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask
-from lazyformer_fairseq.experiments.lessons import NOTHING_PREDICTED, MaskedBlocks, Network
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_options
 from lazyformer_fairseq.options import mask_shares
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, PARTS
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, sizes_of
-from lazyformer_fairseq.training.loop import Lesson, StepwiseTraining, moved
+from lazyformer_fairseq.training.loop import TrainingLoop, moved
+from lazyformer_fairseq.training.objectives.interface import NOTHING_PREDICTED, Objective
+from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
+from lazyformer_fairseq.training.objectives.network import Network
 
 SEED = 0  # of the masks in validation, whatever the training's is
 BATCH = 32  # blocks
@@ -39,12 +41,12 @@ class MaskedLM(ComparedTask):
         """Tokens of an input."""
         return self.settings.sizes["tokens_per_sample"]
 
-    def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Lesson:
+    def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
         settings, text = self.settings, vars(self._training_text(spec))
-        return MaskedBlocks(self.network(spec), settings.data, settings.sizes["batch_size"], seed, updates, text)
+        return MaskedLMObjective(self.network(spec), settings.data, settings.sizes["batch_size"], seed, updates, text)
 
     def network(self, spec: ModelSpec) -> Network:
-        """What builds a model, ours or from elsewhere."""
+        """Return what builds a model: a `Network`, or a `FairseqNetwork` for a model of fairseq's."""
         sizes = {
             "encoder_embed_dim": spec.embed_dim,
             "encoder_ffn_embed_dim": spec.ffn_embed_dim,
@@ -54,11 +56,13 @@ class MaskedLM(ComparedTask):
         }
         if spec.what == "fairseq":
             needs_fairseq(f"--model {spec.name}=fairseq:{spec.arch}")
+            from lazyformer_fairseq.fairseq_plugin.models.elsewhere import FairseqNetwork
+
             more = {"encoder_layers": spec.layers, "attention_dropout": 0, "activation_dropout": 0}
             words = [word for name, value in {**sizes, **more}.items() for word in _words(name, value)]
             before = ["--encoder-normalize-before"] * self._is_pre_norm(spec)
             words += [word for name, value in self.given(MaskedLMOptions, spec).items() for word in _words(name, value)]
-            return Network(("--arch", spec.arch, *words, *before))
+            return FairseqNetwork(("--arch", spec.arch, *words, *before))
         given = self.given(MaskedLMOptions, spec)
         if spec.what == "huggingface":  # a BERT has its norms behind sublayers, and no option for it
             if unknown := given.keys() - {each.name for each in fields(HuggingFaceBertOptions)}:
@@ -100,7 +104,7 @@ class MaskedLM(ComparedTask):
         of_recipe = self._options(MaskedTextOptions, spec, self.settings.how_of(spec).options)
         return MaskedTextOptions(**{"tokens_per_sample": self.longest, **of_recipe})
 
-    def measure(self, training: StepwiseTraining) -> dict[str, float]:
+    def measure(self, training: TrainingLoop) -> dict[str, float]:
         """`loss`, bits a masked piece, and `accuracy`, percent of these."""
         model, pad = training.model, self._text.special.pad
         was_training, nats, right, predicted = model.training, 0.0, 0, 0

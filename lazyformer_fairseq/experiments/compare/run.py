@@ -31,7 +31,7 @@ from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.json_files import sha256_of, write_json
-from lazyformer_fairseq.training.loop import CHECKPOINT, StepwiseTraining
+from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 
 LENGTHS, COSTS = "lengths.json", "costs.json"
 UPDATES_MEASURED = 2  # for memory: the second one has the optimizer's state beside it
@@ -130,10 +130,10 @@ class Jobs:
 
     def _job(self, name: str, seed: int, rate: float, updates: int, folder: str, is_try: bool = False) -> CompareJob:
         compared, spec = self.compared, self.specs[self.lengths[name][0]]
-        lesson = compared.lesson(spec, seed, updates)
+        objective = compared.objective(spec, seed, updates)
         of_all = {"spec": spec, "seed": seed, "rate": rate, "is_try": is_try}
-        learning = compared.learning(spec, seed, rate, updates)
-        return CompareJob(name, lesson, learning, self.folder / folder, updates, seed, **of_all)
+        optimization = compared.optimization(spec, seed, rate, updates)
+        return CompareJob(name, objective, optimization, self.folder / folder, updates, seed, **of_all)
 
 
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
@@ -174,7 +174,7 @@ def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
 
     The peak is of two updates: weights, gradients, the optimizer's state, and what the backward pass keeps.
     """
-    made: list[StepwiseTraining] = []
+    made: list[TrainingLoop] = []
 
     def some_updates() -> None:
         made.append(_training(compared, spec, UPDATES_MEASURED, Path(folder)))
@@ -187,15 +187,15 @@ def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
     return {
         "parameters": training.parameters,
         "parameters_without_embeddings": training.parameters - _in_embeddings(training.model),
-        "flops_per_update": compared.mean_flops(spec, len(training.lesson.dictionary)),
+        "flops_per_update": compared.mean_flops(spec, len(training.objective.dictionary)),
         "peak_memory_bytes": peak,
     }
 
 
-def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> StepwiseTraining:
+def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> TrainingLoop:
     """One that counts for nothing."""
     seed, rate = compared.settings.seeds[0], compared.settings.rates_of(spec)[0]
-    return StepwiseTraining(compared.lesson(spec, seed, updates), compared.learning(spec, seed, rate, LONG), folder)
+    return TrainingLoop(compared.objective(spec, seed, updates), compared.optimization(spec, seed, rate, LONG), folder)
 
 
 def _in_embeddings(model: nn.Module) -> int:

@@ -176,7 +176,7 @@ COUNTED = {
 AXES = ("updates", "flops", "seconds")  # of curves
 MODELS, SIZES, VALIDATION = "Models", "Sizes, of all models", "Validation"  # sections of --help
 of_models = partial(option, section=MODELS)
-of_length, of_learning = partial(option, section="How long"), partial(option, section="How they learn")
+of_length, of_optimization = partial(option, section="How long"), partial(option, section="How they learn")
 of_place = partial(option, section="Where")
 
 
@@ -270,7 +270,7 @@ class CompareSettings:
         metavar="X,X,...",
     )
     seeds: tuple[int, ...] = of_length((1, 2, 3), "Each trains every model.", low=0, metavar="N,N,...")
-    rates: tuple[float, ...] = of_learning(
+    rates: tuple[float, ...] = of_optimization(
         (),
         "Highest learning rate; of several every model tries each with the first seed, and its best one counts.",
         "--lr",
@@ -280,8 +280,8 @@ class CompareSettings:
         metavar="R,R,...",
         shown="one, the task's and the recipe's",
     )
-    rate_updates: Optional[int] = of_learning(None, "Of a try.", low=1, shown="the full length")
-    recipe: str = of_learning(
+    rate_updates: Optional[int] = of_optimization(None, "Of a try.", low=1, shown="the full length")
+    recipe: str = of_optimization(
         "adam", f"{'; '.join(f'{name}: {recipe.help}' for name, recipe in RECIPES.items())}.", choices=tuple(RECIPES)
     )
     normalize_before: bool = option(

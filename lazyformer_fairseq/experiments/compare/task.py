@@ -13,8 +13,9 @@ from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training
 from lazyformer_fairseq.options import chosen, option, read_words
 from lazyformer_fairseq.patterns.kinds import Sizes
-from lazyformer_fairseq.training.loop import Learning, Lesson, StepwiseTraining
-from lazyformer_fairseq.training.named import OPTIMIZERS, SCHEDULES, row_of
+from lazyformer_fairseq.training.loop import TrainingLoop
+from lazyformer_fairseq.training.objectives.interface import Objective
+from lazyformer_fairseq.training.optimization import OPTIMIZERS, SCHEDULES, OptimizationConfig, row_of
 
 POINTS = 10  # of a curve
 POINTS_OF_TRY = 2  # of a rate, of which the end counts; the other is where an interrupted try resumes
@@ -70,7 +71,7 @@ class ComparedTask(ABC):
         return ComparedTraining(self, job)
 
     @abstractmethod
-    def lesson(self, spec: ModelSpec, seed: int, updates: int) -> Lesson:
+    def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
         """What a model learns in so many updates."""
 
     @abstractmethod
@@ -99,7 +100,7 @@ class ComparedTask(ABC):
         return round(sum(flops * (end - begin) for flops, (begin, end) in zip(found, shares, strict=True)))
 
     @abstractmethod
-    def measure(self, training: StepwiseTraining) -> dict[str, float]:
+    def measure(self, training: TrainingLoop) -> dict[str, float]:
         """A point of the curve, the `loss` among it: on the same text for all models, seeds and points."""
 
     def final(self, training: Training) -> dict[str, float]:
@@ -118,12 +119,12 @@ class ComparedTask(ABC):
         """Further costs by name, of the models that the jobs have trained."""
         return {}
 
-    def learning(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> Learning:
+    def optimization(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> OptimizationConfig:
         """How a model learns in so many updates: by the recipe, and what the user's further options say."""
         settings, recipe = self.settings, self.settings.how_of(spec)
         schedule, schedule_options = recipe.schedule(rate, updates)
         named = {"optimizer": recipe.optimizer, "lr_scheduler": schedule, **self.given(Chosen, spec)}
-        return Learning(
+        return OptimizationConfig(
             updates,
             rate,
             seed,
@@ -152,8 +153,8 @@ class ComparedTask(ABC):
         recipe = self.settings.how_of(spec)
         schedule = recipe.schedule(0.0, 0)[0]
         rows = (("--optimizer", OPTIMIZERS, recipe.optimizer), ("--lr-scheduler", SCHEDULES, schedule))
-        of_learning = [row_of(flag, row, by_name.get(flag, usual))[1] for flag, row, usual in rows]
-        found = read_words(words, *self.OPTIONS, Chosen, *of_learning)
+        of_optimization = [row_of(flag, row, by_name.get(flag, usual))[1] for flag, row, usual in rows]
+        found = read_words(words, *self.OPTIONS, Chosen, *of_optimization)
         return chosen(kind, found)
 
     def data_files(self) -> dict[str, Path]:
@@ -180,7 +181,7 @@ class ComparedTraining(Training):
         super().__init__(job)
         self.compared = compared
         self.points = frozenset(points(job.updates, POINTS_OF_TRY if job.is_try else POINTS))
-        symbols, phases = len(self.lesson.dictionary), compared.phases(job.spec, job.updates)
+        symbols, phases = len(self.objective.dictionary), compared.phases(job.spec, job.updates)
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), made) for length, made in phases]
 
     def measure(self) -> Mapping[str, float]:

@@ -25,7 +25,6 @@ from lazyformer_fairseq.experiments.compare.report import has_shown_nothing
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, SAME_FOR_BOTH, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.folder import experiment, kept
-from lazyformer_fairseq.experiments.lessons import LabelledTexts, MaskedBlocks, Network
 from lazyformer_fairseq.experiments.trainings import Job, Training, train_in_turn
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
@@ -41,7 +40,11 @@ from lazyformer_fairseq.storage.json_files import (
     sha256_of,
     write_checked_json,
 )
-from lazyformer_fairseq.training.loop import CHECKPOINT, Learning
+from lazyformer_fairseq.training.loop import CHECKPOINT
+from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
+from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
+from lazyformer_fairseq.training.objectives.network import Network
+from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
 # Shares of the clock at which a stage must be over. Text and vocabulary come first and take what they take; the last
@@ -197,24 +200,26 @@ def network_of(name: str, recipe: Mapping[str, Any]) -> Network:
     return Network(options_of_arch(arch, **{**chosen(MaskedLMOptions, recipe), **SAME_FOR_BOTH, **sizes}))
 
 
-def lesson_of(settings: DemoSettings, name: str, data: Path) -> MaskedBlocks:
+def objective_of(settings: DemoSettings, name: str, data: Path) -> MaskedLMObjective:
     """What a model of MODELS learns in pre-training."""
     of_run = settings.sequences, settings.seed, settings.updates
     text = {**chosen(MaskedTextOptions, settings.how), "tokens_per_sample": settings.tokens_per_sample}
-    return MaskedBlocks(network_of(name, settings.how), str(data), *of_run, text, batch_size_valid=128)
+    return MaskedLMObjective(network_of(name, settings.how), str(data), *of_run, text, batch_size_valid=128)
 
 
-def learning_of(settings: DemoSettings) -> Learning:
+def optimization_of(settings: DemoSettings) -> OptimizationConfig:
     """How they learn in pre-training."""
     usual = {"optimizer": "fused_adam", "adam_betas": "(0.9, 0.98)", "lr_scheduler": "linear_warmup"}
     how = {**usual, "warmup_ratio": 0.2, "clip_norm": CLIP_NORM, **settings.how}
-    return Learning.of(how, updates=settings.updates, rate=settings.rate, seed=settings.seed)
+    return OptimizationConfig.from_options(how, updates=settings.updates, rate=settings.rate, seed=settings.seed)
 
 
 def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
     """Pre-trains all MODELS, or resumes, each in `folder`/NAME; returns what that came to, by model."""
-    learning = learning_of(settings)
-    jobs = [Job(name, lesson_of(settings, name, data), learning, folder / name, settings.updates) for name in MODELS]
+    optimization = optimization_of(settings)
+    jobs = [
+        Job(name, objective_of(settings, name, data), optimization, folder / name, settings.updates) for name in MODELS
+    ]
     trainings = _train_until("pre-training", jobs, ("loss", "accuracy"), clock, PRETRAINED_BY)
     return {
         training.name: {
@@ -235,12 +240,12 @@ def finetune(settings: DemoSettings, task: Path, folder: Path, clock: Clock) -> 
     What counts is measured after the last update: none is chosen by the split that it is measured on.
     """
     updates, schedule = settings.finetuning_updates, {"warmup_ratio": 0.06}
-    learning = Learning(updates, 1e-3, settings.seed, schedule_options=schedule, clip_norm=CLIP_NORM)
+    optimization = OptimizationConfig(updates, 1e-3, settings.seed, schedule_options=schedule, clip_norm=CLIP_NORM)
     jobs = []
     for name in MODELS:
         of_run = settings.seed, "CoLA", folder / name / CHECKPOINT
-        lesson = LabelledTexts(network_of(name, settings.how), str(task), 32, *of_run)
-        jobs.append(Job(name, lesson, learning, folder / "finetuned" / name, updates))
+        objective = LabelledTextsObjective(network_of(name, settings.how), str(task), 32, *of_run)
+        jobs.append(Job(name, objective, optimization, folder / "finetuned" / name, updates))
     trainings = _train_until("fine-tuning", jobs, ("matthews",), clock, FINETUNED_BY)
     return {
         training.name: {"finetuning_updates": training.updates, "matthews": training.curve["matthews"][-1]}
@@ -298,8 +303,8 @@ def _updates_that_fit(made: list[int], most: int, spent: float, left: float) -> 
 
 
 def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, results: Results, tokens: int) -> None:
-    lesson = lesson_of(settings, next(iter(MODELS)), data)
-    cost = lesson.texts.cost_of_frequencies(lesson.held_out("valid"))
+    objective = objective_of(settings, next(iter(MODELS)), data)
+    cost = objective.texts.cost_of_frequencies(objective.held_out("valid"))
     text = f"{table(results)}\n\n{updates_reached(settings, results)}"
     if sentence := has_shown_nothing({name: result["loss"] for name, result in results.items()}, cost):
         text += f"\n\n{sentence}"

@@ -22,7 +22,8 @@ from lazyformer_fairseq.experiments.search.material import Material
 from lazyformer_fairseq.experiments.search.space import compact
 from lazyformer_fairseq.experiments.trainings import Job, Training, train
 from lazyformer_fairseq.storage.atomic import copy_file
-from lazyformer_fairseq.training.loop import CHECKPOINT, Learning
+from lazyformer_fairseq.training.loop import CHECKPOINT
+from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 TRAININGS, TRUNK = "trainings", "trunk.pt"
 DECAY = 0.15  # of a branch's updates, unless the recipe says how it decays
@@ -78,16 +79,16 @@ class Trainings:
         self.material, self.folder, self.lengths = material, folder / TRAININGS, material.settings.lengths
         self.losses: dict[str, list[Optional[float]]] = {}
         self.parameters: dict[str, int] = {}
-        decay = self.learning(self.lengths[-1]).schedule_options["decay_share"]
+        decay = self.optimization(self.lengths[-1]).schedule_options["decay_share"]
         trunks = [0, *(length - math.ceil(decay * length) for length in self.lengths)]
         self.made = [length - trunk for length, trunk in zip(self.lengths, trunks, strict=False)]
         self._jobs: dict[str, list[Job]] = {}
 
-    def learning(self, updates: int) -> Learning:
+    def optimization(self, updates: int) -> OptimizationConfig:
         """The recipe's, with a rate that is constant until it decays; warm-up ends before the first branch."""
         compared, seed = self.material.compared, self.material.settings.seed
         spec = compared.settings.specs[compared.settings.baseline]
-        found = compared.learning(spec, seed, compared.settings.rates_of(spec)[0], updates)
+        found = compared.optimization(spec, seed, compared.settings.rates_of(spec)[0], updates)
         said, whole = found.schedule_options, compared.settings.updates
         warmup = said.get("warmup_updates") or math.ceil(said.get("warmup_ratio", 0) * whole)
         how = {"decay_share": DECAY, **(said if found.schedule == "wsd" else {})}
@@ -100,7 +101,7 @@ class Trainings:
             folder, start, found = self.folder / f"{len(self._jobs):03}", None, []
             for updates in self.lengths:
                 own = folder / str(updates)
-                of_all = (compact(pattern), self.material.lesson(pattern), self.learning(updates), own, updates)
+                of_all = (compact(pattern), self.material.objective(pattern), self.optimization(updates), own, updates)
                 found.append(Job(*of_all, group=pattern, start=start))
                 start = own / TRUNK
             self._jobs[pattern] = found

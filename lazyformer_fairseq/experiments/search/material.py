@@ -19,7 +19,6 @@ from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
 from lazyformer_fairseq.experiments.compare.task import ComparedTask
-from lazyformer_fairseq.experiments.lessons import MaskedBlocks, Network, Streams
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Choices, Supernet, supernet_pattern
 from lazyformer_fairseq.modules import losses
@@ -27,6 +26,9 @@ from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedL
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.options import chosen, mask_shares, read_words
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
+from lazyformer_fairseq.training.objectives.network import Network
+from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 
 # By task: options of the models and of the data, the architectures, and the name of the defaults.
 KINDS = {
@@ -189,10 +191,10 @@ class Material:
         self.settings = settings
         self.options, self.text = read_given(settings.task, settings.arch, settings.fairseq_options, settings.recipe)
         is_encoder = settings.task == "masked-lm"
-        lesson = self.lesson(settings.baseline)
-        self.dictionary = lesson.dictionary
+        objective = self.objective(settings.baseline)
+        self.dictionary = objective.dictionary
         if is_encoder:
-            text = lesson.texts.options
+            text = objective.texts.options
             self.training_lengths, share = (text.tokens_per_sample, 0), mask_shares(text.mask_prob)
             if share[0] != share[1] or text.length_schedule:
                 what = f"--mask-prob {text.mask_prob}" if share[0] != share[1] else "--length-schedule"
@@ -201,24 +203,24 @@ class Material:
             buckets = {"relative_position_buckets": self.options.relative_position_buckets}
             self.sizes = {"tokens_per_sample": text.tokens_per_sample, **buckets}
         else:
-            self.training_lengths, self.predicted_share = (lesson.options.tgt_len, lesson.mem_len), 1.0
+            self.training_lengths, self.predicted_share = (objective.options.tgt_len, objective.mem_len), 1.0
             cutoffs = {"adaptive_softmax_cutoff": self.options.adaptive_softmax_cutoff}
-            self.sizes = {"tgt_len": lesson.options.tgt_len, "mem_len": lesson.mem_len, **cutoffs}
+            self.sizes = {"tgt_len": objective.options.tgt_len, "mem_len": objective.mem_len, **cutoffs}
         time, self.latency_memory = self.training_lengths
         self.latency_tokens = settings.latency_tokens or time
 
-    def lesson(self, pattern: str) -> Union[MaskedBlocks, Streams]:
+    def objective(self, pattern: str) -> Union[MaskedLMObjective, StreamLMObjective]:
         """What a model of a pattern learns."""
         settings, network = self.settings, Network(replace(self.options, sublayer_pattern=pattern))
         of_all = (network, settings.data, settings.batch_size, settings.seed)
         if settings.task == "masked-lm":
-            return MaskedBlocks(*of_all, settings.max_updates, self.text)
-        return Streams(*of_all, self.text)
+            return MaskedLMObjective(*of_all, settings.max_updates, self.text)
+        return StreamLMObjective(*of_all, self.text)
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
         """A fresh seeded model of any pattern, on the search's device, and its stack."""
         torch.manual_seed(self.settings.seed)
-        model = self.lesson(pattern).build_model().to(self.settings.device)
+        model = self.objective(pattern).build_model().to(self.settings.device)
         return model, next(module for module in model.modules() if isinstance(module, Stack))
 
     def build_supernet(self) -> Supernet:
@@ -250,11 +252,11 @@ class Material:
         Raises:
             UserError: there is too little of it, or it does not fit the model.
         """
-        settings, lesson = self.settings, self.lesson(self.settings.baseline)
+        settings, objective = self.settings, self.objective(self.settings.baseline)
         if settings.task == "masked-lm":
-            return two_parts_of_blocks(lesson.texts.split("train").now, settings.batch_size, settings.parts)
+            return two_parts_of_blocks(objective.texts.split("train").now, settings.batch_size, settings.parts)
         if item_length(settings.data):
             raise UserError(f"{settings.data}: holds images, and a search divides a text; give one that holds a text")
         sizes = (settings.batch_size, *self.training_lengths)
         ends = self.dictionary.eos(), self.dictionary.pad()
-        return two_parts_of_text(lesson.tokens(), *sizes, *ends, settings.parts)
+        return two_parts_of_text(objective.tokens(), *sizes, *ends, settings.parts)

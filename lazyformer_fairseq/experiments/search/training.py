@@ -25,8 +25,9 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.checkpoint_file import DamagedCheckpointError, check, named_errors, save
 from lazyformer_fairseq.training.laptop import LAPTOP
-from lazyformer_fairseq.training.loop import Learning, moved
+from lazyformer_fairseq.training.loop import moved
 from lazyformer_fairseq.training.muon import mark_matrices
+from lazyformer_fairseq.training.optimization import OptimizationConfig
 
 STATE, HISTORY = "state.pt", "history.jsonl"
 LOG_INTERVAL, SAVE_INTERVAL = 100, 500  # updates
@@ -92,10 +93,12 @@ def latency_nats(
     return settings.latency_price * (share - budget).clamp(min=0)
 
 
-def learning_of(settings: SearchSettings) -> Learning:
+def optimization_of(settings: SearchSettings) -> OptimizationConfig:
     """How a supernet's weights learn: by the recipe laptop as a whole pattern's, else by LAMB at a constant rate."""
     more = {"updates": settings.max_updates, "rate": settings.weights_lr, "seed": settings.seed}
-    return Learning.of(LAPTOP if settings.recipe == "laptop" else LAMB, **more, device=settings.device)
+    return OptimizationConfig.from_options(
+        LAPTOP if settings.recipe == "laptop" else LAMB, **more, device=settings.device
+    )
 
 
 class RunningLoss:
@@ -166,9 +169,9 @@ class SupernetTraining:
         self.prices, self.counting = prices, counting
         self.batches = [Batches(part) for part in parts]
         mark_matrices(supernet.model)
-        self.learning = learning_of(settings)
-        self.weights = self.learning.optimizer_of(supernet.model.parameters())
-        self.schedule = self.learning.schedule_of(self.weights)
+        self.optimization = optimization_of(settings)
+        self.weights = self.optimization.build_optimizer(supernet.model.parameters())
+        self.schedule = self.optimization.build_schedule(self.weights)
         self.budgets: Sequence[Optional[float]] = sorted(settings.budgets) or [None]
         others = [copy.deepcopy(supernet.choices) for _ in self.budgets[1:]]
         self.choices = nn.ModuleList([supernet.choices, *others])
@@ -247,8 +250,8 @@ class SupernetTraining:
     def learn_weights(self) -> tuple[Tensor, Tensor]:
         self.spent.weights_updates += 1
         found = self.find_gradients(self.batches[0].next())
-        if self.learning.clip_norm:
-            nn.utils.clip_grad_norm_(self.supernet.model.parameters(), self.learning.clip_norm)
+        if self.optimization.clip_norm:
+            nn.utils.clip_grad_norm_(self.supernet.model.parameters(), self.optimization.clip_norm)
         self.schedule.step_update(round(self.spent.counted))
         self.weights.optimizer.step()
         self.weights.optimizer.zero_grad()

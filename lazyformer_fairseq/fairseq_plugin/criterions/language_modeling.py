@@ -10,9 +10,10 @@ hold the new model and nothing else, validation measures that one, and a resumed
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from fairseq import utils
@@ -33,11 +34,16 @@ from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+from lazyformer_fairseq.training.objectives.interface import Objective, Scalar, in_bits, mean_per_prediction, total
+from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
+from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 
 
 @register_criterion("causal_lm", dataclass=FairseqDataclass)
 class CausalLMCriterion(FairseqCriterion):
-    """Lets the model compute the likelihood of each target, so that nothing makes a (B, T, V) tensor of all bands."""
+    """fairseq's criterion for :class:`~lazyformer_fairseq.training.objectives.stream_lm.StreamLMObjective`."""
+
+    OBJECTIVE: ClassVar[type[Objective]] = StreamLMObjective
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
         """Loss of one batch.
@@ -50,16 +56,9 @@ class CausalLMCriterion(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
-        """Logs loss (bits a token: bits per character where tokens are characters) and perplexity over all workers."""
-        loss, sample_size = total("loss", logging_outputs), total("sample_size", logging_outputs)
-        metrics.log_scalar("loss", per(loss, sample_size) / math.log(2), sample_size, round=3)
+        """Log the objective's scalars over all processes, and the perplexity."""
+        log_scalars(cls.OBJECTIVE.scalars(logging_outputs))
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["loss"].avg))
-        if "span" in logging_outputs[0]:
-            metrics.log_scalar("span", per(total("span", logging_outputs), sample_size), sample_size, round=1)
-            span_loss = per(total("span_loss", logging_outputs), sample_size) / math.log(2)
-            metrics.log_scalar("span_loss", span_loss, sample_size, round=5)
-        if "experts_loss" in logging_outputs[0]:
-            log_experts(logging_outputs, sample_size)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
@@ -68,43 +67,22 @@ class CausalLMCriterion(FairseqCriterion):
 
 @register_criterion("masked_lm_accuracy", dataclass=FairseqDataclass)
 class MaskedLMAccuracyCriterion(CausalLMCriterion):
-    """As :func:`~lazyformer_fairseq.modules.losses.masked_lm`.
+    """fairseq's criterion for :class:`~lazyformer_fairseq.training.objectives.masked_lm.MaskedLMObjective`.
 
-    fairseq's own masked language models, such as ``roberta_base``, learn by it too.
+    fairseq's own masked language models, such as ``roberta_base``, can be trained with it too.
     """
+
+    OBJECTIVE = MaskedLMObjective
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Loss of one batch; the number of predicted tokens is that of the masked ones."""
         return losses.masked_lm(model, sample, self.padding_idx)
 
-    @classmethod
-    def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
-        """Logs accuracy (percent) too, all of masked tokens; of pairs their own loss (bits a pair) and accuracy."""
-        super().reduce_metrics(logging_outputs)
-        ncorrect, sample_size = total("ncorrect", logging_outputs), total("sample_size", logging_outputs)
-        metrics.log_scalar("accuracy", 100 * per(ncorrect, sample_size), sample_size, round=2)
-        if "next_sentence_loss" in logging_outputs[0]:
-            pairs, right = total("nsentences", logging_outputs), total("next_sentence_right", logging_outputs)
-            bits = total("next_sentence_loss", logging_outputs) / pairs / math.log(2)
-            metrics.log_scalar("next_sentence_loss", bits, pairs, round=3)
-            metrics.log_scalar("next_sentence_accuracy", 100 * right / pairs, pairs, round=2)
 
-
-def log_experts(logging_outputs: list[dict], sample_size) -> None:
-    """The loss that keeps experts busy, in bits, and the percentage of choices that found no slot."""
-    experts_loss = per(total("experts_loss", logging_outputs), sample_size) / math.log(2)
-    metrics.log_scalar("experts_loss", experts_loss, sample_size, round=5)
-    dropped, wanted = total("experts_dropped", logging_outputs), total("experts_wanted", logging_outputs)
-    metrics.log_scalar("experts_dropped", 100 * dropped / wanted, wanted, round=2)
-
-
-def total(key: str, logging_outputs: list[dict]):
-    return sum(log.get(key, 0) for log in logging_outputs)
-
-
-def per(summed, predicted):
-    """Return the mean for a predicted token; 0, which fairseq gives no weight, where batches predict none."""
-    return summed / (predicted.clamp(min=1) if torch.is_tensor(predicted) else predicted or 1)
+def log_scalars(scalars: Mapping[str, Scalar]) -> None:
+    """Give scalars to fairseq's meters."""
+    for name, scalar in scalars.items():
+        metrics.log_scalar(name, scalar.value, scalar.weight, round=scalar.digits)
 
 
 LEAST = 1e-9  # of a student's probability, where it cannot look
@@ -175,11 +153,10 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
         """Logs both divergences too, in bits."""
         super().reduce_metrics(logging_outputs)
-        sample_size = total("sample_size", logging_outputs)
+        predictions = total(logging_outputs, "sample_size")
         for name in ("words_kl", "attention_kl"):
             if name in logging_outputs[0]:
-                bits = per(total(name, logging_outputs), sample_size) / math.log(2)
-                metrics.log_scalar(name, bits, sample_size, round=3)
+                log_scalars({name: Scalar(in_bits(mean_per_prediction(logging_outputs, name)), predictions)})
 
     def _attention(self, net_input: dict, *states: list[Tensor]) -> Tensor:
         """The mean divergence of the last distributions, from the states of the model and the teacher."""

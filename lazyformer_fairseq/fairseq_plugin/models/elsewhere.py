@@ -1,6 +1,6 @@
-"""Models of fairseq's own, built as fairseq-train builds them, for a loop that is not fairseq's."""
+"""fairseq's own models, built as fairseq-train builds them, for a loop that is not fairseq's."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +12,24 @@ from torch import nn
 from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 
 
-def build(words: Sequence[str], dictionary: Any) -> nn.Module:
-    """The model that words of a fairseq-train of masked text name, with fresh weights."""
-    command = ["data", "--task", "full_sentences_masked_lm", "--criterion", "masked_lm_accuracy", *words]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
-    as_fairseq(dictionary)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=cfg.task)
-    return build_model(cfg.model, task)
+@dataclass(frozen=True)
+class FairseqNetwork:
+    """A model of fairseq's; see :class:`~lazyformer_fairseq.training.objectives.network.Network`.
+
+    Attributes:
+        words: the words of a fairseq-train of masked text that name the model, ``--arch`` among them.
+    """
+
+    words: tuple[str, ...]
+
+    def build(self, dictionary: Any) -> nn.Module:
+        """Build the model with fresh weights."""
+        command = ["data", "--task", "full_sentences_masked_lm", "--criterion", "masked_lm_accuracy", *self.words]
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
+        as_fairseq(dictionary)
+        task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary, cfg=cfg.task)
+        return build_model(cfg.model, task)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that a checkpoint keeps."""
+        return {"_name": self.words[self.words.index("--arch") + 1]}

@@ -23,8 +23,7 @@ from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
 from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
-from lazyformer_fairseq.modules.networks.documents import check_takes_documents
-from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted
+from lazyformer_fairseq.training.objectives.masked_lm import prepare_model
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +73,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             UserError: a model that has no place for it.
         """
         model = super().build_model(cfg, from_checkpoint)
-        if not from_checkpoint:
-            self.text.start_bias(model)
-        if self.cfg.within_documents:
-            check_takes_documents(model, "--within-documents")
-        if self.text.is_permuted:
-            check_takes_permuted(model, f"--task {masked_text.PERMUTED}")
+        prepare_model(model, self.text, masked_text.PERMUTED, starts_fresh=not from_checkpoint)
         if self.cfg.next_sentence:
             if not hasattr(model, "register_next_sentence_head"):
                 raise UserError("--next-sentence: is for encoders of this package; leave it out")

@@ -31,7 +31,7 @@ from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.extras import has_fairseq
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 from lazyformer_fairseq.training.laptop import LAPTOP
-from lazyformer_fairseq.training.loop import Diverged, StepwiseTraining
+from lazyformer_fairseq.training.loop import Diverged, TrainingLoop
 
 TWO = {"bert": "sf", "mine": "f"}
 MODELS = {"bert": "(sf)x2", "mine": "sff"} | ({"roberta": "fairseq:roberta_base"} if has_fairseq() else {})
@@ -62,15 +62,15 @@ def two_points():
 def finished(data_folder, tmp_path_factory) -> tuple[Path, list]:
     """A comparison that was interrupted in its second seed, and went on; and the batches of all updates."""
     folder, batches = tmp_path_factory.mktemp("finished") / "comparison", []
-    original, interrupts = StepwiseTraining.update, [True]
+    original, interrupts = TrainingLoop.update, [True]
 
     def update(self):
-        if getattr(self, "name", None) == "mine" and (self.learning.seed, self.updates) == (2, 3) and interrupts:
+        if getattr(self, "name", None) == "mine" and (self.optimization.seed, self.updates) == (2, 3) and interrupts:
             interrupts.clear()
             raise KeyboardInterrupt
 
         def train_on(batch, train=self.train_on):
-            batches.append((getattr(self, "name", None), self.learning.seed, self.updates, batch))
+            batches.append((getattr(self, "name", None), self.optimization.seed, self.updates, batch))
             return train(batch)
 
         with pytest.MonkeyPatch.context() as patched:
@@ -78,7 +78,7 @@ def finished(data_folder, tmp_path_factory) -> tuple[Path, list]:
             return original(self)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(StepwiseTraining, "update", update)
+        patched.setattr(TrainingLoop, "update", update)
         with pytest.raises(KeyboardInterrupt):
             compare(tiny(data_folder), folder, ["lazyformer", "compare"])
         assert not (folder / "results.json").exists()
@@ -126,14 +126,14 @@ def test_a_digit_that_changed_is_no_result(name, finished, data_folder, tmp_path
 
 def test_times_and_curve_are_in_the_checkpoint_alone(data_folder, tmp_path, without_costs, monkeypatch):
     """Where they lay in files of their own, a table silently began later once one of these was gone."""
-    settings, updates = tiny(data_folder, models={"bert": "sf"}, seeds=(1,)), StepwiseTraining.update
+    settings, updates = tiny(data_folder, models={"bert": "sf"}, seeds=(1,)), TrainingLoop.update
 
     def stop_in_the_third(self):
         if self.updates == 2:
             raise KeyboardInterrupt
         return updates(self)
 
-    monkeypatch.setattr(StepwiseTraining, "update", stop_in_the_third)
+    monkeypatch.setattr(TrainingLoop, "update", stop_in_the_third)
     with pytest.raises(KeyboardInterrupt):
         compare(settings, tmp_path, [])
     monkeypatch.undo()
@@ -207,14 +207,14 @@ def test_validation_is_the_same_for_all_seeds_and_counts_masked_pieces_alone(dat
     for batch, other in zip(compared._batches, others._batches, strict=True):
         assert torch.equal(batch["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
     bert = compared.settings.specs["bert"]
-    training = StepwiseTraining(compared.lesson(bert, 1, 4), compared.learning(bert, 1, 1e-3, 4), tmp_path)
+    training = TrainingLoop(compared.objective(bert, 1, 4), compared.optimization(bert, 1, 1e-3, 4), tmp_path)
     found = compared.measure(training)
     nats, right, count = 0.0, 0, 0
     training.model.eval()
     with torch.no_grad():
         for batch in compared._batches:
             logits, _ = training.model(batch["net_input"]["src_tokens"])
-            is_masked = batch["target"] != training.lesson.dictionary.pad()
+            is_masked = batch["target"] != training.objective.dictionary.pad()
             nats += F.cross_entropy(logits[is_masked], batch["target"][is_masked], reduction="sum").item()
             right += (logits[is_masked].argmax(-1) == batch["target"][is_masked]).sum().item()
             count += int(is_masked.sum())
@@ -358,12 +358,14 @@ def test_losses_are_those_of_fairseqs_trainer(finished, causal):
 
 def test_a_recipe_norms_and_the_rate_reach_training(lm_data):
     settings = tiny(lm_data, "language-model", recipe="nvidia", normalize_before=False)
-    learning = settings.row.load(settings).learning(settings.specs["lazy"], 1, 0.02, 200)
+    optimization = settings.row.load(settings).optimization(settings.specs["lazy"], 1, 0.02, 200)
     lamb = {"max_weight_norm": 10, "weight_decay": 0, "no_bias_correction": True}
-    assert (learning.optimizer, learning.optimizer_options, learning.rate) == ("nvlamb", lamb, 0.02)
-    assert (learning.schedule, learning.schedule_options) == ("cosine", {"warmup_updates": 5, "min_lr": 0.002})
+    assert (optimization.optimizer, optimization.optimizer_options, optimization.rate) == ("nvlamb", lamb, 0.02)
+    assert (optimization.schedule, optimization.schedule_options) == ("cosine", {"warmup_updates": 5, "min_lr": 0.002})
     assert (
-        not settings.row.load(settings).lesson(settings.specs["lazy"], 1, 200).network.options.decoder_normalize_before
+        not settings.row.load(settings)
+        .objective(settings.specs["lazy"], 1, 200)
+        .network.options.decoder_normalize_before
     )
 
 
@@ -372,46 +374,51 @@ def laptop_of(data: Path, models: dict, words: str = "", **changes):
     given = {"rates": (), "sizes": {}, "recipe": "laptop", "fairseq_options": tuple(words.split()), **changes}
     compared = tiny(data, models=models, baseline=next(iter(models)), **given)
     task, spec = compared.row.load(compared), next(iter(compared.specs.values()))
-    lesson = task.lesson(spec, 1, 100)
-    return lesson.network.options, lesson.texts.options, task.learning(spec, 1, compared.rates_of(spec)[0], 100), task
+    objective = task.objective(spec, 1, 100)
+    return (
+        objective.network.options,
+        objective.texts.options,
+        task.optimization(spec, 1, compared.rates_of(spec)[0], 100),
+        task,
+    )
 
 
 def test_the_recipe_laptop_reaches_all_and_what_is_given_wins(data_folder):
-    options, text, learning, compared = laptop_of(data_folder, {"bert": "sf"})
-    made = {**vars(options), **vars(text), **learning.optimizer_options, **learning.schedule_options}
-    made |= {"optimizer": learning.optimizer, "lr_scheduler": learning.schedule, "lr": learning.rate}
-    made["clip_norm"] = learning.clip_norm
+    options, text, optimization, compared = laptop_of(data_folder, {"bert": "sf"})
+    made = {**vars(options), **vars(text), **optimization.optimizer_options, **optimization.schedule_options}
+    made |= {"optimizer": optimization.optimizer, "lr_scheduler": optimization.schedule, "lr": optimization.rate}
+    made["clip_norm"] = optimization.clip_norm
     assert {name: made[name] for name in LAPTOP} == LAPTOP
     assert (text.tokens_per_sample, compared.settings.sizes["batch_size"]) == (512, 2)
     assert compared._text.masking.probability == 0.15  # of what is scored, whatever the recipe trains on
     words = "--mask-prob 0.2 --length-schedule 64:0.5 --adam-lr 1e-4 --clip-norm 2 --dropout 0.2"
     more = {"normalize_before": False, "rates": (0.1,), "sizes": {"tokens_per_sample": 32}}
-    options, text, learning, _ = laptop_of(data_folder, {"bert": "sf"}, words, **more)
+    options, text, optimization, _ = laptop_of(data_folder, {"bert": "sf"}, words, **more)
     assert (options.encoder_normalize_before, options.dropout, options.local_heads) == (False, 0.2, True)
     assert (text.mask_prob, text.length_schedule, text.tokens_per_sample) == ("0.2", "64:0.5", 32)
-    assert (learning.rate, learning.optimizer_options["adam_lr"], learning.clip_norm) == (0.1, 1e-4, 2)
+    assert (optimization.rate, optimization.optimizer_options["adam_lr"], optimization.clip_norm) == (0.1, 1e-4, 2)
 
 
 def test_parts_of_the_recipe_are_left_out(data_folder):
     """Of one model; the others keep them."""
     of_mine = "; without=local-heads, length-schedule,no-token-positional-embeddings,encoder-normalize-before"
     models = {"mine": f"sf{of_mine}", "bert": "sf"}
-    options, text, learning, compared = laptop_of(data_folder, models)
+    options, text, optimization, compared = laptop_of(data_folder, models)
     assert not (options.local_heads or options.no_token_positional_embeddings or text.length_schedule)
-    assert options.zero_last_maps and learning.optimizer == "muon" and not options.encoder_normalize_before
+    assert options.zero_last_maps and optimization.optimizer == "muon" and not options.encoder_normalize_before
     mine, bert = compared.settings.specs.values()
     assert (compared.phases(mine, 100), compared.phases(bert, 100)) == (
         [(512, range(100))],
         [(128, range(80)), (512, range(80, 100))],
     )
-    assert compared.lesson(bert, 1, 100).network.options.local_heads
+    assert compared.objective(bert, 1, 100).network.options.local_heads
     assert laptop_of(data_folder, {"bert": "sf; without=lr-scheduler"})[2].schedule == "linear_warmup"
     assert laptop_of(data_folder, {"bert": "sf; without=relative-position-buckets"})[0].relative_position_buckets == 0
     by_adam = ("sf; without=optimizer", ""), ("sf; optimizer=fused_adam", ""), ("sf", "--optimizer fused_adam")
     for spec, words in by_adam:
-        learning = laptop_of(data_folder, {"bert": spec}, words)[2]
-        assert (learning.optimizer, learning.rate) == ("fused_adam", LAPTOP["adam_lr"])
-        assert learning.optimizer_options == {"adam_betas": LAPTOP["adam_betas"], "weight_decay": 0.0}
+        optimization = laptop_of(data_folder, {"bert": spec}, words)[2]
+        assert (optimization.optimizer, optimization.rate) == ("fused_adam", LAPTOP["adam_lr"])
+        assert optimization.optimizer_options == {"adam_betas": LAPTOP["adam_betas"], "weight_decay": 0.0}
     options = laptop_of(data_folder, {"modern": "bert_modern_base; sizes=own"})[0]  # which has no bias to begin with
     assert not options.local_heads and options.relative_position_buckets == 0
     for spec, recipe, said in (
@@ -460,8 +467,8 @@ def test_a_short_training_by_the_recipe_leaves_the_plateau_and_others_do_not(tmp
         settings = tiny(data, models={"bert": "(sf)x3"}, validation_tokens=4000, **given)
         compared = settings.row.load(settings)
         bert = settings.specs["bert"]
-        learning = compared.learning(bert, 1, *settings.rates_of(bert), 150)
-        training = StepwiseTraining(compared.lesson(bert, 1, 150), learning, tmp_path / recipe)
+        optimization = compared.optimization(bert, 1, *settings.rates_of(bert), 150)
+        training = TrainingLoop(compared.objective(bert, 1, 150), optimization, tmp_path / recipe)
         while training.updates < 150:
             training.update()
         losses[recipe] = compared.measure(training)["loss"]
@@ -474,10 +481,10 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
     settings = tiny(data_folder, fairseq_options=(*words.split(), "--activation-dropout", "0.2"))
     compared = settings.row.load(settings)
     bert = settings.specs["bert"]
-    learning, lesson = compared.learning(bert, 1, 0.02, 200), compared.lesson(bert, 1, 200)
-    assert (learning.optimizer, learning.optimizer_options["weight_decay"]) == ("muon", 0.1)
-    assert learning.schedule_options == {"warmup_ratio": 0.1, "decay_share": 0.5} and learning.clip_norm == 3
-    assert lesson.network.options.activation_dropout == 0.2 and lesson.texts.masking.probability == 0.3
+    optimization, objective = compared.optimization(bert, 1, 0.02, 200), compared.objective(bert, 1, 200)
+    assert (optimization.optimizer, optimization.optimizer_options["weight_decay"]) == ("muon", 0.1)
+    assert optimization.schedule_options == {"warmup_ratio": 0.1, "decay_share": 0.5} and optimization.clip_norm == 3
+    assert objective.network.options.activation_dropout == 0.2 and objective.texts.masking.probability == 0.3
     for words, said in (
         ("--update-freq 2", "--update-freq: no such option here"),
         ("--optimizer adafactor", "--optimizer adafactor: choose from fused_adam, nvlamb, muon; others are fairseq-"),
@@ -487,26 +494,26 @@ def test_further_options_reach_model_text_and_optimizer(data_folder, lm_data):
         settings = tiny(data_folder, models={"bert": "sf", "hf": "hf:bert"}, fairseq_options=tuple(words.split()))
         compared = settings.row.load(settings)
         with pytest.raises(UserError, match=said):
-            [(compared.learning(spec, 1, 1, 1), compared.lesson(spec, 1, 1)) for spec in settings.specs.values()]
+            [(compared.optimization(spec, 1, 1, 1), compared.objective(spec, 1, 1)) for spec in settings.specs.values()]
 
 
 def test_a_model_of_fairseqs_says_that_it_needs_fairseq(data_folder, monkeypatch):
     monkeypatch.setattr(extras, "has_fairseq", lambda: False)
     settings = tiny(data_folder, models={"bert": "sf", "roberta": "fairseq:roberta_base"})
     with pytest.raises(UserError, match="--model roberta=fairseq:roberta_base needs fairseq, which this Python"):
-        settings.row.load(settings).lesson(settings.specs["roberta"], 1, 2)
+        settings.row.load(settings).objective(settings.specs["roberta"], 1, 2)
 
 
 def test_a_model_that_diverges_ends_in_no_number_and_the_others_go_on(data_folder, tmp_path, monkeypatch):
     """By a schedule that no trial of two updates has room for, which measures the costs nevertheless."""
-    train_on = StepwiseTraining.train_on
+    train_on = TrainingLoop.train_on
 
     def diverge(self, batch):
         if getattr(self, "name", None) == "mine" and self.updates == 2:
             raise Diverged("NaN")
         train_on(self, batch)
 
-    monkeypatch.setattr(StepwiseTraining, "train_on", diverge)
+    monkeypatch.setattr(TrainingLoop, "train_on", diverge)
     schedule = ("--lr-scheduler", "wsd", "--decay-share", "0.6")
     settings = tiny(data_folder, models=TWO, seeds=(1,), fairseq_options=schedule)
     models = compare(settings, tmp_path / "both", [])["models"]

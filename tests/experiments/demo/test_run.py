@@ -110,13 +110,13 @@ def test_a_text_that_changed_since_the_models_read_it_is_named(name, finished, s
 def test_both_learn_by_the_recipe_that_is_asked_for(finished, settings):
     data, (first, _) = finished[0] / "data", MODELS
     by_recipe = replace(settings, recipe="laptop", without=("local-heads",), rate=None)
-    learning, lesson = run.learning_of(by_recipe), run.lesson_of(by_recipe, first, data)
-    made = {**vars(lesson.network.options), **vars(lesson.texts.options), **learning.optimizer_options}
-    made |= {**learning.schedule_options, "optimizer": learning.optimizer, "lr": learning.rate}
-    made |= {"lr_scheduler": learning.schedule, "clip_norm": learning.clip_norm, "local_heads": True}
+    optimization, objective = run.optimization_of(by_recipe), run.objective_of(by_recipe, first, data)
+    made = {**vars(objective.network.options), **vars(objective.texts.options), **optimization.optimizer_options}
+    made |= {**optimization.schedule_options, "optimizer": optimization.optimizer, "lr": optimization.rate}
+    made |= {"lr_scheduler": optimization.schedule, "clip_norm": optimization.clip_norm, "local_heads": True}
     assert {name: made[name] for name in LAPTOP} == LAPTOP
-    assert not lesson.network.options.local_heads and lesson.texts.options.tokens_per_sample == 32
-    assert (settings.rate, run.learning_of(settings).optimizer) == (2e-3, "fused_adam")
+    assert not objective.network.options.local_heads and objective.texts.options.tokens_per_sample == 32
+    assert (settings.rate, run.optimization_of(settings).optimizer) == (2e-3, "fused_adam")
     assert DemoSettings().recipe == "laptop"
     with pytest.raises(UserError, match="--without lr: is of --recipe laptop"):
         replace(settings, without=("lr",))
@@ -187,8 +187,8 @@ def test_a_clock_that_has_run_out_leaves_the_fewest_updates(settings, prepared):
 
 def test_a_model_resumes_when_its_planned_decay_has_begun(settings, prepared):
     by_recipe, clock = replace(settings, recipe="laptop", rate=None, updates=100), Clock(None, prepared / "clock.json")
-    first, lesson = next(iter(MODELS)), run.lesson_of(by_recipe, next(iter(MODELS)), prepared / "data")
-    job = run.Job(first, lesson, run.learning_of(by_recipe), prepared / first, 100)
+    first, objective = next(iter(MODELS)), run.objective_of(by_recipe, next(iter(MODELS)), prepared / "data")
+    job = run.Job(first, objective, run.optimization_of(by_recipe), prepared / first, 100)
     training = DemoTraining(job, (), clock)
     training.plan(4)
     for _ in range(3):

@@ -22,7 +22,7 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.storage.json_files import read_checked_json
-from lazyformer_fairseq.training.loop import StepwiseTraining
+from lazyformer_fairseq.training.loop import TrainingLoop
 from lazyformer_fairseq.training.muon import mark_matrices
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
@@ -179,7 +179,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("method", mostly_slow(["gradient", "halving"], "halving"))
 def test_a_search_killed_anywhere_ends_as_one_that_was_not(method, search, finished, tmp_path, monkeypatch):
-    places = {"gradient": (training, "save_state"), "halving": (StepwiseTraining, "save")}
+    places = {"gradient": (training, "save_state"), "halving": (TrainingLoop, "save")}
     (where, name), saves, whole, out = places[method], [], finished(method), tmp_path / "killed"
     save = getattr(where, name)
 
@@ -251,11 +251,11 @@ def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_d
     for own, mixture, name in zip(network.sublayers, trained.supernet.mixtures, chosen, strict=True):
         own.load_state_dict(mixture.candidate(name).state_dict())
     (spec,) = given.compared.settings.specs.values()
-    learning = given.compared.learning(spec, 1, *given.compared.settings.rates_of(spec), 10)
-    assert trained.learning == learning
+    optimization = given.compared.optimization(spec, 1, *given.compared.settings.rates_of(spec), 10)
+    assert trained.optimization == optimization
     mark_matrices(model)
-    optimizer, batches = learning.optimizer_of(model.parameters()), training.Batches(given.parts()[0])
-    schedule = learning.schedule_of(optimizer)
+    optimizer, batches = optimization.build_optimizer(model.parameters()), training.Batches(given.parts()[0])
+    schedule = optimization.build_schedule(optimizer)
     for update in range(7):  # the rate falls from the sixth on
         trained.update()
         trained.spent.counted += 1.4
@@ -378,9 +378,11 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
     assert options.local_heads and options.encoder_normalize_before and given.predicted_share == 0.3
     assert options.dropout == 0.3 and options.attention_dropout == 0.0, "words win"
     trainings = Trainings(given, tmp_path)
-    learning = trainings.learning(50_000)
-    assert (learning.optimizer, learning.rate, learning.schedule) == ("muon", 0.005, "wsd")
-    assert learning.schedule_options.items() >= {"warmup_updates": 500, "decay_share": 0.5, "decay": "linear"}.items()
+    optimization = trainings.optimization(50_000)
+    assert (optimization.optimizer, optimization.rate, optimization.schedule) == ("muon", 0.005, "wsd")
+    assert (
+        optimization.schedule_options.items() >= {"warmup_updates": 500, "decay_share": 0.5, "decay": "linear"}.items()
+    )
     assert trainings.made == [5555, 16666 - 2777, 50_000 - 8333]
 
 

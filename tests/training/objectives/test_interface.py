@@ -7,16 +7,17 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.masked_lm import MaskedLM
-from lazyformer_fairseq.experiments.lessons import mean_of
+from lazyformer_fairseq.training.objectives.interface import Scalar, mean
 
 
 def test_batches_that_predict_nothing_have_no_part_in_the_mean():
-    assert mean_of([6.0, 0.0, 3.0], [2, 0, 1], 3) == 3.0
+    scalars = [Scalar(3.0, 2), Scalar(0.0, 0), Scalar(6.0, 1)]
+    assert mean(scalars) == 4.0
 
 
 def test_a_split_that_predicts_nothing_is_refused_in_words():
     with pytest.raises(UserError, match="no token of the validation text is predicted"):
-        mean_of([0.0, 0.0], [0, 0], 3)
+        mean([Scalar(0.0, 0), Scalar(0.0, 0)])
 
 
 def test_a_comparison_whose_validation_text_predicts_nothing_is_refused_in_words():

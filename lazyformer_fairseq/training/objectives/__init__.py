@@ -1,0 +1,1 @@
+"""Training objectives: what a model learns, whichever trainer runs it."""

@@ -1,0 +1,144 @@
+"""Masked language modelling, on the blocks of a corpus or on the inputs of a prepared task."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Optional
+
+from torch import Tensor, nn
+
+from lazyformer_fairseq.data.batches import EpochBatches
+from lazyformer_fairseq.data.datasets.masked_blocks import CHANGING
+from lazyformer_fairseq.data.masked_text import MASKED, OPTIONS, MaskedText
+from lazyformer_fairseq.data.shards import data_folders, tokenizer_of
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules import losses
+from lazyformer_fairseq.modules.networks.documents import check_takes_documents
+from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted
+from lazyformer_fairseq.training.objectives.interface import (
+    Batch,
+    Log,
+    Objective,
+    Scalar,
+    in_bits,
+    mean_per_prediction,
+    total,
+)
+from lazyformer_fairseq.training.objectives.network import Network
+from lazyformer_fairseq.training.objectives.stream_lm import next_token_scalars
+
+
+@dataclass
+class MaskedLMObjective(Objective):
+    """Masked language modelling.
+
+    Attributes:
+        network: the model.
+        data: a folder of `lazyformer corpus`, several as ``a:b:c``, or a prepared task.
+        batch_size: blocks per batch.
+        seed: the seed of masks and order.
+        updates: the length of the training, within which shares of masks may change.
+        text: options of :class:`~lazyformer_fairseq.data.masked_text.MaskedTextOptions`, by name.
+        whole_inputs: whether each input is a block of its own.
+        batch_size_valid: blocks per validation batch; by default as in training.
+    """
+
+    network: Network
+    data: str
+    batch_size: int
+    seed: int
+    updates: int
+    text: Mapping[str, Any] = field(default_factory=dict)
+    whole_inputs: bool = False
+    batch_size_valid: Optional[int] = None
+    CRITERION: ClassVar[str] = "MaskedLMAccuracyCriterion"
+    TASK: ClassVar[str] = MASKED  # a key of `OPTIONS`, and the name of fairseq's task
+
+    @cached_property
+    def texts(self) -> MaskedText:
+        """The text, masked."""
+        dictionary = load_dictionary(Path(data_folders(self.data)[0]) / "dict.txt")
+        options = OPTIONS[self.TASK](**self.text)
+        return MaskedText(self.data, options, dictionary, self.seed, self.updates, self.whole_inputs)
+
+    @property
+    def dictionary(self) -> Dictionary:
+        """The symbols of inputs and targets."""
+        return self.texts.dictionary
+
+    def build_model(self) -> nn.Module:
+        """Build the model, whose output bias may start at the words' frequencies.
+
+        Raises:
+            UserError: the model cannot read the text as the options want it.
+        """
+        model = self.network.build(self.dictionary)
+        prepare_model(model, self.texts, self.TASK)
+        if self.texts.options.next_sentence:
+            raise UserError("--next-sentence: is for fairseq-train; leave it out")
+        return model
+
+    def batches(self) -> EpochBatches:
+        """Return the training batches."""
+        return EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed)
+
+    def at_update(self, batch: Batch, update: int) -> Batch:
+        """Return a batch with the length and the masks of an update."""
+        if CHANGING.isdisjoint(batch):
+            return batch
+        return self.texts.at_update(batch, update)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict[str, Any]]:
+        """Compute the cross-entropy of the masked tokens."""
+        return losses.masked_lm(model, batch, self.texts.special.pad)
+
+    @staticmethod
+    def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
+        """Return `loss`, bits per masked token, `accuracy`, percent, and the terms of spans, experts and pairs."""
+        found = next_token_scalars(logs)
+        predictions = total(logs, "sample_size")
+        found["accuracy"] = Scalar(100 * mean_per_prediction(logs, "ncorrect"), predictions, digits=2)
+        if "next_sentence_loss" in logs[0]:
+            pairs = total(logs, "nsentences")
+            loss = in_bits(mean_per_prediction(logs, "next_sentence_loss", "nsentences"))
+            right = 100 * mean_per_prediction(logs, "next_sentence_right", "nsentences")
+            found["next_sentence_loss"] = Scalar(loss, pairs)
+            found["next_sentence_accuracy"] = Scalar(right, pairs, digits=2)
+        return found
+
+    def held_out(self, split: str) -> EpochBatches:
+        """Return the batches of a split, in order."""
+        return EpochBatches(self.texts.split(split), self.batch_size_valid or self.batch_size, shuffle=False)
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return the settings that checkpoints keep."""
+        name = "inputs_masked_lm" if self.whole_inputs else self.TASK
+        task = {"_name": name, "data": self.data, "seed": self.seed, **asdict(self.texts.options)}
+        return {"model": self.network.settings(), "task": task, "criterion": {"_name": "masked_lm_accuracy"}}
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The corpus's tokenizer."""
+        return tokenizer_of(self.texts.folders[0])
+
+
+def prepare_model(model: nn.Module, text: MaskedText, task: str, starts_fresh: bool = True) -> None:
+    """Start the output bias at the words' frequencies where the text's options say so, and check what the model reads.
+
+    Args:
+        model: the model.
+        text: what it is to read.
+        task: the name of permuted language modelling, for the error.
+        starts_fresh: False where the weights come from a checkpoint, bias included.
+
+    Raises:
+        UserError: the model does not take documents or permuted blocks.
+    """
+    if starts_fresh:
+        text.start_bias(model)
+    if text.options.within_documents:
+        check_takes_documents(model, "--within-documents")
+    if text.is_permuted:
+        check_takes_permuted(model, f"--task {task}")

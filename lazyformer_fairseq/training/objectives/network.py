@@ -1,0 +1,46 @@
+"""How an objective builds its model."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Union
+
+from torch import nn
+
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import hub
+from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBert, HuggingFaceBertOptions
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
+
+FAIRSEQ_NAMES = {
+    MaskedLMOptions: "lazyformer",
+    CausalLMOptions: "lazyformer_lm",
+    HuggingFaceBertOptions: "huggingface_bert",
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The options of a model of this package, or of Hugging Face's BERT.
+
+    A class with the same two methods may stand in for it, such as
+    :class:`~lazyformer_fairseq.fairseq_plugin.models.elsewhere.FairseqNetwork`.
+    """
+
+    options: Union[MaskedLMOptions, CausalLMOptions, HuggingFaceBertOptions]
+
+    def build(self, dictionary: Dictionary) -> nn.Module:
+        """Build the model with fresh weights.
+
+        Raises:
+            UserError: sizes do not fit together, or a library is missing.
+        """
+        try:
+            if isinstance(self.options, HuggingFaceBertOptions):
+                return HuggingFaceBert(self.options, len(dictionary), dictionary.pad())
+            return hub.model_of(self.options, dictionary)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that a checkpoint keeps."""
+        return {"_name": FAIRSEQ_NAMES[type(self.options)], **asdict(self.options)}

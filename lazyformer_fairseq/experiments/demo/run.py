@@ -23,8 +23,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.hub import LazyFormerHub, load
 from lazyformer_fairseq.experiments.compare.report import has_shown_nothing
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, SAME_FOR_BOTH, DemoSettings
-from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.folder import experiment, kept
+from lazyformer_fairseq.experiments.prose import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.trainings import Job, Training, train_in_turn
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen

@@ -1,8 +1,8 @@
-"""The command ``lazyformer reproduce``, a subcommand for each paper."""
+"""The command ``lazyformer reproduce``, with a subcommand for each paper."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import click
 
@@ -14,25 +14,41 @@ OUT = click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 
 
 @dataclass(frozen=True)
-class How:
+class ReproduceOptions:
     """Options of every paper."""
 
-    tiny: bool = option(False, "The same way in miniature, for two cores.")
+    tiny: bool = option(False, "Reproduce in miniature, on two cores.")
     only: tuple[str, ...] = option(
-        (), "Only these and what they need, such as 'bench_*'; --plan lists them.", "--steps", metavar="NAME,...",
-        shown="all"
-    )  # fmt: skip
+        (),
+        "Run only these steps and what they need, such as 'bench_*'; --plan lists them.",
+        "--steps",
+        metavar="NAME,...",
+        shown="all",
+    )
     plan: bool = option(False, "Print cost, disk, state and command of each step; run nothing.")
     teraflops: Optional[float] = option(
-        None, "For --plan, of all devices.", low=0, is_open=True, shown="21.4 a GPU, LazyFormer's V100; tiny: 0.005"
+        None,
+        "For --plan, the speed of all devices together.",
+        low=0,
+        is_open=True,
+        shown="21.4 per GPU, LazyFormer's V100; tiny: 0.005",
     )
     report: bool = option(False, "Write the report of what is there, and run nothing.")
 
-    def speed(self, of_one: float) -> float:
-        """FLOP/s of all devices."""
-        from lazyformer_fairseq.executors.nvidia_smi import count_gpus
+    def carry_out(self, reproduction: Any, out: Path) -> None:
+        """Run a reproduction, print its plan, or write its report."""
+        if self.plan:
+            from lazyformer_fairseq.executors.nvidia_smi import count_gpus
 
-        return 1e12 * self.teraflops if self.teraflops else of_one * (1 if self.tiny else count_gpus() or 8)
+            devices = 1 if self.tiny else count_gpus() or 8
+            speed = devices * reproduction.flops_per_second
+            if self.teraflops:
+                speed = 1e12 * self.teraflops
+            click.echo(reproduction.plan(out, self.only, speed))
+        elif self.report:
+            reproduction.report(out)
+        else:
+            reproduction.carry_out(out, self.only)
 
 
 @click.group(cls=Group, default="lazyformer")
@@ -46,19 +62,30 @@ def reproduce() -> None:
 @reproduce.command()
 @click.argument("raw")
 @OUT
-@takes(How, into="how")
-@click.option("--models", multiple=True, callback=divided, metavar="ARCH,...",
-              help="Pre-trained and fine-tuned; all: Table 3's five others too, which are timed alone else.  [default: "
-              "those of Tables 1 and 4]")  # fmt: skip
-@click.option("--tasks", multiple=True, callback=divided, metavar="A,B,...",
-              help="Of GLUE.  [default: the paper's eight; with --tiny CoLA and RTE]")  # fmt: skip
-def lazyformer(raw: str, out: Path, how: How, models: tuple[str, ...], tasks: tuple[str, ...]) -> None:
+@takes(ReproduceOptions, into="options")
+@click.option(
+    "--models",
+    multiple=True,
+    callback=divided,
+    metavar="ARCH,...",
+    help="Pre-trained and fine-tuned models; all: Table 3's five others too, which are only timed otherwise. "
+    " [default: those of Tables 1 and 4]",
+)
+@click.option(
+    "--tasks",
+    multiple=True,
+    callback=divided,
+    metavar="A,B,...",
+    help="Tasks of GLUE.  [default: the paper's eight; with --tiny CoLA and RTE]",
+)
+def lazyformer(raw: str, out: Path, options: ReproduceOptions, models: tuple[str, ...], tasks: tuple[str, ...]) -> None:
     """Reproduce LazyFormer's Tables 1 to 4 and Figures 2 and 3: from text in RAW to OUT/report/report.md.
 
-    Corpus, benchmarks, pre-trainings of a million updates (six, or --models), GLUE at six checkpoints of each model of
-    Table 1 and at the last one of others, one page with the paper's numbers beside. RAW is a folder: `glue` in it is
-    GLUE's official download, `books` are books, one a file, all else is text of any kind that lazyformer corpus reads.
-    With --tiny RAW may be the word demo: the prose that Python carries.
+    It builds the corpus, times the models, pre-trains six of them (or --models) for a million updates, fine-tunes on
+    GLUE from six checkpoints of each model of Table 1 and from the last one of the others, and writes one page with the
+    paper's numbers beside its own. RAW is a folder: `glue` in it is GLUE's official download, `books` holds books, one
+    per file, and everything else is text of any kind that lazyformer corpus reads. With --tiny RAW may be the word
+    demo: the prose that Python carries.
 
     Stop it at any time; rerun to resume. Look at --plan first: in full it takes weeks on eight GPUs.
 
@@ -70,28 +97,26 @@ def lazyformer(raw: str, out: Path, how: How, models: tuple[str, ...], tasks: tu
     needs_fairseq("lazyformer reproduce", "lazyformer compare")
     refuse_without_extra("corpus", "lazyformer reproduce")
     from lazyformer_fairseq.executors.nvidia_smi import precision_here
-    from lazyformer_fairseq.experiments.reproduce import lazyformer as of
-    from lazyformer_fairseq.experiments.reproduce.lazyformer_report import reproduction
+    from lazyformer_fairseq.experiments.reproduce import lazyformer as paper
 
-    size = of.TINY if how.tiny else of.PAPER
-    inputs = of.find_inputs(raw, tasks, size, of.Places(out).made, models)
-    found = reproduction(size, inputs, out, precision_here(), how.speed(size.flops_per_second))
-    found.carry_out(out, how.only, how.plan, how.report)
+    size = paper.TINY if options.tiny else paper.PAPER
+    inputs = paper.find_inputs(raw, out, size, models, tasks)
+    options.carry_out(paper.reproduction(size, inputs, out, precision_here()), out)
 
 
 @reproduce.command()
 @click.argument("raw")
 @OUT
-@takes(How, into="how")
-def par(raw: str, out: Path, how: How) -> None:
-    """Reproduce PAR Transformer's Tables 1, 2, 3, 5, 6 and 7 and Figures 1 and 2: from RAW to OUT/report/report.md.
+@takes(ReproduceOptions, into="options")
+def par(raw: str, out: Path, options: ReproduceOptions) -> None:
+    """Reproduce PAR Transformer's Tables 1, 2, 3, 6 and 7 and Figures 1 and 2: from RAW to OUT/report/report.md.
 
-    The search, latencies, trainings of all models of these tables, their evaluation, one page with the paper's numbers
-    beside. RAW is a folder: `wikitext-103`, `enwik8` and `text8` in it are as they are distributed, or what
-    scripts/prepare_wikitext103.sh and its like made of them. With --tiny RAW may be the word demo: the prose that
-    Python carries. Table 4, PAR BERT, is scripts/pretrain_par_bert.sh's.
+    It searches, measures latencies, trains all models of these tables, evaluates them, and writes one page with the
+    paper's numbers beside its own. RAW is a folder: `wikitext-103`, `enwik8` and `text8` in it are as they are
+    distributed, or as scripts/prepare_wikitext103.sh and the like prepared them. With --tiny RAW may be the word demo:
+    the prose that Python carries. Table 4, PAR BERT, is made by scripts/pretrain_par_bert.sh.
 
-    Stop it at any time; rerun to resume. Look at --plan first: it says what the search needs of a GPU's memory, too.
+    Stop it at any time; rerun to resume. Look at --plan first.
 
     \b
     lazyformer reproduce par raw results/par --plan
@@ -99,9 +124,8 @@ def par(raw: str, out: Path, how: How) -> None:
     lazyformer reproduce par raw results/par --steps '*_par_transformer_base,*_transformer_xl_base,bench'
     """
     needs_fairseq("lazyformer reproduce", "lazyformer compare")
-    from lazyformer_fairseq.experiments.reproduce import par as of
-    from lazyformer_fairseq.experiments.reproduce.par_report import reproduction
+    from lazyformer_fairseq.experiments.reproduce import par as paper
 
-    size = of.TINY if how.tiny else of.PAPER
-    found = reproduction(size, of.find_inputs(raw, size, out), out, how.speed(size.flops_per_second))
-    found.carry_out(out, how.only, how.plan, how.report)
+    size = paper.TINY if options.tiny else paper.PAPER
+    inputs = paper.find_inputs(raw, size, out)
+    options.carry_out(paper.reproduction(size, inputs, out), out)

@@ -1,45 +1,58 @@
-"""LazyFormer (arXiv 2102.12702): what is reproduced, in its size and in miniature, what it prints, and the steps.
+"""LazyFormer (arXiv 2102.12702): what the paper prints, the steps that reproduce it, and the sections of the page."""
 
-Table 1 as printed is with GLUE's reports.
-"""
-
-import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from lazyformer_fairseq.data.glue import TASKS, find_task
-from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.evaluation.costs.flops import count_flops
+from lazyformer_fairseq.evaluation.bench.models import OURS, REGISTERED
 from lazyformer_fairseq.evaluation.planning import PAPER_TERAFLOPS
-from lazyformer_fairseq.evaluation.planning.job import Job, job_of_arch, with_options
-from lazyformer_fairseq.experiments.reproduce.engine import CLI, GB, Cost, Step
-from lazyformer_fairseq.finetuning.paper_numbers import LEARNING_RATES, PAPER_TASKS, SEEDS
+from lazyformer_fairseq.experiments.reproduce.engine import (
+    CLI,
+    PYTHONS_PROSE,
+    Reproduction,
+    Section,
+    Step,
+    missing,
+    option_words,
+    show_losses,
+    show_picture,
+)
+from lazyformer_fairseq.finetuning.benchmark import TableRow
+from lazyformer_fairseq.finetuning.paper_numbers import COLUMNS, PAPER_TASKS
+from lazyformer_fairseq.finetuning.report import average_of, model_row
+from lazyformer_fairseq.finetuning.report import write_report as write_glue_report
+from lazyformer_fairseq.finetuning.results import Results, read_results
+from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+from lazyformer_fairseq.report.numbers import NOTHING
+from lazyformer_fairseq.report.tables import markdown_table
+from lazyformer_fairseq.storage.json_files import read_json
 
 TABLE_1 = ("bert_base", "lazyformer_m2x6_s", "lazyformer_m2x6_sd", "lazyformer_m2x6")
 TABLE_4 = ("lazyformer_m2x6_w6144", "lazyformer_m2x7")
-TABLE_3 = ("lazyformer_m3x4_sd", "lazyformer_m4x3_sd", "lazyformer_m6x2_sd", "lazyformer_m5m3m2m2_sd",
-           "lazyformer_m2m2m3m5_sd")  # fmt: skip
 FIGURE_3 = ("lazyformer_m2x6_s", "lazyformer_m3x4_s", "lazyformer_m4x3_s", "lazyformer_m6x2_s")
-PYTHONS_PROSE = "demo"
-GLUE, BOOKS = "glue", "books"
-VALID_SHARE = "0.1"  # in miniature
+FURTHER_CHECKPOINTS = 5  # beside those of Figure 2: the last three, best and last
+BOOKS = "books"
+NOT_TEXT = ("glue", "glue.download")  # the second has what scripts/download_glue.sh unpacks
 
 
 class Printed(NamedTuple):
     """What the paper prints of a model.
 
     Attributes:
-        seconds: of 100 updates on eight V100s; of Table 4's two no table has any: "the same pre-training cost".
+        name: of the model in the paper.
+        seconds: of 100 updates on eight V100s; no table has any for Table 4's models ("the same pre-training cost").
         average: of GLUE.
-        mnli: m/mm, where Table 4 has it.
+        mnli: matched/mismatched, where Table 4 has it.
     """
 
     name: str
     seconds: Optional[int]
-    average: Optional[float]
+    average: float
     mnli: Optional[str] = None
 
 
@@ -60,309 +73,425 @@ PRINTED = {  # by our name
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is. Words are options of the commands.
+    """How large everything is.
 
     Attributes:
-        corpus, pretraining, bench: further options of `lazyformer corpus`, `pretrain`, `bench`.
+        corpus, pretraining, bench, finetuning: further options of `lazyformer corpus`, `pretrain`, `bench`, `finetune`.
         updates: of pre-training.
-        kept: updates at which checkpoints are kept and fine-tuned, as Figure 2 does; the paper prints 500,000 alone.
+        kept: updates at which checkpoints are kept and fine-tuned, as in Figure 2; the paper prints 500,000 alone.
         validate_every: updates between validations.
-        length, sequences: tokens of a sequence, sequences of an update, for the plan.
+        length: tokens of a sequence.
+        sequences: per update.
         tasks: of GLUE.
-        rates, seeds, epochs, rows: of fine-tuning; rows None for all.
         lengths: of Figure 3.
-        minutes: that each benchmark may take, before its last round.
-        flops_per_second: what the plan takes for the speed of one device.
+        flops_per_second: speed that the plan assumes for one device.
+        shrink: number by which widths are divided.
     """
 
-    corpus: tuple[str, ...]
-    pretraining: tuple[str, ...]
-    bench: tuple[str, ...]
+    corpus: Mapping[str, Any]
+    pretraining: Mapping[str, Any]
+    bench: Mapping[str, Any]
+    finetuning: Mapping[str, Any]
     updates: int
     kept: tuple[int, ...]
     validate_every: int
     length: int
     sequences: int
     tasks: tuple[str, ...]
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    epochs: int
-    rows: Optional[int]
     lengths: tuple[int, ...]
-    minutes: float
     flops_per_second: float
-    is_tiny: bool = False
+    shrink: int = 1
 
-    def widths(self, arch: str) -> dict[str, int]:
-        """Embedding, feed-forward and heads; in miniature a sixteenth of the widths, heads of 8."""
+    @property
+    def is_tiny(self) -> bool:
+        """Whether it is the miniature."""
+        return self.shrink > 1
+
+    def widths(self, arch: str) -> tuple[int, int, int]:
+        """Return the widths of embedding and feed-forward, and the number of heads (of 8 in miniature)."""
         row = ARCHITECTURES[arch]
-        embed, inner, heads = row.encoder_embed_dim, row.encoder_ffn_embed_dim, row.encoder_attention_heads
-        if self.is_tiny:
-            embed, inner, heads = embed // 16, inner // 16, embed // 16 // 8
-        return {"encoder-embed-dim": embed, "encoder-ffn-embed-dim": inner, "encoder-attention-heads": heads}
+        embed_dim = row.encoder_embed_dim // self.shrink
+        heads = embed_dim // 8 if self.is_tiny else row.encoder_attention_heads
+        return embed_dim, row.encoder_ffn_embed_dim // self.shrink, heads
 
     def bench_arch(self, arch: str) -> str:
-        """The row of the table that is timed."""
-        return (arch.removesuffix("_base") if arch.endswith("_base") else arch) + "_tiny" if self.is_tiny else arch
+        """Return the name of the architecture that is timed; in miniature all have the same widths."""
+        if self.is_tiny:
+            return f"{arch.removesuffix('_base')}_tiny"
+        return arch
 
 
 PAPER = Size(
-    corpus=("--vocab-size", "32768"),
-    pretraining=(),
-    bench=("--tokens", "8192", "--rounds", "20"),
+    corpus={"vocab-size": 32768},
+    pretraining={},
+    bench={"tokens": 8192, "rounds": 20, "budget": "45min"},
+    finetuning={},
     updates=1_000_000,
     kept=(200_000, 400_000, 500_000, 600_000, 800_000, 1_000_000),
     validate_every=5000,  # as it saves
     length=512,
     sequences=256,
     tasks=PAPER_TASKS,
-    rates=LEARNING_RATES,
-    seeds=SEEDS,
-    epochs=TASKS["MNLI"].epochs,
-    rows=None,
     lengths=(512, 1024, 2048, 4096, 6144),
-    minutes=45,
     flops_per_second=PAPER_TERAFLOPS * 1e12,
 )
 
 TINY = Size(
-    corpus=("--vocab-size", "4000", "--valid-share", VALID_SHARE, "--word-coverage", "1"),
-    pretraining=(
-        *("--recipe", "laptop", "--without", "length-schedule,attention-dropout"),
-        *("--tokens-per-sample", "32", "--max-positions", "64"),
-        *("--attention-backend", "eager", "--sequences-per-gpu", "8"),
-        *("--num-workers", "0", "--batch-size-valid", "64", "--max-valid-steps", "20", "--log-interval", "20"),
-    ),
-    bench=(
-        *("--tokens", "64", "--rounds", "3", "--baseline-arch", "bert_tiny", "--backend", "eager"),
-        *("--baseline-backend", "eager"),
-    ),
+    corpus={"vocab-size": 4000, "valid-share": 0.1, "word-coverage": 1},
+    pretraining={
+        "recipe": "laptop",
+        "without": "length-schedule,attention-dropout",
+        "tokens-per-sample": 32,
+        "max-positions": 64,
+        "attention-backend": "eager",
+        "sequences-per-gpu": 8,
+        "num-workers": 0,
+        "batch-size-valid": 64,
+        "max-valid-steps": 20,
+        "log-interval": 20,
+    },
+    bench={
+        "tokens": 64,
+        "rounds": 3,
+        "budget": "2min",
+        "baseline-arch": "bert_tiny",
+        "backend": "eager",
+        "baseline-backend": "eager",
+    },
+    finetuning={"lrs": 1e-3, "seeds": "1,2", "epochs": 6, "max-train-rows": 800},
     updates=1200,
     kept=(300, 600, 1200),
     validate_every=100,
     length=32,
     sequences=8,
     tasks=("CoLA", "RTE"),
-    rates=(1e-3,),
-    seeds=(1, 2),
-    epochs=6,
-    rows=800,
     lengths=(32, 64),
-    minutes=2,
     flops_per_second=5e9,  # of one core, at these sizes
-    is_tiny=True,
+    shrink=16,
 )
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where the text and GLUE's files are.
+    """Texts, tasks and models.
 
     Attributes:
-        raw: a folder of text, whose `books` are a document a file; None for the prose that Python carries.
-        glue: the official download.
+        raw: the folder of text as it was given, or "demo".
+        texts: what `lazyformer corpus` reads.
+        glue: the folder of GLUE's official download.
         tasks: names in GLUE's table.
-        models: those that are pre-trained and fine-tuned.
+        models: architectures that are pre-trained and fine-tuned.
     """
 
-    raw: Optional[Path]
+    raw: str
+    texts: tuple[str, ...]
     glue: Path
     tasks: tuple[str, ...]
     models: tuple[str, ...]
 
-    def texts(self, made: Path) -> list[str]:
-        """What `lazyformer corpus` reads; `made` is the folder of Python's prose."""
-        if self.raw is None:
-            return [str(made / "prose.jsonl")]
-        others = (GLUE, f"{GLUE}.download")  # the second has what scripts/download_glue.sh unpacks
-        parts = sorted(path for path in self.raw.iterdir() if path.name not in others and path.name[0] != ".")
-        return [f"book:{path}" if path.name == BOOKS and path.is_dir() else str(path) for path in parts]
 
-
-def find_inputs(raw: str, tasks: tuple[str, ...], size: Size, made: Path, models: tuple[str, ...] = ()) -> Inputs:
-    """Checks that everything is there.
+def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tasks: Sequence[str] = ()) -> Inputs:
+    """Check that everything is there.
 
     Args:
-        raw: folder, in which `glue` is GLUE's download; or ``demo``.
-        tasks: those given; none for the size's, in miniature as many of them as are there.
-        made: where Python's prose, and the task that is made of it, go.
+        raw: folder, in which `glue` is GLUE's download; or "demo".
+        out: folder of the reproduction.
+        size: of the reproduction.
         models: none for those of Tables 1 and 4; "all" for Table 3's too.
+        tasks: none for the size's, in miniature as many of them as are there.
 
     Raises:
         UserError: a folder or a task's file is missing, or a model is none of the paper's tables.
     """
-    models = tuple(PRINTED) if models == ("all",) else models or TRAINED
-    if unknown := [name for name in models if name not in PRINTED]:
-        close = nearest(unknown[0], PRINTED)
-        raise UserError(f"--models {unknown[0]}: choose from {', '.join(PRINTED)}, or all{close}")
+    models = tuple(PRINTED) if "all" in models else tuple(models or (*TABLE_1, *TABLE_4))
+    for name in models:
+        if name not in PRINTED:
+            raise UserError(f"--models {name}: choose from {', '.join(PRINTED)}, or all{nearest(name, PRINTED)}")
     chosen = tuple(find_task(name).name for name in tasks)
     if raw == PYTHONS_PROSE:
         if not size.is_tiny:
             raise UserError(f"{PYTHONS_PROSE}: is a megabyte of text, for --tiny alone; give a folder of text")
-        return Inputs(None, made / GLUE, ("CoLA",), models)
+        made = out / "raw"
+        return Inputs(raw, (str(made / "prose.jsonl"),), made / "glue", ("CoLA",), models)
+
     folder = Path(raw)
     if not folder.is_dir():
         raise UserError(f"{raw}: no such folder; scripts/download_wikipedia.sh and scripts/download_books.sh fill it")
-    glue = folder / GLUE
-    lacking = {task: missing for task in chosen or size.tasks if (missing := _missing_files(glue, TASKS[task]))}
-    if lacking and (chosen or not size.is_tiny or len(lacking) == len(size.tasks)):
+    glue = folder / "glue"
+    wanted = chosen or size.tasks
+    missing_files = {task: _missing_files(glue, task) for task in wanted}
+    present = tuple(task for task in wanted if not missing_files[task])
+    may_leave_out = size.is_tiny and not chosen and present
+    if len(present) < len(wanted) and not may_leave_out:
+        files = ", ".join(file for files in missing_files.values() for file in files)
         raise UserError(
-            f"{glue}: lacks {', '.join(file for files in lacking.values() for file in files)}; put GLUE's official "
-            f"download there (scripts/download_glue.sh {glue}), or a link to it, or give fewer --tasks"
+            f"{glue}: lacks {files}; put GLUE's official download there (scripts/download_glue.sh {glue}), or a link "
+            "to it, or give fewer --tasks"
         )
-    found = Inputs(folder, glue, tuple(task for task in chosen or size.tasks if task not in lacking), models)
-    if not found.texts(made):
+    texts = []
+    for path in sorted(folder.iterdir()):
+        if path.name == BOOKS and path.is_dir():
+            texts.append(f"book:{path}")
+        elif path.name not in NOT_TEXT and not path.name.startswith("."):
+            texts.append(str(path))
+    if not texts:
         raise UserError(f"{raw}: holds no text; give it a dump of Wikipedia, and a folder `{BOOKS}` of books")
-    return found
+    return Inputs(str(folder.absolute()), tuple(texts), glue, present, models)
 
 
-def _missing_files(glue: Path, description: TaskDescription) -> list[str]:
-    needed = (split.file for name, split in description.splits.items() if not name.startswith("test"))
-    return [f"{description.folder}/{file}" for file in needed if not (glue / description.folder / file).is_file()]
+def _missing_files(glue: Path, task: str) -> list[str]:
+    folder = TASKS[task].folder
+    needed = [split.file for name, split in TASKS[task].splits.items() if not name.startswith("test")]
+    return [f"{folder}/{file}" for file in needed if not (glue / folder / file).is_file()]
 
 
-def as_json(size: Size, inputs: Inputs) -> dict[str, Any]:
-    """What must stay the same when a reproduction is resumed."""
-    raw = PYTHONS_PROSE if inputs.raw is None else str(inputs.raw.absolute())
-    of_inputs = {"raw": raw, "glue": str(inputs.glue.absolute()), "tasks": list(inputs.tasks)}
-    return {**of_inputs, "size": "tiny" if size.is_tiny else "paper", "updates": size.updates}
+def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Reproduction:
+    """Return the reproduction of the paper.
 
-
-TRAINED, TIMED = (*TABLE_1, *TABLE_4), (*TABLE_1, *TABLE_3, *TABLE_4)
-BYTES_OF_PARAMETER = 16  # in a checkpoint, all in 32 bits: weights, the optimizer's copy, two moments
-FURTHER_CHECKPOINTS = 5  # the last three, best and last
-DISK_OF_CORPUS = 3  # times the text, while it is made
-MEGABYTES_A_CORE_SECOND = 1.2
-BYTES_OF_TOKEN = 5  # of English in GLUE's files, other columns included
-
-
-class Places:
-    """Folders in OUT: `made` for Python's prose, `data` of the corpus, results of `glue`, and the `report`."""
-
-    def __init__(self, out: Path):
-        self.out = out
-        self.made, self.data, self.glue, self.report = (out / name for name in ("raw", "data", "glue", "report"))
-
-    def pretraining(self, arch: str) -> Path:
-        return self.out / "pretraining" / arch
-
-    def checkpoint(self, arch: str, updates: int) -> Path:
-        return self.pretraining(arch) / f"checkpoint_update_{updates}.pt"
-
-    def bench(self, name: str) -> Path:
-        return self.out / "bench" / name
-
-
-def model_name(arch: str, updates: int) -> str:
-    """Of a checkpoint, in GLUE's tables."""
-    return f"{arch}-{updates}"
+    Args:
+        size: of everything.
+        inputs: texts, tasks, models.
+        out: folder of the results.
+        precision: of the benchmarks; all other commands take that of the machine.
+    """
+    page = _Page(size, inputs, out)
+    settings = {
+        "raw": inputs.raw,
+        "glue": str(inputs.glue.absolute()),
+        "tasks": list(inputs.tasks),
+        "size": "tiny" if size.is_tiny else "paper",
+        "updates": size.updates,
+    }
+    timed_alone = ", ".join(arch for arch in PRINTED if arch not in inputs.models) or "none"
+    introduction = (
+        "Columns and rows marked (paper) are printed in arXiv 2102.12702; all others were measured here, with one seed "
+        f"of pre-training each. Pre-trained and fine-tuned (--models): {', '.join(inputs.models)}; left out: "
+        f"{timed_alone}. GLUE's tasks: {', '.join(inputs.tasks)}."
+    )
+    if size.is_tiny:
+        introduction = (
+            f"**This shows that everything runs, not which model is better**: widths are divided by {size.shrink}, "
+            f"with {size.length} tokens per sequence, {size.sequences} sequences per update and {size.updates:,} "
+            f"updates. The models of the benchmarks all have the same tiny widths.\n\n{introduction}"
+        )
+    return Reproduction(
+        paper="LazyFormer",
+        settings=settings,
+        steps=list_steps(size, inputs, out, precision),
+        sections=[
+            Section(f"Tables 1 and 4: GLUE after {size.updates:,} updates", page.glue),
+            Section("Figure 2: validation loss, GLUE", page.losses),
+            Section("Tables 2 and 3: time of an update", page.times),
+            Section("Figure 3: speed-up against length", page.speedups),
+        ],
+        introduction=introduction,
+        note=f"Pre-trained: {', '.join(inputs.models)}. Timed alone: {timed_alone}; --models adds them.",
+        flops_per_second=size.flops_per_second,
+        is_tiny=size.is_tiny,
+    )
 
 
 def finetuned_updates(arch: str, size: Size) -> tuple[int, ...]:
-    """At which a model's checkpoints are fine-tuned: those of Figure 2; of Tables 3 and 4 the last."""
+    """Return the updates whose checkpoints are fine-tuned: those of Figure 2, or of Tables 3 and 4 the last."""
     return size.kept if arch in TABLE_1 else size.kept[-1:]
 
 
-def steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[Step]:
-    """All of them, in the order in which they run.
+def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[Step]:
+    """Return all steps, in the order in which they run; `precision` is that of the benchmarks."""
+    data = out / "data"
+    steps = []
+    if inputs.raw == PYTHONS_PROSE:
+        prose = ("lazyformer_fairseq.experiments.prose", str(inputs.glue.parent), str(size.corpus["valid-share"]))
+        steps.append(Step("text", "Python's prose, and a task made of it", prose, inputs.glue))
+    corpus = (CLI, "corpus", *inputs.texts, str(data), *option_words(size.corpus))
+    needs = tuple(step.name for step in steps)
+    steps.append(Step("corpus", "text becomes data", corpus, data / "manifest.json", needs))
+    for name, what, archs, lengths in (
+        ("tables", "times of Tables 2 to 4", PRINTED, (size.length,)),
+        ("figure_3", "speed-up against length, Figure 3", ("bert_base", *FIGURE_3), size.lengths),
+    ):
+        folder = out / "bench" / name
+        options = {
+            "arch": ",".join(map(size.bench_arch, archs)),
+            "lengths": ",".join(map(str, lengths)),
+            "what": "training",
+            "relative-position-buckets": 32,
+            "precision": precision,
+            **size.bench,
+            "output": folder,
+        }
+        command = (CLI, "bench", "models", *option_words(options))
+        steps.append(Step(f"bench_{name}", what, command, folder / "results.json", starts_anew=True))
+    for arch in inputs.models:
+        steps += _training_steps(arch, size, inputs, out)
+    return steps
 
-    Args:
-        precision: of the benchmarks; all other commands take that of the machine.
-    """
-    places = Places(out)
-    prose = (CLI.replace("cli", "experiments.demo.text"), str(places.made), VALID_SHARE)
-    corpus = (CLI, "corpus", *inputs.texts(places.made), str(places.data), *size.corpus)
-    found = [Step("text", "Python's prose, and a task made of it", prose, places.made / "glue")]
-    found = found if inputs.raw is None else []
-    return [
-        *found,
-        Step("corpus", "text becomes data", corpus, places.data / "manifest.json", tuple(each.name for each in found)),
-        _bench("tables", "times of Tables 2 to 4", size, places, precision, TIMED, (size.length,)),
-        _bench("figure_3", "speed-up against length, Figure 3", size, places, precision, FIGURE_3, size.lengths),
-        *(step for arch in inputs.models for step in _training(arch, size, inputs, places)),
-    ]
 
-
-def _bench(
-    name: str, what: str, size: Size, places: Places, precision: str, archs: tuple[str, ...], lengths: tuple[int, ...]
-) -> Step:
-    folder = places.bench(name)
-    named = ",".join(size.bench_arch(arch) for arch in dict.fromkeys(("bert_base", *archs)))
-    command = (
-        *(CLI, "bench", "models", "--arch", named),
-        *("--lengths", ",".join(map(str, lengths)), "--what", "training", "--relative-position-buckets", "32"),
-        *("--precision", precision, "--budget", f"{size.minutes:g}min", *size.bench, "--output", str(folder)),
+def _training_steps(arch: str, size: Size, inputs: Inputs, out: Path) -> tuple[Step, Step]:
+    """Return the pre-training of a model, and its fine-tuning at its checkpoints."""
+    folder = out / "pretraining" / arch
+    options = dict(size.pretraining)
+    if size.is_tiny:
+        names = ("encoder-embed-dim", "encoder-ffn-embed-dim", "encoder-attention-heads")
+        options |= dict(zip(names, size.widths(arch), strict=True))
+    options |= {
+        "max-update": size.updates,
+        "sequences-per-update": size.sequences,
+        "keep-updates-list": ",".join(map(str, size.kept)),
+        "validate-interval-updates": size.validate_every,
+        "save-dir": folder,
+    }
+    pretraining = Step(
+        name=f"pretrain_{arch}",
+        what=f"{arch}, {size.updates:,} updates",
+        command=(CLI, "pretrain", arch, str(out / "data"), *option_words(options)),
+        makes=folder / f"checkpoint_update_{size.updates}.pt",
+        needs=("corpus",),
+        checkpoints=len(size.kept) + FURTHER_CHECKPOINTS,
     )
-    return Step(f"bench_{name}", what, command, folder / "results.json", starts_anew=True)
-
-
-def _training(arch: str, size: Size, inputs: Inputs, places: Places) -> tuple[Step, Step]:
-    """Pre-training of a model, and fine-tuning at its checkpoints."""
-    widths = (f"--{name} {value}" for name, value in size.widths(arch).items()) if size.is_tiny else ()
-    command = (
-        *(CLI, "pretrain", arch, str(places.data), *" ".join(widths).split(), *size.pretraining),
-        *("--max-update", str(size.updates), "--sequences-per-update", str(size.sequences)),
-        *("--keep-updates-list", ",".join(map(str, size.kept))),
-        *("--validate-interval-updates", str(size.validate_every), "--save-dir", str(places.pretraining(arch))),
-    )
-    what, last = f"{arch}, {size.updates:,} updates", places.checkpoint(arch, size.updates)
-    pretraining = Step(f"pretrain_{arch}", what, command, last, ("corpus",))
     updates = finetuned_updates(arch, size)
-    models = [f"{model_name(arch, each)}={places.checkpoint(arch, each)}" for each in updates]
-    command = (
-        *(CLI, "finetune", *models, "--data", str(inputs.glue), "--output", str(places.glue)),
-        *("--tasks", *inputs.tasks, "--lrs", *map(str, size.rates), "--seeds", *map(str, size.seeds)),
-        *(("--epochs", str(size.epochs), "--max-train-rows", str(size.rows)) if size.rows else ()),
-        *("--keep-checkpoints", "none"),
+    models = [f"{arch}-{number}={folder / f'checkpoint_update_{number}.pt'}" for number in updates]
+    options = {
+        "data": inputs.glue,
+        "output": out / "glue",
+        "tasks": ",".join(inputs.tasks),
+        **size.finetuning,
+        "keep-checkpoints": "none",
+    }
+    finetuning = Step(
+        name=f"glue_{arch}",
+        what=f"{arch}, fine-tuned from {len(updates)} of its checkpoints",
+        command=(CLI, "finetune", *models, *option_words(options)),
+        makes=out / "glue" / "runs" / f"{arch}-{updates[-1]}",
+        needs=(pretraining.name,),
     )
-    last = places.glue / "runs" / model_name(arch, updates[-1])
-    what = f"{arch} at {len(updates)} checkpoint{'s' * (len(updates) > 1)}"
-    return pretraining, Step(f"glue_{arch}", what, command, last, (pretraining.name,))
+    return pretraining, finetuning
 
 
-# --- What each costs, before any runs: arithmetic, not measurement
+class _Page:
+    """The sections of the page: what was measured here beside what the paper prints."""
+
+    def __init__(self, size: Size, inputs: Inputs, out: Path):
+        self.size = size
+        self.inputs = inputs
+        self.out = out
+
+    def _glue_results(self) -> Optional[Results]:
+        folder = self.out / "glue"
+        if not (folder / "runs" / "grid.json").exists():
+            return None
+        results = read_results(folder, GLUE)
+        return results if results.runs else None
+
+    def _glue_row(self, arch: str) -> Optional[TableRow]:
+        """Return the scores of a model after its last update."""
+        results = self._glue_results()
+        name = f"{arch}-{self.size.updates}"
+        if results is None or name not in results.grid.models:
+            return None
+        return model_row(results, GLUE, name)
+
+    def _glue_average(self, arch: str) -> str:
+        row = self._glue_row(arch)
+        average = average_of(row, GLUE) if row else None
+        return NOTHING if average is None else f"{average:.2f}"
+
+    def glue(self, report: Path) -> str:
+        """Return averages beside the paper's, and write GLUE's own report, which has Table 1 whole."""
+        if self._glue_results() is None:
+            return missing("glue_*")
+        write_glue_report(self.out / "glue", report / "glue")
+        rows = []
+        for arch, printed in PRINTED.items():
+            row = self._glue_row(arch)
+            scores = [f"{row.scores[name]:.2f}" for name in COLUMNS["MNLI-m/mm"] if row and name in row.scores]
+            embed_dim, ffn_embed_dim, heads = self.size.widths(arch)
+            rows.append(
+                {
+                    "model": printed.name,
+                    "(W, H, N)": f"{ffn_embed_dim}, {embed_dim}, {heads}",
+                    "MNLI-m/mm": "/".join(scores) or NOTHING,
+                    "MNLI-m/mm (paper)": printed.mnli or NOTHING,
+                    "Avg.": self._glue_average(arch),
+                    "Avg. (paper)": f"{printed.average:.2f}",
+                }
+            )
+        return (
+            f"{markdown_table(rows)}\n\nThe paper's 85.72/35.67 is as printed; its Table 1 has 85.69/85.46 for that "
+            "model. Scores by task, at every checkpoint, beside the paper's Table 1: [glue/glue.md](glue/glue.md)."
+        )
+
+    def losses(self, report: Path) -> str:
+        """Return the validation losses, and the picture of GLUE's scores at the checkpoints."""
+        blocks = [show_losses([self.out / "pretraining" / arch for arch in PRINTED], report, "pretrain_*")]
+        if (report / "glue" / "glue_updates.png").exists():
+            blocks.append("![GLUE's scores against updates of pre-training](glue/glue_updates.png)")
+        return "\n\n".join(blocks)
+
+    def _benchmark(self, name: str) -> Optional[dict[str, Any]]:
+        path = self.out / "bench" / name / "results.json"
+        return read_json(path) if path.exists() else None
+
+    def times(self, _: Path) -> str:
+        """Return the time of an update of each model, and its speed-up over BERT."""
+        results = self._benchmark("tables")
+        if results is None:
+            return missing("bench_tables")
+        cell = results["cells"][0]
+        berts_seconds = PRINTED["bert_base"].seconds
+        rows = [{"model": "BERT, no attention dropout (ours)", **_times(cell, OURS)}]
+        for arch, printed in PRINTED.items():
+            row = {"model": printed.name, **_times(cell, self.size.bench_arch(arch))}
+            row["GLUE Avg."] = self._glue_average(arch)
+            row["speed-up (paper)"] = f"{berts_seconds / printed.seconds:.2f}x" if printed.seconds else NOTHING
+            row["GLUE Avg. (paper)"] = f"{printed.average:.2f}"
+            rows.append(row)
+        rows[0] |= {header: NOTHING for header in rows[1] if header not in rows[0]}
+        explanation = (
+            f"An update of {cell['batch']} sequences of {cell['time']} tokens in {cell['precision']}, on one "
+            f"{results['machine']['device']}. The first speed-up is over BERT as the paper has it, with attention "
+            "dropout 0.1, which SD models have too. The second is over the same BERT without it, on its fastest back "
+            "end: this is what lazy attention alone gains. The paper's speed-ups are quotients of its seconds per 100 "
+            "updates on eight V100s."
+        )
+        return f"{markdown_table(rows, left=('back end',))}\n\n{explanation}"
+
+    def speedups(self, report: Path) -> str:
+        """Return the speed-up over BERT by length, with the pictures of the benchmark."""
+        results = self._benchmark("figure_3")
+        if results is None:
+            return missing("bench_figure_3")
+        rows = []
+        for arch in FIGURE_3:
+            row = {"model": arch}
+            for cell in results["cells"]:
+                row[f"n = {cell['time']:,}"] = _speedup(fastest(cell, self.size.bench_arch(arch)), REGISTERED)
+            rows.append(row)
+        explanation = (
+            "Speed-up over BERT as the paper has it, with attention dropout 0.1; the pictures show that over BERT "
+            "without it, too. The paper draws its figure without numbers; its text says almost 2x."
+        )
+        pictures = sorted((self.out / "bench" / "figure_3").glob("speedup_training_*.png"))
+        show = partial(show_picture, report=report, what="speed-up against tokens per sequence")
+        return "\n\n".join([markdown_table(rows), explanation, *map(show, pictures)])
 
 
-def cost_of(step: Step, size: Size, inputs: Inputs, speed: float) -> Cost:
-    """By the step's name: what it trains, reads or measures."""
-    kind, _, arch = step.name.partition("_")
-    if kind == "bench":
-        return Cost(hours=size.minutes / 60)
-    if kind == "corpus" and inputs.raw is not None:
-        read = sum(_bytes_in(Path(text.removeprefix("book:"))) for text in inputs.texts(Path()))
-        seconds = read / 1e6 / MEGABYTES_A_CORE_SECOND / len(os.sched_getaffinity(0))
-        return Cost(seconds / 3600, None, DISK_OF_CORPUS * read / GB)
-    if kind == "pretrain":
-        job = job_of(arch, size)
-        gigabytes = (len(size.kept) + FURTHER_CHECKPOINTS) * BYTES_OF_PARAMETER * job.parameters / GB
-        return Cost(job.flops / speed / 3600, job.flops, gigabytes)
-    if kind == "glue":
-        flops = sum(_flops_of_epoch(task, arch, size, inputs.glue) for task in inputs.tasks)
-        flops *= len(size.rates) * len(size.seeds) * size.epochs * len(finetuned_updates(arch, size))
-        return Cost(flops / speed / 3600, flops) if flops else Cost()
-    return Cost()
+def fastest(cell: Mapping[str, Any], model: str) -> Optional[dict[str, Any]]:
+    """Return the row of a model's fastest back end in a cell of a benchmark."""
+    rows = [row for row in cell["rows"] if row["model"] == model]
+    return min(rows, key=lambda row: row["seconds"]["median"], default=None)
 
 
-def job_of(arch: str, size: Size) -> Job:
-    """A pre-training, as `lazyformer plan` counts it."""
-    vocabulary = int(size.corpus[size.corpus.index("--vocab-size") + 1])
-    options = {name.replace("-", "_"): value for name, value in size.widths(arch).items()}
-    options |= {"tokens_per_sample": size.length, "sequences_per_update": size.sequences, "max_update": size.updates}
-    return with_options(job_of_arch(arch, vocabulary), options)
+def _times(cell: Mapping[str, Any], model: str) -> dict[str, str]:
+    row = fastest(cell, model)
+    return {
+        "ms": f"{1000 * row['seconds']['median']:.1f}" if row else NOTHING,
+        "speed-up": _speedup(row, REGISTERED),
+        "speed-up over BERT, no attention dropout": _speedup(row, OURS),
+        "back end": row["back_end"] if row else NOTHING,
+    }
 
 
-def _flops_of_epoch(task: str, arch: str, size: Size, glue: Path) -> float:
-    """By the bytes of the task's file; 0 where it is not there yet."""
-    split = TASKS[task].splits["train"]
-    file = glue / TASKS[task].folder / split.file
-    if not file.is_file():
-        return 0.0
-    rows = min(size.rows or split.rows, split.rows)
-    length = max(2, min(2 * size.length, round(file.stat().st_size / split.rows / BYTES_OF_TOKEN)))
-    job = job_of(arch, size)
-    return 3 * rows * count_flops(job.pattern, job.sizes, length, predicted=0)
-
-
-def _bytes_in(path: Path) -> int:
-    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
-    return sum(file.stat().st_size for file in files)
+def _speedup(row: Optional[Mapping[str, Any]], baseline: str) -> str:
+    against = row and row["against"].get(baseline)
+    return f"{against['speedup']:.2f}x" if against else NOTHING

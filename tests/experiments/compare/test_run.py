@@ -26,8 +26,8 @@ from lazyformer_fairseq.experiments.compare import task
 from lazyformer_fairseq.experiments.compare.report import write_report
 from lazyformer_fairseq.experiments.compare.run import compare
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
-from lazyformer_fairseq.experiments.demo.text import write_prose
 from lazyformer_fairseq.experiments.folder import kept
+from lazyformer_fairseq.experiments.prose import write_prose
 from lazyformer_fairseq.extras import has_fairseq
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 from lazyformer_fairseq.training.laptop import LAPTOP

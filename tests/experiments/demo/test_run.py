@@ -21,7 +21,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo import run
 from lazyformer_fairseq.experiments.demo.run import Clock, DemoTraining, run_demo
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, DemoSettings
-from lazyformer_fairseq.experiments.demo.text import (
+from lazyformer_fairseq.experiments.prose import (
     held_out_sentences,
     paragraphs_of_prose,
     python_prose,
@@ -271,7 +271,7 @@ DOCUMENTS = [toy_document(number) for number in range(200)]
 
 def write(folder, documents=DOCUMENTS, valid_share=0.5, seed=1, sizes=(40, 10)):
     """The sizes that are said, and the rows of each split's file."""
-    said = write_acceptability_task(documents, folder, valid_share, seed, *sizes)
+    said = write_acceptability_task(documents, folder, valid_share, seed, sizes)
     found = {}
     for split in said:
         with (folder / f"{split}.tsv").open(encoding="utf-8", newline="") as lines:

@@ -18,19 +18,17 @@ from training_logs import BERT, LAZY, write_run
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.bench.settings import BenchSettings
-from lazyformer_fairseq.experiments.demo.text import PROSE
-from lazyformer_fairseq.experiments.reproduce.engine import CLI, Step, chosen, record_of, run_steps
+from lazyformer_fairseq.experiments.prose import PROSE
+from lazyformer_fairseq.experiments.reproduce.engine import CLI, Step, run_steps
 from lazyformer_fairseq.experiments.reproduce.lazyformer import (
     PAPER,
     PRINTED,
     TINY,
-    Places,
     Size,
-    cost_of,
     find_inputs,
-    steps,
+    list_steps,
+    reproduction,
 )
-from lazyformer_fairseq.experiments.reproduce.lazyformer_report import reproduction, write_report
 from lazyformer_fairseq.finetuning.paper_numbers import PAPER_TASKS
 from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
@@ -51,20 +49,16 @@ def raw(tmp_path):
 
 
 def steps_of(raw, size, out) -> list[Step]:
-    return steps(size, find_inputs(str(raw), (), size, Places(out).made), out, "fp16")
-
-
-@pytest.fixture
-def parsed(monkeypatch):
-    return parser_of(monkeypatch, "corpus build", "bench models", "finetune", "pretrain")
+    return list_steps(size, find_inputs(str(raw), out, size), out, "fp16")
 
 
 @SIZES
-def test_the_real_parsers_take_every_command(raw, tmp_path, size, parsed):
+def test_the_real_parsers_take_every_command(raw, tmp_path, size, monkeypatch):
+    parsed = parser_of(monkeypatch, "corpus build", "bench models", "finetune", "pretrain")
     out = tmp_path / "out"
     for arch in ARCHITECTURES:
         for updates in size.kept:
-            path = Places(out).checkpoint(arch, updates)
+            path = out / "pretraining" / arch / f"checkpoint_update_{updates}.pt"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
     for step in steps_of(raw, size, out):
@@ -76,8 +70,8 @@ def test_the_real_parsers_take_every_command(raw, tmp_path, size, parsed):
             assert BenchSettings(**{**given, "device": "cpu"}).workloads == ("training",)
         if words[0] == "finetune":
             files = {Path(word.partition("=")[2]) for word in given["checkpoints"]}
-            assert files <= set(Places(out).pretraining(step.name[5:]).iterdir())
-            assert (given["lrs"], given["seeds"]) == (size.rates, size.seeds)
+            assert files <= set((out / "pretraining" / step.name[5:]).iterdir())
+            assert (given["lrs"], given["seeds"]) == (((), ()) if size is PAPER else ((1e-3,), (1, 2)))
         if words[0] == "corpus":
             assert given["inputs"] == (f"book:{raw / 'books'}", str(raw / "wikipedia"))
 
@@ -100,19 +94,18 @@ def test_fairseq_takes_what_the_pretrainings_become(raw, tmp_path, size, arch):
 
 
 def test_a_million_updates_cost_what_arithmetic_says(raw, tmp_path):
-    all_steps = {step.name: step for step in steps_of(raw, PAPER, tmp_path)}
-    inputs = find_inputs(str(raw), (), PAPER, tmp_path)
-    bert = cost_of(all_steps["pretrain_bert_base"], PAPER, inputs, 8 * 37.5e12)
+    inputs = find_inputs(str(raw), tmp_path, PAPER)
+    plan = reproduction(PAPER, inputs, tmp_path, "fp32").plan(tmp_path, ["pretrain_*"], 8 * PAPER.flops_per_second)
+    [bert] = rows_of(plan, "| pretrain_bert_base ")
+    flops, hours, gigabytes = (float(cell) for cell in bert[3:])
     tokens = 1_000_000 * 256 * 512
-    matrices = 12 * (4 * 768**2 + 2 * 768 * 3072) + 0.15 * (768**2 + 768 * 32_768)  # a token's multiply-adds
+    matrices = 12 * (4 * 768**2 + 2 * 768 * 3072) + 0.15 * (768**2 + 768 * 32_768)  # multiply-adds of a token
     attention = 12 * 2 * 512 * 768
-    assert bert.flops == pytest.approx(6 * (matrices + attention) * tokens, rel=0.01)
-    assert bert.hours == pytest.approx(bert.flops / 8 / 37.5e12 / 3600)
-    assert bert.gigabytes == pytest.approx(11 * 16 * 0.112, rel=0.01)
-    paper = cost_of(all_steps["pretrain_bert_base"], PAPER, inputs, 8 * PAPER.flops_per_second)
-    assert paper.hours == pytest.approx(45 * 10_000 / 3600, rel=0.01)  # Table 2: 45 seconds for 100 updates
-    lazy = cost_of(all_steps["pretrain_lazyformer_m2x6_s"], PAPER, inputs, 8 * 37.5e12)
-    assert 0.9 < lazy.flops / bert.flops < 1
+    assert flops == pytest.approx(6 * (matrices + attention) * tokens, rel=0.03)
+    assert hours == pytest.approx(45 * 10_000 / 3600, rel=0.01)  # Table 2: 45 seconds for 100 updates
+    assert gigabytes == pytest.approx(11 * 16 * 0.112, rel=0.01)
+    [lazy] = rows_of(plan, "| pretrain_lazyformer_m2x6_s ")
+    assert 0.9 < float(lazy[4]) / hours < 1
 
 
 def test_models_and_steps_choose(raw, tmp_path):
@@ -126,21 +119,20 @@ def test_models_and_steps_choose(raw, tmp_path):
     assert (
         "glue_lazyformer_m6x2_sd: python -m " in said and "checkpoint_update_200000.pt" not in said.split("glue_")[-1]
     )
-    assert [each.name for each in chosen(steps_of(raw, TINY, tmp_path), ["pretrain_lazyformer_m2x7"])] == [
-        "corpus", "pretrain_lazyformer_m2x7"
-    ]  # fmt: skip
+    made = reproduction(TINY, find_inputs(str(raw), tmp_path, TINY), tmp_path, "fp32")
+    assert [each.name for each in made.chosen(["pretrain_lazyformer_m2x7"])] == ["corpus", "pretrain_lazyformer_m2x7"]
 
 
 def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
     said = invoke("reproduce", raw, tmp_path / "out", "--plan")
     assert len(re.findall(r"^\| (?:corpus|bench|pretrain|glue)_?\w* .*\| to do", said, re.MULTILINE)) == 15
-    assert re.search(r"To do: some [\d,.]+ hours and [\d,.]+ GB; [\d,.]+ GB are free", said)
+    assert re.search(r"Trainings to do: [\d,.]+ hours and [\d,.]+ GB of checkpoints; [\d,.]+ GB are free", said)
     assert "pretrain_bert_base: python -m lazyformer_fairseq.cli pretrain bert_base" in said
     assert not (tmp_path / "out").exists()
     # Without a text the demo's is made.
-    made = tmp_path / "new" / "raw"
-    first, corpus, *_ = steps(TINY, find_inputs("demo", (), TINY, made), made.parent, "fp32")
-    assert first.command[1:] == (str(made), "0.1") and str(made / PROSE) in corpus.command
+    out = tmp_path / "new"
+    first, corpus, *_ = steps_of("demo", TINY, out)
+    assert first.command[1:] == (str(out / "raw"), "0.1") and str(out / "raw" / PROSE) in corpus.command
     assert corpus.needs == (first.name,)
 
 
@@ -214,10 +206,10 @@ def test_what_is_done_is_not_done_again_unless_it_was_removed():
     run(step("a"), step("b"))
     run(step("a"), step("b"), step("c"))
     assert len(calls()) == 3
-    assert record_of(Path("out"), step("b"))["command"] == "stub works out/b/result"
+    assert step("b").record(Path("out"))["command"] == "stub works out/b/result"
     assert not list(Path("out").glob("*.unfinished"))
     Path("out/a/result").unlink()
-    assert record_of(Path("out"), step("a")) is None
+    assert step("a").record(Path("out")) is None
     run(step("a"))
     assert Path("out/a/result").exists() and len(calls()) == 4
     with pytest.raises(UserError, match="of other settings .size is 'tiny' there, 'paper' here"):
@@ -229,7 +221,7 @@ def test_a_step_that_fails_is_named_and_tried_again():
     failed, left_out = run(first, second, third)
     assert failed == "step a failed with exit code 1; look at what it printed"
     assert left_out == "step b was left out: it needs a"
-    assert [bool(record_of(Path("out"), each)) for each in (first, second, third)] == [False, False, True]
+    assert [bool(each.record(Path("out"))) for each in (first, second, third)] == [False, False, True]
     assert run(first, second, third) == []
     assert Path("out/b/result").exists() and len(calls()) == 4
     [failed] = run(step("d", "makes nothing"))
@@ -281,8 +273,12 @@ def prepare(tmp_path: Path, size: Size):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "text.txt").write_text("A text.\n")
     write_toy_glue(tmp_path / "raw" / "glue", train=4, valid=2)
-    inputs = find_inputs(str(tmp_path / "raw"), (), size, tmp_path)
-    return steps(size, inputs, tmp_path / "out", "fp32"), size, inputs, tmp_path / "out"
+    inputs = find_inputs(str(tmp_path / "raw"), tmp_path / "out", size)
+    return reproduction(size, inputs, tmp_path / "out", "fp32"), tmp_path / "out"
+
+
+def page_of(out: Path) -> str:
+    return (out / "report" / "report.md").read_text()
 
 
 def write_bench(out: Path, name: str, lengths: tuple[int, ...]) -> None:
@@ -313,27 +309,27 @@ def write_glue(out: Path, scores: dict[str, float]) -> None:
 
 
 def test_the_papers_numbers_stand_beside_ours(tmp_path):
-    given = prepare(tmp_path, PAPER)
-    out = given[-1]
+    made, out = prepare(tmp_path, PAPER)
     write_glue(out, {"bert_base-1000000": 0.5, "lazyformer_m2x6-500000": 0.6, "lazyformer_m2x6-1000000": 0.75})
     for name, lengths in (("tables", (512,)), ("figure_3", (512, 1024))):
         write_bench(out, name, lengths)
     write_run(out / "pretraining" / "bert_base" / "train.log", [9.0, 8.0], BERT)
     write_run(out / "pretraining" / "lazyformer_m2x6_s" / "train.log", [9.0, 7.5], LAZY)
     record(out, "bench_tables", "bench_figure_3")
-    page = write_report(*given).read_text()
-    assert [row[-1] for row in rows_of(page, "| bert_base-1000000 ")] == ["50.00"]
-    assert [row[-1] for row in rows_of(page, "| lazyformer_m2x6-")] == ["75.00", "60.00"]
-    assert [row[-1] for row in rows_of(page, "| BERT (paper)")] == ["83.52"]
+    made.report(out)
+    page = page_of(out)
+    of_glue = (out / "report" / "glue" / "glue.md").read_text()
+    assert "| bert_base-1000000 " in of_glue and "| M2x6 mid " in of_glue
     [without] = rows_of(page, "| BERT, no attention dropout (ours)")
     assert without[1:] == ["90.0", "1.33x", "1.00x", "recompute", "-", "-", "-"]
-    [bert] = rows_of(page, "| BERT  ")
+    scores, bert = rows_of(page, "| BERT  ")
+    assert scores[1:] == ["3072, 768, 12", "50.00/50.00", "-", "50.00", "83.52"]
     assert bert[1:] == ["120.0", "1.00x", "0.75x", "auto", "50.00", "1.00x", "83.52"]
-    assert rows_of(page, "| M2x6-S  ")[0][1:4] == ["80.0", "1.50x", "1.12x"]
-    assert rows_of(page, "| M2x6-S  ")[0][6] == "1.29x"  # 45 / 35
-    assert rows_of(page, "| M6x2-SD ")[0] == ["M6x2-SD", "-", "-", "-", "-", "-", "1.36x", "82.47"]
+    assert rows_of(page, "| M2x6-S  ")[1][1:4] == ["80.0", "1.50x", "1.12x"]
+    assert rows_of(page, "| M2x6-S  ")[1][6] == "1.29x"  # 45 / 35
+    assert rows_of(page, "| M6x2-SD ")[1] == ["M6x2-SD", "-", "-", "-", "-", "-", "1.36x", "82.47"]
     assert "left out: lazyformer_m3x4_sd, lazyformer_m4x3_sd" in page
-    assert rows_of(page, "| M2x6  ")[-1] == ["M2x6", "4480, 896, 14", "75.00/75.00", "75.00", "86.34/86.31", "84.56"]
+    assert rows_of(page, "| M2x6  ")[0][2:] == ["75.00/75.00", "86.34/86.31", "75.00", "84.56"]
     assert rows_of(page, "| lazyformer_m2x6_s ")[0][1:] == ["1.50x", "1.50x"]  # of Figure 3
     assert "0.500" in [row[-1] for row in rows_of(page, "| bench_tables ")]
     for name in ("loss.png", "glue/glue_updates.png", "speedup_training_fp32.png"):
@@ -343,15 +339,15 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path):
 
 
 def test_what_is_not_there_is_named_and_a_miniature_says_that_it_is_one(tmp_path):
-    given = prepare(tmp_path, TINY)
-    out = given[-1]
+    made, out = prepare(tmp_path, TINY)
     with pytest.raises(UserError, match="no step is done yet"):
-        reproduction(*given[1:], "fp32", 1e9).carry_out(out, (), False, True)
+        made.report(out)
     write_run(out / "pretraining" / "bert_base" / "train.log", [9.0], BERT)
     (out / "data").mkdir()
     (out / "data" / "manifest.json").touch()
     record(out, "corpus")
-    page = write_report(*given).read_text()
+    made.report(out)
+    page = page_of(out)
     for missing in ("glue_*", "bench_tables", "bench_figure_3"):
         assert f"Not there yet: `{missing}`." in page
     assert "This shows that everything runs, not which model is better" in page

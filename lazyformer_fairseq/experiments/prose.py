@@ -1,13 +1,13 @@
-"""Text that is at hand without a network, and a small task made of held-out text; for the demo and for reproductions.
+"""Text that is at hand without a network, and a small task made of its held-out part, for the demo and reproductions.
 
-``python -m lazyformer_fairseq.experiments.demo.text FOLDER SHARE`` writes both, the task as GLUE's CoLA.
+``python -m lazyformer_fairseq.experiments.prose FOLDER SHARE`` writes both, the task as GLUE's CoLA.
 
-The text is English prose that every CPython carries: the topics of ``help()``, docstrings and comments of the standard
-library, some 1.4 MB. The modules are parsed, never imported. What is not prose (code, tables, headings, lists of names)
-is left out, paragraph by paragraph.
+The text is the English prose that every CPython carries: the topics of ``help()``, and the docstrings and comments of
+the standard library, about 1.4 MB. The modules are parsed, never imported. Paragraphs that are not prose (code, tables,
+headings, lists of names) are left out.
 
-The task is in CoLA's layout: real sentences against sentences with their words shuffled. ``train.tsv`` and ``dev.tsv``
-have no header; columns: source, label (1 acceptable), ``*`` where not, sentence.
+The task has CoLA's layout: real sentences against sentences with their words shuffled. ``train.tsv`` and ``dev.tsv``
+have no header; their columns are source, label (1 acceptable), ``*`` where it is not, sentence.
 """
 
 import ast
@@ -50,14 +50,14 @@ PLAIN_WORD = re.compile(r"^[\"'(\[]*[A-Za-z]+(?:['’-][A-Za-z]+)*[\"'.,:;!?)\]]
 
 
 class Prose(NamedTuple):
-    """What a topic or a module says, in paragraphs."""
+    """The prose of a topic or a module, in paragraphs."""
 
     name: str
     paragraphs: tuple[str, ...]
 
 
 def python_prose() -> Iterator[Prose]:
-    """One document a topic, then one a module, each paragraph once: the same on every run of one Python version."""
+    """Yield one document per topic, then one per module, each paragraph once; a Python version always yields the same."""
     seen: set[str] = set()
     for name, texts in _sources():
         paragraphs = []
@@ -70,7 +70,7 @@ def python_prose() -> Iterator[Prose]:
 
 
 def write_prose(path: Path) -> Path:
-    """Writes the documents as JSON lines, unless the file is there. Returns `path`."""
+    """Write the documents as JSON lines, unless the file is there; return `path`."""
     if not path.exists():
         with atomic_file(path) as file:
             for prose in python_prose():
@@ -89,7 +89,7 @@ def _sources() -> Iterator[tuple[str, list[str]]]:
 
 
 def texts_of_module(file: Path) -> list[str]:
-    """The docstrings, then the comments of a module, each in order of place; none of a file that is not Python."""
+    """Return the docstrings, then the comments of a module, each in order; none of a file that is not Python."""
     try:
         source = file.read_text(encoding="utf-8")
         return docstrings(source) + [COMMENT_MARK.sub("", comment) for comment in COMMENT.findall(source)]
@@ -98,7 +98,7 @@ def texts_of_module(file: Path) -> list[str]:
 
 
 def docstrings(source: str) -> list[str]:
-    """Docstrings of a module, its classes and functions in order of place."""
+    """Return the docstrings of a module, its classes and functions, in order."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the library's own source, such as invalid escapes
         tree = ast.parse(source)
@@ -109,7 +109,7 @@ def docstrings(source: str) -> list[str]:
 
 
 def paragraphs_of_prose(text: str) -> Iterator[str]:
-    """The paragraphs of English sentences in reStructuredText-like ``text``, unwrapped and without inline markup."""
+    """Yield the paragraphs of English sentences in reStructuredText, unwrapped and without inline markup."""
     for block in _blocks(cleandoc(text).splitlines()):
         paragraph = _unwrapped(block)
         if paragraph is not None and _reads_like_english(paragraph):
@@ -117,7 +117,7 @@ def paragraphs_of_prose(text: str) -> Iterator[str]:
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:
-    """Runs of lines between blank lines; an item of a list starts a new one."""
+    """Yield the runs of lines between blank lines; an item of a list starts a new one."""
     block: list[str] = []
     for line in [*lines, ""]:
         if block and (not line.strip() or LIST_MARK.match(line)):
@@ -128,8 +128,9 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _unwrapped(block: list[str]) -> Optional[str]:
-    """The block as one line, or None where it is code, a table, a heading or of uneven indentation."""
-    first, rest = LIST_MARK.sub("", block[0]), block[1:]
+    """Return the block as one line, or None where it is code, a table, a heading or unevenly indented."""
+    first = LIST_MARK.sub("", block[0])
+    rest = block[1:]
     indents = {len(line) - len(line.lstrip()) for line in rest}
     if len(indents) > 1 or any(CODE_LINE.match(line) for line in (first, *rest)):
         return None
@@ -166,17 +167,19 @@ def write_acceptability_task(
     folder: Union[str, Path],
     valid_share: float,
     seed: int,
-    train_size: int = 2000,
-    dev_size: int = 500,
+    sizes: tuple[int, int] = (2000, 500),
 ) -> dict[str, int]:
-    """Writes ``folder/train.tsv`` and ``folder/dev.tsv``, whole or not at all, from held-out documents.
+    """Write ``folder/train.tsv`` and ``folder/dev.tsv``, whole or not at all, from held-out documents.
 
-    Half of each file is real; a sentence appears once, as it is or shuffled, never as both. Where the text does not
-    suffice, both files shrink in proportion.
+    Half of each file is real; a sentence appears once, either as it is or shuffled. Where the text does not suffice,
+    both files shrink in proportion.
 
     Args:
         documents: clean and with their fingerprints, see :func:`~lazyformer_fairseq.corpus.stages.clean_documents`.
-        valid_share, seed: those of the corpus: what it trains on is left out here.
+        folder: of the task.
+        valid_share: of the corpus: documents that it trains on are left out here.
+        seed: of the corpus.
+        sizes: rows of both files, at most.
 
     Returns:
         the number of rows by split.
@@ -192,23 +195,25 @@ def write_acceptability_task(
         )
     chance = random.Random(seed)
     chance.shuffle(sentences)
-    fits = min(1.0, len(sentences) / (train_size + dev_size))
-    sizes = {"train": int(train_size * fits) // 2 * 2, "dev": int(dev_size * fits) // 2 * 2}
+    fits = min(1.0, len(sentences) / sum(sizes))
+    written = {split: int(size * fits) // 2 * 2 for split, size in zip(("train", "dev"), sizes, strict=True)}
     with atomic_folder(Path(folder)) as unfinished:
-        for split, size in sizes.items():
-            chosen, sentences = sentences[:size], sentences[size:]
+        for split, size in written.items():
+            chosen = sentences[:size]
+            sentences = sentences[size:]
             half = len(chosen) // 2
             rows = [f"prose\t1\t\t{sentence}\n" for sentence in chosen[:half]]
             rows += [f"prose\t0\t*\t{shuffle_words(sentence, chance)}\n" for sentence in chosen[half:]]
             chance.shuffle(rows)
             (unfinished / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
-    return sizes
+    return written
 
 
 def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: int) -> list[str]:
-    """Sentences of 5 to 25 words that stand in held-out documents alone, each once, in order of place."""
+    """Return the sentences of 5 to 25 words that occur in held-out documents alone, each once, in order."""
     split_sentences = SentenceSplitter()
-    trained_on, held_out = set(), {}
+    trained_on: set[str] = set()
+    held_out: dict[str, None] = {}
     for document in documents:
         sentences = [sentence for paragraph in document.text.split("\n") for sentence in split_sentences(paragraph)]
         if draw(document.metadata["fingerprint"], seed) < valid_share:
@@ -219,7 +224,7 @@ def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: 
 
 
 def shuffle_words(sentence: str, chance: random.Random) -> str:
-    """The sentence with its words in another order; the final mark stays, and so does a capital at the start.
+    """Return the sentence with its words in another order; the final mark stays, and so does a capital at the start.
 
     Raises:
         UserError: no other order was found (one word, repeated).
@@ -250,13 +255,14 @@ def _is_usable(sentence: str) -> bool:
 
 
 def _has_its_marks_in_pairs(word: str) -> bool:
-    """Whether no quote or bracket of the word has its partner elsewhere: torn apart they would give the answer away."""
+    """Return whether no quote or bracket of the word has its partner elsewhere, which would give the answer away."""
     in_single_quotes = word.startswith("'") == word.rstrip(",;:").endswith("'")
     return in_single_quotes and word.count('"') % 2 == 0 and all(word.count(a) == word.count(b) for a, b in BRACKETS)
 
 
 if __name__ == "__main__":
-    folder, share = Path(sys.argv[1]), float(sys.argv[2])
-    written, task = write_prose(folder / PROSE), folder / "glue" / "CoLA"
-    if not task.exists():
-        write_acceptability_task(clean_documents([str(written)]), task, share, seed=1)
+    _folder = Path(sys.argv[1])
+    _prose = write_prose(_folder / PROSE)
+    if not (_folder / "glue" / "CoLA").exists():
+        _documents = clean_documents([str(_prose)])
+        write_acceptability_task(_documents, _folder / "glue" / "CoLA", valid_share=float(sys.argv[2]), seed=1)

@@ -71,8 +71,7 @@ def prepare_images(source: Path, out: Path, settings: Preparing) -> None:
     or from 0 to 1. A folder for each class, or labels.npy with a label for each image in the order of their files, are
     kept for `lazyformer lm probe`. Folders train, valid and test in SOURCE are the splits; else these are drawn.
 
-    k-means finds the palette in training pixels; colours that are few enough already stay as they are. The table says
-    what pixels cost that are predicted by their left and upper neighbours, counted with add-one smoothing.
+    k-means finds the palette in training pixels; colours that are few enough already stay as they are.
 
     OUT is written whole or not at all: dict.txt has the colours, palette.npy too.
     """

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, check_memory_fits, cut_tokens, item_length
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
@@ -51,29 +51,28 @@ class Evaluation:
 
     @property
     def bits(self) -> float:
-        """Bits per token: bits per character where tokens are characters."""
+        """Bits per token: bits per character if tokens are characters."""
         return self.nats / math.log(2)
 
     @property
     def perplexity(self) -> float:
+        """Perplexity per token; infinite beyond the range of floats."""
         return math.exp(self.nats) if self.nats < 700 else math.inf
 
     def as_json(self) -> dict[str, Any]:
-        numbers = {
+        """Return the numbers for a file."""
+        return {
             "tokens": self.tokens,
             "bits_per_token": self.bits,
             "perplexity": self.perplexity,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(self.tokens / self.seconds, 1),
         }
-        speed = round(self.tokens / self.seconds, 1)
-        return {**numbers, "seconds": round(self.seconds, 3), "tokens_per_second": speed}
 
 
 def in_words(result: Evaluation, unit: str, split: str) -> str:
-    """Return the number that the papers give for the unit, and the other one."""
-    numbers = [
-        f"perplexity {result.perplexity:.2f} per {unit}",
-        f"{result.bits:.4f} bits per {unit}",
-    ]
+    """Return a sentence with the number that the papers give for the unit first, and the other one."""
+    numbers = [f"perplexity {result.perplexity:.2f} per {unit}", f"{result.bits:.4f} bits per {unit}"]
     if unit != "word":
         numbers.reverse()
     speed = f"{result.tokens / max(result.seconds, math.ulp(1.0)):,.0f} tokens/s"
@@ -89,7 +88,13 @@ class Loaded(NamedTuple):
 
 
 def load_model(checkpoint: Path, data: Path, device: Optional[str] = "cpu", precision: str = "fp32") -> Loaded:
-    """Return the language model of a checkpoint, for `data`, whose dictionary must be the checkpoint's.
+    """Load the language model of a checkpoint, for data of the same dictionary.
+
+    Args:
+        checkpoint: file of the model.
+        data: folder of prepared data.
+        device: name of the device.
+        precision: numeric precision of the model.
 
     Raises:
         UserError: no checkpoint, damaged, of another kind of model or of another dictionary; no such device.
@@ -110,10 +115,13 @@ def load_model(checkpoint: Path, data: Path, device: Optional[str] = "cpu", prec
 
 
 def refuse_other_images(loaded: Loaded, data: Path) -> None:
-    """Raise a UserError where `data` are images of another size than those that the model learned from."""
-    if (item := item_length(data)) not in (0, loaded.tgt_len):
-        told = f"its images have {item} pixels, those of the model {loaded.tgt_len}"
-        raise UserError(f"{data}: {told}; prepare them with the --side of the model's")
+    """Raise a UserError if `data` are images of another size than those that the model learned from."""
+    item = item_length(data)
+    if item not in (0, loaded.tgt_len):
+        raise UserError(
+            f"{data}: its images have {item} pixels, those of the model {loaded.tgt_len}; prepare them with the "
+            "--side of the model's"
+        )
 
 
 def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
@@ -134,7 +142,7 @@ def token_losses(
     batch_size: int = 1,
     item: int = 0,
 ) -> np.ndarray:
-    """Negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
+    """Return negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
 
     Args:
         model: on any device, in any precision; dropout is off meanwhile.
@@ -152,27 +160,26 @@ def token_losses(
             such memory or mask.
     """
     refuse_same_length_without_memory(same_length, mem_len)
-    tokens = tokens[: len(tokens) - len(tokens) % item] if item else tokens
+    if item:
+        tokens = tokens[: len(tokens) - len(tokens) % item]
     text = cut_tokens(tokens, 1, tgt_len, eos, model.padding_idx, item, keeps_rest=True)
     if item:
         check_memory_fits(mem_len, text)
-    lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len)
-    parts = Parts.of(len(text), batch_size, lead)
+    attending = sum(sublayer.attends for sublayer in model.decoder.sublayers)
+    parts = Parts.of(len(text), batch_size, lead=attending * math.ceil(mem_len / tgt_len))
     device = next(model.parameters()).device
     losses = np.zeros(len(tokens), dtype=np.float32)
     memory = StreamMemory()
     bar = Progress(total=len(tokens), desc="evaluating", unit="token", unit_scale=True, leave=False)
-    with (
-        _evaluating(model, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length),
-        bar,
-    ):
+    with _evaluating(model, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length), bar:
         for step in range(parts.steps):
             segments = parts.segments(step)
             source, target = _batch(text, segments)
             nll, _ = model(source.to(device), memory=memory, target=target.to(device))
             nll = nll.float().cpu().numpy()
             for stream in parts.counted(step):
-                place = losses[segments[stream] * tgt_len : (segments[stream] + 1) * tgt_len]
+                start = segments[stream] * tgt_len
+                place = losses[start : start + tgt_len]
                 place[:] = nll[stream, : len(place)]
                 bar.update(len(place))
     return losses
@@ -180,7 +187,7 @@ def token_losses(
 
 @dataclass(frozen=True)
 class Parts:
-    """How a text is divided: which segment each stream reads at each step, and which of these count.
+    """The division of a text: which segment each stream reads at each step, and which of these count.
 
     All streams start at once, without memory, `lead` segments before their parts. The first one starts at the text's
     start, so its lead counts; the parts of the others follow each other from there.
@@ -226,24 +233,17 @@ class Parts:
         return [stream for stream, length in enumerate(self.lengths) if step < self.lead + length]
 
 
-def attending_sublayers(model: CausalLM) -> int:
-    """Return how many look back."""
-    return sum(sublayer.attends for sublayer in model.decoder.sublayers)
-
-
 def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
     """Return sources and targets of some segments of the text, (B, T); a short last one ends in padding."""
     rows = [text[segment] for segment in segments]
-    pairs = zip(
-        *((row["net_input"]["src_tokens"][0], row["target"][0]) for row in rows),
-        strict=True,
-    )
-    return tuple(pad_sequence(parts, batch_first=True, padding_value=text.pad) for parts in pairs)
+    sources = [row["net_input"]["src_tokens"][0] for row in rows]
+    targets = [row["target"][0] for row in rows]
+    return pad_right(sources, text.pad), pad_right(targets, text.pad)
 
 
 @contextmanager
 def _evaluating(model: CausalLM, **lengths: int) -> Iterator[None]:
-    """Without dropout and gradients, with other lengths than in training; undoes all of it afterwards."""
+    """Turn dropout and gradients off and set other lengths than in training; undo all of it afterwards."""
     was_training = model.training
     before = {name: getattr(model.decoder, name) for name in lengths}
     model.eval()

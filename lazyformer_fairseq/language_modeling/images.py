@@ -8,8 +8,9 @@ frequent first, so whoever has the dictionary has the palette.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -17,7 +18,6 @@ from scipy.spatial import cKDTree
 from sklearn.cluster import MiniBatchKMeans
 from torch import Tensor
 
-from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
@@ -34,27 +34,32 @@ from lazyformer_fairseq.storage.json_files import write_json
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 # Decoded, a pixel takes up to 16 bytes: a reader's own canvas, the picture, its copy in RGB.
 MOST_PIXELS = 1 << 26
-# beyond the first number the file must have as many bytes as photographs
 USUAL_PIXELS = 1 << 24
-PIXELS_PER_BYTE = 200
-PICTURES = frozenset(f".{kind}" for kind in "png jpg jpeg bmp gif webp tif tiff ppm pgm".split())
+PIXELS_PER_BYTE = 200  # beyond the usual number the file must have as many bytes as photographs
+PICTURES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 ARRAY = ".npy"
 LABELS = "labels.npy"
 PALETTE = "palette.npy"
 FITTED = 1_000_000  # pixels that k-means sees
-COUNTED = 50_000  # images of a split, of which neighbours are counted
 BLOCK = 512  # images at a time
-Pixels = np.ndarray  # uint8 (images, side, side, 3)
 
 
-class Found(NamedTuple):
-    """Files of images, how many each holds, and classes: a name for each image, or none."""
+@dataclass(frozen=True)
+class Found:
+    """Images of a folder.
+
+    Attributes:
+        files: their files, in the order of their names.
+        counts: images per file.
+        classes: name of the class of each image; None if they have none.
+    """
 
     files: list[Path]
     counts: list[int]
     classes: Optional[np.ndarray]
 
     def images(self) -> int:
+        """Return the number of images."""
         return sum(self.counts)
 
 
@@ -64,55 +69,50 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
     Args:
         source: a folder of pictures and arrays, of folders of these by class, or of folders ``train``, ``valid`` and
             ``test`` of either.
+        out: folder to write.
+        how: size, palette and splits.
 
     Returns:
         The manifest.
 
     Raises:
-        UserError: a file that is no image, too few images, labels that do not fit; it names the file.
+        UserError: a file is no image, there are too few images, or labels do not fit; it names the file.
     """
     inner = {path.name: path for path in source.iterdir() if path.is_dir()}
-    has_splits = {"train"} <= inner.keys() <= {*SPLITS}
-    places = {split: inner[split] for split in SPLITS if split in inner} if has_splits else {"": source}
+    places = {"": source}
+    if {"train"} <= inner.keys() <= {*SPLITS}:
+        places = {split: inner[split] for split in SPLITS if split in inner}
     found = {split: find_images(place) for split, place in places.items()}
     if len({part.classes is None for part in found.values()}) > 1:
         raise UserError(f"{source}: some of its splits have labels, others none")
     chosen = _share_out(source, found, how)
-    total = sum(map(Found.images, found.values()))
+    total = sum(part.images() for part in found.values())
     files = [file for part in found.values() for file in part.files]
-    with (
-        atomic_folder(out) as folder,
-        Progress(total=total, desc="reading", unit=" images") as bar,
-    ):
+
+    with atomic_folder(out) as folder:
+        scratch = folder / "pixels.npy"
         shape = (total, how.side, how.side, 3)
-        pixels = np.lib.format.open_memmap(scratch := folder / "pixels.npy", "w+", np.uint8, shape)
-        for number, image in enumerate(_read(files, how.side)):
+        pixels = np.lib.format.open_memmap(scratch, "w+", np.uint8, shape)
+        images = Progress(_read(files, how.side), total=total, desc="reading", unit=" images")
+        for number, image in enumerate(images):
             pixels[number] = image
-            bar.update()
         dictionary = _dictionary(pixels, chosen["train"], how)
         dictionary.save(folder / "dict.txt")
         np.save(folder / PALETTE, palette_of(dictionary))
-        manifest: dict[str, Any] = {
+        manifest = {
             "corpus": "images",
             "unit": "pixel",
             "source": str(source.absolute()),
-        }
-        manifest |= {
             "vocabulary": len(dictionary) - dictionary.nspecial,
             "side": how.side,
             "item": how.side**2,
+            "classes": _write_labels(folder, found, chosen),
+            "splits": {},
         }
-        manifest |= {"classes": _write_labels(folder, found, chosen), "splits": {}}
-        for split, images in chosen.items():
-            _write_split(folder / split, pixels, images, dictionary)
-            texts = (open_tokens(folder / part) for part in ("train", split))
-            bits = neighbour_bits(*texts, how.side, len(dictionary))
-            counts = {
-                "tokens": len(images) * how.side**2,
-                "items": len(images),
-                "unknown": 0,
-            }
-            manifest["splits"][split] = {**counts, "neighbour_bits": round(bits, 4)}
+        for split, places_of_split in chosen.items():
+            _write_split(folder / split, pixels, places_of_split, dictionary)
+            count = len(places_of_split)
+            manifest["splits"][split] = {"tokens": count * how.side**2, "items": count, "unknown": 0}
         del pixels
         scratch.unlink()
         write_json(folder / MANIFEST, manifest)
@@ -120,23 +120,25 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
 
 
 def find_images(folder: Path) -> Found:
-    """Return the images of a folder, in the order of their names.
+    """Find the images of a folder, in the order of their names.
 
     Raises:
-        UserError: there is none, or their classes are said twice, or not of each.
+        UserError: there is none, or their classes are given twice, or not for each.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_image(path))
     if not files:
         raise UserError(f"{folder}: holds no picture ({', '.join(sorted(PICTURES))}) and no array ({ARRAY})")
     counts = [len(_images_of(path)) if path.suffix == ARRAY else 1 for path in files]
-    inner = {path.relative_to(folder).parts[0] for path in files if path.parent != folder}
-    beside = [path for path in files if path.parent == folder]
     labels = folder / LABELS
-    beside += [labels] if labels.is_file() else []
-    if inner and beside:
-        raise UserError(f"{beside[0]}: stands beside folders of images, such as {min(inner)}, which are classes")
-    classes = np.repeat([path.relative_to(folder).parts[0] for path in files], counts) if inner else None
-    if beside[-1:] == [labels]:
+    in_folders = [path for path in files if path.parent != folder]
+    beside = [path for path in (*files, labels) if path.parent == folder and path.is_file()]
+    classes = None
+    if in_folders:
+        names = [path.relative_to(folder).parts[0] for path in files]
+        if beside:
+            raise UserError(f"{beside[0]}: stands beside folders of images, such as {names[0]}, which are classes")
+        classes = np.repeat(names, counts)
+    elif labels.is_file():
         array = map_array(labels, "give a label for each image, numbers or words", kinds="biufUS", ndim=1)
         if len(array) != sum(counts):
             raise UserError(f"{labels}: has the shape {array.shape}, but there are {sum(counts):,} images beside it")
@@ -149,10 +151,10 @@ def _is_image(path: Path) -> bool:
 
 
 def _images_of(path: Path) -> np.ndarray:
-    """Return (N, H, W) or (N, H, W, 3); of an array that is one image, N is 1."""
+    """Map an array of images, (N, H, W) or (N, H, W, 3); if it is one image, N is 1."""
     array = map_array(path, "give images as np.save writes them", kinds="iuf")
-    is_one = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3)
-    array = array[None] if is_one else array
+    if array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 3):
+        array = array[None]
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[-1] != 3) or 0 in array.shape:
         raise UserError(f"{path}: has the shape {array.shape}; images are (N, height, width), in colours (..., 3)")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
@@ -161,52 +163,54 @@ def _images_of(path: Path) -> np.ndarray:
 
 
 def _read(files: Sequence[Path], side: int) -> Iterator[np.ndarray]:
-    """Return each image as uint8 (side, side, 3): the middle square, each pixel the mean of those that it replaces."""
+    """Yield each image as uint8 (side, side, 3): its middle square, each pixel the mean of those that it replaces."""
     for path in files:
-        for image in _pictures(path):
+        images = _images_in_array(path) if path.suffix == ARRAY else _picture(path)
+        for image in images:
+            square = image
             if image.size != (side, side):
-                image = ImageOps.fit(image, (side, side), Image.Resampling.BOX)
-            yield np.asarray(image)
+                square = ImageOps.fit(image, (side, side), Image.Resampling.BOX)
+            yield np.asarray(square)
 
 
-def _pictures(path: Path) -> Iterator[Image.Image]:
-    if path.suffix != ARRAY:
-        try:
-            with Image.open(path, formats=FORMATS) as image:
-                _refuse_large(path, *image.size)
-                if image.mode.startswith(("I", "F")):
-                    raise UserError(f"{path}: has more than 8 bits a channel ({image.mode}); give an array from 0 to 1")
-                ImageOps.exif_transpose(image, in_place=True)  # upright, however the camera was held
-                yield image if image.mode == "RGB" else image.convert("RGB")
-        except UserError:
-            raise
-        except Exception as error:  # a damaged picture makes Pillow's readers raise anything
-            raise UserError(f"{path}: no picture: {error}") from None
-        return
-    for number, each in enumerate(_images_of(path)):
-        if each.dtype != np.uint8:
-            if not (each.min() >= 0 and each.max() <= 1):
+def _picture(path: Path) -> Iterator[Image.Image]:
+    """Yield the one image of a picture; refuse, before it is decoded, one that would take a gigabyte."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            size = path.stat().st_size
+            if width * height > min(MOST_PIXELS, max(USUAL_PIXELS, PIXELS_PER_BYTE * size)):
+                raise UserError(
+                    f"{path}: stands for {width:,} x {height:,} pixels in {size:,} bytes; make it smaller, or leave "
+                    "it out"
+                )
+            if image.mode.startswith(("I", "F")):
+                raise UserError(f"{path}: has more than 8 bits a channel ({image.mode}); give an array from 0 to 1")
+            ImageOps.exif_transpose(image, in_place=True)  # upright, however the camera was held
+            yield image if image.mode == "RGB" else image.convert("RGB")
+    except UserError:
+        raise
+    except Exception as error:  # a damaged picture makes Pillow's readers raise anything
+        raise UserError(f"{path}: no picture: {error}") from None
+
+
+def _images_in_array(path: Path) -> Iterator[Image.Image]:
+    for number, values in enumerate(_images_of(path)):
+        levels = values
+        if values.dtype != np.uint8:
+            if not (values.min() >= 0 and values.max() <= 1):
                 raise UserError(f"{path}: image {number} has numbers beyond 0 to 1; divide all, or give uint8")
-            each = np.rint(each * 255).astype(np.uint8)
-        yield Image.fromarray(np.ascontiguousarray(each)).convert("RGB")
-
-
-def _refuse_large(path: Path, width: int, height: int) -> None:
-    """Raise a UserError, before anything is decoded, for a picture that would take a gigabyte, or much for its file."""
-    pixels = width * height
-    if pixels > min(MOST_PIXELS, max(USUAL_PIXELS, PIXELS_PER_BYTE * path.stat().st_size)):
-        raise UserError(
-            f"{path}: stands for {width:,} x {height:,} pixels in {path.stat().st_size:,} bytes; make it smaller, or "
-            "leave it out"
-        )
+            levels = np.rint(values * 255).astype(np.uint8)
+        yield Image.fromarray(np.ascontiguousarray(levels)).convert("RGB")
 
 
 def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict[str, np.ndarray]:
-    """Return which images are of which split: those of its folder, or so many that are drawn of the training's."""
+    """Return the images of each split: those of its folder, or so many that are drawn of the training's."""
     places = {}
-    start = 0
+    total = 0
     for split, part in found.items():
-        places[split] = np.arange(start, start := start + part.images())
+        places[split] = np.arange(total, total + part.images())
+        total += part.images()
     rest = places.pop("", places.get("train"))
     drawn = np.random.default_rng(how.seed).permutation(rest)
     for split in ("valid", "test"):
@@ -215,16 +219,18 @@ def _share_out(source: Path, found: Mapping[str, Found], how: Preparing) -> dict
             places[split] = np.sort(drawn[:count])
             drawn = drawn[count:]
     places["train"] = np.sort(drawn)
-    if empty := [split for split in SPLITS if not len(places[split])]:
-        raise UserError(f"{source}: {start:,} images leave none for {empty[0]}; give more, or other shares")
+    for split in SPLITS:
+        if not len(places[split]):
+            raise UserError(f"{source}: {total:,} images leave none for {split}; give more, or other shares")
     return {split: places[split] for split in SPLITS}
 
 
 def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str, np.ndarray]) -> list[str]:
-    """``SPLIT.labels.npy``, numbers of the classes that are returned; none where images have no labels."""
-    if next(iter(found.values())).classes is None:
+    """Write ``SPLIT.labels.npy``, numbers of the classes, which are returned; none if images have no labels."""
+    parts = [part.classes for part in found.values()]
+    if parts[0] is None:
         return []
-    names, numbers = np.unique(np.concatenate([part.classes for part in found.values()]), return_inverse=True)
+    names, numbers = np.unique(np.concatenate(parts), return_inverse=True)
     for split, images in chosen.items():
         np.save(folder / f"{split}.{LABELS}", numbers[images])
     return names.tolist()
@@ -233,88 +239,77 @@ def _write_labels(folder: Path, found: Mapping[str, Found], chosen: Mapping[str,
 # Colours
 
 
-def _blocks(pixels: Pixels, images: np.ndarray) -> Iterator[np.ndarray]:
-    """Return (images, pixels) of some images at a time, each colour one number."""
+def _blocks(pixels: np.ndarray, images: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield (images, pixels) of some images at a time, each colour one number.
+
+    Args:
+        pixels: all images, uint8 (images, side, side, 3).
+        images: numbers of those to yield.
+    """
     for start in range(0, len(images), BLOCK):
-        red, green, blue = np.moveaxis(pixels[images[start : start + BLOCK]].astype(np.int32), -1, 0)
-        yield ((red << 16) + (green << 8) + blue).reshape(len(red), -1)
+        colours = pixels[images[start : start + BLOCK]].astype(np.int32)
+        numbers = (colours[..., 0] << 16) + (colours[..., 1] << 8) + colours[..., 2]
+        yield numbers.reshape(len(numbers), -1)
 
 
 def _apart(colours: np.ndarray) -> np.ndarray:
-    """Numbers (N,) -> red, green, blue (N, 3)."""
+    """Return red, green and blue (N, 3) of the numbers of colours (N,)."""
     return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], -1)
 
 
-def _dictionary(pixels: Pixels, images: np.ndarray, how: Preparing) -> Dictionary:
-    """Of the palette that is given, or that of the training images."""
+def _dictionary(pixels: np.ndarray, images: np.ndarray, how: Preparing) -> Dictionary:
+    """Return the dictionary of the palette that is given, or of the training images' palette."""
     if how.palette is not None:
-        palette_of(dictionary := load_dictionary(how.palette / "dict.txt"))
+        dictionary = load_dictionary(how.palette / "dict.txt")
+        palette_of(dictionary)  # refuses one that holds no colours
         return dictionary
     counts = np.zeros(1 << 24, np.int64)
     for block in _blocks(pixels, images):
-        found, often = np.unique(block, return_counts=True)
-        counts[found] += often
-    palette = there = np.flatnonzero(counts)
-    if len(there) > how.colours:
-        pixels_seen = min(FITTED, int(counts.sum()))
-        sample = np.random.default_rng(how.seed).choice(there, pixels_seen, p=counts[there] / counts.sum())
-        means = MiniBatchKMeans(how.colours, batch_size=8192, n_init=1, random_state=how.seed).fit(_apart(sample))
-        red, green, blue = np.rint(means.cluster_centers_).astype(np.int32).clip(0, 255).T
-        palette = np.unique((red << 16) + (green << 8) + blue)
-    nearest = cKDTree(_apart(palette)).query(_apart(there))[1]
-    often = np.bincount(nearest, counts[there], len(palette)).astype(np.int64)
+        colours, occurrences = np.unique(block, return_counts=True)
+        counts[colours] += occurrences
+    seen = np.flatnonzero(counts)
+    palette = seen
+    if len(seen) > how.colours:
+        fitted = min(FITTED, int(counts.sum()))
+        shares = counts[seen] / counts.sum()
+        sample = np.random.default_rng(how.seed).choice(seen, fitted, p=shares)
+        means = MiniBatchKMeans(how.colours, batch_size=8192, n_init=1, random_state=how.seed)
+        centres = np.rint(means.fit(_apart(sample)).cluster_centers_).astype(np.int32).clip(0, 255)
+        palette = np.unique((centres[:, 0] << 16) + (centres[:, 1] << 8) + centres[:, 2])
+    nearest = cKDTree(_apart(palette)).query(_apart(seen))[1]
+    frequencies = np.bincount(nearest, counts[seen], len(palette)).astype(np.int64)
     dictionary = Dictionary()
-    for place in np.lexsort((palette, -often)):
-        dictionary.add_symbol(f"#{palette[place]:06x}", n=int(often[place]))
+    for place in np.lexsort((palette, -frequencies)):
+        dictionary.add_symbol(f"#{palette[place]:06x}", n=int(frequencies[place]))
     return dictionary
 
 
 def palette_of(dictionary: Dictionary) -> np.ndarray:
-    """uint8 (colours, 3), of the ids from ``nspecial`` on. Raises a UserError where a symbol is no colour."""
+    """Return the palette, uint8 (colours, 3), of the ids from ``nspecial`` on.
+
+    Raises:
+        UserError: a symbol is no colour.
+    """
     symbols = dictionary.symbols[dictionary.nspecial :]
     try:
-        return _apart(np.array([int(symbol.removeprefix("#"), 16) for symbol in symbols])).astype(np.uint8)
+        colours = np.array([int(symbol.removeprefix("#"), 16) for symbol in symbols])
+        return _apart(colours).astype(np.uint8)
     except ValueError:
         raise UserError(
             "the dictionary's symbols are no colours; give a folder that `lazyformer lm prepare-images` wrote"
         ) from None
 
 
-def _write_split(prefix: Path, pixels: Pixels, images: np.ndarray, dictionary: Dictionary) -> None:
+def _write_split(prefix: Path, pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> None:
     tree = cKDTree(palette_of(dictionary))
 
     def encoded() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for block in _blocks(pixels, images):
-            there, places = np.unique(block, return_inverse=True)
-            ids = tree.query(_apart(there))[1][places.reshape(-1)] + dictionary.nspecial
+            colours, places = np.unique(block, return_inverse=True)
+            ids = tree.query(_apart(colours))[1][places.reshape(-1)] + dictionary.nspecial
             yield ids, np.full(len(block), block.shape[1])
 
     write_items(prefix, type_of_ids(len(dictionary)), encoded(), durable=False)
-
-
-def neighbour_bits(train: np.ndarray, held_out: np.ndarray, side: int, symbols: int) -> float:
-    """Bits a pixel of `held_out` where each is predicted by its left and its upper neighbour, counted in `train`.
-
-    Add-one smoothing. Of many images some are counted.
-
-    Args:
-        train, held_out: ids of images, one after the other.
-        symbols: of the dictionary; an id that is no colour stands for what is beyond the border.
-    """
-    colours = symbols - Dictionary().nspecial
-
-    def seen(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        images = tokens.reshape(-1, side, side)
-        images = images[places_drawn(len(images), COUNTED)].astype(np.int64)
-        left = np.pad(images, ((0, 0), (0, 0), (1, 0)))[:, :, :-1]
-        above = np.pad(images, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        context = (left * symbols + above).ravel()
-        return context, context * symbols + images.ravel()
-
-    (contexts, pairs) = seen(train)
-    (asked, of) = seen(held_out)
-    times = [_counted(*each) for each in ((pairs, of), (contexts, asked))]
-    return float(-np.log2((times[0] + 1) / (times[1] + colours)).mean())
 
 
 def places_drawn(count: int, most: int) -> np.ndarray:
@@ -322,59 +317,45 @@ def places_drawn(count: int, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(1).permutation(count)[:most])
 
 
-def _counted(values: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Return how often each of `asked` is among `values`."""
-    known, counts = np.unique(values, return_counts=True)
-    places = np.searchsorted(known, asked).clip(max=len(known) - 1)
-    return np.where(known[places] == asked, counts[places], 0)
-
-
 def overview(manifest: Mapping[str, Any]) -> str:
-    """Return the manifest in words."""
-    names = {
-        "items": "images",
-        "tokens": "pixels",
-        "neighbour_bits": "bits a pixel by its neighbours",
-    }
-    rows = [{"split": split, **{name: f"{counts[key]:,}" for key, name in names.items()}}
-            for split, counts in manifest["splits"].items()]  # fmt: skip
-    classes = f"; {len(manifest['classes'])} classes" if manifest["classes"] else ""
+    """Return the manifest as a table and a sentence."""
+    rows = []
+    for split, counts in manifest["splits"].items():
+        rows.append({"split": split, "images": f"{counts['items']:,}", "pixels": f"{counts['tokens']:,}"})
     side = manifest["side"]
-    return f"{Table('', rows).printed('simple')}\n{manifest['vocabulary']} colours, {side} x {side} pixels{classes}"
+    text = f"{Table('', rows).printed('simple')}\n{manifest['vocabulary']} colours, {side} x {side} pixels"
+    if manifest["classes"]:
+        text += f"; {len(manifest['classes'])} classes"
+    return text
 
 
 # Pictures of images
 
 
 def as_images(ids: Tensor, dictionary: Dictionary) -> np.ndarray:
-    """uint8 (N, side, side, 3) from ids of colours (N, side side)."""
+    """Return images, uint8 (N, side, side, 3), of ids of colours (N, side * side)."""
     side = math.isqrt(ids.size(1))
     return palette_of(dictionary)[ids.numpy() - dictionary.nspecial].reshape(-1, side, side, 3)
 
 
 def beside(halves: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """Rows (N, 2 + completions, ...): an image's upper half, its completions, and itself."""
+    """Return rows (N, 2 + completions, ...): an image's upper half, its completions, and the image itself."""
     given = halves.copy()
     given.reshape(len(given), -1, 3)[:, halves[0].size // 6 :] = 128
-    return np.concatenate(
-        [
-            given[:, None],
-            drawn.reshape(len(halves), -1, *halves.shape[1:]),
-            halves[:, None],
-        ],
-        1,
-    )
+    completions = drawn.reshape(len(halves), -1, *halves.shape[1:])
+    return np.concatenate([given[:, None], completions, halves[:, None]], axis=1)
 
 
 def write_grid(images: np.ndarray, columns: int, path: Path) -> None:
-    """Return a PNG of images, uint8 (N, side, side, 3), so many in a row; pixels of small ones are squares."""
-    zoom = max(1, math.ceil(96 / images.shape[1]))
-    large = (
-        np.pad(images, ((0, -len(images) % columns), *[(0, 0)] * 3), constant_values=255)
-        .repeat(zoom, 1)
-        .repeat(zoom, 2)
-    )
-    large = np.pad(large, ((0, 0), (0, 4), (0, 4), (0, 0)), constant_values=255)
-    rows = large.reshape(-1, columns, *large.shape[1:]).swapaxes(1, 2)
+    """Write a PNG of images, uint8 (N, side, side, 3), so many per row; pixels of small images become squares."""
+    side = images.shape[1]
+    zoom = max(1, math.ceil(96 / side))
+    tile = side * zoom + 4  # a white edge below and on the right
+    rows = math.ceil(len(images) / columns)
+    grid = Image.new("RGB", (columns * tile, rows * tile), "white")
+    for number, image in enumerate(images):
+        row, column = divmod(number, columns)
+        large = Image.fromarray(image).resize((side * zoom, side * zoom), Image.Resampling.NEAREST)
+        grid.paste(large, (column * tile, row * tile))
     with atomic_file(path) as file:
-        Image.fromarray(rows.reshape(-1, columns * large.shape[2], 3)).save(file, "PNG")
+        grid.save(file, "PNG")

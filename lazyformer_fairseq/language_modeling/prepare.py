@@ -195,34 +195,31 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         The manifest, as written.
 
     Raises:
-        UserError: the source is missing, empty, too short, not UTF-8, or not the official text where that is asked for.
+        UserError: the source is missing, empty, too short, not UTF-8, or not the official text if that is asked for.
     """
     refuse_filled_folder(out)
     if official is not None and not official.startswith(corpus):
         raise UserError(f"--official {official}: is no {corpus}")
     text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
     total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
-    bar = Progress(total=total, desc="preparing", unit="B", unit_scale=True)
-    with atomic_folder(out) as folder, bar:
+    with atomic_folder(out) as folder, Progress(total=total, desc="preparing", unit="B", unit_scale=True) as bar:
         counts = text.count("train", bar.update)
         dictionary = Dictionary()
         for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-            if symbol not in dictionary.indices:  # as </s> and <unk> are
+            if symbol not in dictionary:  # as </s> and <unk> are
                 dictionary.add_symbol(symbol, n=count)
         if len(dictionary) == dictionary.nspecial:
             raise UserError(f"{source}: the training text has no words; download it again")
         dictionary.save(folder / "dict.txt")
-        manifest = {
-            **{
-                "corpus": corpus,
-                "unit": text.unit,
-                "source": str(Path(source).absolute()),
-                "vocabulary": len(counts),
-            },
+        manifest: dict[str, Any] = {
+            "corpus": corpus,
+            "unit": text.unit,
+            "source": str(Path(source).absolute()),
+            "vocabulary": len(counts),
             "splits": {split: _write_split(text, split, dictionary, folder / split, bar) for split in SPLITS},
         }
         manifest["official"] = _official_name(text, manifest)
-        if official is not None and manifest["official"] != official:
+        if official not in (None, manifest["official"]):
             remedy = f"give --official {manifest['official']}" if manifest["official"] else "download it again"
             raise UserError(f"{source}: not {official}: {not_official(manifest, official)}; {remedy}")
         write_json(folder / MANIFEST, manifest)
@@ -230,16 +227,12 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
 
 
 def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: Progress) -> dict[str, int]:
-    """Write ``prefix.bin`` and ``.idx``; returns counts of tokens, items and unknown tokens."""
+    """Write ``prefix.bin`` and ``.idx``; return counts of tokens, items and unknown tokens."""
     counts = Counter(tokens=0, items=0, unknown=0)
 
     def counted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for ids, sizes in text.encode(split, dictionary, bar.update):
-            counts.update(
-                tokens=len(ids),
-                items=len(sizes),
-                unknown=int((ids == dictionary.unk()).sum()),
-            )
+            counts.update(tokens=len(ids), items=len(sizes), unknown=int((ids == dictionary.unk()).sum()))
             yield ids, sizes
 
     write_items(prefix, type_of_ids(len(dictionary)), counted(), durable=False)
@@ -247,48 +240,52 @@ def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: P
 
 
 def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
-    """Return which official text this is; None where it is none."""
+    """Return which official text this is; None if it is none."""
     if isinstance(text, Characters):
         return text.name if hash_of(text.file, "md5") == OFFICIAL_MD5[text.name] else None
-    found = _counts(manifest)
-    return next((name for name, counts in OFFICIAL_COUNTS.items() if counts == found), None)
-
-
-def _counts(manifest: dict[str, Any]) -> dict[str, int]:
-    """Return the counts in the form of :data:`OFFICIAL_COUNTS`."""
-    tokens = {split: counts["tokens"] for split, counts in manifest["splits"].items()}
-    return {**tokens, "vocabulary": manifest["vocabulary"]}
+    for name in OFFICIAL_COUNTS:
+        if not not_official(manifest, name):
+            return name
+    return None
 
 
 def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
-    """Return the differences from an official text (the nearest to what the manifest describes), in words."""
+    """Return the differences from an official text in words.
+
+    Args:
+        manifest: describes the text.
+        name: the official text; by default the nearest one.
+    """
     if manifest["unit"] == "character":
         return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
-    found = _counts(manifest)
-    name = name or min(
-        OFFICIAL_COUNTS,
-        key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]),
-    )
-    return "; ".join(
-        f"{key} {found[key]:,}, {name} has {number:,}"
-        for key, number in OFFICIAL_COUNTS[name].items()
-        if number != found[key]
-    )
+    found = {split: counts["tokens"] for split, counts in manifest["splits"].items()}
+    found["vocabulary"] = manifest["vocabulary"]
+    if name is None:
+        name = min(OFFICIAL_COUNTS, key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]))
+    differences = []
+    for key, number in OFFICIAL_COUNTS[name].items():
+        if found[key] != number:
+            differences.append(f"{key} {found[key]:,}, {name} has {number:,}")
+    return "; ".join(differences)
 
 
 def overview(manifest: dict[str, Any]) -> str:
-    """Return the manifest in words."""
+    """Return the manifest as a table and a verdict."""
     items = f"lines, each with {END_OF_LINE}" if manifest["unit"] == "word" else "items"
-    names = {"tokens": f"{manifest['unit']}s", "items": items, "unknown": "<unk>"}
-    rows = [
-        {"split": split, **{name: f"{counts[key]:,}" for key, name in names.items()}}
-        for split, counts in manifest["splits"].items()
-    ]
-    table = Table("", rows).printed("simple")
+    rows = []
+    for split, counts in manifest["splits"].items():
+        rows.append(
+            {
+                "split": split,
+                f"{manifest['unit']}s": f"{counts['tokens']:,}",
+                items: f"{counts['items']:,}",
+                "<unk>": f"{counts['unknown']:,}",
+            }
+        )
     verdict = f"these are {manifest['official']}'s official counts"
     if not manifest["official"]:
         verdict = f"NOT an official text, its results compare with no published ones: {not_official(manifest)}"
-    return f"{table}\nvocabulary: {manifest['vocabulary']:,}\n{verdict}"
+    return f"{Table('', rows).printed('simple')}\nvocabulary: {manifest['vocabulary']:,}\n{verdict}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

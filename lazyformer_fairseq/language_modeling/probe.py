@@ -42,59 +42,61 @@ def probe_layers(
     """Return accuracies by :func:`probe`, of raw pixels, then of each layer's features.
 
     Args:
-        most: images of each split, drawn at random where it has more.
+        most: images of each split, drawn at random if it has more.
+        batch_size: images that the model reads at once.
+        device: name of the device.
 
     Raises:
         UserError: the data are no images, or have no labels, or one class, or another size; as :func:`load_model` does.
     """
-    if not (item := item_length(data)):
+    item = item_length(data)
+    if not item:
         raise UserError(f"{data}: holds no images; give a folder that `lazyformer lm prepare-images` wrote")
     labels = {split: data / f"{split}.{LABELS}" for split in SPLITS}
-    if lacking := [path for path in labels.values() if not path.is_file()]:
-        raise UserError(f"{lacking[0]}: no such file: prepare images by class, in folders or with a {LABELS}")
-    model, dictionary, _ = loaded = load_model(checkpoint, data, device)
+    for path in labels.values():
+        if not path.is_file():
+            raise UserError(f"{path}: no such file: prepare images by class, in folders or with a {LABELS}")
+    loaded = load_model(checkpoint, data, device)
     refuse_other_images(loaded, data)
-    classes = {split: map_array(path, "prepare the images again", ndim=1) for split, path in labels.items()}
-    places = {split: places_drawn(len(of_split), most) for split, of_split in classes.items()}
-    classes = {split: of_split[places[split]] for split, of_split in classes.items()}
+    dictionary = loaded.dictionary
+    classes: dict[str, np.ndarray] = {}
+    ids: dict[str, np.ndarray] = {}
+    for split, path in labels.items():
+        of_all = map_array(path, "prepare the images again", ndim=1)
+        places = places_drawn(len(of_all), most)
+        classes[split] = of_all[places]
+        ids[split] = open_tokens(data / split).reshape(-1, item)[places]
     if len(np.unique(classes["train"])) < 2:
         raise UserError(f"{labels['train']}: images of one class alone; give data of more classes, or more --images")
-    ids = {split: open_tokens(data / split).reshape(-1, item)[places[split]] for split in SPLITS}
+
     features: dict[str, dict[str, np.ndarray]] = {}
     with Progress(total=sum(map(len, ids.values())), desc="reading", unit=" images") as bar:
         for split, of_split in ids.items():
             colours = palette_of(dictionary)[of_split.astype(np.int64) - dictionary.nspecial]
-            found = mean_features(model, of_split, dictionary.eos(), batch_size, bar)
-            for name, each in {
-                PIXELS: colours.reshape(len(colours), -1).astype(np.float32),
-                **found,
-            }.items():
-                features.setdefault(name, {})[split] = each
+            features.setdefault(PIXELS, {})[split] = colours.reshape(len(colours), -1).astype(np.float32)
+            means = mean_features(loaded.model, of_split, dictionary.eos(), batch_size, bar)
+            for name, mean in means.items():
+                features.setdefault(name, {})[split] = mean
     shown = Progress(features.items(), total=len(features), desc="probing", unit=" layers")
     return {name: probe(of_layer, classes) for name, of_layer in shown}
 
 
 @torch.inference_mode()
 def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, bar: Progress) -> dict[str, np.ndarray]:
-    """Of each attending sublayer, "layer 1" on, and of the "end"."""
+    """Return the mean over the pixels of what each attending sublayer reads, "layer 1" on, and of the "end"."""
     device = next(model.parameters()).device
-    found = {}
     decoder = model.decoder
+    found: dict[str, list[np.ndarray]] = {}
     batches = TokenItems(ids.reshape(-1), batch_size, ids.shape[1], eos, model.padding_idx, keeps_rest=True)
     for batch in batches:
-        features, extra = model(
-            batch["net_input"]["src_tokens"].to(device),
-            features_only=True,
-            return_all_hiddens=True,
-        )
-        pairs = zip(extra["inner_states"], decoder.sublayers, strict=False)
-        read = [(x, sublayer) for x, sublayer in pairs if sublayer.attends]
-        inputs = [sublayer.layer_norm(x) if decoder.normalize_before else x for x, sublayer in read]
-        for name, x_BTC in zip(
-            [*(f"layer {n}" for n in range(1, len(inputs) + 1)), "end"],
-            [*inputs, features],
-            strict=True,
-        ):
+        source = batch["net_input"]["src_tokens"].to(device)
+        features, extra = model(source, features_only=True, return_all_hiddens=True)
+        states = []
+        for x_BTC, sublayer in zip(extra["inner_states"], decoder.sublayers, strict=False):
+            if sublayer.attends:
+                states.append(sublayer.layer_norm(x_BTC) if decoder.normalize_before else x_BTC)
+        names = [f"layer {number}" for number in range(1, len(states) + 1)]
+        for name, x_BTC in zip([*names, "end"], [*states, features], strict=True):
             found.setdefault(name, []).append(x_BTC.float().mean(1).cpu().numpy())
         bar.update(len(features))
     return {name: np.concatenate(parts)[: len(ids)] for name, parts in found.items()}

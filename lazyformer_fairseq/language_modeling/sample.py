@@ -1,4 +1,4 @@
-"""Continues texts and images, token by token: ``lazyformer lm sample``."""
+"""Continue texts and images, token by token: ``lazyformer lm sample``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +15,20 @@ from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model, re
 from lazyformer_fairseq.modules.networks.stack import WholeMemory
 from lazyformer_fairseq.progress import Progress
 
-COMPLETIONS, COLUMNS = 4, 8  # of each image; of a picture
+COMPLETIONS = 4  # of each image
+COLUMNS = 8  # of a picture
 
 
 @dataclass
 class Writer:
-    """A language model that goes on.
+    """A language model that continues what it is given.
 
     Attributes:
-        data: the folder of its data.
+        data: folder of its data.
         loaded: the model, in evaluation mode, and its dictionary.
-        temperature: by which log-probabilities are divided; 0 for the likeliest token.
-        top_k: draw among so many likeliest tokens; 0 for all.
-        seed: of what is drawn.
+        temperature: divisor of the log-probabilities; 0 for the likeliest token.
+        top_k: number of likeliest tokens to draw from; 0 for all.
+        seed: seed of what is drawn.
     """
 
     data: Path
@@ -38,45 +39,61 @@ class Writer:
 
     @classmethod
     def load(cls, checkpoint: Path, data: Path, device: Optional[str] = "cpu", **how: Any) -> "Writer":
-        """Raise a UserError as :func:`load_model` does, and for images of another size than the model's."""
-        refuse_other_images(loaded := load_model(checkpoint, data, device), data)
+        """Load the model of a checkpoint.
+
+        Args:
+            checkpoint: file of the model.
+            data: folder of its data.
+            device: name of the device.
+            **how: temperature, top_k and seed.
+
+        Raises:
+            UserError: as :func:`load_model`, and for images of another size than the model's.
+        """
+        loaded = load_model(checkpoint, data, device)
+        refuse_other_images(loaded, data)
         return cls(data, loaded, **how)
 
     def texts(self, prompt: str, count: int, length: int) -> list[str]:
-        """`count` of `length` tokens each, those of the prompt included; ends of lines are line breaks.
+        """Return `count` texts of `length` tokens each, those of the prompt included; ends of lines are line breaks.
 
         Raises:
             UserError: a word of the prompt is not in the dictionary.
         """
-        known = self.loaded.dictionary
+        dictionary = self.loaded.dictionary
         words = prompt.split()
-        if unknown := [word for word in words if word not in known]:
-            near = nearest(unknown[0], known.symbols)
-            raise UserError(f"--prompt: {unknown[0]!r} is no symbol of {self.data / 'dict.txt'}{near}")
-        given = torch.tensor([[known.index(word) for word in words]] * count, dtype=torch.long)
-        rows = self.continued(given, length).tolist()
-        rows = [["\n" if token == known.eos() else known[token] for token in row] for row in rows]
-        return [" ".join(row).replace(" \n", "\n") for row in rows]
+        for word in words:
+            if word not in dictionary:
+                near = nearest(word, dictionary.symbols)
+                raise UserError(f"--prompt: {word!r} is no symbol of {self.data / 'dict.txt'}{near}")
+        given = torch.tensor([[dictionary.index(word) for word in words]] * count, dtype=torch.long)
+        texts = []
+        for row in self.continued(given, length).tolist():
+            symbols = ["\n" if token == dictionary.eos() else dictionary[token] for token in row]
+            texts.append(" ".join(symbols).replace(" \n", "\n"))
+        return texts
 
     def draw(self, path: Path, count: int, split: Optional[str] = None) -> None:
-        """Draw `count` images into a picture, or those of a split, their lower halves several times each."""
+        """Draw `count` images into a picture, or complete those of a split: their lower halves, several times each."""
         item = self.loaded.tgt_len
         dictionary = self.loaded.dictionary
         if split is None:
             found = self.continued(torch.empty(count, 0, dtype=torch.long), item)
-            return images.write_grid(images.as_images(found, dictionary), min(COLUMNS, count), path)
-        whole = np.asarray(open_tokens(self.data / split)[: count * item]).astype(np.int64).reshape(-1, item)
-        given = torch.from_numpy(whole[:, : item // 2]).repeat_interleave(COMPLETIONS, 0)
+            images.write_grid(images.as_images(found, dictionary), min(COLUMNS, count), path)
+            return
+        tokens = np.asarray(open_tokens(self.data / split)[: count * item]).astype(np.int64)
+        whole = torch.from_numpy(tokens.reshape(-1, item))
+        given = whole[:, : item // 2].repeat_interleave(COMPLETIONS, 0)
         drawn = images.as_images(self.continued(given, item), dictionary)
-        rows = images.beside(images.as_images(torch.from_numpy(whole), dictionary), drawn)
+        rows = images.beside(images.as_images(whole, dictionary), drawn)
         images.write_grid(rows.reshape(-1, *rows.shape[2:]), rows.shape[1], path)
 
     @torch.inference_mode()
     def continued(self, given_BP: Tensor, length: int) -> Tensor:
-        """Return what the model writes behind what is given, ids (B, `length`), the given ones included.
+        """Return ids (B, `length`) that the model writes, those that are given (B, P) first.
 
-        It remembers what it has read, as much as in training, where its sublayers can attend to a memory; else it reads
-        all anew for each token. It never writes fairseq's own symbols; in texts it ends lines.
+        The model remembers as much as in training, if its sublayers can attend to a memory; else it reads everything
+        anew for each token. It never writes fairseq's own symbols; in texts it ends lines.
 
         Raises:
             UserError: the model has no places for so many tokens.
@@ -85,33 +102,29 @@ class Writer:
         device = next(model.parameters()).device
         barred = torch.arange(len(dictionary), device=device) < dictionary.nspecial
         barred[dictionary.eos()] = dictionary[dictionary.nspecial].startswith("#")  # colours have no lines
-        chance = torch.Generator(device).manual_seed(self.seed)
+        generator = torch.Generator(device).manual_seed(self.seed)
+        memory = None
+        if not model.decoder.why_no_memory:
+            memory = WholeMemory(model.decoder.mem_len + tgt_len - 1)
         start = torch.full((len(given_BP), 1), dictionary.eos(), dtype=torch.long)
-        unread = ids = torch.cat([start, given_BP], 1).to(device)
-        reach = model.decoder.mem_len + tgt_len - 1
-        memory = None if model.decoder.why_no_memory else WholeMemory(reach)
-        with Progress(
-            total=length,
-            initial=given_BP.size(1),
-            desc="sampling",
-            unit=" tokens",
-            leave=False,
-        ) as bar:
+        ids = torch.cat([start, given_BP], 1).to(device)
+        unread = ids
+        with Progress(total=length, initial=given_BP.size(1), desc="sampling", unit=" tokens", leave=False) as bar:
             while ids.size(1) <= length:
                 features, _ = model(ids if memory is None else unread, memory=memory, features_only=True)
                 if memory is not None:
                     memory.seen += unread.size(1)
                 scores = model.softmax.log_probabilities(features[:, -1], model.decoder.embedding)
-                unread = self._drawn(scores.masked_fill(barred, -torch.inf), chance)
+                unread = self._drawn(scores.masked_fill(barred, -torch.inf), generator)
                 ids = torch.cat([ids, unread], 1)
                 bar.update()
         return ids[:, 1:].cpu()
 
-    def _drawn(self, scores_BV: Tensor, chance: torch.Generator) -> Tensor:
-        """Return an id of each row, (B, 1)."""
+    def _drawn(self, scores_BV: Tensor, generator: torch.Generator) -> Tensor:
+        """Return an id for each row, (B, 1)."""
         if self.temperature == 0:
             return scores_BV.argmax(-1, keepdim=True)
         if self.top_k:
             least = scores_BV.topk(min(self.top_k, scores_BV.size(-1))).values[:, -1:]
             scores_BV = scores_BV.masked_fill(scores_BV < least, -torch.inf)
-        return torch.multinomial((scores_BV / self.temperature).softmax(-1), 1, generator=chance)
+        return torch.multinomial((scores_BV / self.temperature).softmax(-1), 1, generator=generator)

@@ -38,6 +38,8 @@ def read_limited(path: Path, largest: int) -> str:
         OSError: the file cannot be read.
         ValueError: it is larger than `largest` bytes, or no UTF-8.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError("it is a pipe or a device, no regular file")  # to open a pipe is to wait for a writer
     with path.open("rb") as file:
         content = file.read(largest + 1)
     if len(content) > largest:

@@ -90,7 +90,9 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def read_text(path: Path, remedy: str) -> str:
-    """Raise a UserError, which ends in the remedy, where the file cannot be read or is no text in UTF-8."""
+    """Return the text of a file; raise a UserError, which ends in the remedy, if it is no text in UTF-8."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path}: is a pipe or a device, no regular file; {remedy}")
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:

@@ -20,7 +20,7 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling import images
 from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model, token_losses
-from lazyformer_fairseq.language_modeling.images import neighbour_bits, palette_of
+from lazyformer_fairseq.language_modeling.images import palette_of
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.language_modeling.probe import mean_features, probe_layers
 from lazyformer_fairseq.language_modeling.sample import Writer
@@ -104,26 +104,6 @@ def test_levels_stay_as_they_are_and_splits_share_the_images_out(digits, tmp_pat
     assert {path.name for path in again.iterdir()} == {path.name for path in digits.iterdir()}
     assert (again / "train.bin").read_bytes() == (digits / "train.bin").read_bytes()
     assert (other / "train.bin").read_bytes() != (digits / "train.bin").read_bytes()
-
-
-def test_pixels_cost_what_counted_neighbours_say(digits):
-    train, test = (open_tokens(digits / split).reshape(-1, 8, 8).tolist() for split in ("train", "test"))
-    pairs, contexts, bits = Counter(), Counter(), []
-
-    def neighbours(image, row, column):
-        return (image[row][column - 1] if column else None, image[row - 1][column] if row else None)
-
-    places = [(row, column) for row in range(8) for column in range(8)]
-    for image in train:
-        for row, column in places:
-            contexts[context := neighbours(image, row, column)] += 1
-            pairs[context, image[row][column]] += 1
-    for image in test:
-        for row, column in places:
-            context = neighbours(image, row, column)
-            bits.append(-math.log2((pairs[context, image[row][column]] + 1) / (contexts[context] + 17)))
-    assert read_manifest(digits)["splits"]["test"]["neighbour_bits"] == pytest.approx(sum(bits) / len(bits), abs=1e-4)
-    assert neighbour_bits(np.full(64, 5), np.full(64, 5), 8, 6) < 0.2  # of two colours, one of which is there
 
 
 def write_pictures(folder: Path, count: int, size=(9, 12)) -> Path:
@@ -396,18 +376,10 @@ def test_of_many_images_in_the_order_of_their_classes_some_of_each_are_read(digi
         probe_layers(checkpoint, data, most=48, batch_size=8)
 
 
-def test_neighbours_are_counted_in_images_of_all_classes(monkeypatch):
-    monkeypatch.setattr(images, "COUNTED", 4)
-    train, held_out = (np.repeat([4, 5], count * 4) for count in (20, 1))
-    assert neighbour_bits(train, held_out, 2, 6) < neighbour_bits(train[:16], held_out, 2, 6)
-
-
 @pytest.mark.slow
-def test_digits_cost_less_than_by_their_neighbours(tmp_path):
-    """All 1,797 of them, on one core in a minute: bits a pixel of held-out images, and a probe that beats chance."""
+def test_digits_cost_fewer_bits_the_longer_a_model_trains(tmp_path):
+    """All 1,797 of them, on one core in a minute: fewer bits per pixel of held-out images than 2.2."""
     invoke("lm", "prepare-images", write_digits(tmp_path / "source", 1797), tmp_path / "data", *WORDS)
     training = train(tmp_path / "data", tmp_path / "run", updates=150, layers=4, width=64, batch=32)
     losses = token_losses(training.model, open_tokens(tmp_path / "data" / "test"), 2, 64, 0, batch_size=90, item=64)
-    neighbours = read_manifest(tmp_path / "data")["splits"]["test"]["neighbour_bits"]
-    assert neighbours == pytest.approx(2.37, abs=0.01)
-    assert losses.mean() / math.log(2) < neighbours - 0.15
+    assert losses.mean() / math.log(2) < 2.22, "predicted by counts of left and upper neighbours they cost 2.37"

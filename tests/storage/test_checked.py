@@ -1,11 +1,15 @@
 """Settings and results that are damaged, or were written to harm: each is refused by file and field, within limits."""
 
 import json
+import os
+import shutil
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import pytest
+from helpers import ROOT
 
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import Amount, Count, as_kind, read_yaml
 from lazyformer_fairseq.storage.json_files import read_as, read_json
@@ -126,3 +130,12 @@ def test_yaml_of_plain_values_is_read(tmp_path):
     assert read_yaml(tmp_path / "file.yaml", REMEDY) == expected
     with pytest.raises(UserError, match="file.yml: cannot be read"):
         read_yaml(tmp_path / "file.yml", REMEDY)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "dict.txt", "sentencepiece.model"])
+def test_a_pipe_in_place_of_a_tokenizers_file_is_refused_and_nobody_waits(name, tmp_path):
+    folder = shutil.copytree(ROOT / "tests/fixtures/checkpoints/m2x2/tokenizer", tmp_path / "tokenizer")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(UserError, match=f"{name}: cannot be read.*no (regular|such) file"):
+        load_tokenizer(folder)

@@ -12,13 +12,10 @@ alone. A block is what the model reads, ``<s> s1 </s> s2 </s> </s> s3 </s>``: th
 documents, so never at a block's start or end.
 """
 
-import hashlib
-import logging
 from abc import abstractmethod
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -27,14 +24,9 @@ from torch.nn import functional as F
 from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset, by_jittered_length, collate_sources
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.arrays import map_array
-from lazyformer_fairseq.storage.atomic import atomic_file, remove_leftovers
 from lazyformer_fairseq.storage.indexed_format import read_items
 
-logger = logging.getLogger(__name__)
-
 ITEMS_AT_ONCE = 1 << 20  # packed in one go; bounds the memory
-WORTH_KEEPING = 1 << 20  # items; fewer are packed in a fraction of a second
 
 
 @dataclass(frozen=True)
@@ -57,66 +49,19 @@ class Blocks:
         return len(self.sizes)
 
 
-def kept_blocks(prefix: Union[str, Path], item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
-    """:func:`pack_full_sentences` for PREFIX.bin; of a large one mapped from a file beside it, which is made once.
-
-    All processes share the file's memory. It is named after the sizes, so other data never reads it. Where the folder
-    cannot be written, each packs for itself.
-    """
-    if len(item_sizes) < WORTH_KEEPING or not Path(f"{prefix}.idx").is_file():
-        return pack_full_sentences(item_sizes, tokens_per_sample)
-    digest = hashlib.sha256(np.ascontiguousarray(item_sizes)).hexdigest()[:16]
-    path = Path(f"{prefix}.blocks{tokens_per_sample}-{digest}.npy")
-    if (kept := _mapped(path, len(item_sizes), tokens_per_sample)) is not None:
-        return kept
-    blocks = pack_full_sentences(item_sizes, tokens_per_sample)
-    try:
-        remove_leftovers(path.parent, path.name)
-        with atomic_file(path, durable=False) as file:
-            np.save(file, np.stack(astuple(blocks)))
-    except OSError as error:
-        logger.info(
-            "%s: cannot be written (%s), so each process packs for itself",
-            path,
-            error.strerror,
-        )
-        return blocks
-    return _mapped(path, len(item_sizes), tokens_per_sample) or blocks
-
-
-def _mapped(path: Path, items: int, tokens_per_sample: int) -> Optional[Blocks]:
-    """Return the blocks in a file; None where it is not there, or damaged."""
-    if not path.exists():
-        return None
-    try:
-        rows = map_array(path, "it is written anew", ndim=2)
-    except UserError as error:
-        logger.warning("%s", error)
-        return None
-    if rows.dtype == np.int32 and len(rows) == 5 and rows.size and rows.min() >= 0:
-        blocks = Blocks(*map(np.asarray, rows))
-        first = blocks.first_item
-        last = blocks.last_item
-        follow = (first <= last).all() and all((np.diff(each) >= 0).all() for each in (first, last))
-        if follow and last[-1] < items and blocks.sizes.max() <= tokens_per_sample:
-            return blocks
-    logger.warning("%s: damaged, is written anew", path)
-    return None
-
-
 def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
     """Fill blocks greedily with whole sentences.
 
-    A sentence that does not fit the rest of a block starts the next. One too long for any block is cut into pieces of
-    `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``; more sentences follow in the block of its last
-    piece. Every token of every sentence is in exactly one block. Runs of several boundaries count as one.
+    A sentence that does not fit the rest of a block starts the next. One that is too long for any block is cut into
+    chunks of `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``; more sentences follow in the block of
+    its last chunk. Every token of every sentence is in exactly one block. Runs of several boundaries count as one.
 
     Args:
-        item_sizes: tokens an item, its ``</s>`` included; 1 for a document boundary.
-        tokens_per_sample: the longest block, ``<s>`` and ``</s>`` included; at least 3.
+        item_sizes: tokens per item, its ``</s>`` included; 1 for a document boundary.
+        tokens_per_sample: longest block, ``<s>`` and ``</s>`` included; at least 3.
 
     Raises:
-        UserError: for `tokens_per_sample` below 3.
+        UserError: `tokens_per_sample` is below 3.
     """
     if tokens_per_sample < 3:
         raise UserError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
@@ -126,70 +71,55 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
     while start < len(item_sizes):
         rows = _pack(np.asarray(item_sizes[start : start + count], dtype=np.int32), tokens_per_sample)
         rows[[0, 2]] += start  # first_item, last_item
-        start_of_next = len(item_sizes)
-        if start + count < len(item_sizes):  # the last block may go on: start the next piece at an item that starts one
+        next_start = len(item_sizes)
+        if start + count < len(item_sizes):
+            # The last block may go on: pack again from an item that starts one.
             starts = np.flatnonzero(rows[1] == 0)  # first_offset
             if not len(starts) or not starts[-1]:
                 count *= 2
                 continue
-            start_of_next = int(rows[0, starts[-1]])
+            next_start = int(rows[0, starts[-1]])
             rows = rows[:, : starts[-1]]
         found.append(rows)
-        start = start_of_next
+        start = next_start
     return Blocks(*np.concatenate(found, axis=1))
 
 
 def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
-    """Return the numbers of :class:`Blocks`, in its order, (5, blocks)."""
-    item, offset, sizes, is_cut, is_text = _cut_pieces(item_sizes, tokens_per_sample - 2)
-    ends = np.cumsum(sizes, dtype=np.int64)
-    first, last = _greedy_runs(ends, ends - sizes, is_text, tokens_per_sample - 1)
-    last_end = offset[last] + sizes[last] - is_cut[last]
-    taken = 1 + ends[last] - ends[first] + sizes[first]
-    return np.stack([item[first], offset[first], item[last], last_end, taken]).astype(np.int32)
-
-
-def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> tuple[np.ndarray, ...]:
-    """Return the pieces to pack: items, over-long ones cut.
-
-    Returns:
-        of each its item, its offset in it, its size with the ``</s>`` that is added after a cut piece, and whether it
-        is one, and text.
-    """
+    """Return the fields of :class:`Blocks`, in its order, (5, blocks)."""
+    # Items become chunks: over-long ones are cut. An item of chunk_size + 1 tokens, its own </s> among them, still
+    # fills a block exactly and stays whole.
+    chunk_size = tokens_per_sample - 2
     is_text = item_sizes > 1
     repeated_boundary = ~is_text & np.concatenate([[False], ~is_text[:-1]])
-    # An item of piece_size + 1 tokens, its own </s> among them, still fills a block exactly and stays whole.
-    counts = np.where(item_sizes > piece_size + 1, -(-(item_sizes - 1) // piece_size), 1)
+    counts = np.where(item_sizes > chunk_size + 1, -(-(item_sizes - 1) // chunk_size), 1)
     counts[repeated_boundary] = 0
     item = np.repeat(np.arange(len(item_sizes), dtype=np.int32), counts)
-    first_piece = np.cumsum(counts, dtype=np.int32) - counts
-    number = np.arange(len(item), dtype=np.int32) - first_piece[item]  # of the piece in its item
-    offset = number * np.int32(piece_size)
-    is_cut = number < counts[item] - 1
-    sizes = np.where(is_cut, np.int32(piece_size + 1), item_sizes[item] - offset)
-    return item, offset, sizes, is_cut, is_text[item]
+    first_chunk = np.cumsum(counts, dtype=np.int32) - counts
+    number = np.arange(len(item), dtype=np.int32) - first_chunk[item]  # of the chunk in its item
+    offset = number * np.int32(chunk_size)
+    is_cut = number < counts[item] - 1  # a </s> is added
+    sizes = np.where(is_cut, np.int32(chunk_size + 1), item_sizes[item] - offset)
 
-
-def _greedy_runs(
-    ends: np.ndarray, starts: np.ndarray, is_text: np.ndarray, capacity: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """First and last piece of each run of at most `capacity` tokens; both are text, boundaries at the ends drop out.
-
-    Args:
-        ends, starts: tokens before the end and before the start of each piece.
-    """
-    stops = np.searchsorted(ends, starts + capacity, side="right")  # of a run that starts at each piece
-    assert (stops > np.arange(len(stops))).all(), "no piece is longer than a run"
-    is_boundary = np.append(~is_text, False)
+    # A block is a run of chunks of at most tokens_per_sample - 1 tokens, whose first and last chunk are text.
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = ends - sizes
+    stops = np.searchsorted(ends, starts + tokens_per_sample - 1, side="right")  # of a run that starts at each chunk
+    assert (stops > np.arange(len(stops))).all(), "no chunk is longer than a run"
+    is_boundary = np.append(~is_text[item], False)
     next_text = (stops + is_boundary[stops]).tolist()  # never two boundaries in a row
-    first = []
-    piece = int(is_boundary[0])
-    while piece < len(next_text):
-        first.append(piece)
-        piece = next_text[piece]
-    first = np.array(first, dtype=np.int64)
+    run_starts = []
+    chunk = int(is_boundary[0])
+    while chunk < len(next_text):
+        run_starts.append(chunk)
+        chunk = next_text[chunk]
+    first = np.array(run_starts, dtype=np.int64)
     last = stops[first] - 1
-    return first, last - is_boundary[last]
+    last -= is_boundary[last]
+
+    last_end = offset[last] + sizes[last] - is_cut[last]
+    taken = 1 + ends[last] - starts[first]
+    return np.stack([item[first], offset[first], item[last], last_end, taken]).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -472,7 +402,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
     """Packs an indexed dataset of sentences and masks what it packs.
 
     Arguments as for :class:`MaskedBlocksDataset`; for blocks see
-    :func:`pack_full_sentences`. Those of much data are kept beside it.
+    :func:`pack_full_sentences`.
 
     Args:
         within_documents: whether a batch says where documents end, so that tokens see their own alone.
@@ -492,7 +422,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
         super().__init__(*args, **kwargs)
         self.within_documents = within_documents
         self.document_positions = document_positions
-        self.blocks: Blocks = kept_blocks(self.name, self.item_sizes, self.tokens_per_sample)
+        self.blocks: Blocks = pack_full_sentences(self.item_sizes, self.tokens_per_sample)
         if not len(self.blocks):
             raise UserError(f"{self.name}: holds document boundaries but no sentence; was the corpus empty?")
         self.sizes = self.blocks.sizes

@@ -169,19 +169,21 @@ def read_description(path: Path, format_version: int) -> dict[str, Any]:
     return description
 
 
-def read_hashed_files(folder: Path, names: Sequence[str], description: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the contents of files of a tokenizer's folder, whose hashes its description has under ``sha256``.
+def read_hashed_files(folder: Path, names: Sequence[str], hashes: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the contents of files of a tokenizer's folder by name, checked against their hashes (SHA-256).
 
     Raises:
         UserError: one is missing, or another than was written.
     """
     contents = {}
     for name in names:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name}: cannot be read (no such file); is {folder} a tokenizer's?")
         try:
             contents[name] = (folder / name).read_bytes()
         except OSError as error:
             raise UserError(f"{folder / name}: cannot be read ({error.strerror}); is {folder} a tokenizer's?") from None
-        if description["sha256"].get(name) != hashlib.sha256(contents[name]).hexdigest():
+        if hashes.get(name) != hashlib.sha256(contents[name]).hexdigest():
             raise UserError(
                 f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
                 "copy the whole tokenizer folder again"

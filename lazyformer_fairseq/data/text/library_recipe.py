@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.checked import as_kind
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,7 +67,8 @@ ADDED_TOKEN: Types = {
     **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), SWITCH),
 }
 POST_PROCESSORS = ("BertProcessing", "RobertaProcessing", "TemplateProcessing", "ByteLevel")
-MOST_AROUND = 16  # processors, parts of a template, its symbols, ids of a symbol
+MOST_SHOWN = 8  # parts of a template in a message
+AROUND = "this program knows [CLS] a [SEP] b [SEP] and <s> a </s></s> b </s>"
 ACCEPTED = "this program takes WordPiece (BERT) and byte-level BPE (RoBERTa)"
 
 
@@ -112,35 +114,91 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_post_processor(values: Any) -> None:
-    """Put little around a text, and each text there once; a template may name one symbol of many ids again and again.
+@dataclass(frozen=True)
+class Part:
+    """A text or a special symbol of a template, and the token type that it gets."""
+
+    id: str
+    type_id: int
+
+
+@dataclass(frozen=True)
+class SpecialToken:
+    """The ids that stand for a symbol of a template."""
+
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A post-processor that puts symbols around a text and around a pair."""
+
+    single: list[dict[Literal["Sequence", "SpecialToken"], Part]]
+    pair: list[dict[Literal["Sequence", "SpecialToken"], Part]]
+    special_tokens: dict[str, SpecialToken]
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The way a model's tokenizer joins a pair of texts.
+
+    Attributes:
+        separators: how many ``</s>`` stand between the texts.
+        second_type: token type of the second text.
+    """
+
+    separators: int
+    second_type: int
+
+
+BERT = Joining(separators=1, second_type=1)
+ROBERTA = Joining(separators=2, second_type=0)
+
+
+def joining_of(values: Any, special: Mapping[str, str], ids: Mapping[str, int]) -> Joining:
+    """Return how the post-processor of a ``tokenizer.json`` joins a pair, without running it.
+
+    Args:
+        values: the post-processor.
+        special: the symbol of each role.
+        ids: the id of each symbol.
 
     Raises:
-        UserError: it does not, or is of another kind than those that BERT and RoBERTa have.
+        UserError: it is of another kind than those that BERT and RoBERTa have, or puts something else around texts.
     """
-    is_several = isinstance(values, dict) and values.get("type") == "Sequence"
-    for each in _few(values.get("processors")) if is_several else [values]:
+    bos = special["bos"]
+    eos = special["eos"]
+    processors = [values]
+    if isinstance(values, dict) and values.get("type") == "Sequence" and isinstance(values.get("processors"), list):
+        processors = values["processors"]
+    for each in processors:
         kind = each.get("type") if isinstance(each, dict) else None
-        if kind not in POST_PROCESSORS:
+        if kind == "ByteLevel":  # which decides offsets alone
+            continue
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
+                raise UserError(f"puts {each.get('cls')} and {each.get('sep')} around a text; {AROUND}")
+            return BERT if kind == "BertProcessing" else ROBERTA
+        if kind != "TemplateProcessing":
             raise UserError(
                 f"its post_processor is {str(kind)[:40]}, known are {', '.join(POST_PROCESSORS)}; {ACCEPTED}"
             )
-        if kind == "TemplateProcessing":
-            for template in (_few(each.get("single")), _few(each.get("pair"))):
-                texts = [part.get("Sequence") for part in template if isinstance(part, dict)]
-                names = [str(text.get("id")) for text in texts if isinstance(text, dict)]
-                if len(set(names)) < len(names):
-                    raise UserError(f"its post_processor {kind} repeats a text")
-            symbols = each.get("special_tokens")
-            for token in _few(list(symbols.values()) if isinstance(symbols, dict) else None):
-                _few(token.get("ids") if isinstance(token, dict) else None)
-
-
-def _few(values: Any) -> list[Any]:
-    if not isinstance(values, list) or len(values) > MOST_AROUND:
-        found = f"{len(values):,} things" if isinstance(values, list) else str(values)[:40]
-        raise UserError(f"its post_processor has {found} where at most {MOST_AROUND} go around a text; {ACCEPTED}")
-    return values
+        template = as_kind(Template, each, "its post_processor", ACCEPTED)
+        for symbol in (bos, eos):
+            if template.special_tokens.get(symbol) != SpecialToken([ids[symbol]]):
+                raise UserError(f"its post_processor gives {symbol!r} another id than {ids[symbol]}")
+        single = [part.id for parts in template.single for part in parts.values()]
+        pair = [part.id for parts in template.pair for part in parts.values()]
+        separators = len(pair) - 4
+        if (
+            single != [bos, "A", eos]
+            or separators not in (1, 2)
+            or pair != [*single[:2], *[eos] * separators, "B", eos]
+        ):
+            raise UserError(f"puts {single[:MOST_SHOWN]} around a text and {pair[:MOST_SHOWN]} around a pair; {AROUND}")
+        last_type = template.pair[-2]["Sequence"].type_id if "Sequence" in template.pair[-2] else 0
+        return Joining(separators, min(last_type, 1))
+    raise UserError(f"its post_processor puts nothing around a text; {AROUND}")
 
 
 def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:

@@ -13,9 +13,10 @@ in transformers.
 import itertools
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from lazyformer_fairseq.data.text.library_recipe import ACCEPTED, check_recipe, 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
+from lazyformer_fairseq.storage.checked import as_kind
 from lazyformer_fairseq.storage.json_files import read_json, read_text, write_json
 
 FORMAT_VERSION = 2  # 1 is the format of a SentencePiece model's folder
@@ -60,30 +62,30 @@ class LibraryTokenizer(interface.TextTokenizer):
 
     files = (SETTINGS_FILE, PIECES_FILE, DICTIONARY_FILE)
 
-    def __init__(self, folder: Path, recipe: Mapping[str, Any], description: Mapping[str, Any]):
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], description: "Description"):
         super().__init__(folder)
         self._recipe = recipe
-        self._names: dict[str, str] = description["special"]
-        self.separators = description["separators"]
-        self.second_type = description["second_type"]
+        self._names = description.special
+        self.separators = description.separators
+        self.second_type = description.second_type
         ids = ids_of(recipe)
         most = 2 * len(ids) + MOST_FREE_ROWS
-        if not 0 < description["rows"] <= most:
-            raise UserError(f"an embedding of {description['rows']} rows: for {len(ids)} symbols it has 1 to {most}")
+        if not 0 < description.rows <= most:
+            raise UserError(f"an embedding of {description.rows} rows: for {len(ids)} symbols it has 1 to {most}")
         if lacking := sorted(set(self._names.values()) - ids.keys()):
             raise UserError(f"the special symbol {lacking[0]!r} is none of its vocabulary")
         if recipe["model"].get("unk_token") not in (None, self._names["unk"]):
             raise UserError(
                 f"its model calls an unknown word {recipe['model']['unk_token']!r}, its settings {self._names['unk']!r}"
             )
-        if max(ids.values()) >= description["rows"]:
+        if max(ids.values()) >= description.rows:
             raise UserError(
-                f"has ids up to {max(ids.values())}, but the model's embedding has {description['rows']} rows; is it "
+                f"has ids up to {max(ids.values())}, but the model's embedding has {description.rows} rows; is it "
                 "this model's tokenizer?"
             )
         self.special = SpecialIds(**{role: ids[symbol] for role, symbol in self._names.items()})
         symbol_of = {index: symbol for symbol, index in ids.items()}
-        self.symbols = [symbol_of.get(row, f"<row {row}>") for row in range(description["rows"])]
+        self.symbols = [symbol_of.get(row, f"<row {row}>") for row in range(description.rows)]
         silent = tuple(self._names[role] for role in ("bos", "pad", "eos"))
         self._library = library_recipe.build_library(recipe, silent)
         self._model = self._library.model
@@ -106,8 +108,8 @@ class LibraryTokenizer(interface.TextTokenizer):
         """
         refuse_without_extra("huggingface", "a tokenizer that came with another model")
         folder = Path(folder)
-        description = check_description(folder / SETTINGS_FILE)
-        contents = interface.read_hashed_files(folder, (PIECES_FILE, DICTIONARY_FILE), description)
+        description = read_description(folder / SETTINGS_FILE)
+        contents = interface.read_hashed_files(folder, (PIECES_FILE, DICTIONARY_FILE), description.sha256)
         try:
             recipe = check_recipe(read_json(folder / PIECES_FILE, "copy the whole tokenizer folder again"))
             tokenizer = cls(folder, recipe, description)
@@ -119,11 +121,13 @@ class LibraryTokenizer(interface.TextTokenizer):
         return tokenizer
 
     @classmethod
-    def write(cls, recipe: Mapping[str, Any], description: Mapping[str, Any], folder: FolderName) -> "LibraryTokenizer":
+    def write(cls, recipe: Mapping[str, Any], description: "Description", folder: FolderName) -> "LibraryTokenizer":
         """Write ``folder`` whole or not at all, and loads it.
 
         Args:
-            description: ``special``, ``rows``, ``separators``, ``second_type``.
+            recipe: as of the class.
+            description: without hashes.
+            folder: must not exist yet, or be empty.
 
         Raises:
             UserError: as of the class; a folder that exists.
@@ -136,7 +140,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         interface.write_hashed_files(
             folder,
             contents,
-            {"format_version": FORMAT_VERSION, "kind": KIND, **description},
+            {"format_version": FORMAT_VERSION, "kind": KIND, **asdict(description)},
         )
         return cls.load(folder)
 
@@ -236,27 +240,34 @@ class LibraryTokenizer(interface.TextTokenizer):
         write_json(folder / "tokenizer_config.json", config, durable=False)
 
 
-def check_description(path: Path) -> dict[str, Any]:
-    """Return the checked contents of tokenizer.json; UserError for anything else."""
-    description = interface.read_description(path, FORMAT_VERSION)
-    kinds = {
-        "special": dict,
-        "sha256": dict,
-        "rows": int,
-        "separators": int,
-        "second_type": int,
-    }
-    is_whole = (
-        description.get("kind") == KIND
-        and all(type(description.get(name)) is kind for name, kind in kinds.items())
-        and set(special := description["special"]) == set(ROLES)
-        and all(isinstance(symbol, str) for symbol in special.values())
-        and len(set(special.values())) == len(ROLES)
-        and description["separators"] in (1, 2)
-        and description["second_type"] in (0, 1)
-    )
-    if not is_whole:
-        raise UserError(f"{path}: damaged; copy the whole tokenizer folder again")
+@dataclass(frozen=True)
+class Description:
+    """The contents of tokenizer.json.
+
+    Attributes:
+        special: the symbol of each role.
+        rows: rows of the model's embedding.
+        separators: how many ``</s>`` stand between the texts of a pair.
+        second_type: token type of the second text of a pair.
+        sha256: hashes of the other files.
+    """
+
+    special: dict[Literal["bos", "pad", "eos", "unk", "mask"], str]
+    rows: int
+    separators: Literal[1, 2]
+    second_type: Literal[0, 1]
+    sha256: dict[str, str] = field(default_factory=dict)
+
+
+def read_description(path: Path) -> Description:
+    """Read and check tokenizer.json; raise a UserError for anything else."""
+    remedy = "copy the whole tokenizer folder again"
+    try:
+        description = as_kind(Description, interface.read_description(path, FORMAT_VERSION), path, remedy)
+    except UserError as error:
+        raise UserError(f"{path}: damaged ({error})" if "format version" not in str(error) else str(error)) from None
+    if len(set(description.special.values())) < len(ROLES):
+        raise UserError(f"{path}: damaged, its special symbols are not {len(ROLES)} different ones; {remedy}")
     return description
 
 
@@ -308,12 +319,15 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         if path.name == "vocab.txt":
             recipe["model"]["unk_token"] = special["unk"]
         recipe = _with_added(recipe, special, options)
-        separators, second_type = _joining(recipe, values.get("post_processor"), special, ids)
-        described = {"separators": separators, "second_type": second_type}
+        joining = library_recipe.BERT if recipe["model"]["type"] == "WordPiece" else library_recipe.ROBERTA
+        if values.get("post_processor") is not None:
+            joining = library_recipe.joining_of(values["post_processor"], special, ids)
         if rows is None:
             size = _optional_json(source / "config.json").get("vocab_size")
             rows = size if type(size) is int else 1 + max(ids.values())
-        tokenizer = LibraryTokenizer.write(recipe, {"special": special, "rows": rows, **described}, out)
+        tokenizer = LibraryTokenizer.write(
+            recipe, Description(special, rows, joining.separators, joining.second_type), out
+        )
     except UserError as error:
         raise UserError(str(error) if str(source) in str(error) else f"{path}: {error}") from None
     return tokenizer
@@ -440,36 +454,6 @@ def _with_added(recipe: dict[str, Any], special: Mapping[str, str], options: Map
                 }
             )
     return {**recipe, "added_tokens": added}
-
-
-def _joining(
-    recipe: Mapping[str, Any],
-    post_processor: Any,
-    special: Mapping[str, str],
-    ids: Mapping[str, int],
-) -> tuple[int, int]:
-    """Return the number of separators in a pair, and the token type of its second text, as the library joins it."""
-    if post_processor is None:
-        return (1, 1) if recipe["model"]["type"] == "WordPiece" else (2, 0)
-    library_recipe.check_post_processor(post_processor)
-    library_recipe.build_library(recipe)  # is the rest all right?
-    library = library_recipe.library_from({**recipe, "post_processor": post_processor})
-    bos = ids[special["bos"]]
-    eos = ids[special["eos"]]
-    with library_recipe.refusals_of_the_library():
-        single = library.encode("a")
-        pair = library.encode("a", "a")
-    around = [
-        [index for index, is_special in zip(of.ids, of.special_tokens_mask, strict=True) if is_special]
-        for of in (single, pair)
-    ]
-    if around[0] != [bos, eos] or around[1] not in ([bos, eos, eos], [bos, eos, eos, eos]):
-        names = [[library.id_to_token(index) for index in of] for of in around]
-        raise UserError(
-            f"puts {names[0]} around a text and {names[1]} around a pair; this program knows [CLS] a [SEP] b [SEP] and "
-            "<s> a </s></s> b </s>"
-        )
-    return len(around[1]) - 2, min(pair.type_ids[-1], 1)
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

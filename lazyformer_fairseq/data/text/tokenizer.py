@@ -160,7 +160,7 @@ class Tokenizer(interface.TextTokenizer):
         description = interface.read_description(folder / SETTINGS_FILE, FORMAT_VERSION)
         if not isinstance(description.get("sha256"), dict) or "settings" not in description:
             raise UserError(f"{folder / SETTINGS_FILE}: sha256 or settings is missing; copy the whole folder again")
-        contents = interface.read_hashed_files(folder, (MODEL_FILE, DICTIONARY_FILE), description)
+        contents = interface.read_hashed_files(folder, (MODEL_FILE, DICTIONARY_FILE), description["sha256"])
         try:
             settings = TextSettings.from_json(description["settings"])
         except UserError as error:

@@ -1,8 +1,7 @@
 """Blocks of masked words and labelled texts: what is in them, what is masked, how they are put into batches."""
 
-import errno
 import pickle
-from dataclasses import astuple, replace
+from dataclasses import replace
 from hashlib import sha256
 from itertools import chain, pairwise
 from unittest import mock
@@ -18,7 +17,6 @@ from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.datasets.masked_blocks import (
     FullSentencesDataset,
     Masking,
-    kept_blocks,
     pack_full_sentences,
 )
 from lazyformer_fairseq.errors import UserError
@@ -97,46 +95,6 @@ def test_a_batch_says_where_documents_end(sentences, most):
         parts = np.split(block, np.cumsum(lengths)[:-1])
         assert all(len(part) > 1 and list(part[-2:]) == [EOS, EOS] for part in parts[:-1])
         assert all([EOS, EOS] not in map(list, pairwise(part[:-1])) for part in parts)
-
-
-@pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A dataset that is worth keeping: its prefix, and the sizes of its items."""
-    monkeypatch.setattr(masked_blocks, "WORTH_KEEPING", 1)
-    (tmp_path / "train.idx").touch()
-    return tmp_path / "train", np.array([5, 1, 7, 30, 2, 1, 4], dtype=np.int32)
-
-
-def rows(blocks) -> list[list[int]]:
-    return [row.tolist() for row in astuple(blocks)]
-
-
-def test_blocks_of_much_data_are_packed_once(data, monkeypatch):
-    expected = {}
-    for sizes, most in ((data[1], 12), (data[1], 13), (data[1][:-1], 12), (data[1][::-1].copy(), 12)):
-        expected[most, sizes.tobytes()] = rows(pack_full_sentences(sizes, most))
-        assert rows(kept_blocks(data[0], sizes, most)) == expected[most, sizes.tobytes()]
-    with monkeypatch.context() as patch:
-        patch.setattr(masked_blocks, "pack_full_sentences", lambda *_: pytest.fail("packed again"))
-        kept = kept_blocks(*data, 12)
-    assert rows(kept) == expected[12, data[1].tobytes()]
-    assert [path.suffix for path in sorted(data[0].parent.iterdir())] == [*[".npy"] * 4, ".idx"]
-    refuse = mock.Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
-    monkeypatch.setattr(masked_blocks, "atomic_file", refuse)
-    assert rows(kept_blocks(*data, 14)) == rows(pack_full_sentences(data[1], 14))
-
-
-def test_a_damaged_file_of_blocks_is_written_anew(data):
-    expected = rows(kept_blocks(*data, 12))
-    (path,) = data[0].parent.glob("*.npy")
-    whole, array = path.read_bytes(), np.load(path)
-    path.write_bytes(whole[:-7])
-    assert rows(kept_blocks(*data, 12)) == expected and path.read_bytes() == whole
-    path.write_bytes(b"")
-    assert rows(kept_blocks(*data, 12)) == expected and path.read_bytes() == whole
-    for other in (array + 1000, array.astype(object), array[:, :0]):
-        np.save(path, other)
-        assert rows(kept_blocks(*data, 12)) == expected and path.read_bytes() == whole
 
 
 @given(

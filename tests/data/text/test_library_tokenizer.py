@@ -255,26 +255,31 @@ CHANGES = {
         post_processor={"type": "BertProcessing", "sep": ["anna", 3], "cls": ["[CLS]", 4]}
     ),
     "post_processor is Nothing": lambda values: values.update(post_processor={"type": "Nothing"}),
-    "the library refuses it": lambda values: values.update(post_processor={"type": "BertProcessing"}),
-    # A template is small, whatever it makes of a text; all of these are refused before the library sees them.
-    "has 1,000 things": lambda values: values.update(post_processor=template([CLS] * 1000, ids=[2])),
-    "has 20,000 things": lambda values: values.update(post_processor=template([CLS], ids=[2] * 20_000)),
-    "repeats a text": lambda values: values.update(
-        post_processor={"type": "Sequence", "processors": [template([TEXT, TEXT], ids=[2])] * 16}
+    "puts None and None around": lambda values: values.update(post_processor={"type": "BertProcessing"}),
+    # A template is small, whatever it makes of a text: none is run.
+    "puts .*'A', 'A'": lambda values: values.update(
+        post_processor={"type": "Sequence", "processors": [template([CLS, TEXT, TEXT, SEP])] * 16}
     ),
+    "puts .*around a pair": lambda values: values.update(post_processor=template([CLS] * 1000)),
+    "gives '.CLS.' another id": lambda values: values.update(post_processor=template([CLS], ids=[2] * 20_000)),
     "post_processor is Sequence": lambda values: values.update(
         post_processor={"type": "Sequence", "processors": [{"type": "Sequence", "processors": []}]}
     ),
-    "has None where .* around": lambda values: values.update(
-        post_processor={**template([CLS], ids=[2]), "special_tokens": [1, 2]}
+    "puts nothing around a text": lambda values: values.update(post_processor={"type": "ByteLevel"}),
+    "its post_processor: has no field 'single'": lambda values: values.update(
+        post_processor={"type": "TemplateProcessing"}
     ),
-    "has None where": lambda values: values.update(post_processor={"type": "TemplateProcessing"}),
 }
-CLS, TEXT = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+CLS = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
+SEP = {"SpecialToken": {"id": "[SEP]", "type_id": 0}}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 
 
-def template(single: list, ids: list[int]) -> dict:
-    symbols = {"[CLS]": {"id": "[CLS]", "ids": ids, "tokens": ["[CLS]"] * len(ids)}}
+def template(single: list, ids: tuple[int, ...] = (4,)) -> dict:
+    symbols = {
+        "[CLS]": {"id": "[CLS]", "ids": list(ids), "tokens": ["[CLS]"] * len(ids)},
+        "[SEP]": {"id": "[SEP]", "ids": [5], "tokens": ["[SEP]"]},
+    }
     return {"type": "TemplateProcessing", "single": single, "pair": [TEXT], "special_tokens": symbols}
 
 

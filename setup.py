@@ -14,6 +14,7 @@ INSTALL_REQUIRES = [
     "torch>=2.6,<2.14",  # 2.13.0 was tried last; scripts/choose_torch.py has the same bounds
     "annotated-types>=0.6,<1",  # bounds of fields, which pydantic reads
     "click>=8.1,<9",
+    "hydra-core>=1.3.2,<1.4",  # YAML files of trainings, as fairseq composes them
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",
     "omegaconf>=2.3,<2.4",  # settings in fairseq's checkpoints; fairseq pins it

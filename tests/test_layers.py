@@ -30,8 +30,8 @@ LAYERS = (
     ("errors", "progress"),
 )
 
-# Modules outside of ROOMS_WITH_FAIRSEQ that import fairseq, or hydra, anywhere in them.
-FAIRSEQ = {"fairseq", "fairseq_cli", "hydra"}
+# Modules outside of ROOMS_WITH_FAIRSEQ that import fairseq anywhere in them.
+FAIRSEQ = {"fairseq", "fairseq_cli"}
 WHERE_IT_IS_THERE = {"evaluation/bench/models.py"}  # they leave something of fairseq's out elsewhere
 # Modules that are named because a new process runs or loads them.
 STARTED = {"lazyformer_fairseq.cli", "lazyformer_fairseq.corpus.worker_imports"}

@@ -128,7 +128,7 @@ def leave(code: int) -> None:
 
 if __name__ == "__main__":
     for name in HEAVY:
-        with suppress(ModuleNotFoundError):  # hydra and sacrebleu come with fairseq
+        with suppress(ModuleNotFoundError):  # sacrebleu comes with fairseq
             importlib.import_module(name)
     job, files = serve(sys.argv[1])
     become(sys.argv[2], files, job["environment"], job["folder"], job["unbuffered"])

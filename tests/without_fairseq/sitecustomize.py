@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution
 
-HIDDEN = {"fairseq", "fairseq_cli", "hydra", "sacrebleu", "bitarray", "torchaudio"}
-DISTRIBUTIONS = {"fairseq-fixed", "hydra-core", *HIDDEN}
+HIDDEN = {"fairseq", "fairseq_cli", "sacrebleu", "bitarray", "torchaudio"}
+DISTRIBUTIONS = {"fairseq-fixed", *HIDDEN}
 
 
 class Finder(PathFinder):

@@ -1,15 +1,12 @@
-"""What is to be trained, from the name of an arch or a YAML file: all that formulas need."""
+"""A training, from the name of an arch or a YAML file: all that formulas need."""
 
+import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
 from omegaconf import OmegaConf
-from omegaconf._utils import get_yaml_loader
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
@@ -28,8 +25,7 @@ from lazyformer_fairseq.storage.checked import read_yaml
 
 MASKED = 0.15  # of all tokens, by default
 KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
-TAKEN_EMPTY = ("sublayer_pattern", "permuted_only")
-KEYS = ("model", "task", "dataset", "optimization", "optimizer", "checkpoint")  # of a YAML file, that formulas need
+SECTIONS = ("model", "task", "dataset", "optimization", "optimizer", "checkpoint")  # of a YAML file
 _SYMBOLS = 5  # of fairseq's, and the mask, which a dictionary's file does not list
 
 
@@ -163,99 +159,167 @@ class Job:
 
 
 def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
-    """As `lazyformer pretrain` trains it.
+    """Return the training that `lazyformer pretrain ARCH` runs.
+
+    Args:
+        arch: its name.
+        vocab_size: symbols; None for the usual number of such a model.
 
     Raises:
         UserError: there is no such arch; with the nearest names.
     """
-    if row := ARCHITECTURES.get(arch_named(arch)):
+    name = arch_named(arch)
+    if name in ARCHITECTURES:
+        row = ARCHITECTURES[name]
         config = MaskedLMOptions(**row.options())
-        length = row.max_positions or 512
-        return _job(arch, config, vocab_size, length, 256, 1_000_000, MASKED, "", {"_name": row.task})
-    row = CAUSAL_ARCHITECTURES[arch]
-    return _job(arch, CausalLMOptions(**row.options()), vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
+        return Job(
+            name=arch,
+            config=config,
+            vocab_size=vocab_size or usual_symbols(vars(config)),
+            time=row.max_positions or 512,
+            per_update=256,
+            max_update=1_000_000,
+            masked=MASKED,
+            task={"_name": row.task},
+        )
+    row = CAUSAL_ARCHITECTURES[name]
+    config = CausalLMOptions(**row.options())
+    return Job(
+        name=arch,
+        config=config,
+        vocab_size=vocab_size or usual_symbols(vars(config)),
+        time=row.tgt_len,
+        per_update=row.rows,
+        max_update=row.updates,
+        masked=1.0,
+    )
 
 
-def job_of_yaml(path: Path, groups: Optional[Mapping[str, str]] = None) -> Job:
-    """As `lazyformer pretrain FILE.yaml` trains it.
+def job_of_yaml(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Return the training that `lazyformer pretrain FILE.yaml` runs.
 
     Args:
-        groups: files taken in place of those that its defaults name, as ``{"recipe": "phase1"}``.
+        path: the file.
+        overrides: settings for hydra that follow on the command line, such as ``recipe=phase1``.
 
     Raises:
         UserError: the file cannot be read, or lacks a model of this package.
     """
-    given = _read(path, groups or {})
-    name = str(given.get("model", {}).get("_name", "nothing"))
+    given = compose_yaml(path, overrides)
+    name = str(given["model"].get("_name", "nothing"))
     models = {"lazyformer": MaskedLMOptions, "lazyformer_lm": CausalLMOptions}
     if name not in models:
         raise UserError(f"{path}: its model is {name}, must be {' or '.join(models)}")
+
+    task = given["task"]
+    if name == "lazyformer_lm":
+        time = task.get("tgt_len", 192)
+        masked = 1.0
+    else:
+        time = task.get("tokens_per_sample", 512)
+        masked = max(mask_shares(task.get("mask_prob", MASKED)))
     config = _with(models[name](), given["model"])
-    task, updates = given.get("task", {}), given.get("optimization", {}).get("max_update", 1_000_000)
-    is_causal = name == "lazyformer_lm"
-    time = task.get("tgt_len", 192) if is_causal else task.get("tokens_per_sample", 512)
-    per_update = task.get("sequences_per_update") or given.get("dataset", {}).get("batch_size", 256)
-    masked = 1.0 if is_causal else max(mask_shares(task.get("mask_prob", MASKED)))
-    optimizer = str(given.get("optimizer", {}).get("_name", ""))
-    others = (optimizer, task, given.get("checkpoint", {}))
-    return _job(path.stem, config, None, time, per_update, updates, masked, *others)
+    return Job(
+        name=path.stem,
+        config=config,
+        vocab_size=usual_symbols(vars(config)),
+        time=time,
+        per_update=task.get("sequences_per_update") or given["dataset"].get("batch_size", 256),
+        max_update=given["optimization"].get("max_update", 1_000_000),
+        masked=masked,
+        optimizer=str(given["optimizer"].get("_name", "")),
+        task=task,
+        checkpoint=given["checkpoint"],
+    )
 
 
 def job_of_launch(
     arch: Optional[str], config: Optional[Path], data: str, given: Sequence[str], per_update: Optional[int] = None
 ) -> Job:
-    """What a launch trains.
+    """Return the training that a launch runs.
 
     Args:
         arch: a named model, else `config` is a YAML file.
+        config: a YAML file.
+        data: folders of binarised data, whose dictionary counts.
         given: options of fairseq-train, or of hydra, that the user gave.
         per_update: sequences of an update; None for the training's own.
 
     Raises:
         UserError: as :func:`job_of_arch`, :func:`job_of_yaml` and :func:`with_options` do.
     """
-    options = options_by_name(given)
-    job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=_groups(options))
-    may_be_empty = {*TAKEN_EMPTY, *(name for name, value in vars(job.config).items() if isinstance(value, bool))}
-    options = {name: value for name, value in options.items() if value or name in may_be_empty}
-    if by_hydra := [word for word in given if word.startswith("optimizer._name=")]:
-        options["optimizer"] = by_hydra[-1].partition("=")[2]
-    if per_update is not None:
-        options["sequences_per_update"] = str(per_update)
+    if arch is None:
+        job = job_of_yaml(config, given)
+    else:
+        job = job_of_arch(arch)
+        switches = {name for name, value in vars(job.config).items() if isinstance(value, bool)}
+        may_be_empty = {"sublayer_pattern", "permuted_only", *switches}
+        options = options_by_name(given)
+        job = with_options(job, {name: value for name, value in options.items() if value or name in may_be_empty})
     if vocab_size := vocabulary_of(data, job.is_causal):
         job = replace(job, vocab_size=vocab_size)
-    return with_options(job, options)
+    if per_update is not None:
+        job = replace(job, per_update=per_update)
+    return job
 
 
-def update_of_yaml(path: Path, given: Sequence[str]) -> Optional[int]:
-    """Sequences of an update, as the file or the words of hydra behind it say; None where only hydra reads them."""
-    options = options_by_name(given)
-    with suppress(UserError):
-        size = {**_read(path, _groups(options)).get("task", {}), **options}.get("sequences_per_update")
-        return size and _number("sequences_per_update", size)
-    return None
+def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return the sections of a YAML file that formulas need, as fairseq-hydra-train composes them.
 
+    Args:
+        path: the file; the others that it names as defaults stand beside it.
+        overrides: settings for hydra that follow on the command line.
 
-def _groups(options: Mapping[str, str]) -> dict[str, str]:
-    return {name: options[name] for name in ("recipe",) if options.get(name)}
+    Raises:
+        UserError: it cannot be read, or a setting cannot be understood.
+    """
+    from hydra import compose, initialize_config_dir  # takes a third of a second
+
+    read_yaml(path, "give a training's settings")  # within limits, and with errors that name the line
+    # Settings that the file does not list can be given too, as fairseq's dataclasses have them.
+    words = [f"++{word}" if re.match(r"\w+\.", word) else word for word in overrides]
+    try:
+        with initialize_config_dir(str(path.parent.absolute()), version_base="1.1"):
+            composed = compose(path.stem, overrides=words)
+        found = {}
+        for name in SECTIONS:
+            section = composed.get(name) or OmegaConf.create()
+            if not OmegaConf.is_dict(section):
+                raise TypeError(f"{name} must have settings of its own")
+            # Where a run's folder depends on the name of the job, only hydra's main function knows it.
+            found[name] = OmegaConf.to_container(section, resolve=name != "checkpoint")
+        return found
+    except Exception as error:  # hydra, OmegaConf and what they parse with raise exceptions of many kinds
+        raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
 
 
 def with_options(job: Job, options: Mapping[str, Any]) -> Job:
-    """The same with options of fairseq-train, by name with underscores; those that formulas do not need are ignored.
+    """Return the same training with options of fairseq-train; those that formulas do not need are ignored.
+
+    Args:
+        job: the training.
+        options: by name with underscores.
 
     Raises:
         UserError: a value is no number where one is needed.
     """
-    names = {"tokens_per_sample": "time", "tgt_len": "time", "sequences_per_update": "per_update", "max_update": None}
-    changed = {names[name] or name: _number(name, value) for name, value in options.items() if name in names}
+    names = {
+        "tokens_per_sample": "time",
+        "tgt_len": "time",
+        "sequences_per_update": "per_update",
+        "max_update": "max_update",
+    }
+    changed = {names[name]: _number(name, value) for name, value in options.items() if name in names}
     if "mask_prob" in options and not job.is_causal:
         changed["masked"] = max(mask_shares(options["mask_prob"]))
-    optimizer, task = str(options.get("optimizer", job.optimizer)), dict(job.task)
+    if "optimizer" in options:
+        changed["optimizer"] = str(options["optimizer"])
+    task = dict(job.task)
     if "task" in options:
         task["_name"] = options["task"]
     if "permuted_only" in options:
         task["permuted_only"] = _is_on(options["permuted_only"])
-    return replace(job, config=_with(job.config, options), optimizer=optimizer, task=task, **changed)
+    return replace(job, config=_with(job.config, options), task=task, **changed)
 
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
@@ -267,10 +331,6 @@ def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
         if not (listed := sum(1 for _ in lines)):
             raise UserError(f"{path}: lists no symbol")
         return listed + _SYMBOLS - is_causal
-
-
-def _job(name: str, config: Any, vocab_size: Optional[int], *more: Any) -> Job:
-    return Job(name, config, vocab_size or usual_symbols(vars(config)), *more)
 
 
 def _with(config: Any, options: Mapping[str, Any]) -> Any:
@@ -295,32 +355,3 @@ def _number(name: str, value: Any, kind: type = int) -> Any:
         return kind(value)
     except (TypeError, ValueError):
         raise UserError(f"--{name.replace('_', '-')} {value}: must be a number") from None
-
-
-def _read(path: Path, groups: Mapping[str, str]) -> dict[str, Any]:
-    """A YAML file with those that it names as defaults, which win, as hydra merges them."""
-    try:
-        own = OmegaConf.create(read_yaml(path, "give a training's settings", get_yaml_loader()))
-        below = own.pop("defaults", [])
-        files = (None if name == "_self_" else path.parent / _file_of(name, groups) for name in below)
-        parts = [own if file is None else _read(file, groups) for file in files] or [own]
-        merged = OmegaConf.merge(*map(OmegaConf.create, parts))
-        return {key: _plain(merged, key) for key in KEYS if key in merged}
-    except RecursionError:
-        raise UserError(f"{path}: its defaults name each other in a circle; take one of them out") from None
-    except (YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
-
-
-def _file_of(default: Any, groups: Mapping[str, str]) -> str:
-    """Of an entry of a file's defaults: ``name``, or ``group: name``."""
-    if not OmegaConf.is_dict(default):
-        return f"{default}.yaml"
-    group, name = next(iter(default.items()))
-    return f"{group}/{groups.get(group, name)}.yaml"
-
-
-def _plain(merged: Any, key: str) -> dict[str, Any]:
-    if not OmegaConf.is_dict(merged[key]):
-        raise TypeError(f"{key} must have settings of its own")
-    return OmegaConf.to_container(merged[key], resolve=False)

@@ -210,9 +210,10 @@ def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -
         raise UserError(f"--recipe {run.recipe}: {name} is a recipe itself; write recipe={behind} behind it")
     config, per_gpu, per_update = find_config(name), run.per_gpu, run.sequences_per_update
     if run.world > 1:
-        from lazyformer_fairseq.evaluation.planning.job import update_of_yaml  # imports torch
+        from lazyformer_fairseq.evaluation.planning.job import compose_yaml  # imports torch
 
-        run.refuse_uneven(per_update or update_of_yaml(config, given) or run.world)
+        per_update_there = compose_yaml(config, given)["task"].get("sequences_per_update")
+        run.refuse_uneven(per_update or per_update_there or run.world)
     _refuse_missing(data, run)
     job = (None, config, data, given, per_update)
     run.show_plan(job)

@@ -28,6 +28,7 @@ from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns import kinds as table
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, find_kind, kinds
+from lazyformer_fairseq.storage.json_files import read_checked_json
 
 PAGE = PAGES["docs/add_a_kind.md"]
 
@@ -183,7 +184,7 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
     invoke("search", data, tmp_path / "found", *options)
     found = json.loads((tmp_path / "found" / "result.json").read_text())
     assert found["settings"]["candidates"] == ["s", "l", "f", "identity", "m[width=5]", "m"]
-    prices = json.loads((tmp_path / "found" / "latencies.json").read_text())
+    prices = read_checked_json(tmp_path / "found" / "latencies.json")
     assert {"s", "s_read", "l", "f", "m", "m[width=5]", "rest"} == prices.keys()
     assert (tmp_path / "found" / "probabilities.png").stat().st_size > 1000
 

@@ -15,7 +15,6 @@ from typing import Any, Optional, Union
 
 from lazyformer_fairseq.corpus import stages
 from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, write_report
-from lazyformer_fairseq.corpus.readers.files import compression
 from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.corpus.sentences import load_splitter
@@ -40,7 +39,6 @@ UNITS_OF_SMALL_INPUT = 64
 SMALLEST_UNIT = MEGABYTE // 4
 LARGEST_UNIT = 32 * MEGABYTE
 MOST_LINES = 10
-SYMBOLS_OF_NO_TEXT = 300  # bytes, and the special ones
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
 LATE_SETTINGS = (
     "valid_share",
@@ -83,7 +81,6 @@ def build_corpus(
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_input, left_out)
     _tell(left_out, files)
-    refuse_impossible_vocabulary(files, settings)
     digest = None
     if settings.tokenizer:
         path = os.path.abspath(settings.tokenizer)
@@ -141,18 +138,6 @@ def build_corpus(
         write_json(paths.result / MANIFEST, manifest)
         publish(root, folder)
     return manifest
-
-
-def refuse_impossible_vocabulary(files: Sequence[InputFile], settings: CorpusSettings) -> None:
-    """Raise a UserError for a ``--vocab-size`` that no text of so many bytes has: each symbol is a merge in a word.
-
-    The text's own limit is known once its words are counted; where that is in doubt, this takes seconds.
-    """
-    size = settings.vocab_size or 0
-    total = sum(file.size for file in files)
-    is_plain = all(compression(file.path) is None for file in files)
-    if size > total + SYMBOLS_OF_NO_TEXT and is_plain and not settings.tokenizer:
-        raise UserError(f"--vocab-size {size}: the text has {total:,} bytes; give less, or leave the option out")
 
 
 def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
@@ -262,7 +247,7 @@ def _tell_of_words(job: stages.Job, origins: dict[str, str]) -> None:
         if dropped:
             _say(f"dropped of {of}: {dropped}")
     if number := read[NOT_UTF8]:
-        names = gather_notes(job, origins)[1][NOT_UTF8]
+        names = gather_notes(job, origins).dropped[NOT_UTF8]
         _say(
             f"{number:,.0f} lines are not UTF-8 and were read as Windows-1252, perhaps wrongly (iconv converts files); "
             f"the first are in {', '.join(dict.fromkeys(origins.get(path, path) for path in names))}"

@@ -17,8 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lazyformer_fairseq.corpus.readers.inputs import DAMAGE_FILE
-from lazyformer_fairseq.corpus.stages import PEAK_MEMORY, SECONDS_FILE, STAGES, Job, WorkPaths
-from lazyformer_fairseq.corpus.steps import BAD_RECORD, CORE_SECONDS, DAMAGED_FILE, EXAMPLES
+from lazyformer_fairseq.corpus.stages import SECONDS_FILE, STAGES, Job, WorkPaths
+from lazyformer_fairseq.corpus.steps import BAD_RECORD, DAMAGED_FILE, EXAMPLES, TaskNotes
 from lazyformer_fairseq.corpus.vocabulary import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
 from lazyformer_fairseq.data.frequencies import cost_in_bits, log_frequencies
@@ -26,16 +26,16 @@ from lazyformer_fairseq.report.numbers import duration
 from lazyformer_fairseq.storage.atomic import write_text
 
 FORMAT_VERSION = 1
-PACKAGES = (  # with Python and the spaCy model, all that decides the result
-    *(
-        "lazyformer_fairseq",
-        "fairseq-fixed",
-        "numpy",
-        "sacremoses",
-        "sentencepiece",
-        "spacy",
-    ),
-    *("xxhash", "rensa"),
+# With Python and the spaCy model, all that decides the result.
+PACKAGES = (
+    "lazyformer_fairseq",
+    "fairseq-fixed",
+    "numpy",
+    "sacremoses",
+    "sentencepiece",
+    "spacy",
+    "xxhash",
+    "rensa",
 )
 NAMES_OF_DROPPED = 10
 DROPPED = "dropped: "
@@ -46,77 +46,73 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     """Return the manifest of a corpus whose stages have all run.
 
     Args:
-        plan: settings and inputs.
+        job: paths and settings.
+        plan: settings, versions and inputs.
         origins: the file of each part, for files that were cut.
+        workers: number of tasks at the same time.
     """
     paths = job.paths
-    steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items() if name != "task"]
-    if damaged := len(_damaged_while_cut(job)):
+    steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items()]
+    damaged = len(_damaged_while_cut(job))
+    if damaged:
         counts = steps[0]["counts"]
         counts[f"{DAMAGED_FILE}s"] = counts.get(f"{DAMAGED_FILE}s", 0) + damaged
+
     vocabulary = json.loads(paths.vocabulary.read_text())
-    symbols = vocabulary["size"]
-    pieces = {split: _counts_of_pieces(job, split, symbols) for split in ("train", "valid")}
-    logarithms = log_frequencies(pieces["train"])
-    train, lengths = _split_totals(job, "train", pieces["train"], logarithms)
-    valid, lengths_of_valid = _split_totals(job, "valid", pieces["valid"], logarithms)
+    tokens = {split: _token_counts(job, split, vocabulary["size"]) for split in ("train", "valid")}
+    logarithms = log_frequencies(tokens["train"])
+    train, lengths = _split_totals(job, "train", tokens["train"], logarithms)
+    valid, lengths_of_valid = _split_totals(job, "valid", tokens["valid"], logarithms)
     kept = {"train": train.pop("documents"), "valid": valid.pop("documents")}
+
     duplicates = stage_totals(paths.tasks / "duplicates")["duplicates"]
     duplicates["documents out"] = sum(kept.values())
     duplicates["documents in"] = sum(kept.values()) + sum(_dropped(duplicates).values())
     steps.append(_step("duplicates", duplicates))
-    drops: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
     for step in steps:
-        drops.update(step["dropped"])
+        dropped.update(step["dropped"])
     documents = {
         "in": steps[0]["documents out"] + sum(steps[0]["dropped"].values()),
         **kept,
-        "dropped": {reason: n for reason, n in sorted(drops.items()) if n},
+        "dropped": {reason: n for reason, n in sorted(dropped.items()) if n},
     }
-    assert documents["in"] == sum(kept.values()) + drops.total(), documents
-    examples, names, documents_of = gather_notes(job, origins)
+    assert documents["in"] == sum(kept.values()) + dropped.total(), documents
+
+    histograms = {}
+    for name, counts in lengths.items():
+        histograms[name] = {"edges": LENGTH_EDGES.tolist(), "counts": (counts + lengths_of_valid[name]).tolist()}
+    notes = gather_notes(job, origins)
     return {
         "format_version": FORMAT_VERSION,
         "settings": plan["settings"],
-        "inputs": [{**entry, "documents": documents_of[entry["path"]]} for entry in plan["inputs"]],
+        "inputs": [{**entry, "documents": notes.documents[entry["path"]]} for entry in plan["inputs"]],
         "documents": documents,
         "steps": steps,
-        "dropped_names": names,
-        "examples": examples,
+        "dropped_names": notes.dropped,
+        "examples": notes.examples,
         "vocabulary": vocabulary,
         "train": train,
         "valid": valid,
-        "lengths": {
-            name: {
-                "edges": LENGTH_EDGES.tolist(),
-                "counts": (counts + lengths_of_valid[name]).tolist(),
-            }
-            for name, counts in lengths.items()
-        },
+        "lengths": histograms,
         "shards": job.shards,
         "versions": plan["versions"],
-        "timing": _timing(paths, workers),
+        "timing": _timing(paths, workers, steps),
     }
 
 
 def stage_totals(folder: Path) -> dict[str, Counter]:
-    """Return the counts of a stage's tasks, summed by step; ``peak memory`` is the largest, not the sum."""
-    totals: dict[str, Counter] = {}
+    """Return the counts of a stage's tasks, summed by step."""
+    totals: dict[str, Counter] = defaultdict(Counter)
     for path in sorted(folder.glob("[0-9]*.json")):
         for step, counts in json.loads(path.read_text()).items():
-            sums = totals.setdefault(step, Counter())
-            for label, value in counts.items():
-                sums[label] = max(sums[label], value) if label == PEAK_MEMORY else sums[label] + value
+            totals[step].update(counts)
     return totals
 
 
 def _step(name: str, counts: Counter) -> dict[str, Any]:
     """Return a row of the manifest's list of steps that documents pass through."""
-    others = {
-        label: n
-        for label, n in sorted(counts.items())
-        if label not in (*FLOW, CORE_SECONDS) and not label.startswith(DROPPED)
-    }
+    others = {label: n for label, n in sorted(counts.items()) if label not in FLOW and not label.startswith(DROPPED)}
     flow = {label: counts[label] for label in FLOW if label in counts}
     return {"name": name, **flow, "dropped": _dropped(counts), "counts": others}
 
@@ -126,36 +122,39 @@ def _dropped(counts: Counter) -> dict[str, int]:
     return {label.removeprefix(DROPPED): n for label, n in sorted(counts.items()) if label.startswith(DROPPED)}
 
 
-def gather_notes(job: Job, origins: dict[str, str]) -> tuple[dict[str, list], dict[str, list[str]], Counter[str]]:
-    """Return the first examples by step, the first names dropped by reason, and documents by input file."""
-    examples: dict[str, list] = defaultdict(list)
+def gather_notes(job: Job, origins: dict[str, str]) -> TaskNotes:
+    """Return the notes of all units: first examples by step, first names dropped by reason, documents by input file."""
+    notes = TaskNotes()
     names: dict[str, list[str]] = defaultdict(list)
-    documents: Counter[str] = Counter()
     for damage in _damaged_while_cut(job):
         names[DAMAGED_FILE].append(damage.read_text(encoding="utf-8"))
     for unit in range(len(job.units)):
-        notes = json.loads((job.paths.of("words", unit) / NOTES_FILE).read_text(encoding="utf-8"))
-        for step, pairs in notes["examples"].items():
-            examples[step] += pairs[: EXAMPLES - len(examples[step])]
-        for reason, found in notes["dropped"].items():
+        of_unit = json.loads((job.paths.of("words", unit) / NOTES_FILE).read_text(encoding="utf-8"))
+        for step, pairs in of_unit["examples"].items():
+            examples = notes.examples.setdefault(step, [])
+            examples += pairs[: EXAMPLES - len(examples)]
+        for reason, found in of_unit["dropped"].items():
             names[reason] += found[: max(0, NAMES_OF_DROPPED - len(names[reason]))]
-        documents.update(notes["documents"])
+        notes.documents.update(of_unit["documents"])
+
     first_of_part = {}
-    of_file = Counter()
-    for path, origin in origins.items():  # in the order of the file
-        first_of_part[path] = of_file[origin]
-        of_file[origin] = of_file[origin] + documents.pop(path, 0)
-    names = {reason: [_in_input(name, origins, first_of_part) for name in found] for reason, found in names.items()}
-    return dict(examples), dict(sorted(names.items())), documents + of_file
+    for part, origin in origins.items():  # in the order of the file
+        first_of_part[part] = notes.documents[origin]
+        notes.documents[origin] += notes.documents.pop(part, 0)
+    for reason in sorted(names):
+        notes.dropped[reason] = [_in_input(name, origins, first_of_part) for name in names[reason]]
+    return notes
 
 
 def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str, int]) -> str:
-    """``FILE:NUMBER`` of a document, or another remark, in the input; its parts are gone by now."""
+    """Return ``FILE:NUMBER`` of a document, or another remark, with the input file in place of its part."""
     part, _, number = name.rpartition(":")
     if part in origins and number.isdecimal():
         return f"{origins[part]}:{first_of_part[part] + int(number)}"
-    part = next((part for part in origins if name.startswith(part)), None)
-    return f"{origins[part]}{name.removeprefix(part)}" if part else name
+    for part, origin in origins.items():
+        if name.startswith(part):
+            return f"{origin}{name.removeprefix(part)}"
+    return name
 
 
 def _damaged_while_cut(job: Job) -> list[Path]:
@@ -175,62 +174,48 @@ def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"{plural(number, kind)}{after}; the first: {manifest['dropped_names'][kind][0]}"
 
 
-def _timing(paths: WorkPaths, workers: int) -> dict[str, Any]:
-    """Return the cost of the stages.
-
-    Core seconds cover the tasks only: starting processes, and the command itself, come on top.
-    """
-    entries = []
-    steps = {}
-    totals = {stage: stage_totals(paths.tasks / stage) for stage in STAGES}
-    for stage, of_steps in totals.items():
-        meter = of_steps.pop("task")
+def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the seconds that the stages took, resumed runs together, and the text that was cleaned."""
+    stages = []
+    for stage in STAGES:
         folder = paths.tasks / stage
-        steps.update({step: round(counts[CORE_SECONDS], 3) for step, counts in of_steps.items()})
-        entries.append(
-            {
-                "name": stage,
-                "seconds": round(sum(map(float, (folder / SECONDS_FILE).read_text().split())), 3),
-                "core_seconds": round(meter[CORE_SECONDS], 3),
-                "tasks": len(list(folder.glob("[0-9]*.json"))),
-                "peak_memory_bytes": meter[PEAK_MEMORY],
-            }
-        )
-    megabytes = totals["words"]["clean"]["characters in"] / 10**6
+        seconds = sum(map(float, (folder / SECONDS_FILE).read_text().split()))
+        tasks = len(list(folder.glob("[0-9]*.json")))
+        stages.append({"name": stage, "seconds": round(seconds, 3), "tasks": tasks})
     return {
         "workers": workers,
-        "seconds": round(sum(entry["seconds"] for entry in entries), 3),
-        "stages": entries,
-        "steps": steps,
-        "megabytes": megabytes,
-        "megabytes_per_core_second": round(megabytes / sum(entry["core_seconds"] for entry in entries), 3),
-        "peak_disk_bytes": sum(path.stat().st_size for path in paths.root.rglob("*") if path.is_file()),
+        "seconds": round(sum(stage["seconds"] for stage in stages), 3),
+        "megabytes": steps[0]["characters out"] / 10**6,
+        "stages": stages,
     }
 
 
-def _counts_of_pieces(job: Job, split: str, symbols: int) -> np.ndarray:
+def _token_counts(job: Job, split: str, symbols: int) -> np.ndarray:
+    """Return how often each id occurs in a split, ``</s>`` left out."""
     return load_unigrams((job.paths.of("ids", unit, f".{split}") for unit in range(len(job.units))), symbols)
 
 
 def _split_totals(
-    job: Job, split: str, pieces: np.ndarray, logarithms: np.ndarray
+    job: Job, split: str, token_counts: np.ndarray, logarithms: np.ndarray
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the totals of a split, and the histograms of its lengths.
 
     Args:
-        pieces: how often each occurs, ``</s>`` left out.
-        logarithms: of their frequencies in the training text.
+        job: paths and units.
+        split: name of the split.
+        token_counts: how often each id occurs, ``</s>`` left out.
+        logarithms: logarithms of their frequencies in the training text.
     """
     parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in range(len(job.units))]
     sums = {name: sum(part[name] for part in parts) for name in ("documents", "sentences", "tokens", "unknown")}
-    tokens = sums["tokens"]
-    unknown = sums.pop("unknown")
     lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}
-    return {
-        **sums,
-        "unknown_share": unknown / tokens if tokens else None,  # None: the split is empty
-        "frequencies_bits": cost_in_bits(logarithms, pieces) if tokens else None,
-    }, lengths
+    unknown = sums.pop("unknown")
+    sums["unknown_share"] = None  # the split is empty
+    sums["frequencies_bits"] = None
+    if sums["tokens"]:
+        sums["unknown_share"] = unknown / sums["tokens"]
+        sums["frequencies_bits"] = cost_in_bits(logarithms, token_counts)
+    return sums, lengths
 
 
 SHARES = (0.1, 0.5, 0.9, 0.99)
@@ -288,28 +273,32 @@ def quantile(edges: list[float], counts: list[int], share: float) -> Optional[fl
 
 
 def visible(value: Any) -> Any:
-    """Text with invisible characters (control, direction, lone surrogates) as their codes, line ends as ↵."""
-    return value if isinstance(value, Markup) else "".join(map(_seen, str(value)))
-
-
-def _seen(character: str) -> str:
-    if character == "\n":
-        return " ↵ "
-    if unicodedata.category(character)[0] == "C" and character != "\t":
-        return f"⟨U+{ord(character):04X}⟩"
-    return character
+    """Return text with invisible characters (control, direction, lone surrogates) as their codes, line ends as ↵."""
+    if isinstance(value, Markup):
+        return value
+    shown = []
+    for character in str(value):
+        if character == "\n":
+            shown.append(" ↵ ")
+        elif unicodedata.category(character)[0] == "C" and character != "\t":
+            shown.append(f"⟨U+{ord(character):04X}⟩")
+        else:
+            shown.append(character)
+    return "".join(shown)
 
 
 def count(value: Optional[float]) -> str:
+    """Return a number without decimals, or a dash for none."""
     return "–" if value is None else f"{value:,.0f}"
 
 
 def plural(number: int, noun: str) -> str:
-    return f"{count(number)} {noun}{'s' * (number != 1)}"
+    """Return a number with its noun."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
 
 
 def short(value: Union[int, float]) -> str:
-    """Three digits and a unit: 1,234 or 12.3 M."""
+    """Return three digits and a unit: 1,234 or 12.3 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}" if value < 999.5 * size else f"{value / size:,.0f} {unit}"
@@ -317,5 +306,7 @@ def short(value: Union[int, float]) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """Two significant digits: 12%, 1.2%, 0.012%."""
-    return "–" if share is None or share != share else f"{float(f'{100 * share:.2g}'):g}%"
+    """Return two significant digits: 12%, 1.2%, 0.012%; a dash for none."""
+    if share is None or np.isnan(share):
+        return "–"
+    return f"{float(f'{100 * share:.2g}'):g}%"

@@ -14,9 +14,7 @@ counts lie in the stage's folder, ``tasks/STAGE/NNNNN.json``. Whoever resumes do
 
 import math
 import multiprocessing
-import resource
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +36,7 @@ from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, bytes_of
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs
 from lazyformer_fairseq.corpus.sentences import SplitSentences
 from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
-from lazyformer_fairseq.corpus.steps import CORE_SECONDS, Document, DocumentStep, ReadDocuments, TaskNotes
+from lazyformer_fairseq.corpus.steps import Document, DocumentStep, ReadDocuments, TaskNotes
 from lazyformer_fairseq.corpus.vocabulary import count_words, merge_counts, write_ids
 from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup
 from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStore
@@ -239,7 +237,6 @@ STAGES: Mapping[str, tuple[Callable[[Job, int], Optional[Counts]], Callable[[Job
 
 WORKERS_LOCK = "workers.lock"
 SECONDS_FILE = "seconds"
-PEAK_MEMORY = "peak memory"
 
 
 def run_tasks(
@@ -285,16 +282,8 @@ def run_tasks(
 
 
 def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -> int:
-    """Run one task in this process, writes its counts with what it cost, and returns its rank."""
-    began = time.process_time()
-    steps = task(rank) or {folder.name: Counter()}
-    seconds = time.process_time() - began
-    for counts in steps.values():
-        counts.setdefault(CORE_SECONDS, seconds)  # of a task that is one step
-    in_bytes = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * in_bytes
-    cost = {"task": {CORE_SECONDS: seconds, PEAK_MEMORY: peak}}
-    write_json(folder / f"{rank:05d}.json", {**steps, **cost}, durable=False)
+    """Run one task in this process, write its counts, and return its rank."""
+    write_json(folder / f"{rank:05d}.json", task(rank) or {}, durable=False)
     return rank
 
 

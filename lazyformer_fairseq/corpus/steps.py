@@ -4,7 +4,6 @@ Also a measure of texts, in letters and words of English, for scripts that write
 """
 
 import re
-import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +12,8 @@ from os.path import commonprefix
 from typing import Any, ClassVar, Literal, Optional
 
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, bytes_of
-from lazyformer_fairseq.corpus.readers.formats import RawDocument, read_piece
+from lazyformer_fairseq.corpus.readers.formats import read_piece
 
-CORE_SECONDS = "core seconds"
 EXAMPLES = 3
 EXAMPLE_LENGTH = 160
 
@@ -65,8 +63,7 @@ class TaskNotes:
 class DocumentStep:
     """A step that changes a document's text in place, or drops the document for a reason.
 
-    Its ``counts``: ``documents in`` = ``documents out`` + the sum of all ``dropped: REASON``; characters in, out;
-    core seconds.
+    Its ``counts``: ``documents in`` = ``documents out`` + the sum of all ``dropped: REASON``; characters in, out.
     A subclass writes :meth:`process`, and counts whatever else it likes.
     """
 
@@ -82,9 +79,7 @@ class DocumentStep:
         counts = self.counts
         for document in documents:
             before = document.text
-            began = time.process_time()
             reason = self.process(document)
-            counts[CORE_SECONDS] += time.process_time() - began
             counts["documents in"] += 1
             counts["characters in"] += len(before)
             if reason is not None:
@@ -142,7 +137,7 @@ class ReadDocuments(DocumentStep):
             watch = Watch()
             skip = self._skip_record if self.bad_input == "skip" else None
             try:
-                for raw in self._timed(read_piece(piece, watch, skip)):
+                for raw in read_piece(piece, watch, skip):
                     self.counts["documents out"] += 1
                     self.counts["characters out"] += len(raw.text)
                     self.notes.documents[piece.path] += 1
@@ -165,12 +160,3 @@ class ReadDocuments(DocumentStep):
     def _skip_record(self, error: BadInput) -> None:
         self.counts[f"dropped: {BAD_RECORD}"] += 1
         self.notes.add_dropped(BAD_RECORD, str(error))
-
-    def _timed(self, documents: Iterator[RawDocument]) -> Iterator[RawDocument]:
-        while True:
-            began = time.process_time()
-            raw = next(documents, None)
-            self.counts[CORE_SECONDS] += time.process_time() - began
-            if raw is None:
-                return
-            yield raw

@@ -13,7 +13,6 @@ Some 0.8 bytes for each byte of text. Counting or looking up words happens once 
 
 import json
 import re
-import time
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
-from lazyformer_fairseq.corpus.steps import CORE_SECONDS, Document, DocumentStep
+from lazyformer_fairseq.corpus.steps import Document, DocumentStep
 from lazyformer_fairseq.data.text.library_recipe import LibraryNormaliser, LibrarySettings
 from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, UNKNOWN, TextNormaliser, TextSettings
 from lazyformer_fairseq.storage.atomic import atomic_folder
@@ -150,11 +149,9 @@ class StoreWords(DocumentStep):
 
     def run(self, documents: Iterable[Document]) -> Iterator[Document]:
         yield from super().run(documents)
-        began = time.process_time()
         with atomic_folder(self.folder, replace=True, durable=False) as unfinished:
             self._save(unfinished)
             (unfinished / NOTES_FILE).write_text(json.dumps(vars(self.notes), indent=1) + "\n", encoding="utf-8")
-        self.counts[CORE_SECONDS] += time.process_time() - began
 
     def process(self, document: Document) -> Optional[str]:
         if not document.text:

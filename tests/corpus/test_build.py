@@ -281,12 +281,6 @@ def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_
     assert content(tmp_path / "out") == content(built)
 
 
-def test_a_vocabulary_of_more_symbols_than_bytes_is_refused_before_anything_is_read(raw, tmp_path):
-    with pytest.raises(UserError, match=r"--vocab-size 9000000: the text has [0-9,]+ bytes; give less"):
-        build_corpus([str(raw / "books")], tmp_path / "out", replace(SETTINGS, vocab_size=9_000_000))
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_vocabulary_that_nobody_asked_for_shrinks_with_a_notice(raw, tmp_path, capsys, monkeypatch):
     manifest = build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=None))
     size = len((tmp_path / "out" / "dict.txt").read_text().splitlines()) + 4

@@ -68,6 +68,8 @@ def build_corpus(
     ``timing`` in the manifest), whatever the number of workers.
 
     Args:
+        folder: the corpus to make.
+        settings: all that decides its bytes.
         inputs: files or folders, each with ``FORMAT:`` before it or without.
         workers: tasks at the same time.
 

@@ -37,6 +37,7 @@ class Rule:
     gate: Optional[re.Pattern] = None
 
     def applies(self, text: str) -> bool:
+        """Return whether the pattern may match in a text."""
         for hint in self.hints:  # a loop: any() of a generator takes three times as long
             if hint in text:
                 return self.gate is None or self.gate.search(text) is not None
@@ -322,13 +323,14 @@ class CleanText(DocumentStep):
     max_line_characters: int = 100_000
 
     def process(self, document: Document) -> Optional[str]:
+        """Clean the lines of a document; drop it if too little is left."""
         counts = self.counts
         kept = []
         characters = 0
         characters_of_few_letters = 0
         paragraphs = document.text.split("\n")
-        for line in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
-            line, reason = self._cleaned(line, counts)
+        for part in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
+            line, reason = self._cleaned(part, counts)
             characters += len(line)
             counts["lines in"] += 1
             if reason is None:

@@ -41,6 +41,7 @@ class Fingerprint(DocumentStep):
     near_duplicates: bool = False
 
     def process(self, document: Document) -> None:
+        """Add the hashes of a document to its metadata."""
         document.metadata["fingerprint"] = fingerprint(document.text)
         if self.near_duplicates:
             document.metadata["bands"] = bands(document.text)
@@ -98,6 +99,7 @@ def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
     """Return a number in [0, 1) for each document, which depends on its text and the seed, never on its place.
 
     Args:
+        seed: decides, with the text, which number a document gets.
         fingerprints: uint64 (documents, 2), or (2,) of one document.
 
     Returns:

@@ -85,6 +85,7 @@ def mend(
     """Return the places in a cased ``text`` where sentences start, but for the first, in order, each after a space.
 
     Args:
+        text: a cased paragraph.
         starts_of: the sentencizer: text -> where it starts sentences, the first word (or sign) of each, ascending.
         exceptions: words after which it may not start one, abbreviations and the like.
     """
@@ -203,7 +204,7 @@ def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> O
 
 
 def _likes_to_begin(text: str, word: int) -> bool:
-    """Return whether the word at ``word`` is one of FIRST_WORDS, and no initial such as ``A.``"""
+    """Return whether the word at ``word`` is one of FIRST_WORDS, and no initial such as ``A.``."""
     letters = LETTERS.match(text, word)
     return letters[0] in FIRST_WORDS and text[letters.end() : letters.end() + 1] != "."
 
@@ -283,6 +284,7 @@ class SentenceSplitter:
                 raise UserError(f"spaCy model {spacy_model!r}: has no parser, senter or sentencizer; choose another")
 
     def __call__(self, paragraph: str) -> list[str]:
+        """Return the sentences of a paragraph."""
         starts = [0, *self._starts(paragraph)]
         sentences = (paragraph[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=False))
         return [sentence for sentence in sentences if sentence]
@@ -338,9 +340,10 @@ class QuickSentencizer:
         self._chunks: dict[str, Chunk] = {}
 
     def __call__(self, text: str) -> list[int]:
+        """Return where the sentences of a text start."""
         try:
             return list(self._starts(text))
-        except _NeedsSpacy:
+        except _NeedsSpacyError:
             return [sentence.start_char for sentence in self._spacy(text).sents]
 
     def _starts(self, text: str) -> Iterator[int]:
@@ -404,7 +407,7 @@ class QuickSentencizer:
             if token.text in self._reaching and not AFFIXES.issuperset(
                 text[: token.idx] + text[token.idx + len(token) :]
             ):
-                raise _NeedsSpacy  # else spaCy takes the quotes and the like around it off one by one
+                raise _NeedsSpacyError  # else spaCy takes the quotes and the like around it off one by one
             is_final = token.text in self._final_marks
             if not is_final and not token.is_punct:
                 first_word = token.idx if first_word is None else first_word
@@ -415,7 +418,7 @@ class QuickSentencizer:
         return Chunk(first_word, tuple(starts), is_open)
 
 
-class _NeedsSpacy(Exception):
+class _NeedsSpacyError(Exception):
     """Neighbours beyond a space may change how spaCy divides this chunk."""
 
 
@@ -442,6 +445,7 @@ class SplitSentences(DocumentStep):
     min_words: int = 4
 
     def process(self, document: Document) -> Optional[str]:
+        """Divide a document into sentences."""
         split = load_splitter(self.spacy_model)
         paragraphs = list(map(split, document.text.split("\n")))
         sentences = join_short(paragraphs, self.min_words)
@@ -463,8 +467,8 @@ def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
     waiting = ""  # short ones at the beginning of a paragraph: a number, a heading, "No."
     for paragraph in paragraphs:
         has_sentence = False
-        for sentence in paragraph:
-            sentence = f"{waiting} {sentence}" if waiting else sentence
+        for part in paragraph:
+            sentence = f"{waiting} {part}" if waiting else part
             waiting = ""
             if has_words(sentence, min_words):
                 sentences.append(sentence)

@@ -32,7 +32,7 @@ import numpy as np
 from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
 from lazyformer_fairseq.corpus.clean_text import CleanText
 from lazyformer_fairseq.corpus.duplicates import HELD_OUT, KEEP, REASONS, Fingerprint, draw, find_duplicates, threshold
-from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, bytes_of
+from lazyformer_fairseq.corpus.readers.files import BadInputError, Piece, bytes_of
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs
 from lazyformer_fairseq.corpus.sentences import SplitSentences
 from lazyformer_fairseq.corpus.settings import VOCAB_SIZE, CorpusSettings
@@ -129,7 +129,7 @@ def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
     return through([ReadDocuments(unit), ExtractWikiMarkup(), CleanText(), Fingerprint()])
 
 
-def mark_duplicates(job: Job, rank: int) -> Counts:
+def mark_duplicates(job: Job, _rank: int) -> Counts:
     """Decide for every unit which of its documents to drop, and why, and which to hold out."""
     counts: Counter[str] = Counter()
     stores = [WordStore(job.paths.of("words", unit)) for unit in range(len(job.units))]
@@ -157,7 +157,7 @@ def count_words_of_unit(job: Job, rank: int) -> None:
     )
 
 
-def train_tokenizer(job: Job, rank: int) -> None:
+def train_tokenizer(job: Job, _rank: int) -> None:
     """Words of all units -> those frequent enough -> the BPE, unless the user brings a tokenizer."""
     paths = job.paths
     settings = job.settings
@@ -228,9 +228,9 @@ def join_shard(job: Job, rank: int) -> None:
 # After the cutting, in order: what a task does, and the size of each: bytes of input, or 1.
 STAGES: Mapping[str, tuple[Callable[[Job, int], Optional[Counts]], Callable[[Job], list[int]]]] = {
     "words": (store_words, lambda job: [bytes_of(unit) for unit in job.units]),
-    "duplicates": (mark_duplicates, lambda job: [1]),
+    "duplicates": (mark_duplicates, lambda _job: [1]),
     "count": (count_words_of_unit, lambda job: [1] * len(job.units)),
-    "tokenizer": (train_tokenizer, lambda job: [1]),
+    "tokenizer": (train_tokenizer, lambda _job: [1]),
     "ids": (write_ids_of_unit, lambda job: [1] * len(job.units)),
     "shards": (join_shard, lambda job: [1] * job.shards),
 }
@@ -248,6 +248,7 @@ def run_tasks(
     """Run ``task(rank)`` for each rank below ``len(sizes)``, but for those that an earlier run completed.
 
     Args:
+        workers: number of tasks at the same time.
         task: returns its counts by step, or None where it is one step and counts nothing; can be pickled.
         sizes: in bytes of input, for the bar; 1 each where there is no such size.
         folder: receives the counts, and the seconds that passed.
@@ -267,7 +268,7 @@ def run_tasks(
             alone = workers == 1 or len(waiting) < 2
             for rank in map(run, waiting) if alone else _in_pool(run, waiting, workers, lock):
                 bar.update(sizes[rank])
-    except BadInput as error:
+    except BadInputError as error:
         raise UserError(f"{error}; or leave out all that is broken: --bad-input skip") from None
     except OSError as error:
         if error.errno not in OUT_OF_SPACE:

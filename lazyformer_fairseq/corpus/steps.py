@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from os.path import commonprefix
 from typing import Any, ClassVar, Literal, Optional
 
-from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, bytes_of
+from lazyformer_fairseq.corpus.readers.files import BadInputError, Piece, Watch, bytes_of
 from lazyformer_fairseq.corpus.readers.formats import read_piece
 
 EXAMPLES = 3
@@ -47,6 +47,7 @@ class TaskNotes:
     documents: Counter[str] = field(default_factory=Counter)
 
     def add_example(self, step: str, before: str, after: str) -> None:
+        """Keep the text before and after a step, around the first place that it changed."""
         examples = self.examples.setdefault(step, [])
         if len(examples) < EXAMPLES and before != after:
             place = len(commonprefix((before, after)))  # noqa: RUF071  of characters, not of folders
@@ -54,6 +55,7 @@ class TaskNotes:
             examples.append((before[window], after[window]))
 
     def add_dropped(self, reason: str, name: str) -> None:
+        """Keep the name of a document or file that was dropped."""
         names = self.dropped.setdefault(reason, [])
         if len(names) < EXAMPLES:
             names.append(name)
@@ -76,6 +78,7 @@ class DocumentStep:
         """Change ``document`` in place. None: passes it on; a string: drops it for this reason."""
 
     def run(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yield the documents that :meth:`process` passes on, and count."""
         counts = self.counts
         for document in documents:
             before = document.text
@@ -124,7 +127,7 @@ class ReadDocuments(DocumentStep):
     """The first step: reads the pieces of a unit.
 
     Args:
-        bad_input: "stop" raises :class:`BadInput` at a broken record or a damaged file; "skip" drops and counts the
+        bad_input: "stop" raises a BadInputError at a broken record or a damaged file; "skip" drops and counts the
             record, and of the file keeps the documents before the damage.
     """
 
@@ -133,6 +136,7 @@ class ReadDocuments(DocumentStep):
     bad_input: Literal["stop", "skip"] = "stop"
 
     def run(self, documents: Iterable[Document] = ()) -> Iterator[Document]:
+        """Yield the documents that :meth:`process` passes on, and count."""
         for piece in self.unit:
             watch = Watch()
             skip = self._skip_record if self.bad_input == "skip" else None
@@ -147,7 +151,7 @@ class ReadDocuments(DocumentStep):
                     }
                     yield Document(raw.text, f"{piece.path}:{raw.number}", of_piece | raw.metadata)
                 self.counts["pieces of files"] += 1
-            except BadInput as error:
+            except BadInputError as error:
                 if self.bad_input == "stop":
                     raise
                 self.counts[f"{DAMAGED_FILE}s"] += 1
@@ -157,6 +161,6 @@ class ReadDocuments(DocumentStep):
                 self.counts[NOT_UTF8] += watch.lines_not_utf8
                 self.notes.add_dropped(NOT_UTF8, piece.path)
 
-    def _skip_record(self, error: BadInput) -> None:
+    def _skip_record(self, error: BadInputError) -> None:
         self.counts[f"dropped: {BAD_RECORD}"] += 1
         self.notes.add_dropped(BAD_RECORD, str(error))

@@ -43,6 +43,7 @@ def smallest_kept_count(types_with_count: Mapping[int, int], coverage: float) ->
     """Return the largest count such that the words that occur as often or more are this share of all running words.
 
     Args:
+        coverage: share of running words to keep.
         types_with_count: the number of distinct words with each count.
     """
     counts = sorted(types_with_count, reverse=True)
@@ -79,6 +80,7 @@ def merge_counts(
     """Merge what :func:`count_words` wrote for each unit, and writes the hashes of the kept words.
 
     Args:
+        folders: folders of the units' counts.
         kept_file: receives uint64 (kept words,), sorted, as .npy; it exists only after a successful merge.
         coverage: see :func:`smallest_kept_count`; rarer words become ``<unk>``.
         always_kept: words that are never too rare.
@@ -208,6 +210,9 @@ def write_ids(
     """Write a unit's part of each split, each file whole or not at all.
 
     Args:
+        store: words of the unit.
+        tokenizer: encodes the words.
+        prefixes: path of each part without its endings, by split.
         keep: by split, bool (documents,): those that are in it.
         frequent: uint64, sorted: the hashes of the words that are frequent enough (see ``vocabulary.py``). In the
             training split every other word becomes one ``<unk>``. The validation split asks what a model in use is

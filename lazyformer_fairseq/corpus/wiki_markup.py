@@ -143,6 +143,7 @@ class ExtractWikiMarkup(DocumentStep):
     name = "wiki markup"
 
     def process(self, document: Document) -> Optional[str]:
+        """Render a page as paragraphs; drop it if it is no article."""
         page = document.metadata
         if page["format"] != "mediawiki":
             return None
@@ -185,7 +186,7 @@ class ExtractWikiMarkup(DocumentStep):
         text = replace_nested(text, SQUARE_BRACKETS, link_text)
         text = APOSTROPHE_IN_ITALICS.sub("'", text)
         text = join_lines(QUOTE_MARKUP.sub("", text))
-        text = replace_nested(text, TABLE_MARKS, lambda content: "")
+        text = replace_nested(text, TABLE_MARKS, lambda _content: "")
         text = EXTERNAL_LINK.sub(r"\1", text)
         text = SWITCH.sub("", text)
         text = PARAGRAPH_BREAK.sub("\n", LINE_BREAK.sub(" ", text))
@@ -288,8 +289,9 @@ def join_lines(text: str) -> str:
     """
     lines: list[list[str]] = []
     goes_on = False
-    for line in text.split("\n"):
-        line = "" if line.startswith(INDENTED) and len(line) < SHORT_LINE else line.strip(" " + INDENTED)
+    for written in text.split("\n"):
+        is_code = written.startswith(INDENTED) and len(written) < SHORT_LINE
+        line = "" if is_code else written.strip(" " + INDENTED)
         is_prose = line != "" and line[0] not in NOT_PROSE
         if goes_on and is_prose:
             lines[-1].append(line)

@@ -50,6 +50,7 @@ class NormaliseWords(DocumentStep):
     settings: Union[TextSettings, LibrarySettings]
 
     def process(self, document: Document) -> Optional[str]:
+        """Process a document; see the class."""
         text = document.text
         normalise = load_normaliser(self.settings)
         if "<" in text:
@@ -74,6 +75,7 @@ def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
     """``text`` with the model's own symbols spelt as words between brackets: ``<mask>`` becomes ``< mask >``.
 
     Args:
+        text: raw text.
         keep_unknown: leave ``<unk>`` as it is, an unknown word.
     """
 
@@ -115,6 +117,7 @@ class WordStore:
 
     @cached_property
     def vocabulary(self) -> list[str]:
+        """Distinct words of the unit."""
         return split_words((self.folder / VOCABULARY_FILE).read_bytes())
 
     def select(self, keep: np.ndarray) -> SelectedWords:
@@ -148,12 +151,14 @@ class StoreWords(DocumentStep):
         self._bands = array("Q")
 
     def run(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yield the documents, then write the store."""
         yield from super().run(documents)
         with atomic_folder(self.folder, replace=True, durable=False) as unfinished:
             self._save(unfinished)
             (unfinished / NOTES_FILE).write_text(json.dumps(vars(self.notes), indent=1) + "\n", encoding="utf-8")
 
     def process(self, document: Document) -> Optional[str]:
+        """Process a document; see the class."""
         if not document.text:
             return "no sentence"
         sentences = document.text.split("\n")
@@ -185,6 +190,7 @@ class StoreWords(DocumentStep):
 
 
 def join_words(words: Sequence[str]) -> bytes:
+    """Return words in UTF-8, a line feed between them."""
     return "\n".join(words).encode()
 
 

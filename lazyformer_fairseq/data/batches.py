@@ -45,19 +45,29 @@ def batch_by_size(
 
 
 def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.Tensor:
-    """Rows (T,) of different lengths as one tensor (B, T), T that of the longest or `width` if that is more."""
+    """Return rows (T,) of different lengths as one tensor (B, T); T is the longest, or `width` if that is more."""
     batch = pad_sequence(list(rows), batch_first=True, padding_value=pad)
     return torch.nn.functional.pad(batch, (0, max(0, width - batch.size(1))), value=pad)
 
 
 class Batched(Protocol):
-    """What :class:`EpochBatches` asks of a dataset, as every
-    :class:`~lazyformer_fairseq.data.datasets.labelled_texts.SizedDataset` answers, and a split of masked text."""
+    """The methods of a dataset that :class:`EpochBatches` calls.
 
-    def set_epoch(self, epoch: int) -> None: ...
-    def ordered_indices(self) -> np.ndarray: ...
-    def batch_by_size(self, indices: np.ndarray, max_tokens: Optional[int], max_sentences: Optional[int]) -> list: ...
-    def collater(self, samples: list) -> dict[str, Any]: ...
+    Every :class:`~lazyformer_fairseq.data.datasets.labelled_texts.SizedDataset` has them, and a split of masked text.
+    """
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch."""
+
+    def ordered_indices(self) -> np.ndarray:
+        """Return the order of the samples."""
+
+    def batch_by_size(self, indices: np.ndarray, max_tokens: Optional[int], max_sentences: Optional[int]) -> list:
+        """Divide an order of samples into batches."""
+
+    def collater(self, samples: list) -> dict[str, Any]:
+        """Return samples as a batch."""
+
     def __getitem__(self, index: int) -> Any: ...
 
 

@@ -238,6 +238,8 @@ class MaskedText:
         """Return the samples of an epoch.
 
         Args:
+            split: name of the split.
+            epoch: number of the epoch, from 1.
             types: whether batches of pairs say which text a token is of.
 
         Raises:

@@ -102,6 +102,8 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
     """Raise a UserError where the shards of a corpus together do not hold the tokens that its manifest counted.
 
     Args:
+        folders: folders of binarised data.
+        split: name of the split.
         tokens: ids without the ``</s>`` at the end of each item.
     """
     parent = Path(folders[0]).parent

@@ -52,6 +52,7 @@ class Question:
 
     @property
     def answer_texts(self) -> tuple[str, ...]:
+        """Texts of all answers."""
         return tuple(answer.text for answer in self.answers)
 
 
@@ -78,10 +79,12 @@ class SquadFile:
 
     @cached_property
     def questions(self) -> list[Question]:
+        """Questions of all paragraphs."""
         return [question for paragraph in self.paragraphs for question in paragraph.questions]
 
     @cached_property
     def contexts(self) -> list[str]:
+        """Contexts of all paragraphs."""
         return [paragraph.context for paragraph in self.paragraphs]
 
     @cached_property
@@ -95,6 +98,7 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
     """Read a file of the official layout, version 1.1.
 
     Args:
+        path: path of the file.
         skip_mistakes: leave out the questions that are wrong; :attr:`SquadFile.left_out` says why.
         needs_answers: whether a question without answers is a mistake; without, answers are read where there are some.
 
@@ -143,6 +147,7 @@ def _paragraphs(articles: list[Any], needs_answers: bool, mistakes: list[str]) -
         return enumerate(value or [], start=1)
 
     def questions(paragraph: Any, context: str, place: str) -> Iterator[Question]:
+        """Questions of all paragraphs."""
         for number, values in listed(paragraph, "qas", place):
             identity = _field(values, "id", str)
             where = f"{place}, question {number}" + (f" (id {identity})" if identity is not None else "")
@@ -253,6 +258,7 @@ def score(file: SquadFile, predictions: Mapping[str, str]) -> dict[str, float]:
     """Return the mean of each metric over a file's questions, 0.0 to 1.0; without a prediction a question has 0.0.
 
     Args:
+        file: questions and their answers.
         predictions: a text for each question's id.
     """
     pairs = [(predictions.get(question.id), question.answer_texts) for question in file.questions]

@@ -237,7 +237,8 @@ def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
     writer = sampling.Writer.load(checkpoint, data, **how)
     if not item:
         texts = writer.texts(settings.prompt, settings.count, settings.length)
-        return click.echo("\n\n".join(texts))
+        click.echo("\n\n".join(texts))
+        return
     path = settings.output or Path("sample.png")
     writer.draw(path, settings.count, settings.split if settings.complete else None)
     click.echo(f"{path}: {settings.count} {'completed ' * settings.complete}images of {item} pixels")

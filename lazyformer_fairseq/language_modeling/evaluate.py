@@ -220,6 +220,7 @@ class Parts:
 
     @property
     def steps(self) -> int:
+        """Number of forward passes."""
         return self.lead + self.lengths[0]
 
     def segments(self, step: int) -> list[int]:

@@ -56,6 +56,7 @@ class WordsOfLines:
                 raise UserError(f"{path}: is empty; download it again")
 
     def size(self, split: str) -> int:
+        """Return the bytes of a split."""
         return self.files[split].stat().st_size
 
     def count(self, split: str, progress: Tell) -> Counter:
@@ -125,6 +126,7 @@ class Characters:
             )
 
     def size(self, split: str) -> int:
+        """Return the bytes of a split."""
         return CHARACTERS[split]
 
     def count(self, split: str, progress: Tell) -> Counter:

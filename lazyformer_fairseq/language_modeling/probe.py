@@ -42,6 +42,8 @@ def probe_layers(
     """Return accuracies by :func:`probe`, of raw pixels, then of each layer's features.
 
     Args:
+        checkpoint: file of the image model.
+        data: folder of prepared images.
         most: images of each split, drawn at random if it has more.
         batch_size: images that the model reads at once.
         device: name of the device.

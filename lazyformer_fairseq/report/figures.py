@@ -41,6 +41,8 @@ def picture(
     """Yield an array of axes, (rows, columns), with a grid; writes the figure as a PNG when the block ends well.
 
     Args:
+        rows: rows of panels.
+        columns: columns of panels.
         path: of the PNG, which is there whole or not at all.
         panel: width and height of a panel, inches.
         title: above all panels.

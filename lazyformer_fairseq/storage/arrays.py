@@ -15,6 +15,7 @@ def map_array(path: Path, remedy: str, kinds: str = "iu", ndim: Optional[int] = 
     """Map a ``.npy`` file, read-only.
 
     Args:
+        path: path of the file.
         remedy: ends the message.
         kinds: of dtype that it may have, letters of numpy's ``dtype.kind``.
         ndim: of the shape that it must have.

@@ -32,6 +32,7 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
     """Yield a file to write; it takes the name `path` when the block ends well. Makes missing folders.
 
     Args:
+        path: name that the file takes.
         durable: from then on it survives a power cut, and what killed processes left of it before is removed. That
             takes some milliseconds, too long for thousands of files that can be made again.
 
@@ -89,6 +90,7 @@ def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool
     """Yield an empty folder to write into; it takes the name `folder` when the block ends well.
 
     Args:
+        folder: name that the folder takes.
         replace: whether it may take the place of a folder that holds something.
         durable: see :func:`atomic_file`; all files in it are synced.
 
@@ -176,6 +178,7 @@ def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = Fal
     """Remove what killed processes left unfinished in a folder; what a process still holds stays.
 
     Args:
+        folder: folder to look in.
         name: of the file or folder that was being written; all.
         deep: in all its subfolders too.
     """

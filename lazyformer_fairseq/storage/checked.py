@@ -100,6 +100,8 @@ def read_yaml(path: Path, remedy: str, loader: Any = None) -> dict[str, Any]:
     """Read a mapping of plain values from a YAML file; anchors are refused, which make much of little.
 
     Args:
+        path: path of the file.
+        remedy: end of the message.
         loader: PyYAML's, by default its safe one.
 
     Raises:
@@ -139,6 +141,9 @@ def as_kind(kind: type[T], content: Any, where: object, remedy: str) -> T:
     passed over, unless its `__pydantic_config__` has ``"extra": "forbid"``.
 
     Args:
+        kind: the dataclass or type.
+        content: values of JSON.
+        remedy: end of the message.
         where: the file, for the message.
 
     Raises:

@@ -256,6 +256,7 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

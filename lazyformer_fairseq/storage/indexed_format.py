@@ -156,6 +156,7 @@ def write_items(
     """Write ``PREFIX.bin`` and ``PREFIX.idx``, each whole or not at all.
 
     Args:
+        prefix: path without ``.bin`` and ``.idx``.
         dtype: numpy's type of the ids in the file.
         blocks: of any number of items: their ids, one item after the other, and the number of ids of each.
         durable: see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`.
@@ -175,6 +176,7 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
     """Write ``target.bin`` and ``target.idx``, each whole or not at all: the same bytes as one dataset written whole.
 
     Args:
+        target: prefix of the dataset to write.
         parts: prefixes of at least one dataset; the items come in their order.
 
     Raises:
@@ -200,6 +202,7 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
     """Write an index as fairseq does.
 
     Args:
+        stream: file to write to.
         read_sizes: gives the sizes of the items, in arrays of any lengths; called three times.
         dtype: numpy's type of the ids.
     """
@@ -226,6 +229,9 @@ def check_items(
     """Check that a dataset is whole, and that its ids are those of a dictionary.
 
     Args:
+        how: "quick" or "full".
+        part: number of this process.
+        parts: "full" may be shared by so many processes, each of which reads every `parts`-th chunk.
         prefix: path without ``.bin`` and ``.idx``.
         vocab_size: symbols of the dictionary; None where it is not known.
         eos: id that every item ends in; None where any id may.

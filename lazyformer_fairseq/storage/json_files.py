@@ -120,7 +120,7 @@ def remembered(
     machine: str,
     key: str,
     measure: Callable[[], T],
-    is_valid: Callable[[Any], bool] = lambda value: True,
+    is_valid: Callable[[Any], bool] = lambda _value: True,
 ) -> T:
     """Return what an earlier process measured; else what `measure` returns, a value of JSON, kept for later ones.
 
@@ -128,6 +128,7 @@ def remembered(
     be written, each process measures for itself. A file that cannot be read is written anew: no run ends for a cache.
 
     Args:
+        measure: takes the measurement.
         name: of the file.
         machine: what the measurement holds for.
         key: what is measured.
@@ -162,4 +163,5 @@ def hash_of(path: Path, kind: str) -> str:
 
 
 def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
     return hash_of(path, "sha256")

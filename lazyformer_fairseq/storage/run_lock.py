@@ -105,6 +105,8 @@ def keep_settings(
     """Keep in a file the settings of everything in its folder; they may change until work has begun.
 
     Args:
+        file: file of the settings.
+        settings: settings of this run.
         of_what: "a search", say.
         begun: whether work was done with the settings in the file.
         made_by_them: files to remove where the settings differ.

@@ -40,7 +40,7 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 }
 
 
-class BadInput(UserError):
+class BadInputError(UserError):
     """A record that is broken, or a file whose compressed data is damaged; the message names file, place and reason."""
 
 
@@ -68,7 +68,7 @@ class _Decompressed(io.RawIOBase):
     """The streams of a compressed file that begin before ``end``.
 
     Raises:
-        BadInput: a stream is damaged, stops before its end, or stands for far more bytes than text would.
+        BadInputError: a stream is damaged, stops before its end, or stands for far more bytes than text would.
     """
 
     def __init__(self, file: BinaryIO, path: str, kind: str, start: int, end: Optional[int]):
@@ -133,7 +133,7 @@ class _Decompressed(io.RawIOBase):
         return text
 
     def _fail(self, what: str) -> None:
-        raise BadInput(
+        raise BadInputError(
             f"{self._path}, byte {self._at}: its {self._kind} data {what}; get it again, or leave it out"
         ) from None
 
@@ -181,7 +181,7 @@ class Block(NamedTuple):
 
 
 StartsDocument = Callable[[bytes, bool], bool]
-Parsed = Iterator[Union[tuple[str, dict[str, Any]], BadInput]]
+Parsed = Iterator[Union[tuple[str, dict[str, Any]], BadInputError]]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Format:
         recognises: whether a file is of this format, by its first bytes, without space before them, and its path; a
             UserError for what is near to it, but cannot be read.
         starts_document: whether one starts with a line: (line, whether the one before it is blank or there is none).
-        parse: (text, metadata) of the documents in a block, and a BadInput in the place of each that is broken.
+        parse: (text, metadata) of the documents in a block, and a BadInputError in the place of each that is broken.
         read_whole: in place of these two, where a file is one document: the same of a piece.
     """
 
@@ -210,7 +210,7 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
     """Return blocks of a piece in order; memory is bounded by the longest one.
 
     Raises:
-        BadInput: compressed data is damaged or truncated.
+        BadInputError: compressed data is damaged or truncated.
     """
     is_plain = compression(piece.path) is None
     end = piece.end if is_plain else None
@@ -224,10 +224,8 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
         if is_plain and piece.start:
             offset, after_blank = _move_to_line(file, piece)
             number = 2  # at most one line was passed over; see `place`
-        for line in file:
-            length = len(line)
-            if not offset and line.startswith(BOM):
-                line = line[len(BOM) :]
+        for read in file:
+            line = read if offset else read.removeprefix(BOM)
             starts = line != b"" and starts_document(line, after_blank)
             if end is not None and offset >= end and (starts or lines is None):
                 break
@@ -240,7 +238,7 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
             if lines is not None:
                 lines.append(line)
             after_blank = not line or line.isspace()
-            offset += length
+            offset += len(read)
             number += 1
         if lines:
             yield Block(*first, b"".join(lines), is_preamble)

@@ -6,15 +6,15 @@ line, whose field ``text`` is the document; newlines in it divide paragraphs. Wi
 these; it puts the title before the text, which is left out.
 
 Each function of a row takes a block, its piece and a watch, and yields (text, metadata) of the documents in it. In the
-place of a broken one it yields, not raises, a BadInput: what comes after it may be whole.
+place of a broken one it yields, not raises, a BadInputError: what comes after it may be whole.
 """
 
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
+from xml.etree import ElementTree
 
 import orjson
 
@@ -26,6 +26,7 @@ def lines_to_paragraphs(text: str, title: Optional[str] = None) -> str:
     """One paragraph a line, from lines that are paragraphs already: drops blank lines and superfluous space.
 
     Args:
+        text: lines that are paragraphs.
         title: left out where it is the first line.
     """
     lines = (" ".join(line.split()) for line in text.split("\n"))
@@ -57,7 +58,7 @@ def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> f
     outside = "malformed XML: this stands outside of <page>...</page>"
     if block.is_preamble:  # <mediawiki> and <siteinfo>
         if b"</page>" in block.content:
-            yield files.BadInput(f"{files.place(piece, block.line)}: {outside}")
+            yield files.BadInputError(f"{files.place(piece, block.line)}: {outside}")
         return
     before, *pages = files.decode(block.content, watch).split("<page>")
     line = block.line + before.count("\n")
@@ -66,22 +67,22 @@ def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> f
         whole = PAGE.match(xml)
         if whole is None:
             problem = f"malformed XML{_in_page(xml)}: no whole <page>...</page>; is the file whole?"
-            yield files.BadInput(f"{files.place(piece, line)}: {problem}")
+            yield files.BadInputError(f"{files.place(piece, line)}: {problem}")
         else:
             yield _parse_page(whole.group(), piece, line)
             if not REST_OF_DUMP.fullmatch(xml, whole.end()):
                 lines_before = xml[: -len(xml[whole.end() :].lstrip())].count("\n")
-                yield files.BadInput(f"{files.place(piece, line + lines_before)}: {outside}")
+                yield files.BadInputError(f"{files.place(piece, line + lines_before)}: {outside}")
         line += xml.count("\n")
 
 
-def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dict], files.BadInput]:
+def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dict], files.BadInputError]:
     try:
         # A <page> alone has no document type, the only place where XML can name other files or entities.
         page = ElementTree.fromstring(xml)  # noqa: S314
     except ElementTree.ParseError as error:
         where = files.place(piece, line + error.position[0] - 1)
-        return files.BadInput(f"{where}: malformed XML{_in_page(xml)} ({str(error).partition(':')[0]})")
+        return files.BadInputError(f"{where}: malformed XML{_in_page(xml)} ({str(error).partition(':')[0]})")
     last = (page.findall("revision") or [page])[-1]
     return last.findtext("text") or "", {
         "title": page.findtext("title") or "",
@@ -107,11 +108,11 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
     outside = "text outside of <doc ...> and </doc>"
     if block.is_preamble:
         if text.strip():
-            yield files.BadInput(f"{files.place(piece, block.line)}: {outside}")
+            yield files.BadInputError(f"{files.place(piece, block.line)}: {outside}")
         return
     end = END_OF_DOC.search(text)
     if end is None:
-        yield files.BadInput(
+        yield files.BadInputError(
             f"{files.place(piece, block.line)}: this <doc ...> is not closed by </doc>; is the file whole?"
         )
         return
@@ -119,7 +120,7 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
     title = TITLE_OF_DOC.match(header)
     yield lines_to_paragraphs(unescape(body), unescape(title[1]) if title else None), {}
     if end.end() != len(text):
-        yield files.BadInput(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
+        yield files.BadInputError(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
 
 
 def is_json_lines(content: bytes, file: Path) -> bool:
@@ -136,16 +137,16 @@ def parse_line(block: files.Block, piece: files.Piece, watch: files.Watch) -> fi
     try:
         record = orjson.loads(files.decode(block.content, watch))
     except orjson.JSONDecodeError as error:
-        yield files.BadInput(f"{files.place(piece, block.line)}: no valid JSON ({error.msg})")
+        yield files.BadInputError(f"{files.place(piece, block.line)}: no valid JSON ({error.msg})")
         return
     if not isinstance(record, dict):
-        yield files.BadInput(f"{files.place(piece, block.line)}: a line must be a JSON object, {{...}}")
+        yield files.BadInputError(f"{files.place(piece, block.line)}: a line must be a JSON object, {{...}}")
         return
     text = record.get("text")
     title = record.get("title")
     if not isinstance(text, str):
         fields = ", ".join(sorted(record)) or "none"
-        yield files.BadInput(
+        yield files.BadInputError(
             f'{files.place(piece, block.line)}: has no field "text" that is a string; its fields: {fields}'
         )
         return
@@ -158,7 +159,7 @@ HEADING = re.compile(r"^ ?= .* =[^\S\n]*$", re.MULTILINE)
 JOINT = re.compile(r" @([-,.])@ ")
 
 
-def parse_article(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
+def parse_article(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """Return the paragraphs below one title of WikiText, without headings.
 
     Its tokenizer's ``state @-@ run`` and ``1 @,@ 000`` are mended.
@@ -169,7 +170,7 @@ def parse_article(block: files.Block, piece: files.Piece, watch: files.Watch) ->
         yield text, {}
 
 
-def parse_paragraph(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
+def parse_paragraph(block: files.Block, _piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """Return the lines between blank ones, joined."""
     text = join_hard_wrapped(files.decode(block.content, watch))
     if text or not block.is_preamble:
@@ -199,7 +200,7 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
     """Return the whole file, one paragraph a line, without Gutenberg's notices.
 
     Raises:
-        BadInput: compressed data is damaged; what came before it was yielded.
+        BadInputError: compressed data is damaged; what came before it was yielded.
     """
     parts = []
     damage = None
@@ -207,7 +208,7 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
         try:
             while part := file.read1():
                 parts.append(part)
-        except files.BadInput as error:
+        except files.BadInputError as error:
             damage = error
     text = files.decode(b"".join(parts).removeprefix(files.BOM), watch).replace("\r\n", "\n").replace("\r", "\n")
     text = "\n".join(filter(None, map(join_hard_wrapped, BLANK_LINES.split(text))))
@@ -222,7 +223,7 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
         raise damage
 
 
-def is_gutenberg(content: bytes, file: Path) -> bool:
+def is_gutenberg(content: bytes, _file: Path) -> bool:
     """Return whether Project Gutenberg's header is there."""
     return GUTENBERG_START.search(content.decode(errors="replace")) is not None
 
@@ -232,28 +233,28 @@ FORMATS: dict[str, files.Format] = {
     "wikiextractor": files.Format(
         document="a <doc>",
         names=r"wiki_\d+",
-        recognises=lambda content, file: content.startswith(b"<doc "),
-        starts_document=lambda line, after_blank: line.startswith(b"<doc "),
+        recognises=lambda content, _file: content.startswith(b"<doc "),
+        starts_document=lambda line, _after_blank: line.startswith(b"<doc "),
         parse=parse_extracted,
     ),
     "mediawiki": files.Format(
         document="a page",
         names=r".*\.xml(?:-p\d+p\d+.*?)?",
         recognises=is_dump,
-        starts_document=lambda line, after_blank: b"<page>" in line,
+        starts_document=lambda line, _after_blank: b"<page>" in line,
         parse=parse_pages,
     ),
     "jsonl": files.Format(
         document="a line",
         names=r".*\.(?:jsonl?|ndjson)",
         recognises=is_json_lines,
-        starts_document=lambda line, after_blank: not line.isspace(),
+        starts_document=lambda line, _after_blank: not line.isspace(),
         parse=parse_line,
     ),
     "wikitext": files.Format(
         document="an article",
         names=r".*\.tokens",
-        recognises=lambda content, file: FIRST_TITLE.search(content) is not None,
+        recognises=lambda content, _file: FIRST_TITLE.search(content) is not None,
         # A list of abbreviations may hold a line `= Games =` too, but not after a blank line.
         starts_document=lambda line, after_blank: after_blank and TITLE_LINE.match(line) is not None,
         parse=parse_article,
@@ -263,7 +264,7 @@ FORMATS: dict[str, files.Format] = {
     "text": files.Format(
         document="what stands between blank lines (books: say book:PATH)",
         names=r".*\.(?:txt|text|raw|md|markdown|rst|train|valid|validation|dev|test)|enwik[89]|text8",
-        recognises=lambda content, file: True,
+        recognises=lambda _content, _file: True,
         starts_document=lambda line, after_blank: after_blank and not line.isspace(),
         parse=parse_paragraph,
     ),
@@ -288,7 +289,7 @@ class RawDocument(NamedTuple):
 def read_piece(
     piece: files.Piece,
     watch: Optional[files.Watch] = None,
-    skip: Optional[Callable[[files.BadInput], None]] = None,
+    skip: Optional[Callable[[files.BadInputError], None]] = None,
 ) -> Iterator[RawDocument]:
     """Return documents in the order of the file; memory is bounded by the longest one.
 
@@ -298,7 +299,7 @@ def read_piece(
         skip: receives the remark on a broken record, which is left out; without it the first one is raised.
 
     Raises:
-        BadInput: names the file, the place and the reason; the documents before it were yielded.
+        BadInputError: names the file, the place and the reason; the documents before it were yielded.
     """
     watch = files.Watch() if watch is None else watch
     reader = FORMATS[piece.format]
@@ -306,7 +307,7 @@ def read_piece(
     number = 0
     for offset, parsed in _parsed(piece, reader, watch):
         for in_block, record in enumerate(parsed):
-            if isinstance(record, files.BadInput):
+            if isinstance(record, files.BadInputError):
                 if skip is None:
                     raise record
                 skip(record)

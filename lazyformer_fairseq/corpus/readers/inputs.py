@@ -17,7 +17,7 @@ import zstandard
 from lazyformer_fairseq.corpus.readers.files import (
     BOM,
     BZ2_STREAM,
-    BadInput,
+    BadInputError,
     Piece,
     compression,
     open_decompressed,
@@ -184,7 +184,7 @@ def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
     try:
         with open_decompressed(file) as stream:
             head = stream.read(HEAD_BYTES)
-    except BadInput:  # compressed, and damaged from the start: whoever reads it will report where
+    except BadInputError:  # compressed, and damaged from the start: whoever reads it will report where
         by_name = (name for name, format in FORMATS.items() if re.match(format.names, file.name))
         return InputFile(str(file), wanted or next(by_name, "text"), file.stat().st_size)
     except OSError as error:
@@ -242,14 +242,17 @@ def cut_file(
     ``folder`` is made whole or not at all; if it is there it is not made again.
 
     Args:
-        bad_input: "stop" raises :class:`BadInput` where compressed data is damaged or truncated; "skip" keeps the
+        file: the file to cut.
+        folder: folder of the parts.
+        part_bytes: decompressed bytes per part, about.
+        bad_input: "stop" raises :class:`BadInputError` where compressed data is damaged or truncated; "skip" keeps the
         documents before the damage, and writes what is wrong to ``folder/damage.txt``.
     """
     if not folder.is_dir():
         with atomic_folder(folder, durable=False) as unfinished:
             try:
                 _write_parts(file, unfinished, part_bytes)
-            except BadInput as error:
+            except BadInputError as error:
                 if bad_input == "stop":
                     raise
                 (unfinished / DAMAGE_FILE).write_text(str(error), encoding="utf-8")

@@ -31,14 +31,17 @@ class SizedDataset(Dataset):
         return len(self.sizes)
 
     def num_tokens(self, index: int) -> int:
+        """Return the tokens of an example."""
         return int(self.sizes[index])
 
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        """Return the tokens of each of the examples."""
         return self.sizes[indices]
 
     size = num_tokens
 
     def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch."""
         self.epoch = epoch
 
     def filter_indices_by_size(self, indices: np.ndarray, max_sizes: int) -> tuple[np.ndarray, list[int]]:

@@ -178,6 +178,9 @@ class Masking:
         random, so that the expected share is exact, and at least one is in. Where the share changes: the larger one.
 
         Args:
+            seed: seed of the run.
+            epoch: number of the epoch.
+            index: number of the block.
             tokens: ids (T,).
 
         Returns:

@@ -85,6 +85,7 @@ class PermutedBlocksDataset(FullSentencesDataset):
 
     @property
     def most(self) -> int:
+        """Most tokens of a row: the text and both groups of masks."""
         return 3 * self.tokens_per_sample
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
     each from its front or its back.
 
     Args:
+        random: generator of all that is drawn.
         documents: at least two.
         room: tokens of text that a pair may have, at least 2.
     """
@@ -210,6 +211,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
         return self.pairs.sizes + (2 + self.separators)
 
     def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch; its pairs are drawn when they are asked for."""
         for drawn in ("pairs", "sizes") if epoch != self.epoch else ():
             vars(self).pop(drawn, None)
         super().set_epoch(epoch)

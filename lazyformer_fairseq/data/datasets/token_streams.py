@@ -146,7 +146,6 @@ class TokenStreams(Dataset):
         self.pad = pad
 
     def __len__(self) -> int:
-        """Number of segments."""
         return len(self.borders) - 1
 
     def __getitem__(self, segment: int) -> dict[str, Any]:
@@ -257,6 +256,11 @@ def cut_tokens(
     """Return tokens as streams, or as items, for all who train on them or measure them.
 
     Args:
+        tokens: ids of the text, (N,).
+        rows: streams of all workers together.
+        tgt_len: tokens per segment.
+        eos: id of ``</s>``.
+        pad: id that fills targets.
         item: tokens of an item, :func:`item_length`; 0 for a text.
         how: further arguments of :class:`TokenStreams`.
 
@@ -307,6 +311,7 @@ class EpochSegments(EpochBatches):
 
     @property
     def indices(self) -> list[np.ndarray]:
+        """Numbers of the segments of the epoch, a batch each."""
         if self._batches[0] != self.epoch:
             self.dataset = self._streams(self.epoch)
             self._batches = (
@@ -334,7 +339,7 @@ def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
 def shape_of(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dict[str, Union[int, str]]:
     """Return what a memory must fit: tokens of the text, rows of all workers, tokens of segment and memory.
 
-    And how epochs cut the streams; older checkpoints do not name it.
+    It also names how epochs cut the streams.
     """
     sizes = {
         "tokens": len(streams.tokens),

@@ -62,15 +62,19 @@ class Dictionary:
         return self.indices.get(symbol, self.unk_index)
 
     def bos(self) -> int:
+        """Return the id of ``<s>``."""
         return self.bos_index
 
     def pad(self) -> int:
+        """Return the id of ``<pad>``."""
         return self.pad_index
 
     def eos(self) -> int:
+        """Return the id of ``</s>``."""
         return self.eos_index
 
     def unk(self) -> int:
+        """Return the id of ``<unk>``."""
         return self.unk_index
 
     def add_symbol(self, symbol: str, n: int = 1, overwrite: bool = False) -> int:

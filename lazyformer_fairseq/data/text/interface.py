@@ -77,6 +77,7 @@ class TextTokenizer(ABC):
 
     @property
     def mask_index(self) -> int:
+        """Id of ``<mask>``."""
         return self.special.mask
 
     @property

@@ -355,6 +355,7 @@ class LibraryNormaliser:
         """Return the words of ``text``, divided by single spaces.
 
         Args:
+            text: raw text.
             keep_unknown: ``<unk>`` in a text is an unknown word.
         """
         if not keep_unknown:

@@ -145,6 +145,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         return cls.load(folder)
 
     def encode(self, text: str) -> list[int]:
+        """Return the ids of raw text, without ``<s>`` and ``</s>``."""
         refuse_surrogates(text)
         return self._library.encode(text, add_special_tokens=False).ids
 
@@ -155,6 +156,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         return encoding.ids, encoding.offsets
 
     def encode_normalised(self, words: str) -> list[int]:
+        """Return the ids of words divided by spaces."""
         return list(itertools.chain.from_iterable(self._numbers_of(words.split(" ") if words else [])))
 
     def _numbers_of(self, words: list[str]) -> list[list[int]]:
@@ -173,12 +175,14 @@ class LibraryTokenizer(interface.TextTokenizer):
 
     @cached_property
     def begins_word(self) -> np.ndarray:
+        """Which ids begin a word, bool (V,)."""
         if self._recipe["model"]["type"] == "WordPiece":
             return np.array([not symbol.startswith(INSIDE_WORD) for symbol in self.symbols])
         whole = {token["content"] for token in self._recipe["added_tokens"]}
         return np.array([symbol.startswith(SPACE) or symbol in whole for symbol in self.symbols])
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Return readable text of ids, without ``<s>``, ``</s>`` and ``<pad>``."""
         kept = [index for index in map(int, ids) if index not in self.special[:3]]
         return self._library.decode(kept, skip_special_tokens=False).strip()
 
@@ -186,6 +190,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         """Write ``tokenizer.json`` and ``tokenizer_config.json`` into a folder, for transformers' AutoTokenizer.
 
         Args:
+            folder: folder to write into.
             token_types: the model takes token types, 1 for the second text of a pair.
         """
         folder = Path(folder)
@@ -272,7 +277,13 @@ def read_description(path: Path) -> Description:
 
 
 # In the files of a model.
-NAMES_OF_ROLES = dict(bos="cls_token", pad="pad_token", eos="sep_token", unk="unk_token", mask="mask_token")
+NAMES_OF_ROLES = {
+    "bos": "cls_token",
+    "pad": "pad_token",
+    "eos": "sep_token",
+    "unk": "unk_token",
+    "mask": "mask_token",
+}
 USUAL_NAMES = (
     ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
     ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),

@@ -1,4 +1,4 @@
-"""Moses' punctuation normalisation and tokenisation: one table of rules, for texts here and for tokenizers exported.
+r"""Moses' punctuation normalisation and tokenisation: one table of rules, for texts here and for tokenizers exported.
 
 :func:`punctuation_rules` and :func:`word_rules` are sacremoses's rules (the same in 0.1.1 and 0.2.0, without escapes)
 as replacements that the library ``tokenizers`` takes, in sacremoses's order; of sacremoses itself only the lists are
@@ -6,8 +6,8 @@ used. Three things differ from Python's ``re.sub``, and are expressed otherwise:
 
 - A replacement holds no group. So a rule matches by lookaround, and replaces only what it changes; most insert a space
   at a place of no width. That keeps offsets right too.
-- ``re.sub`` consumes the character after a match: ``k'n'r`` becomes ``k 'n'r``, because the ``n`` is taken. ``\\K``
-  drops what stands before from the match; ``(?!\\G)`` forbids that it is the character that the match before looked at.
+- ``re.sub`` consumes the character after a match: ``k'n'r`` becomes ``k 'n'r``, because the ``n`` is taken. ``\K``
+  drops what stands before from the match; ``(?!\G)`` forbids that it is the character that the match before looked at.
 - An exported tokenizer divides no text at its symbols (``<mask>`` and such). :data:`SIGNS` stand in the place of their
   brackets, and count as edges of the text.
 
@@ -221,7 +221,7 @@ def _alternatives(words: set[str]) -> str:
     return "|".join(re.escape(word) for word in sorted(words)) or "(?!)"
 
 
-class _UnusualText(Exception):
+class _UnusualTextError(Exception):
     """The fast way does not cover this text."""
 
 
@@ -262,11 +262,12 @@ class MosesWords:
         return moses_words, self._settings
 
     def __call__(self, text: str) -> str:
+        """Return the words of a text."""
         if MARKER_OF_STOPS in text or not (text.isprintable() or _printable_but_for_no_break_space(text)):
             return self.by_rules(text)
         try:
             return self._by_gaps(text)
-        except _UnusualText:
+        except _UnusualTextError:
             return self.by_rules(text)
 
     def by_rules(self, text: str) -> str:
@@ -293,7 +294,7 @@ class MosesWords:
     def _ask(self, before: str, gap: str, after: str) -> str:
         """Return what the rules make of ``gap`` between two words ("" where the text starts or ends)."""
         if len(before) + len(gap) > LONGEST_GAP:
-            raise _UnusualText  # an exception is not kept, so that the kept answers stay small
+            raise _UnusualTextError  # an exception is not kept, so that the kept answers stay small
         answer = self.by_rules(before + gap + after)
         # Letters are neither added nor lost, nor do they change places: the gap starts after the last one of `before`.
         start = 0
@@ -326,7 +327,7 @@ class MosesWords:
             if first == 0 or " " in parts[first] or " " in parts[first + 1]:
                 return parts[first].rpartition(" ")[2] + "".join(parts[first + 1 : place])
             if place - first > LONGEST_SEARCH:
-                raise _UnusualText
+                raise _UnusualTextError
 
     def _find_stand_in(self, letter: str) -> str:
         """Return a word of letters of the same kind, one for each kind, that is in no list of abbreviations."""

@@ -81,7 +81,7 @@ class TextSettings:
 
     @classmethod
     def from_json(cls, values: Any) -> "TextSettings":
-        """Settings from a JSON object that must name each of them, and nothing else; else UserError."""
+        """Return settings from a JSON object that names each of them, and nothing else; else raise a UserError."""
         if not isinstance(values, dict):
             raise UserError(f"text settings {values!r}: expected a JSON object")
         names = {field.name for field in fields(cls)}
@@ -180,6 +180,7 @@ def places_of(words: str, text: str) -> list[Span]:
     """For each character of normalised words, its span in the raw text; a space has what stands between its words.
 
     Args:
+        text: raw text.
         words: what a normaliser made of `text`, without symbols such as ``<mask>``.
     """
     raw, raw_places = _units(text)

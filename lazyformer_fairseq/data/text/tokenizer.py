@@ -55,6 +55,7 @@ def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, setting
     """Return the bytes of a sentencepiece BPE model. Same counts, same bytes, whatever their order.
 
     Args:
+        settings: decide the special tokens and the share of characters that get a token.
         word_counts: normalised words, each once; symbols in them are left out.
         vocab_size: size of the dictionary, all symbols included.
 
@@ -184,6 +185,7 @@ class Tokenizer(interface.TextTokenizer):
         """Train BPE and writes ``folder`` whole or not at all. Same counts, same bytes, on any machine.
 
         Args:
+            settings: decide what is done with a text before BPE.
             word_counts: distinct normalised words and how often each occurs, in any order.
             folder: must not exist yet, or be empty.
             vocab_size: size of the dictionary, all symbols included.
@@ -206,6 +208,7 @@ class Tokenizer(interface.TextTokenizer):
         """Write ``folder`` around a SentencePiece model of the user's own, BPE or unigram; see docs/data.md.
 
         Args:
+            model_file: a SentencePiece model.
             folder: must not exist yet, or be empty.
             settings: what is done with a text before the model sees it; as where the model was trained.
 
@@ -310,6 +313,7 @@ class Tokenizer(interface.TextTokenizer):
 
     @cached_property
     def begins_word(self) -> np.ndarray:
+        """Which ids begin a word, bool (V,)."""
         single = {*self.settings.special_tokens, MASK}
         return np.array([symbol.startswith(SPACE) or symbol in single for symbol in self.symbols])
 
@@ -331,7 +335,7 @@ class Tokenizer(interface.TextTokenizer):
 
 
 def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettings) -> list[str]:
-    """fairseq's four symbols, the pieces in sentencepiece's order, the special tokens, last ``<mask>``.
+    """Return fairseq's four symbols, the pieces in sentencepiece's order, the special tokens, and last ``<mask>``.
 
     Raises:
         UserError: a piece reads like one of the symbols (possible only without Moses tokens).

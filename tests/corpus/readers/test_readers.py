@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.readers import inputs
-from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, bytes_of, compression
+from lazyformer_fairseq.corpus.readers.files import BadInputError, Piece, Watch, bytes_of, compression
 from lazyformer_fairseq.corpus.readers.formats import FORMATS, read_piece
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.corpus.steps import ReadDocuments
@@ -117,7 +117,7 @@ def test_several_streams_and_zeros_after_them_but_no_text(tmp_path, suffix):
     path.write_bytes(COMPRESS[suffix](b"One.\n\nTw") + COMPRESS[suffix](b"") + COMPRESS[suffix](b"o.\n") + bytes(5000))
     assert texts(path, "text") == ["One.", "Two."]
     path.write_bytes(gzip.compress(b"One.\n\n") + b"plain text")
-    with pytest.raises(BadInput, match=r"byte 26: its gz data are damaged"):
+    with pytest.raises(BadInputError, match=r"byte 26: its gz data are damaged"):
         texts(path, "text")
 
 
@@ -127,11 +127,11 @@ def test_truncated_and_damaged_compressed_files(tmp_path, suffix):
     path = tmp_path / f"text{suffix}"
     for left in (0.3, 0.99):
         path.write_bytes(content[: int(len(content) * left)])
-        with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data stop in the middle"):
+        with pytest.raises(BadInputError, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data stop in the middle"):
             texts(path, "text")
     content[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data are damaged"):
+    with pytest.raises(BadInputError, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data are damaged"):
         texts(path, "text")
 
 
@@ -159,7 +159,7 @@ BAD = [
 @pytest.mark.parametrize(("format", "content", "message"), BAD)
 def test_bad_content_is_named_with_its_line(tmp_path, format, content, message):
     (tmp_path / "bad").write_text(content)
-    with pytest.raises(BadInput, match=rf"{tmp_path}/bad, {message}"):
+    with pytest.raises(BadInputError, match=rf"{tmp_path}/bad, {message}"):
         texts(tmp_path / "bad", format)
 
 
@@ -167,11 +167,11 @@ def test_the_line_is_that_of_the_file_in_a_later_piece_too_and_documents_before_
     path = tmp_path / "bad"
     path.write_text('{"text": "fine"}\n' * 5 + '{"text": 1}\n')
     for start in (1, 16, 17, 18, 70):
-        with pytest.raises(BadInput, match=r"bad, line 6: has no field"):
+        with pytest.raises(BadInputError, match=r"bad, line 6: has no field"):
             texts(path, "jsonl", start=start, end=path.stat().st_size)
     documents = read_piece(Piece(str(path), "jsonl"))
     assert [next(documents).text for _ in range(5)] == ["fine"] * 5
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInputError):
         next(documents)
 
 
@@ -233,7 +233,7 @@ def test_a_broken_record_goes_and_the_rest_stays(tmp_path, format, suffix, place
         line = int(re.match(rf"{path}, line (\d+)", str(remark))[1])
         first = 1 + "".join(lines[:place]).count("\n")
         assert first <= line < first + 1 + bad.count("\n"), "the line lies in the broken record"
-        with pytest.raises(BadInput, match=re.escape(str(remark))):
+        with pytest.raises(BadInputError, match=re.escape(str(remark))):
             texts(path, format)
     # Lines that are no UTF-8 are read and counted.
     texts_given = [*good[:place], UNDECODABLE, *good[place:]]
@@ -267,7 +267,9 @@ def test_of_a_damaged_container_what_came_before_stays(tmp_path, format, suffix,
     path.write_bytes(packed)
     found = []
     documents = read_piece(Piece(str(path), format), skip=lambda _: None)  # of gz and zst some nonsense comes before it
-    with pytest.raises(BadInput, match=rf"{path}, byte \d+: its {suffix[1:]} data (stop in the middle|are damaged)"):
+    with pytest.raises(
+        BadInputError, match=rf"{path}, byte \d+: its {suffix[1:]} data (stop in the middle|are damaged)"
+    ):
         for document in documents:
             found += document.text.split("\n")
     whole = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(found, good, strict=False)))
@@ -570,7 +572,7 @@ def test_parts_are_there_whole_or_not_at_all_or_up_to_the_damage_if_asked_for(tm
     path = tmp_path / "big.txt.gz"
     content = gzip.compress(b"".join(b"Line %d\n\n" % i for i in range(9000)))
     path.write_bytes(content[:-1000])
-    with pytest.raises(BadInput, match="stop in the middle"):
+    with pytest.raises(BadInputError, match="stop in the middle"):
         cut_file(file_of(path, "text"), tmp_path / "parts", 4000)
     assert not (tmp_path / "parts").exists()
     parts = cut_file(file_of(path, "text"), tmp_path / "some", 4000, bad_input="skip")

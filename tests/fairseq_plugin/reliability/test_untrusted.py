@@ -28,7 +28,7 @@ from helpers import ROOT, message_of, write_toy_glue
 
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.corpus.readers import files
-from lazyformer_fairseq.corpus.readers.files import BadInput, Piece
+from lazyformer_fairseq.corpus.readers.files import BadInputError, Piece
 from lazyformer_fairseq.corpus.readers.formats import read_piece
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
@@ -324,10 +324,10 @@ def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(kind, format, t
     monkeypatch.setattr(files, "CHUNK", dict.fromkeys(PACKERS, 256))
     path = tmp_path / f"bomb.txt.{kind}"
     path.write_bytes(PACKERS[kind](b"a" * (1 << 24)))
-    with files.open_decompressed(path) as file, pytest.raises(BadInput, match="50 times their size"):
+    with files.open_decompressed(path) as file, pytest.raises(BadInputError, match="50 times their size"):
         file.read()
     assert file.raw._unpacked < 1 << 24, "it stopped on the way"
-    with pytest.raises(BadInput, match="50 times their size"):
+    with pytest.raises(BadInputError, match="50 times their size"):
         list(read_piece(Piece(str(path), format)))
 
 
@@ -336,5 +336,5 @@ def test_a_dump_with_entities_of_its_own_is_refused(tmp_path):
     path, ending = tmp_path / "dump.xml", "</page>\n</mediawiki>\n"
     for page in ('<page><!DOCTYPE page [<!ENTITY a "aaa">]><title>T</title>', "<page>"):
         path.write_text(f'<!DOCTYPE m [<!ENTITY a "aaa">]>\n<mediawiki>\n{page}<text>&a;</text>{ending}')
-        with pytest.raises(BadInput, match="malformed XML"):
+        with pytest.raises(BadInputError, match="malformed XML"):
             list(read_piece(Piece(str(path), "mediawiki")))

@@ -88,7 +88,9 @@ def _keep_caption(link: re.Match) -> str:
 def _without_paired(quotes: re.Match) -> str:
     """Wiki's bold and italic come in pairs; a single ``''`` opens a quotation with an apostrophe (''Tis so,')."""
     runs = list(re.finditer("'{2,}", quotes[0]))
-    return re.sub("'{2,}", "", quotes[0]) if len(runs) % 2 == 0 and "``" not in quotes[0] else quotes[0]
+    if len(runs) % 2 == 0 and "``" not in quotes[0]:
+        return re.sub("'{2,}", "", quotes[0])
+    return quotes[0]
 
 
 def _without_empty(brackets: re.Match) -> str:
@@ -343,7 +345,9 @@ class CleanText(DocumentStep):
         document.text = "\n".join(kept)
         if characters_of_few_letters > characters / 2:
             return "few letters"
-        return "too short" if length_in_letters(document.text) < self.min_document_characters else None
+        if length_in_letters(document.text) < self.min_document_characters:
+            return "too short"
+        return None
 
     def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
         """Return the clean line, and the reason to drop it or None."""

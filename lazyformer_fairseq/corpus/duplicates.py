@@ -92,7 +92,9 @@ def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
     """
     lowest = min((unit.min() for unit in draws if len(unit)), default=1.0)
     several = sum(map(len, draws)) > 1
-    return np.nextafter(lowest, 1) if several and 0 < valid_share <= lowest else valid_share
+    if several and 0 < valid_share <= lowest:
+        return np.nextafter(lowest, 1)
+    return valid_share
 
 
 def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:

@@ -170,7 +170,9 @@ def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
     }
     for kind, number in numbers.items():
         if number:
-            after = ", kept as far as the damage" if kind == DAMAGED_FILE else " left out"
+            after = " left out"
+            if kind == DAMAGED_FILE:
+                after = ", kept as far as the damage"
             yield f"{plural(number, kind)}{after}; the first: {manifest['dropped_names'][kind][0]}"
 
 
@@ -289,19 +291,25 @@ def visible(value: Any) -> Any:
 
 def count(value: Optional[float]) -> str:
     """Return a number without decimals, or a dash for none."""
-    return "–" if value is None else f"{value:,.0f}"
+    if value is None:
+        return "–"
+    return f"{value:,.0f}"
 
 
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun."""
-    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+    if number == 1:
+        return f"{count(number)} {noun}"
+    return f"{count(number)} {noun}s"
 
 
 def short(value: Union[int, float]) -> str:
     """Return three digits and a unit: 1,234 or 12.3 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= 0.9995 * size:
-            return f"{value / size:.3g} {unit}" if value < 999.5 * size else f"{value / size:,.0f} {unit}"
+            if value < 999.5 * size:
+                return f"{value / size:.3g} {unit}"
+            return f"{value / size:,.0f} {unit}"
     return f"{value:,.0f}"
 
 

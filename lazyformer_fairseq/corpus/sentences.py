@@ -109,7 +109,9 @@ def mend(
         if is_end is None:
             if asked != number:  # the sentencizer reads what stands between two sure starts
                 asked = number
-                begin = sure[number - 1] if number else 0
+                begin = 0
+                if number:
+                    begin = sure[number - 1]
                 starts = starts_of(text[begin : sure[number]])
             after = bisect_right(starts, mark.start() - begin)
             is_end = after < len(starts) and starts[after] <= word - begin
@@ -180,14 +182,19 @@ def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> O
     is_special_token = text[word - 1] == "<"  # <url> has no case
     if letter.islower() and not is_special_token and not text[word + 1 : word + 2].isupper():  # iPod may be first
         first = MARKS.match(text, sentence).end()
-        return None if text[first].islower() else False  # a text without capitals has sentences too
+        # a text without capitals has sentences too
+        if text[first].islower():
+            return None
+        return False
     if marks.startswith(("..", "…")) or text.endswith(". .", sentence, mark.start() + 1):
         return text[word : word + 2] not in ("I ", "I'", "I’") if letter.isupper() else None
     if marks[-1] in "-–—" and letter.isupper():
         return True
     if marks[0] in "?!":
         is_speech = marks[-1] in "\"'”’" or text[mark.end() : cut].strip() in ('"', "”")
-        return False if is_speech and cut == word and SAID.match(text, word, word + 80) else None
+        if is_speech and cut == word and SAID.match(text, word, word + 80):
+            return False
+        return None
     if marks[0] != ".":
         return None
     if LIST_NUMBER.fullmatch(text, sentence, mark.end()):
@@ -197,7 +204,10 @@ def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> O
     before = text[begin : mark.start()]
     if marks == "." or marks[1] == "[":
         is_end = _after_abbreviation(before.lstrip("([{\"'“‘_*-—"), text, word, begin)
-        return letter.isupper() if is_end is None and marks != "." else is_end  # a footnote's number hides the stop
+        # a footnote's number hides the stop
+        if is_end is None and marks != ".":
+            return letter.isupper()
+        return is_end
     if before[:1] in ("(", "[") and marks[1] in ")]" and begin > sentence:  # (ed.)
         return False
     return _likes_to_begin(text, word) or None
@@ -349,7 +359,9 @@ class QuickSentencizer:
     def _starts(self, text: str) -> Iterator[int]:
         if text:
             yield 0
-        spaced = ODD_SPACE.sub(" ", text) if ODD_SPACE.search(text) else text
+        spaced = text
+        if ODD_SPACE.search(text):
+            spaced = ODD_SPACE.sub(" ", text)
         last = 0
         position = 0
         while mark := PERHAPS_FINAL.search(text, position):
@@ -468,7 +480,9 @@ def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
     for paragraph in paragraphs:
         has_sentence = False
         for part in paragraph:
-            sentence = f"{waiting} {part}" if waiting else part
+            sentence = part
+            if waiting:
+                sentence = f"{waiting} {part}"
             waiting = ""
             if has_words(sentence, min_words):
                 sentences.append(sentence)

@@ -97,7 +97,9 @@ class CorpusSettings:
         """The word coverage that is meant."""
         if self.word_coverage is not None:
             return self.word_coverage
-        return 1.0 if isinstance(self.text, LibrarySettings) else WORD_COVERAGE
+        if isinstance(self.text, LibrarySettings):
+            return 1.0
+        return WORD_COVERAGE
 
     def as_json(self, tokenizer: Optional[str]) -> dict[str, Any]:
         """Return all settings; those of the text under ``text``, and of a tokenizer its digest, which is given."""

@@ -114,7 +114,9 @@ def has_words(text: str, at_least: int) -> bool:
 
 
 def _signs(text: str) -> int:
-    return 0 if text.isascii() else len(WIDE.findall(text))
+    if text.isascii():
+        return 0
+    return len(WIDE.findall(text))
 
 
 NOT_UTF8 = "lines not UTF-8"
@@ -139,7 +141,9 @@ class ReadDocuments(DocumentStep):
         """Yield the documents that :meth:`process` passes on, and count."""
         for piece in self.unit:
             watch = Watch()
-            skip = self._skip_record if self.bad_input == "skip" else None
+            skip = None
+            if self.bad_input == "skip":
+                skip = self._skip_record
             try:
                 for raw in read_piece(piece, watch, skip):
                     self.counts["documents out"] += 1

@@ -287,7 +287,9 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: TextToke
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
     sentences = selected.document_sentences.astype(np.int64)
     starts = np.cumsum(sentences) - sentences
-    words = np.add.reduceat(selected.sentence_lengths, starts, dtype=np.int64) if len(starts) else starts
+    words = starts
+    if len(starts):
+        words = np.add.reduceat(selected.sentence_lengths, starts, dtype=np.int64)
     lengths = {
         "words per sentence": selected.sentence_lengths,
         "words per document": words,

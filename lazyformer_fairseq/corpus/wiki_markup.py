@@ -31,7 +31,9 @@ Text = Union[str, Callable[[Arguments], str]]  # with {} for the first argument,
 
 
 def _second(arguments: Arguments) -> str:
-    return arguments[min(1, len(arguments) - 1)] if arguments else ""
+    if arguments:
+        return arguments[min(1, len(arguments) - 1)]
+    return ""
 
 
 BETWEEN_NUMBERS = frozenset(("to", "and", "or", "by", "x", "×", "-", "–", "to(-)", "+/-"))
@@ -223,7 +225,9 @@ def replace_elements(text: str) -> str:
             continue
         kept.append(text[at : tag.start()])
         at = tag.end()
-        end = found[ends[number]] if number in ends else None
+        end = None
+        if number in ends:
+            end = found[ends[number]]
         if end is not None and end.start() - at <= LONGEST_ELEMENT:
             kept.append(FORMULA_WORD if tag[2].lower() in FORMULAS.split() else "")
             at = end.end()
@@ -276,10 +280,14 @@ def template_text(content: str) -> str:
     render = INLINE_TEMPLATES.get("lang-" if name.startswith("lang-") else name)
     if render is None:
         return ""
-    arguments = PIPE_OUTSIDE_OF_LINKS.split(rest) if rest else []
+    arguments = []
+    if rest:
+        arguments = PIPE_OUTSIDE_OF_LINKS.split(rest)
     arguments = [NUMBERED_ARGUMENT.sub("", argument) for argument in arguments]
     unnamed = [argument.strip() for argument in arguments if not NAMED_ARGUMENT.match(argument)]
-    return render(unnamed) if callable(render) else render.format(unnamed[0] if unnamed else "")
+    if callable(render):
+        return render(unnamed)
+    return render.format(unnamed[0] if unnamed else "")
 
 
 def join_lines(text: str) -> str:
@@ -291,7 +299,9 @@ def join_lines(text: str) -> str:
     goes_on = False
     for written in text.split("\n"):
         is_code = written.startswith(INDENTED) and len(written) < SHORT_LINE
-        line = "" if is_code else written.strip(" " + INDENTED)
+        line = ""
+        if not is_code:
+            line = written.strip(" " + INDENTED)
         is_prose = line != "" and line[0] not in NOT_PROSE
         if goes_on and is_prose:
             lines[-1].append(line)
@@ -312,4 +322,6 @@ def mend(line: str) -> str:
     line = AFTER_OPENING.sub("", line)
     line = MANY_DOTS.sub("...", BEFORE_CLOSING.sub("", line))
     line = " ".join(TWO_MARKS.sub(r"\1", line).split())
-    return "" if LINE_OF_MARKUP.fullmatch(line) or line == FORMULA_WORD else line
+    if LINE_OF_MARKUP.fullmatch(line) or line == FORMULA_WORD:
+        return ""
+    return line

@@ -60,7 +60,9 @@ class NormaliseWords(DocumentStep):
             else:
                 text = with_plain_symbols(text, keep_unknown)
         document.text = "\n".join(filter(None, map(normalise, text.split("\n"))))
-        return None if document.text else "no word"
+        if document.text:
+            return None
+        return "no word"
 
 
 @lru_cache(maxsize=1)  # once per process, for any number of units
@@ -68,7 +70,9 @@ def load_normaliser(
     settings: Union[TextSettings, LibrarySettings],
 ) -> Union[TextNormaliser, LibraryNormaliser]:
     """Return what makes a tokenizer's words of a text, by its settings alone."""
-    return LibraryNormaliser(settings) if isinstance(settings, LibrarySettings) else TextNormaliser(settings)
+    if isinstance(settings, LibrarySettings):
+        return LibraryNormaliser(settings)
+    return TextNormaliser(settings)
 
 
 def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
@@ -80,7 +84,9 @@ def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
     """
 
     def spelt(symbol: re.Match) -> str:
-        return symbol[0] if keep_unknown and symbol[0].lower() == UNKNOWN else f"< {symbol[1]} >"
+        if keep_unknown and symbol[0].lower() == UNKNOWN:
+            return symbol[0]
+        return f"< {symbol[1]} >"
 
     return _SYMBOLS.sub(spelt, text)
 
@@ -196,4 +202,6 @@ def join_words(words: Sequence[str]) -> bytes:
 
 def split_words(content: bytes) -> list[str]:
     """Undo :func:`join_words`; no word is empty."""
-    return content.decode().split("\n") if content else []
+    if content:
+        return content.decode().split("\n")
+    return []

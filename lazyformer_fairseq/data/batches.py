@@ -30,7 +30,9 @@ def batch_by_size(
     """
     most = max_sentences or len(indices)
     if not max_tokens:
-        return np.split(indices, range(most, len(indices), most)) if len(indices) else []
+        if len(indices):
+            return np.split(indices, range(most, len(indices), most))
+        return []
     if len(indices) and sizes.max() > max_tokens:
         raise UserError(f"a sample has {sizes.max()} tokens, and a batch {max_tokens} at most (--max-tokens)")
     starts = [0]
@@ -41,7 +43,9 @@ def batch_by_size(
         if count > most or count * longest > max_tokens:
             starts.append(place)
             longest = size
-    return np.split(indices, starts[1:]) if len(indices) else []
+    if len(indices):
+        return np.split(indices, starts[1:])
+    return []
 
 
 def pad_right(rows: Sequence[torch.Tensor], pad: int, width: int = 0) -> torch.Tensor:
@@ -137,7 +141,9 @@ class EpochBatches:
 
     def _after(self) -> int:
         """Return the next epoch."""
-        return self.epoch + 1 if self.shuffle else self.epoch
+        if self.shuffle:
+            return self.epoch + 1
+        return self.epoch
 
     def state_dict(self) -> dict[str, int]:
         """Return where it is, in fairseq's words: the epoch, and how many of its batches were yielded."""

@@ -78,7 +78,9 @@ def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
     Raises:
         UserError: it is none, or shares do not grow.
     """
-    found = [re.fullmatch(r"(\d{1,9}):(0?\.\d+|1)", part.strip()) for part in given.split(",")] if given else []
+    found = []
+    if given:
+        found = [re.fullmatch(r"(\d{1,9}):(0?\.\d+|1)", part.strip()) for part in given.split(",")]
     lengths = [(int(part[1]), float(part[2])) for part in found if part]
     ends = [0.0, *(end for _, end in lengths)]
     grow = all(one < other for one, other in itertools.pairwise(ends))
@@ -190,7 +192,9 @@ class MaskedText:
     def tokenizer(self) -> Optional[TextTokenizer]:
         """The one beside the data; None where there is none."""
         folder = tokenizer_of(self.folders[0])
-        return load_tokenizer(folder) if folder.is_dir() else None
+        if folder.is_dir():
+            return load_tokenizer(folder)
+        return None
 
     @cached_property
     def log_frequencies(self) -> np.ndarray:
@@ -227,7 +231,9 @@ class MaskedText:
     def check(self, split: str) -> None:
         """Raise a UserError where a split is not whole in every folder."""
         folder = tokenizer_of(self.folders[0])
-        known = folder if folder.is_dir() else None
+        known = None
+        if folder.is_dir():
+            known = folder
         check_data(self.folders, split, self.dictionary, str(self.options.verify), known)
 
     def path(self, split: str, epoch: int = 1) -> str:
@@ -297,7 +303,9 @@ class MaskedText:
         if masking.last is not None:
             share = masking.probability + done * (masking.last - masking.probability)
             batch = masked_blocks.at_share(batch, share, masking.pad_index)
-        return batch if length is None else masked_blocks.cut(batch, length, masking.pad_index)
+        if length is None:
+            return batch
+        return masked_blocks.cut(batch, length, masking.pad_index)
 
     def length_at(self, update: int) -> Optional[int]:
         """Of the pieces that an update reads, from 0; None where it reads whole blocks."""

@@ -87,7 +87,9 @@ class SplitFacts:
                 )
             )
         if self.only_label is not None:
-            consequence = "nothing can be learnt from them" if self.is_train else "scores on them say nothing"
+            consequence = "scores on them say nothing"
+            if self.is_train:
+                consequence = "nothing can be learnt from them"
             said.append(f"all {self.rows:,} rows of {self.file} have the label {self.only_label!r}, so {consequence}")
         return said
 
@@ -369,7 +371,9 @@ class PreparedTask(PreparedFolder):
             check_items(prefix, vocab_size=None, eos=None)
             items = MappedItems(prefix)
             if self.task.splits[split].label is not None:
-                kinds = "f" if self.task.is_regression else "i"
+                kinds = "i"
+                if self.task.is_regression:
+                    kinds = "f"
                 targets = map_array(
                     self.folder / f"targets.{split}.npy",
                     "prepare them again",
@@ -401,7 +405,9 @@ class PreparedTask(PreparedFolder):
             targets = targets[drawn_rows(len(targets), rows)]
         if len(np.unique(targets)) > 1:
             return None
-        return f"{targets[0]:g}" if self.task.is_regression else self.task.labels[int(targets[0])]
+        if self.task.is_regression:
+            return f"{targets[0]:g}"
+        return self.task.labels[int(targets[0])]
 
 
 @dataclass(frozen=True)
@@ -433,7 +439,9 @@ def load_prepared(folder: Union[str, Path]) -> PreparedTask:
     """
     manifest = read_json(Path(folder) / MANIFEST, f"run `{PreparedTask.COMMAND}`")
     is_custom = manifest.get("format") == PreparedCustomTask.FORMAT
-    kind = PreparedCustomTask if is_custom else PreparedTask
+    kind = PreparedTask
+    if is_custom:
+        kind = PreparedCustomTask
     return kind.load(folder)
 
 
@@ -464,7 +472,9 @@ def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
     if count >= len(examples.inputs):
         return examples
     chosen = drawn_rows(len(examples.inputs), count)
-    targets = None if examples.targets is None else examples.targets[chosen]
+    targets = None
+    if examples.targets is not None:
+        targets = examples.targets[chosen]
     return EncodedExamples([examples.inputs[index] for index in chosen], targets, examples.cut)
 
 

@@ -129,7 +129,9 @@ def _symbols(path: Path) -> list[str]:
 
 def _shards_of_manifest(corpus: Path) -> Optional[int]:
     shards = (_manifest(corpus) or {}).get("shards")
-    return shards if isinstance(shards, int) and shards > 0 else None
+    if isinstance(shards, int) and shards > 0:
+        return shards
+    return None
 
 
 def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
@@ -139,7 +141,9 @@ def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
         UserError: its manifest is damaged.
     """
     path = corpus / "manifest.json"
-    return read_json(path, "copy the corpus again") if path.is_file() else None
+    if path.is_file():
+        return read_json(path, "copy the corpus again")
+    return None
 
 
 def data_folders(data: str) -> list[str]:
@@ -157,7 +161,9 @@ def data_folders(data: str) -> list[str]:
 def tokenizer_of(folder: str) -> Path:
     """Return the tokenizer beside a folder's data, or beside the folder if that is a shard."""
     beside = Path(folder) / "tokenizer"
-    return beside if beside.is_dir() else Path(folder).parent / "tokenizer"
+    if beside.is_dir():
+        return beside
+    return Path(folder).parent / "tokenizer"
 
 
 def keep_tokenizer(tokenizer: Path, save_dir: Path) -> None:

@@ -113,7 +113,9 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
     if file.left_out and not skip_mistakes:
         number = len(file.left_out)
         lines = "\n".join(f"  {mistake}" for mistake in file.left_out[:SHOWN])
-        more = f"\n  and {number - SHOWN:,} more" if number > SHOWN else ""
+        more = ""
+        if number > SHOWN:
+            more = f"\n  and {number - SHOWN:,} more"
         raise UserError(
             f"{path}: {number:,} mistake{'s' * (number != 1)}; mend the file, or have what is wrong left out "
             f"(--skip-mistakes):\n{lines}{more}"
@@ -127,7 +129,9 @@ def _check_layout(path: Path, content: Mapping[str, Any]) -> None:
     """Raise a UserError for another version, or another layout than the official one."""
     version = content.get("version")
     if version not in VERSIONS:
-        advice = "its questions without an answer are not for this task" if "2.0" in str(version) else "take that one"
+        advice = "take that one"
+        if "2.0" in str(version):
+            advice = "its questions without an answer are not for this task"
         raise UserError(f"{path}: is SQuAD's version {str(version)[:20]!r}, but this reads 1.1; {advice}")
     if not isinstance(content.get("data"), list):
         found = ", ".join(map(repr, list(content)[:5])) or "nothing"
@@ -175,8 +179,12 @@ def _paragraphs(articles: list[Any], needs_answers: bool, mistakes: list[str]) -
 
 def _field(values: Any, name: str, kind: type) -> Any:
     """Return a field of an object; None where it is no object, or the field of another type."""
-    value = values.get(name) if isinstance(values, dict) else None
-    return value if isinstance(value, kind) else None
+    value = None
+    if isinstance(values, dict):
+        value = values.get(name)
+    if isinstance(value, kind):
+        return value
+    return None
 
 
 class _MistakeError(ValueError):
@@ -206,7 +214,9 @@ def _question(values: Any, context: str, needs_answers: bool) -> Question:
 def _answer(values: Any, context: str) -> Answer:
     """Raise a _MistakeError."""
     text = _field(values, "text", str)
-    start = values.get("answer_start") if isinstance(values, dict) else None
+    start = None
+    if isinstance(values, dict):
+        start = values.get("answer_start")
     if not text or not text.strip():
         raise _MistakeError("an answer is empty")
     if type(start) is not int or start < 0:
@@ -214,7 +224,9 @@ def _answer(values: Any, context: str) -> Answer:
     found = context[start : start + len(text)]
     if found != text:
         elsewhere = context.find(text)
-        hint = f"it stands at {elsewhere}" if elsewhere >= 0 else "the context does not hold it"
+        hint = "the context does not hold it"
+        if elsewhere >= 0:
+            hint = f"it stands at {elsewhere}"
         raise _MistakeError(f"answer {text[:40]!r} is not at character {start}, where {found[:40]!r} is; {hint}")
     return Answer(text, start)
 
@@ -245,7 +257,9 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
 
 def _f1(found: Counter, wanted: Counter) -> float:
     shared = (found & wanted).total()
-    return 2 * shared / (found.total() + wanted.total()) if shared else 0.0
+    if shared:
+        return 2 * shared / (found.total() + wanted.total())
+    return 0.0
 
 
 METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {

@@ -164,7 +164,9 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     \b
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 --lengths base
     """
-    of_file = {} if settings.lengths is None else read_lengths(settings.lengths)
+    of_file = {}
+    if settings.lengths is not None:
+        of_file = read_lengths(settings.lengths)
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
         raise UserError(f"--json {settings.json}: its folder is not there; make it first")
     from lazyformer_fairseq.data.datasets.token_streams import item_length, open_tokens

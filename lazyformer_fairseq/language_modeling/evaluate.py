@@ -57,7 +57,9 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """Perplexity per token; infinite beyond the range of floats."""
-        return math.exp(self.nats) if self.nats < 700 else math.inf
+        if self.nats < 700:
+            return math.exp(self.nats)
+        return math.inf
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers for a file."""
@@ -104,7 +106,9 @@ def load_model(checkpoint: Path, data: Path, device: Optional[str] = "cpu", prec
     task = state["cfg"].get("task") or {}
     trained_on = task.get("_name")
     if trained_on != "stream_language_modeling":
-        told = f"it was trained on the task {trained_on}" if trained_on else "it names no task"
+        told = "it names no task"
+        if trained_on:
+            told = f"it was trained on the task {trained_on}"
         raise UserError(
             f"{checkpoint}: is no language model of this package; {told}. Give a checkpoint of "
             "scripts/train_language_model.sh, or of fairseq-train --task stream_language_modeling"

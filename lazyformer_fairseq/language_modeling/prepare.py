@@ -79,7 +79,9 @@ class WordsOfLines:
             while lines := file.readlines(BLOCK):
                 block = b"".join(lines)
                 text = self._checked(split, block, lines_before)
-                ended = text if text.endswith("\n") else f"{text}\n"
+                ended = text
+                if not text.endswith("\n"):
+                    ended = f"{text}\n"
                 yield ended.replace("\n", f" {END_OF_LINE} ").split()
                 lines_before += len(lines)
                 progress(len(block))
@@ -115,7 +117,9 @@ class Characters:
         self.file = Path(file) / name if Path(file).is_dir() else Path(file)
         self.name = name
         of_text8 = {ord(letter): letter for letter in string.ascii_lowercase} | {ord(" "): "_"}
-        self.symbols = of_text8 if name == "text8" else {byte: str(byte) for byte in range(256)}
+        self.symbols = of_text8
+        if name != "text8":
+            self.symbols = {byte: str(byte) for byte in range(256)}
         if not self.file.is_file():
             raise UserError(f"{self.file}: no such file; give {name} itself, unpacked, or the folder that it is in")
         if (size := self.file.stat().st_size) != (total := sum(CHARACTERS.values())):
@@ -222,7 +226,9 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         }
         manifest["official"] = _official_name(text, manifest)
         if official not in (None, manifest["official"]):
-            remedy = f"give --official {manifest['official']}" if manifest["official"] else "download it again"
+            remedy = "download it again"
+            if manifest["official"]:
+                remedy = f"give --official {manifest['official']}"
             raise UserError(f"{source}: not {official}: {not_official(manifest, official)}; {remedy}")
         write_json(folder / MANIFEST, manifest)
     return manifest
@@ -244,7 +250,9 @@ def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: P
 def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
     """Return which official text this is; None if it is none."""
     if isinstance(text, Characters):
-        return text.name if hash_of(text.file, "md5") == OFFICIAL_MD5[text.name] else None
+        if hash_of(text.file, "md5") == OFFICIAL_MD5[text.name]:
+            return text.name
+        return None
     for name in OFFICIAL_COUNTS:
         if not not_official(manifest, name):
             return name
@@ -273,7 +281,9 @@ def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
 
 def overview(manifest: dict[str, Any]) -> str:
     """Return the manifest as a table and a verdict."""
-    items = f"lines, each with {END_OF_LINE}" if manifest["unit"] == "word" else "items"
+    items = "items"
+    if manifest["unit"] == "word":
+        items = f"lines, each with {END_OF_LINE}"
     rows = []
     for split, counts in manifest["splits"].items():
         rows.append(

@@ -10,7 +10,9 @@ FEWEST_FOR_QUARTILES = 3
 
 def number(value: float) -> str:
     """Three digits or more, and no power of ten: 0.0123, 4.56, 7,890."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -34,7 +36,9 @@ def with_range(values: Sequence[float]) -> str:
     """Return the median and, in brackets, the lowest and the highest where there are several; four digits or more."""
     middle = float(np.median(values))
     said, *ends = (f"{value:.{1 if abs(middle) >= 100 else 3}f}" for value in (middle, min(values), max(values)))
-    return said if len(values) < 2 else f"{said} ({' to '.join(ends)})"
+    if len(values) < 2:
+        return said
+    return f"{said} ({' to '.join(ends)})"
 
 
 def duration(seconds: float) -> str:
@@ -44,5 +48,9 @@ def duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     days = seconds / (24 * 3600)
     if days < 2:
-        return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{days:.3g} days" if days < 1000 else f"{days / 365.25:,.1f} years"
+        if minutes < 100:
+            return f"{minutes} min"
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    if days < 1000:
+        return f"{days:.3g} days"
+    return f"{days / 365.25:,.1f} years"

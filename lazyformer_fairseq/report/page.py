@@ -47,7 +47,9 @@ def write_page(blocks: Sequence[Block], folder: Path, stem: str, with_latex: boo
 
 def _as_markdown(block: Block) -> str:
     if isinstance(block, Table):
-        return f"## {block.title}\n\n{block.printed()}" if block.title else block.printed()
+        if block.title:
+            return f"## {block.title}\n\n{block.printed()}"
+        return block.printed()
     if isinstance(block, Notes):
         return "\n".join(f"- {sentence}" for sentence in block.sentences)
     if isinstance(block, Picture):

@@ -33,7 +33,9 @@ def map_array(path: Path, remedy: str, kinds: str = "iu", ndim: Optional[int] = 
         raise UserError(f"{path}: cannot be read as an array: {said}; {remedy}") from None
     # Items of no bytes, as of the type <U0, need no file, and a copy of them may need any memory.
     if array.dtype.kind not in kinds or not array.dtype.itemsize or (ndim is not None and array.ndim != ndim):
-        dimensions = "" if ndim is None else f" of {ndim} dimensions"
+        dimensions = ""
+        if ndim is not None:
+            dimensions = f" of {ndim} dimensions"
         found = f"the type {array.dtype} and the shape {array.shape}"
         raise UserError(f"{path}: has {found}, which is no array{dimensions} for this; {remedy}")
     return array

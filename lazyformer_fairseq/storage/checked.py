@@ -181,7 +181,9 @@ def _in_words(error: Any, kind: Any) -> str:
     if first["type"] == "missing":
         return f"has no field {place!r}"
     if first["type"] == "unexpected_keyword_argument":
-        known = [each.name for each in fields(kind)] if is_dataclass(kind) else []
+        known = []
+        if is_dataclass(kind):
+            known = [each.name for each in fields(kind)]
         return f"unknown key {place!r}{nearest(place, known)}"
     shown = repr(first["input"])
     if len(shown) > SHOWN:

@@ -123,7 +123,11 @@ def check(path: Union[str, Path]) -> None:
             damage = "a record's CRC-32 does not fit its content"
         else:
             intact = start.startswith(_PICKLE)
-            damage = "its end is missing" if start == _ARCHIVE else "torch.save wrote no such file" if size else "empty"
+            damage = "its end is missing"
+            if start != _ARCHIVE:
+                damage = "empty"
+                if size:
+                    damage = "torch.save wrote no such file"
         if not intact:
             raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})")
         if checksum:

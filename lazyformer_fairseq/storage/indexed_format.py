@@ -52,7 +52,9 @@ IDS_OF_SAMPLE = 1 << 16
 
 def type_of_ids(symbols: int) -> type:
     """Return the type in which fairseq stores ids of a dictionary of so many symbols: the first that holds them."""
-    return np.uint16 if symbols < 65_500 else np.uint32
+    if symbols < 65_500:
+        return np.uint16
+    return np.uint32
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class Index:
     @property
     def bytes(self) -> int:
         """Size of the .bin, by the last item."""
-        return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self.sizes) else 0
+        if len(self.sizes):
+            return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
+        return 0
 
 
 def read_index(prefix: Prefix) -> Index:
@@ -80,7 +84,9 @@ def read_index(prefix: Prefix) -> Index:
     data = Path(f"{prefix}.bin")
     for file, other in ((data, path), (path, data)):
         if not file.is_file():
-            beside = f", though {other.name} is there" if other.is_file() else ""
+            beside = ""
+            if other.is_file():
+                beside = f", though {other.name} is there"
             raise UserError(f"{file}: no such file{beside}; does --data name the folder of binarised data?")
     with path.open("rb") as stream:
         magic, version, code, items = HEADER.unpack(stream.read(HEADER.size).ljust(HEADER.size, b"\0"))
@@ -215,7 +221,8 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
     for sizes in read_sizes():
         ends = before + np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
         (ends - sizes.astype(np.int64) * dtype.itemsize).tofile(stream)
-        before = ends[-1] if len(ends) else before
+        if len(ends):
+            before = ends[-1]
 
 
 def check_items(

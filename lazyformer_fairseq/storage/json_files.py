@@ -138,7 +138,9 @@ def remembered(
 
     def known() -> dict[str, dict[str, Any]]:
         try:
-            return read_as(dict[str, dict[str, Any]], path) if path.is_file() else {}
+            if path.is_file():
+                return read_as(dict[str, dict[str, Any]], path)
+            return {}
         except UserError as error:
             logger.warning("%s: measured again", error)
             return {}

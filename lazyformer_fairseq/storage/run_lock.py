@@ -55,7 +55,9 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(path, "a+", opener=own_file)  # noqa: SIM115  for writing: NFS locks nothing else
     except OSError as error:
-        problem = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        problem = error.strerror
+        if isinstance(error, FileExistsError):
+            problem = "Not a directory"
         raise UserError(f"{folder}: cannot be written ({problem}); choose another folder") from None
     try:
         lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

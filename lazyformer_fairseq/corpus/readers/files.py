@@ -61,7 +61,9 @@ def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int]
     kind = compression(path)
     file = open(path, "rb", buffering=1 << 18 if kind is None else 0)  # noqa: SIM115  closed by the reader
     file.seek(start)
-    return file if kind is None else io.BufferedReader(_Decompressed(file, str(path), kind, start, end), 1 << 18)
+    if kind is None:
+        return file
+    return io.BufferedReader(_Decompressed(file, str(path), kind, start, end), 1 << 18)
 
 
 class _Decompressed(io.RawIOBase):
@@ -119,13 +121,17 @@ class _Decompressed(io.RawIOBase):
         return not getattr(self._stream, "needs_input", True)
 
     def _decompress(self) -> bytes:
-        most = (MOST_AT_ONCE,) if self._kind == "bz2" else ()
+        most = ()
+        if self._kind == "bz2":
+            most = (MOST_AT_ONCE,)
         try:
             self._stream = self._stream or DECOMPRESSORS[self._kind]()
             text = self._stream.decompress(self._chunk, *most)
         except (OSError, zlib.error, zstandard.ZstdError, EOFError) as error:
             self._fail(f"are damaged ({error})")
-        left = self._stream.unused_data if self._stream.eof else b""
+        left = b""
+        if self._stream.eof:
+            left = self._stream.unused_data
         self._at += len(self._chunk) - len(left)
         self._chunk = left
         if self._stream.eof:
@@ -213,7 +219,9 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
         BadInputError: compressed data is damaged or truncated.
     """
     is_plain = compression(piece.path) is None
-    end = piece.end if is_plain else None
+    end = None
+    if is_plain:
+        end = piece.end
     offset = 0
     number = 1
     after_blank = True
@@ -225,7 +233,9 @@ def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block
             offset, after_blank = _move_to_line(file, piece)
             number = 2  # at most one line was passed over; see `place`
         for read in file:
-            line = read if offset else read.removeprefix(BOM)
+            line = read
+            if not offset:
+                line = read.removeprefix(BOM)
             starts = line != b"" and starts_document(line, after_blank)
             if end is not None and offset >= end and (starts or lines is None):
                 break
@@ -248,7 +258,9 @@ def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
     """Read on to the first line that begins in the range: (its offset, is the line before it blank?)."""
     with open(piece.path, "rb") as before:
         before.seek(piece.start - 1)
-        offset = piece.start if before.read(1) == b"\n" else piece.start + len(file.readline())
+        offset = piece.start
+        if before.read(1) != b"\n":
+            offset = piece.start + len(file.readline())
         return offset, _is_blank_before(before, offset - 1)
 
 

@@ -32,7 +32,9 @@ def lines_to_paragraphs(text: str, title: Optional[str] = None) -> str:
     lines = (" ".join(line.split()) for line in text.split("\n"))
     text = "\n".join(line for line in lines if line)
     first, _, rest = text.partition("\n")
-    return rest if title is not None and first == " ".join(title.split()) else text
+    if title is not None and first == " ".join(title.split()):
+        return rest
+    return text
 
 
 PAGE = re.compile(r"<page>.*?</page\s*>", re.DOTALL)
@@ -95,7 +97,9 @@ def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dic
 def _in_page(xml: str) -> str:
     """`` in page TITLE``, for a message; empty where the title cannot be read."""
     title = TITLE_OF_PAGE.search(xml)
-    return f" in page {unescape(title[1])!r}" if title else ""
+    if title:
+        return f" in page {unescape(title[1])!r}"
+    return ""
 
 
 TITLE_OF_DOC = re.compile(r'(?>.*?\btitle=")(.*?)"\s*+>')  # atomic: of many openings the first one alone is tried

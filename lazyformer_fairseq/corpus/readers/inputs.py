@@ -198,7 +198,9 @@ def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
     if b"\0" in head:
         raise UserError(f"{file}: is no text, it holds NUL bytes (UTF-16 perhaps); convert it, or leave it out")
     format = wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
-    namespaces = left_out_namespaces_of(head) if format == "mediawiki" else ()
+    namespaces = ()
+    if format == "mediawiki":
+        namespaces = left_out_namespaces_of(head)
     return InputFile(str(file), format, file.stat().st_size, left_out_namespaces=namespaces)
 
 
@@ -216,7 +218,9 @@ def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece,
             room -= file.size
         else:
             units += [[piece] for piece in pieces]
-            room = unit_bytes - file.size if len(pieces) == 1 else 0
+            room = 0
+            if len(pieces) == 1:
+                room = unit_bytes - file.size
     return list(map(tuple, units))
 
 

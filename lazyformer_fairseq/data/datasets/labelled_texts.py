@@ -131,9 +131,13 @@ class LabelledTextsDataset(SizedDataset):
     ):
         assert targets is None or len(targets) == len(inputs)
         self.inputs = inputs
-        self.sizes = inputs.sizes if hasattr(inputs, "sizes") else np.array([len(ids) for ids in inputs], np.int64)
+        self.sizes = inputs.sizes
+        if not hasattr(inputs, "sizes"):
+            self.sizes = np.array([len(ids) for ids in inputs], np.int64)
         # A copy: a prepared folder's targets are mapped read-only, which torch cannot share.
-        self.targets = None if targets is None else torch.tensor(targets)
+        self.targets = None
+        if targets is not None:
+            self.targets = torch.tensor(targets)
         self.pad = pad
         self.shuffle = shuffle
         self.seed = seed

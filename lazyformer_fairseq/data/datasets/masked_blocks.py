@@ -192,7 +192,9 @@ class Masking:
         maskable = np.flatnonzero(self._is_maskable[tokens])
         if self.begins_word is None and self.last is None:
             count = min(len(maskable), max(1, int(len(maskable) * self.probability + rng.random())))
-            chosen = rng.choice(maskable, count, replace=False) if count else maskable
+            chosen = maskable
+            if count:
+                chosen = rng.choice(maskable, count, replace=False)
         else:
             shares = self._shares(tokens, maskable, rng)
             chosen, shares = (each[shares <= max(self.probability, self.last or 0)] for each in (maskable, shares))
@@ -343,7 +345,9 @@ class MaskedBlocksDataset(SizedDataset):
             "source": torch.from_numpy(tokens),
             "target": torch.from_numpy(targets),
         }
-        return sample if self.masking.last is None else {**sample, "mask_shares": torch.from_numpy(shares)}
+        if self.masking.last is None:
+            return sample
+        return {**sample, "mask_shares": torch.from_numpy(shares)}
 
     def collater(self, samples: list[dict]) -> dict:
         """Return a batch in the shape that fairseq's trainer and masked-LM criterions expect.

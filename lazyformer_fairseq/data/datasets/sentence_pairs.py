@@ -194,7 +194,9 @@ class SentencePairsDataset(MaskedBlocksDataset):
             )
         self.documents = Documents(self.item_sizes)
         if len(self.documents) < 2:
-            found = "no sentence" if not len(self.documents) else f"{len(self.items)} items, all of one document"
+            found = "no sentence"
+            if len(self.documents):
+                found = f"{len(self.items)} items, all of one document"
             raise UserError(
                 f"{self.name}: holds {found}; --next-sentence draws texts of other documents, and needs two or more, "
                 "with an empty line between them where they are binarised (lazyformer corpus leaves one)"

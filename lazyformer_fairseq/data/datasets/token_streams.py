@@ -275,7 +275,9 @@ def cut_tokens(
 def item_length(folder: Union[str, Path]) -> int:
     """Return the tokens per item of a prepared folder of independent items; 0 if it holds a text."""
     manifest = Path(folder) / MANIFEST
-    return int(read_json(manifest).get("item", 0)) if manifest.is_file() else 0
+    if manifest.is_file():
+        return int(read_json(manifest).get("item", 0))
+    return 0
 
 
 def _batch(segment: int, source: Tensor, target: Tensor, pad: int) -> dict[str, Any]:

@@ -55,7 +55,9 @@ class Dictionary:
         return symbol in self.indices
 
     def __getitem__(self, index: int) -> str:
-        return self.symbols[index] if index < len(self.symbols) else self.unk_word
+        if index < len(self.symbols):
+            return self.symbols[index]
+        return self.unk_word
 
     def index(self, symbol: str) -> int:
         """Its id, that of ``<unk>`` for one that is not there."""
@@ -136,7 +138,9 @@ def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) ->
 
 def dictionary_bytes(dictionary: Dictionary) -> bytes:
     """``dict.txt``."""
-    head = f"{SPECIAL_LINE}{json.dumps(dictionary.special)}\n" if isinstance(dictionary, PlacedDictionary) else ""
+    head = ""
+    if isinstance(dictionary, PlacedDictionary):
+        head = f"{SPECIAL_LINE}{json.dumps(dictionary.special)}\n"
     rows = zip(
         dictionary.symbols[dictionary.nspecial :],
         dictionary.count[dictionary.nspecial :],
@@ -173,11 +177,15 @@ def _parse_lines(path: Path, lines: Sequence[str], dictionary: Dictionary, first
         if is_anew := count == OVERWRITE:
             symbol, space, count = symbol.rpartition(" ")
         try:
-            found = int(count) if space else None
+            found = None
+            if space:
+                found = int(count)
         except ValueError:
             found = None
         if found is None or (symbol in dictionary and not is_anew):
-            reason = "a line has another form" if found is None else f"Duplicate word found: {symbol!r}"
+            reason = "a line has another form"
+            if found is not None:
+                reason = f"Duplicate word found: {symbol!r}"
             raise UserError(f"{path}, line {number}: not a dictionary of lines 'symbol count': {reason}")
         dictionary.add_symbol(symbol, found, overwrite=is_anew)
     return dictionary

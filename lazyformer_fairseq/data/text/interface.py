@@ -233,7 +233,9 @@ def told_cut(count: int, total: int, longest: int, what: str = "texts", reader: 
         what: the inputs are called.
         reader: the model is called.
     """
-    are = "is" if count == 1 else "are"
+    are = "are"
+    if count == 1:
+        are = "is"
     return (
         f"{count:,} of {total:,} {what} {are} longer than the {longest:,} tokens that {reader} reads; what goes beyond "
         "is cut off"

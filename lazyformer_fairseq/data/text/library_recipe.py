@@ -172,13 +172,17 @@ def joining_of(values: Any, special: Mapping[str, str], ids: Mapping[str, int]) 
     if isinstance(values, dict) and values.get("type") == "Sequence" and isinstance(values.get("processors"), list):
         processors = values["processors"]
     for each in processors:
-        kind = each.get("type") if isinstance(each, dict) else None
+        kind = None
+        if isinstance(each, dict):
+            kind = each.get("type")
         if kind == "ByteLevel":  # which decides offsets alone
             continue
         if kind in ("BertProcessing", "RobertaProcessing"):
             if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
                 raise UserError(f"puts {each.get('cls')} and {each.get('sep')} around a text; {AROUND}")
-            return BERT if kind == "BertProcessing" else ROBERTA
+            if kind == "BertProcessing":
+                return BERT
+            return ROBERTA
         if kind != "TemplateProcessing":
             raise UserError(
                 f"its post_processor is {str(kind)[:40]}, known are {', '.join(POST_PROCESSORS)}; {ACCEPTED}"
@@ -196,7 +200,9 @@ def joining_of(values: Any, special: Mapping[str, str], ids: Mapping[str, int]) 
             or pair != [*single[:2], *[eos] * separators, "B", eos]
         ):
             raise UserError(f"puts {single[:MOST_SHOWN]} around a text and {pair[:MOST_SHOWN]} around a pair; {AROUND}")
-        last_type = template.pair[-2]["Sequence"].type_id if "Sequence" in template.pair[-2] else 0
+        last_type = 0
+        if "Sequence" in template.pair[-2]:
+            last_type = template.pair[-2]["Sequence"].type_id
         return Joining(separators, min(last_type, 1))
     raise UserError(f"its post_processor puts nothing around a text; {AROUND}")
 
@@ -250,7 +256,9 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "T
 
 def trimming_of(recipe: Mapping[str, Any]) -> Optional[dict[str, Any]]:
     """Return the post-processor that takes the space before a byte-level word out of its offsets."""
-    return {**recipe["pre_tokenizer"], "trim_offsets": True} if recipe["model"]["type"] == "BPE" else None
+    if recipe["model"]["type"] == "BPE":
+        return {**recipe["pre_tokenizer"], "trim_offsets": True}
+    return None
 
 
 def library_from(values: Mapping[str, Any]) -> "Tokenizer":
@@ -277,7 +285,9 @@ def _kind_of_model(model: Any) -> str:
         raise UserError(f"holds no model of a tokenizer; {ACCEPTED}")
     kind = model.get("type", "BPE" if "merges" in model else "WordPiece")  # files of old have no type
     if not isinstance(kind, str) or kind not in MODELS:
-        of = " (SentencePiece, as of ALBERT, DeBERTa and XLM-R)" if kind == "Unigram" else ""
+        of = ""
+        if kind == "Unigram":
+            of = " (SentencePiece, as of ALBERT, DeBERTa and XLM-R)"
         raise UserError(f"its model is {str(kind)[:40]}{of}; {ACCEPTED}")
     return kind
 

@@ -170,7 +170,9 @@ class LibraryTokenizer(interface.TextTokenizer):
         There a mark such as a comma belongs to the word before it, and the first piece of a text begins a word.
         """
         is_end = np.isin(ids, self.special[:3])  # <s>, <pad>, </s>
-        after_end = np.append(True, is_end[:-1]) if len(ids) else is_end
+        after_end = is_end
+        if len(ids):
+            after_end = np.append(True, is_end[:-1])
         return ~is_end & (self.begins_word[ids] | after_end)
 
     @cached_property
@@ -200,8 +202,11 @@ class LibraryTokenizer(interface.TextTokenizer):
             parts = []
             kind = 0
             for name in pattern.split():
-                kind = self.second_type if name == "B" else kind
-                what = "Sequence" if name in "AB" else "SpecialToken"
+                if name == "B":
+                    kind = self.second_type
+                what = "SpecialToken"
+                if name in "AB":
+                    what = "Sequence"
                 parts.append(
                     {
                         what: {
@@ -330,12 +335,16 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         if path.name == "vocab.txt":
             recipe["model"]["unk_token"] = special["unk"]
         recipe = _with_added(recipe, special, options)
-        joining = library_recipe.BERT if recipe["model"]["type"] == "WordPiece" else library_recipe.ROBERTA
+        joining = library_recipe.ROBERTA
+        if recipe["model"]["type"] == "WordPiece":
+            joining = library_recipe.BERT
         if values.get("post_processor") is not None:
             joining = library_recipe.joining_of(values["post_processor"], special, ids)
         if rows is None:
             size = _optional_json(source / "config.json").get("vocab_size")
-            rows = size if type(size) is int else 1 + max(ids.values())
+            rows = size
+            if type(size) is not int:
+                rows = 1 + max(ids.values())
         tokenizer = LibraryTokenizer.write(
             recipe, Description(special, rows, joining.separators, joining.second_type), out
         )
@@ -468,4 +477,6 @@ def _with_added(recipe: dict[str, Any], special: Mapping[str, str], options: Map
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path, ADVICE) if path.is_file() else {}
+    if path.is_file():
+        return read_json(path, ADVICE)
+    return {}

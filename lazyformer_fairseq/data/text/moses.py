@@ -173,7 +173,9 @@ def word_rules(language: str) -> list[Rule]:
 
 def moses_rules(language: str, normalise_punctuation: bool, tokenise: bool) -> list[Rule]:
     """Return all rules of these settings, which leave single spaces."""
-    rules = punctuation_rules(language) if normalise_punctuation else []
+    rules = []
+    if normalise_punctuation:
+        rules = punctuation_rules(language)
     return rules + (word_rules(language) if tokenise else []) + WHITESPACE_RULES
 
 

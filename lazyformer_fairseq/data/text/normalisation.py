@@ -148,7 +148,9 @@ class TextNormaliser:
 
     def _normalise_plain(self, text: str) -> str:
         words = self._words(text)
-        return words.lower() if self.settings.lower_case else words
+        if self.settings.lower_case:
+            return words.lower()
+        return words
 
     def readable(self, words: str) -> str:
         """Text with ordinary spacing again: Moses' own way back, which is not exact for every quote."""
@@ -198,7 +200,9 @@ def places_of(words: str, text: str) -> list[Span]:
 def cover(spans: list[Span]) -> Optional[Span]:
     """From the first character to the last one of spans; None where there is none."""
     filled = [span for span in spans if span[0] < span[1]]
-    return (min(filled)[0], max(last for _, last in filled)) if filled else None
+    if filled:
+        return (min(filled)[0], max(last for _, last in filled))
+    return None
 
 
 def spans_of_parts(text: str, spans: list[Span], sizes: list[int]) -> list[Span]:
@@ -233,7 +237,9 @@ def _units(text: str) -> tuple[str, list[int]]:
 @lru_cache(maxsize=1 << 14)  # characters of many scripts
 def _written(character: str) -> str:
     """One character's units; none for a space."""
-    return "" if character.isspace() else character.translate(ALIKE).lower().translate(ALIKE)
+    if character.isspace():
+        return ""
+    return character.translate(ALIKE).lower().translate(ALIKE)
 
 
 def _match(raw: str, normal: str) -> list[Optional[int]]:
@@ -293,5 +299,6 @@ def _filled(starts: list[int], ends: list[int], length: int) -> list[Span]:
     for start, stop, follower in zip(starts, ends, followers, strict=True):
         found = (start, stop) if start < stop else (end, max(end, follower))
         spans.append(found)
-        end = found[1] if start < stop else end
+        if start < stop:
+            end = found[1]
     return spans

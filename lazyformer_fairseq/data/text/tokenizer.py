@@ -395,12 +395,16 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
             f"{path}: is a tokenizer as Hugging Face writes it; make a folder for this program of it first: "
             "docs/data.md, 'Take the tokenizer of a BERT'"
         )
-    return LibraryTokenizer if description.get("kind") == KIND else Tokenizer
+    if description.get("kind") == KIND:
+        return LibraryTokenizer
+    return Tokenizer
 
 
 def find_tokenizer_folder(path: Path) -> Path:
     """Return a tokenizer's folder, given itself, a folder of checkpoints or a checkpoint; else a UserError."""
-    folder = path.parent if path.is_file() else path
+    folder = path
+    if path.is_file():
+        folder = path.parent
     for candidate in (folder, folder / "tokenizer"):
         if (candidate / SETTINGS_FILE).is_file():
             return candidate

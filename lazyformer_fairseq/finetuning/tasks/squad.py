@@ -109,7 +109,9 @@ class SquadTask(fairseq_task.FineTuningTask):
             fairseq_task.check_options(cfg, "SQuAD", list(METRICS))
         if cfg.max_answer_tokens < 1:
             raise UserError(f"--max-answer-tokens {cfg.max_answer_tokens}: must be 1 at least")
-        prepared = PreparedSquad.load(cfg.data) if PreparedSquad.is_at(cfg.data) else None
+        prepared = None
+        if PreparedSquad.is_at(cfg.data):
+            prepared = PreparedSquad.load(cfg.data)
         folder = fairseq_task.find_tokenizer(cfg, prepared and prepared.tokenizer_folder)
         task = cls(cfg, folder, settings_of(cfg, prepared))
         logger.info(
@@ -159,7 +161,9 @@ class SquadTask(fairseq_task.FineTuningTask):
 
 def settings_of(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> question_windows.WindowSettings:
     """Return the sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
-    usual = prepared.settings if prepared else USUAL
+    usual = USUAL
+    if prepared:
+        usual = prepared.settings
     # Fmt: skip.
     given = {
         "longest": cfg.tokens_per_sample,
@@ -371,7 +375,9 @@ class Squad(Benchmark):
         """
         if not (run := runs.get(SQUAD.name)):
             return []
-        checkpoint = run if run.is_file() else run / BEST
+        checkpoint = run
+        if not run.is_file():
+            checkpoint = run / BEST
         file = wanted.data or next(iter(run.absolute().parents[3:4]), run) / squad_data.PREPARED_IN / "valid.json"
         if not file.is_file():
             raise UserError(f"{file}: no such file; give the questions too, by --data dev-v1.1.json")
@@ -390,7 +396,9 @@ class Squad(Benchmark):
         ):  # one line a question
             write_text(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         has_answers = all(question.answers for question in read.questions)
-        marks = score(read, texts).items() if has_answers else ()
+        marks = ()
+        if has_answers:
+            marks = score(read, texts).items()
         said = [f"{name.replace('_', ' ')} {100 * value:.2f}" for name, value in marks]
         lines = [", ".join([f"{len(texts):,} answers", *said])]
         if windows.cut_questions:

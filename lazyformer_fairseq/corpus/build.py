@@ -1,6 +1,5 @@
 """Builds a corpus: plans, runs the stages in a work folder, lets a stopped run resume, puts the result in place."""
 
-import json
 import os
 import shutil
 import sys
@@ -8,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -27,6 +26,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import copy_file, remove_leftovers, sync_content, unfinished_name, write_text
+from lazyformer_fairseq.storage.checked import as_kind
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of, write_json
 from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
@@ -83,12 +83,7 @@ def build_corpus(
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_input, left_out)
     _tell(left_out, files)
-    digest = None
-    if settings.tokenizer:
-        path = os.path.abspath(settings.tokenizer)
-        brought = load_tokenizer(path)
-        settings = replace(settings, tokenizer=path, vocab_size=len(brought.symbols), text=brought.settings)
-        digest = sha256_of(Path(path, SETTINGS_FILE))
+    settings, digest = _with_tokenizer(settings)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
     if workers > 1:
@@ -99,7 +94,8 @@ def build_corpus(
         "inputs": describe_inputs(files),
     }
     if manifest := finished_manifest(folder, plan):
-        if settings.vocab_size not in (None, size := manifest["vocabulary"]["size"]):
+        size = manifest["vocabulary"]["size"]
+        if settings.vocab_size not in (None, size):
             raise UserError(f"{folder} has {size} symbols, as its text is small; leave out --vocab-size, or remove it")
         remove_leftovers(folder.parent, folder.name)
         remove_published_work(folder)
@@ -111,10 +107,20 @@ def build_corpus(
         stages.wait_for_workers(paths.tasks)
         remove_leftovers(root, deep=True)
         size = unit_bytes(files, settings)
-        job = stages.Job(paths, settings, size, [file for file in files if must_be_cut(file, size)])
+        job = stages.Job(
+            paths,
+            settings,
+            size,
+            [file for file in files if must_be_cut(file, size)],
+        )
         if job.to_cut:
             bytes_to_cut = [file.size for file in job.to_cut]
-            stages.run_tasks(partial(stages.cut_one, job), bytes_to_cut, paths.tasks / "cut", workers)
+            stages.run_tasks(
+                partial(stages.cut_one, job),
+                bytes_to_cut,
+                paths.tasks / "cut",
+                workers,
+            )
         to_read, origins = _with_parts(files, job)
         job = _planned(job, files, to_read)
         _forget_other(late, paths)
@@ -140,6 +146,16 @@ def build_corpus(
         write_json(paths.result / MANIFEST, manifest)
         publish(root, folder)
     return manifest
+
+
+def _with_tokenizer(settings: CorpusSettings) -> tuple[CorpusSettings, Optional[str]]:
+    """Return settings as the tokenizer that the user brings decides them, if any, and its digest."""
+    if not settings.tokenizer:
+        return settings, None
+    path = os.path.abspath(settings.tokenizer)
+    brought = load_tokenizer(path)
+    settings = replace(settings, tokenizer=path, vocab_size=len(brought.symbols), text=brought.settings)
+    return settings, sha256_of(Path(path, SETTINGS_FILE))
 
 
 def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
@@ -182,7 +198,15 @@ def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[Input
         for part in sorted(job.paths.of("cut", job.to_cut.index(file)).glob("part-*")):
             first_line = int(part.name.split(".")[1])
             size = part.stat().st_size
-            to_read.append(InputFile(str(part), file.format, size, first_line, file.left_out_namespaces))
+            to_read.append(
+                InputFile(
+                    str(part),
+                    file.format,
+                    size,
+                    first_line,
+                    file.left_out_namespaces,
+                )
+            )
             origins[str(part)] = file.path
     return to_read, origins
 
@@ -296,12 +320,11 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir()) and not folder.is_mount()):
         return None
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        _refuse_other_plan({name: manifest[name] for name in plan}, plan, folder)
+        manifest = read_json(folder / MANIFEST)
+        there = as_kind(Plan, manifest, folder / MANIFEST, "remove it")
     except UserError:
-        raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{folder}: exists already; remove it or choose another folder") from None
+    _refuse_other_plan(there, plan, folder)
     return manifest
 
 
@@ -328,7 +351,8 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     work = work_folder_of(folder)
     with run_lock(work):
         if (work / PLAN).exists():
-            _refuse_other_plan(read_json(work / PLAN), plan, work)
+            there = as_kind(Plan, read_json(work / PLAN), work / PLAN, f"remove {work}")
+            _refuse_other_plan(there, plan, work)
         write_json(work / PLAN, plan)
         yield work
 
@@ -344,20 +368,36 @@ def publish(work: Path, folder: Path) -> None:
     shutil.rmtree(rest, ignore_errors=True)
 
 
-def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:
+@dataclass(frozen=True)
+class PlannedInput:
+    """An input file of a plan, as far as plans are compared by it."""
+
+    path: str
+    format: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts of a manifest, or of the plan in a work folder, that decide a corpus."""
+
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    inputs: list[PlannedInput]
+
+
+def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
     remedy = "give the same, remove it, or choose another folder"
-    if there["settings"]["bad_input"] == "stop":  # all that is done met nothing bad, and would be the same with "skip"
-        there = {
-            **there,
-            "settings": {**there["settings"], "bad_input": plan["settings"]["bad_input"]},
-        }
-    for group in ("settings", "versions"):
-        begun_with = {name: there[group].get(name) for name in plan[group]}
-        if differing := differences(begun_with, plan[group]):
-            raise UserError(f"{folder} was begun with other {group} ({differing}); {remedy}")
-    before, now = ({(each["path"], each["format"]): each["sha256"] for each in of["inputs"]} for of in (there, plan))
-    if list(before.items()) != list(now.items()):
-        changed = sorted({path for (path, _), _ in before.items() ^ now.items()})
+    settings = dict(there.settings)
+    if settings.get("bad_input") == "stop":  # what is done met nothing bad, and would be the same with "skip"
+        settings["bad_input"] = plan["settings"]["bad_input"]
+    for name, found in (("settings", settings), ("versions", there.versions)):
+        differing = differences({key: found.get(key) for key in plan[name]}, plan[name])
+        if differing:
+            raise UserError(f"{folder} was begun with other {name} ({differing}); {remedy}")
+    here = [PlannedInput(each["path"], each["format"], each["sha256"]) for each in plan["inputs"]]
+    if there.inputs != here:
+        changed = sorted({each.path for each in {*there.inputs} ^ {*here}})
         raise UserError(
             f"{folder} was begun with other inputs ({changed[0] if changed else 'in another order'} differs); {remedy}"
         )

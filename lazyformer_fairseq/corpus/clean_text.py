@@ -126,12 +126,18 @@ OPTION = rf"(?:{_any_of(SMALL_PICTURE | PICTURE_OPTIONS)}(?:[=_ ][\d.]{{1,5}})?|
 # Fmt: skip.
 OF_LANGUAGES = (
     Rule(
-        "wiki links", ("[[",), re.compile(rf"\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", re.IGNORECASE), ""
+        "wiki links",
+        ("[[",),
+        re.compile(rf"\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", re.IGNORECASE),
+        "",
     ),
     Rule(
         "image options",
         ("|",),
-        re.compile(rf"\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+", re.IGNORECASE),
+        re.compile(
+            rf"\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+",
+            re.IGNORECASE,
+        ),
         "",
     ),
     Rule(
@@ -150,11 +156,19 @@ OF_LANGUAGES = (
 # Fmt: skip.
 MARKUP = (
     Rule("entities", ("&",), ENTITY, decode_entity),
-    Rule("comments", ("<!--",), re.compile(r"<!--(?:(?!<!--|-->).)*+-->", re.DOTALL), ""),
+    Rule(
+        "comments",
+        ("<!--",),
+        re.compile(r"<!--(?:(?!<!--|-->).)*+-->", re.DOTALL),
+        "",
+    ),
     Rule(
         "citations and code",
         ("</",),
-        re.compile(rf"<({'|'.join(CITATIONS_AND_CODE.split())})(?:\s[^<>]*+)?>[^<>]*+</\1>", re.IGNORECASE),
+        re.compile(
+            rf"<({'|'.join(CITATIONS_AND_CODE.split())})(?:\s[^<>]*+)?>[^<>]*+</\1>",
+            re.IGNORECASE,
+        ),
         "",
     ),
     Rule("tags", ("<",), tags(BLOCK_TAGS), " "),
@@ -163,13 +177,26 @@ MARKUP = (
     *OF_LANGUAGES,
     Rule("wiki links", ("[[",), re.compile(r"\[\[([^\[\]]*+)\]\]"), _keep_caption),
     Rule(
-        "wiki links", ("[http", "[ftp", "[//"), re.compile(r"\[(?:(?:https?|ftp):)?//[^\s\[\]]++ ([^\[\]]*+)\]"), r"\1"
+        "wiki links",
+        ("[http", "[ftp", "[//"),
+        re.compile(r"\[(?:(?:https?|ftp):)?//[^\s\[\]]++ ([^\[\]]*+)\]"),
+        r"\1",
     ),
     Rule("wiki quotes", ("''",), re.compile(r".*''.*", re.DOTALL), _without_paired),
-    Rule("placeholders", ("formula_", "codice_"), re.compile(r"(?<=[^\W_])(?=(?:formula|codice)_\d)"), " "),
+    Rule(
+        "placeholders",
+        ("formula_", "codice_"),
+        re.compile(r"(?<=[^\W_])(?=(?:formula|codice)_\d)"),
+        " ",
+    ),
     Rule("placeholders", ("formula_",), re.compile(r"formula_\d++"), "formula"),
     Rule("placeholders", ("codice_",), re.compile(r"codice_\d++"), "code"),
-    Rule("emphasis", ("_",), re.compile(r"(?<!\w)_(?=[^\s_])([^_]*+)(?<=\S)_(?!\w)"), r"\1"),
+    Rule(
+        "emphasis",
+        ("_",),
+        re.compile(r"(?<!\w)_(?=[^\s_])([^_]*+)(?<=\S)_(?!\w)"),
+        r"\1",
+    ),
     Rule("bullets", ("* ", "• "), re.compile(r"^(?:[*•]+ )++"), ""),
 )
 
@@ -186,7 +213,10 @@ BRACKETS = (
     Rule("empty brackets", ("[ ]", "[]"), re.compile(r"(?: |^)\[ ?\](?= |$)"), ""),
     Rule("separators in brackets", ("(",), re.compile(r"\( ?[,;][ ,;]*+"), "("),
     Rule(
-        "separators in brackets", (", )", "; )"), re.compile(r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)"), ")"
+        "separators in brackets",
+        (", )", "; )"),
+        re.compile(r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)"),
+        ")",
     ),
 )
 
@@ -242,14 +272,22 @@ RARE_LINKS = (  # with one of the characters @ \ <
         _bare_or_bracketed(r"(?<![\w.+%-])[\w.+%-]++@[\w-]++(?:\.[\w-]++)*\.(?:(?!\d)\w){2,24}+(?![\w@-])"),
         _replaced_by("<email>"),
     ),
-    Rule("<file>", (":\\",), re.compile(r"(?<!\w)[A-Za-z]:\\[^\s<>\"“”|*?,;()\[\]]*+"), _replaced_by("<file>")),
+    Rule(
+        "<file>",
+        (":\\",),
+        re.compile(r"(?<!\w)[A-Za-z]:\\[^\s<>\"“”|*?,;()\[\]]*+"),
+        _replaced_by("<file>"),
+    ),
 )
 # Fmt: skip.
 LINKS = (
     Rule(
         "<url>",
         ("://",),
-        _bare_or_bracketed(rf"(?:https?|ftps?|sftp|file|gopher|irc|git|ssh|telnet|rtsp):///?{ADDRESS}", re.IGNORECASE),
+        _bare_or_bracketed(
+            rf"(?:https?|ftps?|sftp|file|gopher|irc|git|ssh|telnet|rtsp):///?{ADDRESS}",
+            re.IGNORECASE,
+        ),
         _replaced_by("<url>"),
     ),
     Rule(
@@ -266,11 +304,19 @@ LINKS = (
         _replaced_by("<url>"),
         gate=re.compile(rf"\.{SITE}(?::\d{{1,5}})?/"),
     ),
-    Rule("<file>", ("/",), re.compile(rf"(?<![\w./<~-])/{ROOTS}/[\w.+@%~/-]*+"), _replaced_by("<file>")),
+    Rule(
+        "<file>",
+        ("/",),
+        re.compile(rf"(?<![\w./<~-])/{ROOTS}/[\w.+@%~/-]*+"),
+        _replaced_by("<file>"),
+    ),
     Rule(
         "<file>",
         (".",),
-        re.compile(rf"(?<![\w./\\~+@-])[\w./\\~+-]*\w\.{EXTENSION}(?!\w)(?!\.\w)", re.IGNORECASE),
+        re.compile(
+            rf"(?<![\w./\\~+@-])[\w./\\~+-]*\w\.{EXTENSION}(?!\w)(?!\.\w)",
+            re.IGNORECASE,
+        ),
         _replaced_by("<file>"),
         gate=re.compile(rf"\.{EXTENSION}(?!\w)", re.IGNORECASE),
     ),

@@ -27,7 +27,11 @@ def corpus() -> None:
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.argument("out", type=click.Path(path_type=Path))
 @takes(CorpusSettings)
-@click.option("--cased", is_flag=True, help="Keep upper case.  [default: lower-case, as the paper]")
+@click.option(
+    "--cased",
+    is_flag=True,
+    help="Keep upper case.  [default: lower-case, as the paper]",
+)
 @click.option(
     "--workers",
     type=click.IntRange(1),

@@ -164,7 +164,12 @@ def find_duplicates(
     return decisions
 
 
-def _mark_repeated(units: Sequence[np.ndarray], decisions: list[np.ndarray], mark: int, at_once: int) -> None:
+def _mark_repeated(
+    units: Sequence[np.ndarray],
+    decisions: list[np.ndarray],
+    mark: int,
+    at_once: int,
+) -> None:
     """Mark every row, not marked yet, that equals an earlier row. Units: uint64 (documents, columns)."""
     partitions = np.uint64(-(-sum(map(len, units)) // at_once))
     for partition in range(int(partitions)):

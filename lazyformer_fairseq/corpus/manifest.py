@@ -81,7 +81,10 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
 
     histograms = {}
     for name, counts in lengths.items():
-        histograms[name] = {"edges": LENGTH_EDGES.tolist(), "counts": (counts + lengths_of_valid[name]).tolist()}
+        histograms[name] = {
+            "edges": LENGTH_EDGES.tolist(),
+            "counts": (counts + lengths_of_valid[name]).tolist(),
+        }
     notes = gather_notes(job, origins)
     return {
         "format_version": FORMAT_VERSION,
@@ -194,7 +197,10 @@ def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict
 
 def _token_counts(job: Job, split: str, symbols: int) -> np.ndarray:
     """Return how often each id occurs in a split, ``</s>`` left out."""
-    return load_unigrams((job.paths.of("ids", unit, f".{split}") for unit in range(len(job.units))), symbols)
+    return load_unigrams(
+        (job.paths.of("ids", unit, f".{split}") for unit in range(len(job.units))),
+        symbols,
+    )
 
 
 def _split_totals(

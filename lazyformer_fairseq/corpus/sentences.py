@@ -89,7 +89,11 @@ def mend(
         starts_of: the sentencizer: text -> where it starts sentences, the first word (or sign) of each, ascending.
         exceptions: words after which it may not start one, abbreviations and the like.
     """
-    sure = [*sure_starts(text, exceptions), len(text) + 2]  # the last one is never reached
+    # The last one is never reached.
+    sure = [
+        *sure_starts(text, exceptions),
+        len(text) + 2,
+    ]
     sentence = 0
     quotes = _Quotes(text)
     number = 0
@@ -191,7 +195,10 @@ def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> O
     if marks[-1] in "-–—" and letter.isupper():
         return True
     if marks[0] in "?!":
-        is_speech = marks[-1] in "\"'”’" or text[mark.end() : cut].strip() in ('"', "”")
+        is_speech = marks[-1] in "\"'”’" or text[mark.end() : cut].strip() in (
+            '"',
+            "”",
+        )
         if is_speech and cut == word and SAID.match(text, word, word + 80):
             return False
         return None

@@ -89,7 +89,12 @@ class Job:
 
 def cut_one(job: Job, rank: int) -> None:
     """Cut a compressed file that cannot be read in pieces."""
-    cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_input)
+    cut_file(
+        job.to_cut[rank],
+        job.paths.of("cut", rank),
+        job.unit_bytes,
+        job.settings.bad_input,
+    )
 
 
 def store_words(job: Job, rank: int) -> Counts:
@@ -173,7 +178,10 @@ def train_tokenizer(job: Job, _rank: int) -> None:
         load_tokenizer(settings.tokenizer).save(paths.tokenizer)
     else:
         _train_on(frequent, paths.tokenizer, settings)
-    write_json(paths.vocabulary, {**summary, "size": len(load_tokenizer(paths.tokenizer).symbols)})
+    write_json(
+        paths.vocabulary,
+        {**summary, "size": len(load_tokenizer(paths.tokenizer).symbols)},
+    )
 
 
 def _train_on(frequent: list[tuple[str, int]], folder: Path, settings: CorpusSettings) -> None:
@@ -221,7 +229,10 @@ def join_shard(job: Job, rank: int) -> None:
         folder / "train",
     )
     if rank == 0:
-        join_parts([job.paths.of("ids", unit, ".valid") for unit in range(units)], folder / "valid")
+        join_parts(
+            [job.paths.of("ids", unit, ".valid") for unit in range(units)],
+            folder / "valid",
+        )
     copy_file(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
 
 

@@ -153,7 +153,11 @@ class ReadDocuments(DocumentStep):
                         "format": piece.format,
                         "left_out_namespaces": piece.left_out_namespaces,
                     }
-                    yield Document(raw.text, f"{piece.path}:{raw.number}", of_piece | raw.metadata)
+                    yield Document(
+                        raw.text,
+                        f"{piece.path}:{raw.number}",
+                        of_piece | raw.metadata,
+                    )
                 self.counts["pieces of files"] += 1
             except BadInputError as error:
                 if self.bad_input == "stop":

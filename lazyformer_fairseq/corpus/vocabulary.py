@@ -141,8 +141,15 @@ def _merged_ranges(folders: Sequence[Path], entries_at_once: int) -> Iterator[np
     for number in range(ranges):
         # Mapped anew for each range: what stays mapped counts as memory of this process.
         parts = [
-            (_mapped(folder, "hashes")[start:end], _mapped(folder, "counts")[start:end])
-            for folder, (start, end) in zip(folders, (bound[number : number + 2] for bound in bounds), strict=True)
+            (
+                _mapped(folder, "hashes")[start:end],
+                _mapped(folder, "counts")[start:end],
+            )
+            for folder, (start, end) in zip(
+                folders,
+                (bound[number : number + 2] for bound in bounds),
+                strict=True,
+            )
         ]
         hashes, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         order = np.argsort(hashes)
@@ -161,7 +168,11 @@ def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file
     """Write the kept words' hashes; returns their number and how often they occur together."""
     types = sum(_frequent(path, min_count, spared).shape[1] for path in ranges)
     tokens = 0
-    header = {"descr": np.dtype(np.uint64).str, "fortran_order": False, "shape": (types,)}
+    header = {
+        "descr": np.dtype(np.uint64).str,
+        "fortran_order": False,
+        "shape": (types,),
+    }
     np.lib.format.write_array_header_1_0(file, header)
     for path in ranges:  # piece by piece: the hashes of all words may be more than the memory
         hashes, counts = _frequent(path, min_count, spared)
@@ -229,7 +240,11 @@ def write_ids(
     for split, documents in keep.items():
         selected = store.select(documents)
         spelt = np.bincount(selected.words, minlength=len(hashes)) > 0
-        pieces = WordPieces(store.vocabulary, tokenizer, spelt & is_frequent if split == "train" else spelt)
+        pieces = WordPieces(
+            store.vocabulary,
+            tokenizer,
+            spelt & is_frequent if split == "train" else spelt,
+        )
         counts[split] = _write_part(selected, pieces, tokenizer, prefixes[split])
     return counts
 
@@ -277,13 +292,22 @@ class WordPieces:
         return self.ids[source], np.diff(ends[words == eos_word], prepend=0)
 
 
-def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: TextTokenizer, prefix: Path) -> dict[str, Any]:
+def _write_part(
+    selected: SelectedWords,
+    pieces: WordPieces,
+    tokenizer: TextTokenizer,
+    prefix: Path,
+) -> dict[str, Any]:
     ids, sizes = pieces.items(selected)
     unigrams = np.bincount(ids, minlength=len(tokenizer.symbols))
     unigrams[tokenizer.special.eos] = 0
     found = np.flatnonzero(unigrams)
     with atomic_file(f"{prefix}.unigrams.npy", durable=False) as file:
-        np.save(file, np.stack([found, unigrams[found]]).astype(np.uint32), allow_pickle=False)
+        np.save(
+            file,
+            np.stack([found, unigrams[found]]).astype(np.uint32),
+            allow_pickle=False,
+        )
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
     sentences = selected.document_sentences.astype(np.int64)
     starts = np.cumsum(sentences) - sentences

@@ -73,7 +73,10 @@ INLINE_TEMPLATES: dict[str, Text] = {
     **dict.fromkeys(("mdash", "em dash", "—"), "—"),
     **dict.fromkeys(("'", "-'", "'-"), "'"),
     **dict.fromkeys(('"', '-"', '"-'), '"'),
-    **dict.fromkeys(("nbsp", "space", "sp", "thinsp", "hair space", "·", "dot", "bull", "•"), " "),
+    **dict.fromkeys(
+        ("nbsp", "space", "sp", "thinsp", "hair space", "·", "dot", "bull", "•"),
+        " ",
+    ),
     **dict.fromkeys(("circa", "c."), "c. {}"),
     **dict.fromkeys(("us$", "usd"), "US${}"),
     **dict.fromkeys(("gbp", "£"), "£{}"),

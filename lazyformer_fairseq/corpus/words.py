@@ -32,7 +32,10 @@ from lazyformer_fairseq.storage.atomic import atomic_folder
 WIKITEXT = "wikitext"
 VOCABULARY_FILE = "vocabulary.bin"
 NOTES_FILE = "notes.json"
-_SYMBOLS = re.compile(f"<({'|'.join(symbol[1:-1] for symbol in RESERVED_SYMBOLS)})>", re.IGNORECASE | re.ASCII)
+_SYMBOLS = re.compile(
+    f"<({'|'.join(symbol[1:-1] for symbol in RESERVED_SYMBOLS)})>",
+    re.IGNORECASE | re.ASCII,
+)
 
 
 @dataclass

@@ -66,7 +66,12 @@ class Batched(Protocol):
     def ordered_indices(self) -> np.ndarray:
         """Return the order of the samples."""
 
-    def batch_by_size(self, indices: np.ndarray, max_tokens: Optional[int], max_sentences: Optional[int]) -> list:
+    def batch_by_size(
+        self,
+        indices: np.ndarray,
+        max_tokens: Optional[int],
+        max_sentences: Optional[int],
+    ) -> list:
         """Divide an order of samples into batches."""
 
     def collater(self, samples: list) -> dict[str, Any]:
@@ -133,7 +138,12 @@ class EpochBatches:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         how = {"num_workers": self.workers, "pin_memory": torch.cuda.is_available()}
         rest = [batch.tolist() for batch in self.indices[self.done :]]
-        for batch in DataLoader(self.dataset, batch_sampler=rest, collate_fn=self.dataset.collater, **how):
+        for batch in DataLoader(
+            self.dataset,
+            batch_sampler=rest,
+            collate_fn=self.dataset.collater,
+            **how,
+        ):
             self.done += 1
             yield batch
         self.epoch = self._after()

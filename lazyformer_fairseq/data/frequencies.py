@@ -18,7 +18,13 @@ def count_pieces(texts: Iterable[np.ndarray], symbols: int) -> np.ndarray:
     """Return how often each id occurs in texts, which may be mapped from files: int64 (V,), V = `symbols`."""
     parts = [text[start : start + AT_ONCE] for text in texts for start in range(0, len(text), AT_ONCE)]
     counts = np.zeros(symbols, np.int64)
-    for part in Progress(parts, desc="counting pieces", unit=" parts", leave=False, disable=len(parts) < 32):
+    for part in Progress(
+        parts,
+        desc="counting pieces",
+        unit=" parts",
+        leave=False,
+        disable=len(parts) < 32,
+    ):
         counts += np.bincount(part, minlength=symbols)
     return counts
 

@@ -36,7 +36,10 @@ class MaskedTextOptions:
     """How text becomes masked blocks."""
 
     tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
-    mask_prob: Any = option(0.15, "share of tokens to predict; 0.3:0.15: of the first and of the last update")
+    mask_prob: Any = option(
+        0.15,
+        "share of tokens to predict; 0.3:0.15: of the first and of the last update",
+    )
     length_schedule: str = option("", "128:0.8: blocks of 128 in 0.8 of updates (2012.15832)")
     whole_word_masks: bool = option(
         False,
@@ -46,7 +49,10 @@ class MaskedTextOptions:
     )
     leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
     random_token_prob: float = option(0.1, "share of these that become another word")
-    next_sentence: bool = option(False, "read pairs of texts, and learn which follow which, as BERT; --token-types 2")
+    next_sentence: bool = option(
+        False,
+        "read pairs of texts, and learn which follow which, as BERT; --token-types 2",
+    )
     within_documents: bool = option(False, "tokens see their own document alone")
     document_positions: bool = option(False, "positions begin anew in each document")
     verify: str = option(
@@ -92,7 +98,13 @@ def lengths_of(given: str, longest: int) -> list[tuple[int, float]]:
     return [(length, end) for length, end in lengths if length < longest]
 
 
-def open_masked_text(data: str, seed: int = 1, max_update: int = 0, task: str = MASKED, **options: Any) -> "MaskedText":
+def open_masked_text(
+    data: str,
+    seed: int = 1,
+    max_update: int = 0,
+    task: str = MASKED,
+    **options: Any,
+) -> "MaskedText":
     """Return what ``lazyformer corpus`` wrote, as fairseq-train's task of that name reads it.
 
     Args:
@@ -156,7 +168,12 @@ class MaskedText:
             raise UserError("--within-documents: the two texts of --next-sentence must see each other; leave one out")
         if options.document_positions and not options.within_documents:
             raise UserError("--document-positions: is of --within-documents; give both, or neither")
-        ends = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
+        ends = (
+            dictionary.bos(),
+            dictionary.pad(),
+            dictionary.eos(),
+            dictionary.unk(),
+        )
         self.special = SpecialIds(*ends, mask_index_of(dictionary))
         first, last = mask_shares(options.mask_prob)
         self.lengths = lengths_of(options.length_schedule, options.tokens_per_sample)
@@ -206,7 +223,10 @@ class MaskedText:
     def cost_of_frequencies(self, batches: Iterable[dict[str, Any]]) -> float:
         """Bits a target of batches, of a model that knows frequencies alone."""
         targets = torch.cat([batch["target"].flatten() for batch in batches])
-        counts = np.bincount(targets[targets.ne(self.special.pad)].numpy(), minlength=len(self.dictionary))
+        counts = np.bincount(
+            targets[targets.ne(self.special.pad)].numpy(),
+            minlength=len(self.dictionary),
+        )
         return frequencies.cost_in_bits(self.log_frequencies, counts)
 
     @torch.no_grad()
@@ -339,7 +359,11 @@ class EpochShard(Dataset):
         shards: of the epochs; 0 for a split that is the same in all.
     """
 
-    def __init__(self, open_epoch: Callable[[int], masked_blocks.MaskedBlocksDataset], shards: int):
+    def __init__(
+        self,
+        open_epoch: Callable[[int], masked_blocks.MaskedBlocksDataset],
+        shards: int,
+    ):
         self._open_epoch = open_epoch
         self._shards = shards
         self.now = open_epoch(1)

@@ -123,7 +123,12 @@ def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
 def _symbols(path: Path) -> list[str]:
     """Return all of them, and last those that begin, pad and end a text or stand for what is unknown."""
     dictionary = load_dictionary(path)
-    special = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
+    special = (
+        dictionary.bos(),
+        dictionary.pad(),
+        dictionary.eos(),
+        dictionary.unk(),
+    )
     return [*dictionary.symbols, *map(dictionary.symbols.__getitem__, special)]
 
 

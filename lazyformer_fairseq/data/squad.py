@@ -25,7 +25,12 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.json_files import read_json
 
 SPLITS: Mapping[str, str] = {"train": "train-v1.1.json", "valid": "dev-v1.1.json"}
-VERSIONS = ("1.1", "v1.1", None)  # None: a part of the official file often has no version
+# None: a part of the official file often has no version.
+VERSIONS = (
+    "1.1",
+    "v1.1",
+    None,
+)
 SHOWN = 5  # mistakes in a message
 
 
@@ -109,7 +114,11 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
     path = Path(path)
     content = read_json(path, "give the official file, as train-v1.1.json")
     _check_layout(path, content)
-    file = SquadFile(path, list(_paragraphs(content["data"], needs_answers, mistakes := [])), mistakes)
+    file = SquadFile(
+        path,
+        list(_paragraphs(content["data"], needs_answers, mistakes := [])),
+        mistakes,
+    )
     if file.left_out and not skip_mistakes:
         number = len(file.left_out)
         lines = "\n".join(f"  {mistake}" for mistake in file.left_out[:SHOWN])
@@ -252,7 +261,10 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
     So two texts of articles alone match exactly and have F1 of 0.0, as in the official evaluation of version 1.1.
     """
     found = Counter(normalise(prediction).split())
-    return max((_f1(found, Counter(normalise(answer).split())) for answer in answers), default=0.0)
+    return max(
+        (_f1(found, Counter(normalise(answer).split())) for answer in answers),
+        default=0.0,
+    )
 
 
 def _f1(found: Counter, wanted: Counter) -> float:

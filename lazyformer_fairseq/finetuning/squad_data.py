@@ -99,7 +99,11 @@ class PreparedSquad(PreparedFolder):
     def settings(self) -> WindowSettings:
         """Sizes of the windows."""
         manifest = self.manifest
-        return WindowSettings(manifest["max_length"], manifest["stride"], manifest["max_question_length"])
+        return WindowSettings(
+            manifest["max_length"],
+            manifest["stride"],
+            manifest["max_question_length"],
+        )
 
     def read(self, split: str) -> PreparedSplit:
         """Read a split.
@@ -201,7 +205,11 @@ def _write(
 def window_settings(longest: Optional[int]) -> WindowSettings:
     """Return BERT's sizes of windows; where `longest` is short, the stride is half of it and questions a quarter."""
     longest = longest or USUAL.longest
-    return WindowSettings(longest, min(USUAL.stride, longest // 2), min(USUAL.longest_question, longest // 4))
+    return WindowSettings(
+        longest,
+        min(USUAL.stride, longest // 2),
+        min(USUAL.longest_question, longest // 4),
+    )
 
 
 def prepare(wanted: GridSettings) -> PreparedSquad:

@@ -14,7 +14,10 @@ from lazyformer_fairseq.storage import checked
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
-PREPARED = ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")
+PREPARED = ExistingPath(
+    "no such file; give a folder that `lazyformer lm prepare` wrote",
+    holds="manifest.json",
+)
 CORPORA = ("wikitext", "enwik8", "text8")
 
 
@@ -191,7 +194,12 @@ def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
         }
         write_json(
             settings.json,
-            {**about, **used, "batch_size": settings.batch_size, **result.as_json()},
+            {
+                **about,
+                **used,
+                "batch_size": settings.batch_size,
+                **result.as_json(),
+            },
         )
     click.echo(evaluation.in_words(result, unit, settings.split))
 

@@ -74,7 +74,10 @@ class Evaluation:
 
 def in_words(result: Evaluation, unit: str, split: str) -> str:
     """Return a sentence with the number that the papers give for the unit first, and the other one."""
-    numbers = [f"perplexity {result.perplexity:.2f} per {unit}", f"{result.bits:.4f} bits per {unit}"]
+    numbers = [
+        f"perplexity {result.perplexity:.2f} per {unit}",
+        f"{result.bits:.4f} bits per {unit}",
+    ]
     if unit != "word":
         numbers.reverse()
     speed = f"{result.tokens / max(result.seconds, math.ulp(1.0)):,.0f} tokens/s"
@@ -89,7 +92,12 @@ class Loaded(NamedTuple):
     tgt_len: int
 
 
-def load_model(checkpoint: Path, data: Path, device: Optional[str] = "cpu", precision: str = "fp32") -> Loaded:
+def load_model(
+    checkpoint: Path,
+    data: Path,
+    device: Optional[str] = "cpu",
+    precision: str = "fp32",
+) -> Loaded:
     """Load the language model of a checkpoint, for data of the same dictionary.
 
     Args:
@@ -132,7 +140,11 @@ def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> E
     """Predict every token of a text, by :func:`token_losses`, whose other arguments are `lengths`; takes the time."""
     start = time.perf_counter()
     losses = token_losses(model, tokens, eos, **lengths)
-    return Evaluation(len(losses), float(losses.mean(dtype=np.float64)), time.perf_counter() - start)
+    return Evaluation(
+        len(losses),
+        float(losses.mean(dtype=np.float64)),
+        time.perf_counter() - start,
+    )
 
 
 def token_losses(
@@ -174,8 +186,17 @@ def token_losses(
     device = next(model.parameters()).device
     losses = np.zeros(len(tokens), dtype=np.float32)
     memory = StreamMemory()
-    bar = Progress(total=len(tokens), desc="evaluating", unit="token", unit_scale=True, leave=False)
-    with _evaluating(model, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length), bar:
+    bar = Progress(
+        total=len(tokens),
+        desc="evaluating",
+        unit="token",
+        unit_scale=True,
+        leave=False,
+    )
+    with (
+        _evaluating(model, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length),
+        bar,
+    ):
         for step in range(parts.steps):
             segments = parts.segments(step)
             source, target = _batch(text, segments)

@@ -36,7 +36,20 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 MOST_PIXELS = 1 << 26
 USUAL_PIXELS = 1 << 24
 PIXELS_PER_BYTE = 200  # beyond the usual number the file must have as many bytes as photographs
-PICTURES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
+PICTURES = frozenset(
+    (
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+    )
+)
 ARRAY = ".npy"
 LABELS = "labels.npy"
 PALETTE = "palette.npy"
@@ -112,7 +125,11 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
         for split, places_of_split in chosen.items():
             _write_split(folder / split, pixels, places_of_split, dictionary)
             count = len(places_of_split)
-            manifest["splits"][split] = {"tokens": count * how.side**2, "items": count, "unknown": 0}
+            manifest["splits"][split] = {
+                "tokens": count * how.side**2,
+                "items": count,
+                "unknown": 0,
+            }
         del pixels
         scratch.unlink()
         write_json(folder / MANIFEST, manifest)
@@ -139,7 +156,12 @@ def find_images(folder: Path) -> Found:
             raise UserError(f"{beside[0]}: stands beside folders of images, such as {names[0]}, which are classes")
         classes = np.repeat(names, counts)
     elif labels.is_file():
-        array = map_array(labels, "give a label for each image, numbers or words", kinds="biufUS", ndim=1)
+        array = map_array(
+            labels,
+            "give a label for each image, numbers or words",
+            kinds="biufUS",
+            ndim=1,
+        )
         if len(array) != sum(counts):
             raise UserError(f"{labels}: has the shape {array.shape}, but there are {sum(counts):,} images beside it")
         classes = array.astype(str)
@@ -321,7 +343,13 @@ def overview(manifest: Mapping[str, Any]) -> str:
     """Return the manifest as a table and a sentence."""
     rows = []
     for split, counts in manifest["splits"].items():
-        rows.append({"split": split, "images": f"{counts['items']:,}", "pixels": f"{counts['tokens']:,}"})
+        rows.append(
+            {
+                "split": split,
+                "images": f"{counts['items']:,}",
+                "pixels": f"{counts['tokens']:,}",
+            }
+        )
     side = manifest["side"]
     text = f"{Table('', rows).printed('simple')}\n{manifest['vocabulary']} colours, {side} x {side} pixels"
     if manifest["classes"]:

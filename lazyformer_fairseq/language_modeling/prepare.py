@@ -208,7 +208,10 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         raise UserError(f"--official {official}: is no {corpus}")
     text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
     total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
-    with atomic_folder(out) as folder, Progress(total=total, desc="preparing", unit="B", unit_scale=True) as bar:
+    with (
+        atomic_folder(out) as folder,
+        Progress(total=total, desc="preparing", unit="B", unit_scale=True) as bar,
+    ):
         counts = text.count("train", bar.update)
         dictionary = Dictionary()
         for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -234,13 +237,23 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     return manifest
 
 
-def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: Progress) -> dict[str, int]:
+def _write_split(
+    text: TextSource,
+    split: str,
+    dictionary: Dictionary,
+    prefix: Path,
+    bar: Progress,
+) -> dict[str, int]:
     """Write ``prefix.bin`` and ``.idx``; return counts of tokens, items and unknown tokens."""
     counts = Counter(tokens=0, items=0, unknown=0)
 
     def counted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for ids, sizes in text.encode(split, dictionary, bar.update):
-            counts.update(tokens=len(ids), items=len(sizes), unknown=int((ids == dictionary.unk()).sum()))
+            counts.update(
+                tokens=len(ids),
+                items=len(sizes),
+                unknown=int((ids == dictionary.unk()).sum()),
+            )
             yield ids, sizes
 
     write_items(prefix, type_of_ids(len(dictionary)), counted(), durable=False)
@@ -271,7 +284,10 @@ def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
     found = {split: counts["tokens"] for split, counts in manifest["splits"].items()}
     found["vocabulary"] = manifest["vocabulary"]
     if name is None:
-        name = min(OFFICIAL_COUNTS, key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]))
+        name = min(
+            OFFICIAL_COUNTS,
+            key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]),
+        )
     differences = []
     for key, number in OFFICIAL_COUNTS[name].items():
         if found[key] != number:

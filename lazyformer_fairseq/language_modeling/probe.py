@@ -37,7 +37,11 @@ PIXELS = "raw pixels"
 
 
 def probe_layers(
-    checkpoint: Path, data: Path, most: int, batch_size: int, device: Optional[str] = "cpu"
+    checkpoint: Path,
+    data: Path,
+    most: int,
+    batch_size: int,
+    device: Optional[str] = "cpu",
 ) -> dict[str, dict[str, float]]:
     """Return accuracies by :func:`probe`, of raw pixels, then of each layer's features.
 
@@ -89,7 +93,14 @@ def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, b
     device = next(model.parameters()).device
     decoder = model.decoder
     found: dict[str, list[np.ndarray]] = {}
-    batches = TokenItems(ids.reshape(-1), batch_size, ids.shape[1], eos, model.padding_idx, keeps_rest=True)
+    batches = TokenItems(
+        ids.reshape(-1),
+        batch_size,
+        ids.shape[1],
+        eos,
+        model.padding_idx,
+        keeps_rest=True,
+    )
     for batch in batches:
         source = batch["net_input"]["src_tokens"].to(device)
         features, extra = model(source, features_only=True, return_all_hiddens=True)
@@ -104,7 +115,11 @@ def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, b
     return {name: np.concatenate(parts)[: len(ids)] for name, parts in found.items()}
 
 
-def probe(features: Mapping[str, np.ndarray], classes: Mapping[str, np.ndarray], seed: int = 1) -> dict[str, float]:
+def probe(
+    features: Mapping[str, np.ndarray],
+    classes: Mapping[str, np.ndarray],
+    seed: int = 1,
+) -> dict[str, float]:
     """Accuracy in percent of `valid` and `test`, from features and classes of all splits; `C` is what was chosen."""
     best: dict[str, float] = {}
     for strength in STRENGTHS:

@@ -109,9 +109,19 @@ class Writer:
         start = torch.full((len(given_BP), 1), dictionary.eos(), dtype=torch.long)
         ids = torch.cat([start, given_BP], 1).to(device)
         unread = ids
-        with Progress(total=length, initial=given_BP.size(1), desc="sampling", unit=" tokens", leave=False) as bar:
+        with Progress(
+            total=length,
+            initial=given_BP.size(1),
+            desc="sampling",
+            unit=" tokens",
+            leave=False,
+        ) as bar:
             while ids.size(1) <= length:
-                features, _ = model(ids if memory is None else unread, memory=memory, features_only=True)
+                features, _ = model(
+                    ids if memory is None else unread,
+                    memory=memory,
+                    features_only=True,
+                )
                 if memory is not None:
                     memory.seen += unread.size(1)
                 scores = model.softmax.log_probabilities(features[:, -1], model.decoder.embedding)

@@ -73,7 +73,13 @@ def on_cpu(state: Any) -> Any:
     moved: dict[tuple, Tensor] = {}
 
     def move(each: Tensor) -> Tensor:
-        place = (each.device, each.data_ptr(), each.dtype, each.shape, each.stride())
+        place = (
+            each.device,
+            each.data_ptr(),
+            each.dtype,
+            each.shape,
+            each.stride(),
+        )
         if place not in moved:
             moved[place] = (each.float() if each.dtype in (torch.bfloat16, torch.float16) else each).cpu()
         return moved[place]
@@ -269,7 +275,9 @@ def without_code() -> AbstractContextManager[None]:
     return torch.serialization.safe_globals([argparse.Namespace])
 
 
-def forbid_unsafe_loads(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
+def forbid_unsafe_loads(
+    environment: MutableMapping[str, str],
+) -> MutableMapping[str, str]:
     """Remove from it, for children too, what makes ``torch.load`` run code from a file."""
     if environment.pop(UNSAFE_LOADS, None):
         logger.warning(

@@ -196,7 +196,10 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
         expected = int(index.sizes.sum(dtype=np.int64)) * dtype.itemsize
         if (found := Path(f"{part}.bin").stat().st_size) != expected:
             raise UserError(f"{part}.bin: {found} bytes, but its index speaks of {expected}; write the part again")
-    with atomic_file(f"{target}.idx") as index, atomic_file(f"{target}.bin") as data:
+    with (
+        atomic_file(f"{target}.idx") as index,
+        atomic_file(f"{target}.bin") as data,
+    ):
         for part in parts:
             with open(f"{part}.bin", "rb") as source:
                 shutil.copyfileobj(source, data, 1 << 20)

@@ -122,7 +122,10 @@ def parse_extracted(block: files.Block, piece: files.Piece, watch: files.Watch) 
         return
     header, _, body = text[: end.start()].partition("\n")
     title = TITLE_OF_DOC.match(header)
-    yield lines_to_paragraphs(unescape(body), unescape(title[1]) if title else None), {}
+    yield (
+        lines_to_paragraphs(unescape(body), unescape(title[1]) if title else None),
+        {},
+    )
     if end.end() != len(text):
         yield files.BadInputError(f"{files.place(piece, block.line + text.count(chr(10), 0, end.end()))}: {outside}")
 
@@ -264,7 +267,12 @@ FORMATS: dict[str, files.Format] = {
         parse=parse_article,
     ),
     # Plain-text books without Gutenberg's header are known by ``book:PATH`` alone; their names are those of texts.
-    "book": files.Format(document="a file", names="(?!)", recognises=is_gutenberg, read_whole=read_book),
+    "book": files.Format(
+        document="a file",
+        names="(?!)",
+        recognises=is_gutenberg,
+        read_whole=read_book,
+    ),
     "text": files.Format(
         document="what stands between blank lines (books: say book:PATH)",
         names=r".*\.(?:txt|text|raw|md|markdown|rst|train|valid|validation|dev|test)|enwik[89]|text8",

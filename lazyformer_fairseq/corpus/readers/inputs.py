@@ -32,7 +32,10 @@ HEAD_BYTES = 1 << 16
 DAMAGE_FILE = "damage.txt"
 FAILURES = 3  # after so many streams that begin inside a page, none will begin with one: a bz2 file of pbzip2, say
 COMPRESSED = r"(?:\.(?:gz|bz2|zst))?"
-KNOWN_NAME = re.compile(rf"(?:{'|'.join(format.names for format in FORMATS.values())}){COMPRESSED}", re.I)
+KNOWN_NAME = re.compile(
+    rf"(?:{'|'.join(format.names for format in FORMATS.values())}){COMPRESSED}",
+    re.I,
+)
 ABOUT_THE_FILES = re.compile(r"(?:readme|licen[cs]e|copying|notice|changelog)\b", re.I)
 
 BINARY = {
@@ -291,9 +294,23 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
         is_plain = compression(file.path) is None
         cuts = [file.size * i // count for i in range(1, count)] if is_plain else _stream_starts(file, unit_bytes)
     if not cuts:
-        return [Piece(file.path, file.format, 0, None, file.first_line, file.left_out_namespaces)]
+        return [
+            Piece(
+                file.path,
+                file.format,
+                0,
+                None,
+                file.first_line,
+                file.left_out_namespaces,
+            )
+        ]
     return [
-        Piece(file.path, file.format, *ends, left_out_namespaces=file.left_out_namespaces)
+        Piece(
+            file.path,
+            file.format,
+            *ends,
+            left_out_namespaces=file.left_out_namespaces,
+        )
         for ends in zip([0, *cuts], [*cuts, file.size], strict=True)
     ]
 

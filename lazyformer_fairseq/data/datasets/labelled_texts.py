@@ -62,7 +62,13 @@ class SizedDataset(Dataset):
             )
         return indices, []
 
-    def batch_by_size(self, indices, max_tokens=None, max_sentences=None, required_batch_size_multiple=1):
+    def batch_by_size(
+        self,
+        indices,
+        max_tokens=None,
+        max_sentences=None,
+        required_batch_size_multiple=1,
+    ):
         """Batches that hold every example, whatever `required_batch_size_multiple` says.
 
         fairseq drops up to seven at the end where they do not fill a multiple of it (8 by default). That would waste

@@ -69,7 +69,10 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
     start = 0
     count = ITEMS_AT_ONCE
     while start < len(item_sizes):
-        rows = _pack(np.asarray(item_sizes[start : start + count], dtype=np.int32), tokens_per_sample)
+        rows = _pack(
+            np.asarray(item_sizes[start : start + count], dtype=np.int32),
+            tokens_per_sample,
+        )
         rows[[0, 2]] += start  # first_item, last_item
         next_start = len(item_sizes)
         if start + count < len(item_sizes):
@@ -191,7 +194,10 @@ class Masking:
         shares = None
         maskable = np.flatnonzero(self._is_maskable[tokens])
         if self.begins_word is None and self.last is None:
-            count = min(len(maskable), max(1, int(len(maskable) * self.probability + rng.random())))
+            count = min(
+                len(maskable),
+                max(1, int(len(maskable) * self.probability + rng.random())),
+            )
             chosen = maskable
             if count:
                 chosen = rng.choice(maskable, count, replace=False)

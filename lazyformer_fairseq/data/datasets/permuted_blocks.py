@@ -96,7 +96,14 @@ class PermutedBlocksDataset(FullSentencesDataset):
         is_predicted = targets != pad
         order = np.concatenate([rng.permutation(np.flatnonzero(each)) for each in (~is_predicted, is_predicted)])
         predicted = int(is_predicted.sum())
-        sample = permute(tokens, inputs, order, predicted, self.masking.mask_index, self.permuted_only)
+        sample = permute(
+            tokens,
+            inputs,
+            order,
+            predicted,
+            self.masking.mask_index,
+            self.permuted_only,
+        )
         target = np.full_like(sample["source"], pad)
         target[len(target) - predicted :] = tokens[order[len(order) - predicted :]]
         arrays = {name: torch.from_numpy(array) for name, array in {**sample, "target": target}.items()}
@@ -109,6 +116,9 @@ class PermutedBlocksDataset(FullSentencesDataset):
             time = batch["target"].size(1)
             positions = pad_right([sample["positions"] for sample in samples], 0, time)
             turns = [pad_right([sample["turns"][row] for sample in samples], 0, time) for row in range(3)]
-            batch["net_input"] |= {"positions": positions, "turns": torch.stack(turns, 1)}
+            batch["net_input"] |= {
+                "positions": positions,
+                "turns": torch.stack(turns, 1),
+            }
             batch["ntokens"] = sum(sample["tokens"] for sample in samples)
         return batch

@@ -157,12 +157,24 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
             room = settings.longest - len(head) - 1
             answer = None
             if has_answers:
-                answer = tokens_of(context_offsets, question.answers[0].start, question.answers[0].end)
+                answer = tokens_of(
+                    context_offsets,
+                    question.answers[0].start,
+                    question.answers[0].end,
+                )
 
             windows = windows_over(len(context_ids), room, settings.stride)
             for (start, end), own in zip(windows, own_tokens(windows), strict=True):
                 inputs.append(np.array([*head, *context_ids[start:end], eos], np.int32))
-                rows.append([question_number, len(head), end - start, tokens_before + start, *own])
+                rows.append(
+                    [
+                        question_number,
+                        len(head),
+                        end - start,
+                        tokens_before + start,
+                        *own,
+                    ]
+                )
                 shift = len(head) - start
                 if answer is not None and start <= answer[0] and answer[1] < end:
                     targets.append((answer[0] + shift, answer[1] + shift))

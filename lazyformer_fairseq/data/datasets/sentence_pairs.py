@@ -205,7 +205,11 @@ class SentencePairsDataset(MaskedBlocksDataset):
     @cached_property
     def pairs(self) -> Pairs:
         """Those of the epoch."""
-        return draw_pairs(self.documents, self.room, np.random.default_rng((self.seed, self.epoch)))
+        return draw_pairs(
+            self.documents,
+            self.room,
+            np.random.default_rng((self.seed, self.epoch)),
+        )
 
     @cached_property
     def sizes(self) -> np.ndarray:

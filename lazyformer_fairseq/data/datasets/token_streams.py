@@ -287,7 +287,12 @@ def _batch(segment: int, source: Tensor, target: Tensor, pad: int) -> dict[str, 
         "ntokens": int(target.ne(pad).sum()),
     }
     place = torch.full((len(source),), segment)
-    return {"id": place, **counts, "net_input": {"src_tokens": source}, "target": target}
+    return {
+        "id": place,
+        **counts,
+        "net_input": {"src_tokens": source},
+        "target": target,
+    }
 
 
 class EpochSegments(EpochBatches):

@@ -36,7 +36,11 @@ class Dictionary:
 
     bos_index, pad_index, eos_index, unk_index = range(4)
 
-    def __init__(self, special: Sequence[str] = FIRST_SYMBOLS, add_special_symbols: bool = True):
+    def __init__(
+        self,
+        special: Sequence[str] = FIRST_SYMBOLS,
+        add_special_symbols: bool = True,
+    ):
         self.bos_word, self.pad_word, self.eos_word, self.unk_word = special
         self.symbols: list[str] = []
         self.count: list[int] = []

@@ -192,7 +192,11 @@ def read_hashed_files(folder: Path, names: Sequence[str], hashes: Mapping[str, s
     return contents
 
 
-def write_hashed_files(folder: FolderName, contents: Mapping[str, bytes], description: Mapping[str, Any]) -> None:
+def write_hashed_files(
+    folder: FolderName,
+    contents: Mapping[str, bytes],
+    description: Mapping[str, Any],
+) -> None:
     """Write a tokenizer's folder, whole or not at all: its files, and its description with their hashes."""
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     text = json.dumps({**description, "sha256": hashes}, indent=2, ensure_ascii=False) + "\n"
@@ -220,10 +224,23 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
     of_b = len(ids) - second_start - 1
     of_b = min(of_b, max(room // 2, room - of_a))
     second = ids[second_start:]
-    return np.concatenate([ids[: 1 + room - of_b], ids[first_end:second_start], second[:of_b], ids[-1:]])
+    return np.concatenate(
+        [
+            ids[: 1 + room - of_b],
+            ids[first_end:second_start],
+            second[:of_b],
+            ids[-1:],
+        ]
+    )
 
 
-def told_cut(count: int, total: int, longest: int, what: str = "texts", reader: str = "the model") -> str:
+def told_cut(
+    count: int,
+    total: int,
+    longest: int,
+    what: str = "texts",
+    reader: str = "the model",
+) -> str:
     """Return the sentence on inputs that were cut, which whoever gave the texts must read.
 
     Args:

@@ -44,7 +44,10 @@ MODELS: Mapping[str, Types] = {
         "vocab": (dict,),
     },
     "BPE": {
-        **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), PERHAPS_TEXT),
+        **dict.fromkeys(
+            ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
+            PERHAPS_TEXT,
+        ),
         **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), SWITCH),
         "dropout": (float, int, type(None)),
         "vocab": (dict,),
@@ -66,7 +69,12 @@ ADDED_TOKEN: Types = {
     "content": (str,),
     **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), SWITCH),
 }
-POST_PROCESSORS = ("BertProcessing", "RobertaProcessing", "TemplateProcessing", "ByteLevel")
+POST_PROCESSORS = (
+    "BertProcessing",
+    "RobertaProcessing",
+    "TemplateProcessing",
+    "ByteLevel",
+)
 MOST_SHOWN = 8  # parts of a template in a message
 AROUND = "this program knows [CLS] a [SEP] b [SEP] and <s> a </s></s> b </s>"
 ACCEPTED = "this program takes WordPiece (BERT) and byte-level BPE (RoBERTa)"
@@ -178,7 +186,10 @@ def joining_of(values: Any, special: Mapping[str, str], ids: Mapping[str, int]) 
         if kind == "ByteLevel":  # which decides offsets alone
             continue
         if kind in ("BertProcessing", "RobertaProcessing"):
-            if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
+            if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [
+                eos,
+                ids[eos],
+            ]:
                 raise UserError(f"puts {each.get('cls')} and {each.get('sep')} around a text; {AROUND}")
             if kind == "BertProcessing":
                 return BERT

@@ -121,7 +121,12 @@ class LibraryTokenizer(interface.TextTokenizer):
         return tokenizer
 
     @classmethod
-    def write(cls, recipe: Mapping[str, Any], description: "Description", folder: FolderName) -> "LibraryTokenizer":
+    def write(
+        cls,
+        recipe: Mapping[str, Any],
+        description: "Description",
+        folder: FolderName,
+    ) -> "LibraryTokenizer":
         """Write ``folder`` whole or not at all, and loads it.
 
         Args:
@@ -225,7 +230,10 @@ class LibraryTokenizer(interface.TextTokenizer):
             "pair": template(f"bos A {'eos ' * self.separators}B eos"),
             "special_tokens": {
                 name: {"id": name, "ids": [index], "tokens": [name]}
-                for name, index in ((bos, self.special.bos), (eos, self.special.eos))
+                for name, index in (
+                    (bos, self.special.bos),
+                    (eos, self.special.eos),
+                )
             },
         }
         whole = {
@@ -235,7 +243,10 @@ class LibraryTokenizer(interface.TextTokenizer):
             "post_processor": around,
         }
         if trimming := library_recipe.trimming_of(self._recipe):
-            whole["post_processor"] = {"type": "Sequence", "processors": [trimming, around]}
+            whole["post_processor"] = {
+                "type": "Sequence",
+                "processors": [trimming, around],
+            }
         (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -273,7 +284,12 @@ def read_description(path: Path) -> Description:
     """Read and check tokenizer.json; raise a UserError for anything else."""
     remedy = "copy the whole tokenizer folder again"
     try:
-        description = as_kind(Description, interface.read_description(path, FORMAT_VERSION), path, remedy)
+        description = as_kind(
+            Description,
+            interface.read_description(path, FORMAT_VERSION),
+            path,
+            remedy,
+        )
     except UserError as error:
         raise UserError(f"{path}: damaged ({error})" if "format version" not in str(error) else str(error)) from None
     if len(set(description.special.values())) < len(ROLES):
@@ -346,7 +362,9 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
             if type(size) is not int:
                 rows = 1 + max(ids.values())
         tokenizer = LibraryTokenizer.write(
-            recipe, Description(special, rows, joining.separators, joining.second_type), out
+            recipe,
+            Description(special, rows, joining.separators, joining.second_type),
+            out,
         )
     except UserError as error:
         raise UserError(str(error) if str(source) in str(error) else f"{path}: {error}") from None
@@ -357,7 +375,11 @@ def _main_file(source: Path) -> Path:
     """Return the file that holds the vocabulary."""
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; give the one with the model's config.json")
-    for names in (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")):
+    for names in (
+        ("tokenizer.json",),
+        ("vocab.txt",),
+        ("vocab.json", "merges.txt"),
+    ):
         if all((source / name).is_file() for name in names):
             return source / names[0]
     if found := next(filter(Path.is_file, (source / name for name in SENTENCE_PIECE_FILES)), None):
@@ -372,7 +394,10 @@ def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, A
     elif path.name == "vocab.txt":
         values = _word_piece(read_text(path, ADVICE).split("\n"))
     else:
-        values = _byte_level(read_json(path, ADVICE), read_text(source / "merges.txt", ADVICE).split("\n"))
+        values = _byte_level(
+            read_json(path, ADVICE),
+            read_text(source / "merges.txt", ADVICE).split("\n"),
+        )
     if path.name != "tokenizer.json":
         added = _optional_json(source / "added_tokens.json")
         values["added_tokens"] = [{"id": index, "content": symbol} for symbol, index in added.items()]

@@ -216,7 +216,12 @@ def _full_stop_rules(moses: MosesTokenizer) -> list[Rule]:
         rf"{inside}+ +[{lower}]",
         rf"(?:{_alternatives(numeric_only)})\. +[0-9]",
     ]
-    return [Rule(rf"(?<!{inside})(?!{'|'.join(stays)}){inside}*[^ .{SIGNS}]\K\.{end}", " .")]
+    return [
+        Rule(
+            rf"(?<!{inside})(?!{'|'.join(stays)}){inside}*[^ .{SIGNS}]\K\.{end}",
+            " .",
+        )
+    ]
 
 
 def _alternatives(words: set[str]) -> str:

@@ -118,7 +118,11 @@ class TextNormaliser:
 
         self.settings = settings
         self._symbol = symbol_pattern(settings)
-        self._words = moses_words(settings.language, settings.normalise_punctuation, settings.moses_tokenise)
+        self._words = moses_words(
+            settings.language,
+            settings.normalise_punctuation,
+            settings.moses_tokenise,
+        )
         self._moses_back = MosesDetokenizer(settings.language)
 
     def __call__(self, text: str) -> str:

@@ -167,7 +167,11 @@ class Tokenizer(interface.TextTokenizer):
         except UserError as error:
             raise UserError(f"{folder / SETTINGS_FILE}: {error}") from None
         try:
-            tokenizer = cls(folder, settings, _load_model(contents[MODEL_FILE], folder / MODEL_FILE))
+            tokenizer = cls(
+                folder,
+                settings,
+                _load_model(contents[MODEL_FILE], folder / MODEL_FILE),
+            )
         except UnicodeDecodeError as error:
             raise UserError(f"{folder / MODEL_FILE}: damaged, a piece is no UTF-8 text ({error})") from None
         if _dictionary_bytes(tokenizer.symbols) != contents[DICTIONARY_FILE]:
@@ -200,7 +204,10 @@ class Tokenizer(interface.TextTokenizer):
             folder,
             settings,
         )
-        assert len(tokenizer.symbols) == vocab_size, (len(tokenizer.symbols), vocab_size)
+        assert len(tokenizer.symbols) == vocab_size, (
+            len(tokenizer.symbols),
+            vocab_size,
+        )
         return tokenizer
 
     @classmethod
@@ -231,7 +238,10 @@ class Tokenizer(interface.TextTokenizer):
         settings: TextSettings,
     ) -> "Tokenizer":
         symbols = symbols_of(_load_model(model_bytes, name), settings)
-        contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(symbols)}
+        contents = {
+            MODEL_FILE: model_bytes,
+            DICTIONARY_FILE: _dictionary_bytes(symbols),
+        }
         interface.write_hashed_files(
             folder,
             contents,

@@ -60,8 +60,14 @@ class SquadConfig(fairseq_task.FineTuningConfig):
         MISSING,
         f"folder of the official files {', '.join(SPLITS.values())}, or of SQuAD as prepared",
     )
-    train_file: str = option(SPLITS["train"], "name of the file to train on, in the folder of official files")
-    valid_file: str = option(SPLITS["valid"], "name of the file to validate on, in the folder of official files")
+    train_file: str = option(
+        SPLITS["train"],
+        "name of the file to train on, in the folder of official files",
+    )
+    valid_file: str = option(
+        SPLITS["valid"],
+        "name of the file to validate on, in the folder of official files",
+    )
     skip_mistakes: bool = option(
         False,
         "leave out what is wrong in the files, as answers that are not at their place",
@@ -129,7 +135,11 @@ class SquadTask(fairseq_task.FineTuningTask):
         logger.info(
             "%s: %d questions on %d paragraphs, %d windows, the longest of %d tokens, %d questions cut",
             *(read.file.path, len(read.file.questions), len(read.file.contexts)),
-            *(len(read.windows), read.windows.sizes.max(), read.windows.cut_questions),
+            *(
+                len(read.windows),
+                read.windows.sizes.max(),
+                read.windows.cut_questions,
+            ),
         )
         return self.dataset_of(read, split)
 
@@ -267,7 +277,10 @@ def baselines(file: SquadFile) -> dict[str, dict[str, float]]:
         rarity = [sum(math.log(len(file.contexts) / seen[word]) for word in words(each) & asked) for each in sentences]
         first[question.id] = sentences[0]
         best[question.id] = sentences[rarity.index(max(rarity))]
-    rules = {"first sentence": first, "sentence that shares most with the question": best}
+    rules = {
+        "first sentence": first,
+        "sentence that shares most with the question": best,
+    }
     marks = {name: score(file, answers) for name, answers in rules.items()}
     return dict(sorted(marks.items(), key=lambda item: -item[1]["f1"]))
 
@@ -319,7 +332,11 @@ class Squad(Benchmark):
         return {name: prepared[SQUAD.name].manifest[name] for name in ("stride", "max_question_length")}
 
     def train_options(
-        self, task: ScoredTask, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
+        self,
+        task: ScoredTask,
+        tokens: int,
+        max_rows: Optional[int],
+        own: Mapping[str, Any],
     ) -> list[str]:
         return [
             *(
@@ -385,7 +402,14 @@ class Squad(Benchmark):
         model, task = load_squad_model(checkpoint, wanted)
         windows = question_windows.make_windows(task.tokenizer, read, task.settings)
         dataset = task.dataset_of(PreparedSplit(read, windows), "valid")
-        answers = find_answers(model, task.head_name, dataset, wanted.n_best, wanted.max_tokens, file.name)
+        answers = find_answers(
+            model,
+            task.head_name,
+            dataset,
+            wanted.n_best,
+            wanted.max_tokens,
+            file.name,
+        )
         texts = best_texts(read, answers)
         fields = ("text", "probability", "score", "start", "end")
         best = [[{name: getattr(answer, name) for name in fields} for answer in found] for found in answers]
@@ -394,7 +418,10 @@ class Squad(Benchmark):
             (PREDICTIONS, texts),
             (N_BEST, n_best),
         ):  # one line a question
-            write_text(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+            write_text(
+                folder / name,
+                json.dumps(content, indent=1, ensure_ascii=False) + "\n",
+            )
         has_answers = all(question.answers for question in read.questions)
         marks = ()
         if has_answers:

@@ -137,8 +137,9 @@ class LabelledTextsDataset(SizedDataset):
     ):
         assert targets is None or len(targets) == len(inputs)
         self.inputs = inputs
-        self.sizes = inputs.sizes
-        if not hasattr(inputs, "sizes"):
+        if hasattr(inputs, "sizes"):
+            self.sizes = inputs.sizes
+        else:
             self.sizes = np.array([len(ids) for ids in inputs], np.int64)
         # A copy: a prepared folder's targets are mapped read-only, which torch cannot share.
         self.targets = None

@@ -101,7 +101,7 @@ _tokenizer: Optional[TextTokenizer] = None  # of a worker
 
 
 def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int):
-    global _tokenizer
+    global _tokenizer  # noqa: PLW0603  a worker is forked with it
     _tokenizer = tokenizer
     if processes < 2:
         yield from map(_encode, texts)

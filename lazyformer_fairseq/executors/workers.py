@@ -22,6 +22,7 @@ class Job(NamedTuple):
     place: Optional[str]
 
     def is_over(self) -> bool:
+        """Return whether the process has ended."""
         return not self.process.is_alive()
 
     def failure(self) -> Optional[str]:
@@ -118,5 +119,6 @@ def tail(log: Path) -> str:
 
 
 def last_line(log: Path) -> str:
+    """Return the last line of a log, for a message."""
     lines = tail(log).strip().splitlines()
     return lines[-1][:500] if lines else "its log is empty"

@@ -57,7 +57,7 @@ class Prose(NamedTuple):
 
 
 def python_prose() -> Iterator[Prose]:
-    """Yield one document per topic, then one per module, each paragraph once; a Python version always yields the same."""
+    """Yield one document per topic, then one per module, each paragraph once, the same for a version of Python."""
     seen: set[str] = set()
     for name, texts in _sources():
         paragraphs = []

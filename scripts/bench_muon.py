@@ -17,8 +17,8 @@ from lazyformer_fairseq.evaluation.costs.flops import count_parameters
 from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.evaluation.planning.job import job_of_arch
-from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.timing import SELECTOR
 from lazyformer_fairseq.training.muon import MuonAndAdam, MuonOptions, blocks_of, count_flops, mark_matrices
 
 BAR = 1.5
@@ -35,7 +35,7 @@ def main() -> None:
     device, job = device_named(given.device), job_of_arch(given.arch)
     if job.is_causal:
         raise UserError(f"--arch {given.arch}: give an encoder")
-    CHOICES.at_once()
+    SELECTOR.time_at_once()
     sizes = job.sizes
     widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
     network = Encoder(job.pattern, *widths, max_positions=sizes.max_positions).to(device)

@@ -23,7 +23,7 @@ from lazyformer_fairseq import LazyFormerConfig, LazyFormerForMaskedLM, huggingf
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import measure
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, device_named
-from lazyformer_fairseq.modules.choices import CHOICES
+from lazyformer_fairseq.modules.timing import SELECTOR
 
 BERT, OURS, BAR = "BertForMaskedLM, sdpa", "ours, (sf)xN", 1.0
 
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     given = parser.parse_args()
     device, tokens = device_named(given.device), given.tokens_per_sample
-    CHOICES.at_once()
+    SELECTOR.time_at_once()
     chance = torch.Generator().manual_seed(1)
     ids = torch.randint(4, given.vocab_size, (given.batch_size, tokens), generator=chance)
     labels = torch.where(torch.rand(ids.shape, generator=chance) < 0.15, ids, -100)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.interface import Context, by_document
+from lazyformer_fairseq.modules.timing import SELECTOR
 
 WARM_UP = 2  # batches
 
@@ -60,7 +60,7 @@ def main() -> None:
     buckets, size = 32 * given.bias, {"embed_dim": 768, "ffn_embed_dim": 8, "num_heads": 12}
     encoder = Encoder(given.s, None, **size, relative_position_buckets=buckets, attention_backend=given.back_end)
     encoder.to(device).train()
-    CHOICES.at_once()
+    SELECTOR.time_at_once()
     s = encoder.sublayers[0].inner
     projected = torch.randn(batch, width, 3 * 768, device=device, requires_grad=True)
     gradient = torch.randn(batch, width, 768, device=device)

@@ -86,7 +86,7 @@ class Attending:
         positions = None
         if self.is_causal:
             positions = RelativePositions(encode_distances(self.keys, WIDTH, 0, self.u), self.u, self.v)
-        return Context(scores, lambda consumers, settings: self.back_end, positions)
+        return Context(scores, lambda *_: self.back_end, positions)
 
     def outputs(self) -> list[Tensor]:
         """Of the ``s`` and of the sublayer above, whose input is another."""

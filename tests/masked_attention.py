@@ -1,6 +1,5 @@
 """Random masks, and random inputs of an attention, with or without one: what back ends are compared on."""
 
-import functools
 from collections.abc import Set
 from typing import Optional
 
@@ -9,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import attend, tile_geometry
+from lazyformer_fairseq.modules.attention import attend, blockwise
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import relative_position_bucket
@@ -24,12 +23,10 @@ masks = st.lists(groups, min_size=1, max_size=2).map(lambda found: AttentionMask
 BUCKETS, FAR = 8, 6
 
 
-def use_tiles(patch: pytest.MonkeyPatch, tile: int, elements: int) -> None:
-    """Other sizes of tiles and segments, which plans remember."""
-    patch.setattr(tile_geometry, "TILE", tile)
-    patch.setattr(tile_geometry, "SEGMENT_ELEMENTS", elements)
-    for name in ("_segments", "_count"):
-        patch.setattr(tile_geometry, name, functools.lru_cache(getattr(tile_geometry, name).__wrapped__))
+def use_chunks(patch: pytest.MonkeyPatch, rows: int, elements: int) -> None:
+    """Compute in smaller chunks."""
+    patch.setattr(blockwise, "MASKED_ROWS", rows)
+    patch.setattr(blockwise, "CHUNK_ELEMENTS", elements)
 
 
 class Case:
@@ -37,7 +34,8 @@ class Case:
 
     Args:
         mask: None for all keys, of `heads`.
-        parts: of "bias", "positions" (in a causal model), "right" (padding), "given" (tokens that all see), "entmax".
+        parts: of "bias", "positions" (in a causal model), "right" (padding), "given" (tokens that all see), "entmax",
+            "dense" and "dense for all" (scores of each pair), "alone" (without queries), "wide" (larger than values).
         extra: keys that are no tokens.
     """
 
@@ -74,16 +72,21 @@ class Case:
             learned["distances_NKD"] = torch.randn(heads, tokens + 1, size)
         if "entmax" in parts:
             learned["exponent_N"] = 1.05 + 0.95 * torch.rand(heads)
+        if "dense" in parts or "dense for all" in parts:
+            learned["learned_BNTK"] = torch.randn(batch if "dense" in parts else 1, heads, time, tokens)
         if "given" in parts:
             self.scores = self.scores.with_own(seen_BK=(torch.rand(batch, tokens) < 0.1).to(device))
 
-        def rows(length: int) -> Tensor:
+        def rows(length: int, size: int = size) -> Tensor:
             return torch.randn(batch, length, heads, size).to(device, dtype).transpose(1, 2).requires_grad_()
 
         self.learned = {name: part.to(device, dtype).requires_grad_() for name, part in learned.items()}
         self.scores = self.scores.with_own(**self.learned)
-        self.q, *self.d_outputs = (rows(time) for _ in range(2 + consumers))
-        self.k, *self.values = (rows(tokens + extra) for _ in range(2 + consumers))
+        compared = 0 if "alone" in parts else 2 * size if "wide" in parts else size
+        self.q = rows(time, compared)
+        self.d_outputs = [rows(time) for _ in range(1 + consumers)]
+        self.k = rows(tokens + extra, compared)
+        self.values = [rows(tokens + extra) for _ in range(1 + consumers)]
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -103,7 +106,7 @@ class Case:
         leaves = [leaf.detach().clone().to(dtype or leaf.dtype).requires_grad_(with_gradients) for leaf in self.leaves]
         q, k, *others = leaves
         (first, *values), learned = others[: len(self.values)], others[len(self.values) :]
-        if q.shape == k.shape:
+        if q.shape == k.shape == first.shape:
             projection = torch.cat([part.transpose(1, 2) for part in (q, k, first)], -1)
             q, k, first = (part.transpose(1, 2) for part in projection.split(q.size(-1), -1))
         scores = self.scores.with_own(**dict(zip(self.learned, learned, strict=True)))

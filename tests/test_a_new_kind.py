@@ -19,7 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from lazyformer_fairseq import load
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs import flops
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -71,18 +70,12 @@ def test_a_caret_stands_under_what_is_wrong_with_a_setting(pattern, under, why):
     assert_refused(pattern, under, why)
 
 
-def test_a_row_says_for_which_models_and_back_ends_it_is():
-    row = Kind("q", "one way", "", "", {ENCODER: LocalMean}, LOCAL_MEAN.settings, back_ends=("eager",))
+def test_a_row_says_for_which_models_it_is():
+    row = Kind("q", "one way", "", "", {ENCODER: LocalMean}, LOCAL_MEAN.settings)
     with registered(row):
         with pytest.raises(UserError, match=r"character 2: one way \(q\) is for encoder models") as caught:
             CausalDecoder("fq", 11, 8, 8, 2, mem_len=2)
         assert str(caught.value).splitlines()[-1].index("^") == 3
-        refused = r"--attention-backend fused: cannot compute one way \(q\); choose from auto, eager"
-        with pytest.raises(UserError, match=refused):
-            Encoder("sq", 11, 8, 8, 2, attention_backend="fused")
-        encoder = Encoder("sq", 11, 8, 8, 2)
-        assert encoder.context(torch.zeros(1, 4, 8)).back_end(0, ()) == "eager"
-    assert all(set(kind.back_ends) <= set(BACKENDS) for kind in kinds())
     for build in (lambda: plan("sz"), lambda: Encoder("sz", 11, 8, 8, 2), lambda: CausalDecoder("sz", 11, 8, 8, 2, 2)):
         with pytest.raises(UserError, match="unknown letter 'z': use s .self-attention., .*local mean"):
             build()

@@ -33,9 +33,9 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_our
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
-from lazyformer_fairseq.modules.choices import CHOICES
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.shared_experts import SharedExperts, share_out
+from lazyformer_fairseq.modules.timing import SELECTOR
 from lazyformer_fairseq.storage.checkpoint_file import first_line
 from lazyformer_fairseq.training.muon import mark_matrices
 
@@ -74,7 +74,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self._whole: Optional[tuple[dict, dict]] = None  # weights and optimizer, gathered for a checkpoint
         with refused_in_words(partial(before_training, model)):
             super().__init__(cfg, task, model, *args, **kwargs)
-        CHOICES.measures, CHOICES.waits = self.is_data_parallel_master, False
+        SELECTOR.measures, SELECTOR.waits = self.is_data_parallel_master, False
         self.back_ends: dict[str, Any] = {}
         self.preemption = Preemption(self)
         self.guard = UpdateGuard(self) if can_be_guarded(self) else None
@@ -145,11 +145,11 @@ class SafeTrainer(fairseq_trainer.Trainer):
         """Tells the others what the first process has chosen, after updates 1, 2, 4, 8, and so on."""
         updates = self.get_num_updates()
         if self.data_parallel_world_size == 1:
-            self.back_ends = CHOICES.state_dict()
+            self.back_ends = SELECTOR.state_dict()
         elif updates & (updates - 1) == 0:
             group = self.data_parallel_process_group
-            self.back_ends = distributed_utils.broadcast_object(CHOICES.state_dict(), 0, group, self.device)
-            CHOICES.load_state_dict(self.back_ends)
+            self.back_ends = distributed_utils.broadcast_object(SELECTOR.state_dict(), 0, group, self.device)
+            SELECTOR.load_state_dict(self.back_ends)
 
     def _update(self, samples: list) -> Optional[dict]:
         """fairseq's, with exact sums of many batches. Where memory ends, so does the run, with what to change."""
@@ -284,7 +284,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
                 self.guard.load(extra_state, reset_optimizer)
             if extra_state is None:
                 return None
-            self.back_ends = CHOICES.load_state_dict(extra_state.get("attention_back_ends", {}))
+            self.back_ends = SELECTOR.load_state_dict(extra_state.get("attention_back_ends", {}))
             if not (reset_optimizer or reset_meters):
                 _resume_early_stopping(extra_state.get("early_stopping"))
             if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, not to the task

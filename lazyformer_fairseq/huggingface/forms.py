@@ -26,7 +26,7 @@ from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 from lazyformer_fairseq.huggingface.models.causal import LazyFormerCausalConfig, LazyFormerForCausalLM
 from lazyformer_fairseq.huggingface.models.encoder import LazyFormerModel
 from lazyformer_fairseq.huggingface.settings import settings_of
-from lazyformer_fairseq.modules.attention.choice import AUTO
+from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, read_options

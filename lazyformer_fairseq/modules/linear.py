@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.choices import half_octaves
 from lazyformer_fairseq.modules.products import MKL, ROWS, has_onednn, linear_by_onednn, onednn_wins
+from lazyformer_fairseq.modules.timing import half_octaves
 
 WORTH_IT = 2**24  # multiply-adds of a map, whose rows may need filling up
 MOST_ZEROS = 1 / 8  # of the rows, to fill them up; more would cost what oneDNN saves

@@ -4,7 +4,7 @@ In single precision torch multiplies with Intel's MKL, although it ships oneDNN 
 the processor, on the shape, and on which factor is transposed: on a Zen 5 oneDNN is twice as fast for every product, on
 a Zen 4 by a fifth for some, on a Zen 3 it is slower; on an Intel processor held to AVX2 it is as fast in the forward
 pass and takes up to seven times as long for an input's gradient (docs/performance.md). So each product of each shape is
-timed where it runs (:mod:`.choices`), and oneDNN multiplies where it wins. In half precision torch takes oneDNN itself.
+timed where it runs (:mod:`.timing`), and oneDNN multiplies where it wins. In half precision torch takes oneDNN itself.
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.choices import CHOICES, LARGEST_ERROR, Timed
+from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, Prepare
 
 MKL, ONEDNN = "MKL", "oneDNN"
 WORTH_IT = 2**22  # multiply-adds of a product; below, oneDNN's 10 to 20 microseconds a call are more than it saves
@@ -30,17 +30,18 @@ def has_onednn() -> bool:
     )
 
 
-def onednn_wins(what: str, is_training: bool, timed: Timed) -> bool:
-    """Whether oneDNN is known to be faster, or found to be now; see :meth:`Choices.pays`.
+def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
+    """Whether oneDNN is known to be faster, or found to be now; see :meth:`TimedSelector.pays`.
 
     Args:
         what: is multiplied.
-        timed: the product by :data:`MKL` and by :data:`ONEDNN`.
+        prepare: returns the product by :data:`MKL` and by :data:`ONEDNN`.
     """
-    if (found := CHOICES.known_of("cpu", what)) is None:
-        if not CHOICES.pays(what, is_training, candidates=2):
+    found = SELECTOR.known_fastest("cpu", what)
+    if found is None:
+        if not SELECTOR.pays(what, is_training, candidates=2):
             return False
-        found = CHOICES.choose("cpu", what, (MKL, ONEDNN), timed, LARGEST_ERROR[torch.float32])
+        found = SELECTOR.select("cpu", what, (MKL, ONEDNN), prepare, LARGEST_ERROR[torch.float32])
     return found == ONEDNN
 
 

@@ -56,7 +56,6 @@ class Kind:
         hands_on: what sublayers above may read, such as DISTRIBUTION.
         reads: what it takes from the nearest sublayer below that hands it on.
         check_producer: settings of the sublayer that it reads from -> why it cannot, or "".
-        back_ends: those of ``modules/attention`` that compute it; none for plain torch.
         is_identity: whether it passes its input on unchanged; a found pattern leaves it out.
     """
 
@@ -70,7 +69,6 @@ class Kind:
     hands_on: tuple[str, ...] = ()
     reads: Optional[str] = None
     check_producer: Callable[[Mapping[str, Value]], str] = lambda values: ""
-    back_ends: tuple[str, ...] = ()
     is_identity: bool = False
 
     def __reduce__(self) -> tuple[Callable[[str], "Kind"], tuple[str]]:
@@ -102,7 +100,6 @@ class Kind:
 
 
 _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
-_BLOCK = ("eager", "materialize", "recompute", "fused", "tiles", "flex")
 
 
 def _modules(encoder: str, causal: Optional[str] = None) -> dict[str, str]:
@@ -221,7 +218,6 @@ for _kind in (
         settings=attention_kinds.SETTINGS,
         check=attention_kinds.check,
         hands_on=(DISTRIBUTION, KEYS_AND_VALUES),
-        back_ends=_BLOCK,
     ),
     Kind(
         letter="l",
@@ -230,7 +226,6 @@ for _kind in (
         source="LazyFormer, section 2",
         modules=_modules("attention:LazyAttention"),
         reads=DISTRIBUTION,
-        back_ends=_BLOCK,
     ),
     Kind(
         letter="k",
@@ -240,7 +235,6 @@ for _kind in (
         modules=_modules("attention:SharedKeysAttention"),
         reads=KEYS_AND_VALUES,
         check_producer=attention_kinds.why_keys_stay,
-        back_ends=_BLOCK,
     ),
     Kind(
         letter="c",

@@ -115,47 +115,45 @@ def cache_file(name: str) -> Path:
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("lazyformer_fairseq")) / name
 
 
-def remembered(
-    name: str,
-    machine: str,
-    key: str,
-    measure: Callable[[], T],
-    is_valid: Callable[[Any], bool] = lambda _value: True,
-) -> T:
-    """Return what an earlier process measured; else what `measure` returns, a value of JSON, kept for later ones.
-
-    If processes measure at the same moment, the first to write decides for all later ones. Where the folder cannot
-    be written, each process measures for itself. A file that cannot be read is written anew: no run ends for a cache.
+def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = lambda value: True) -> Any:
+    """Return what :func:`remember` kept under a key; None for nothing, or for something that is not valid.
 
     Args:
-        measure: takes the measurement.
-        name: of the file.
-        machine: what the measurement holds for.
-        key: what is measured.
-        is_valid: whether a value in the file is one that `measure` may return.
+        name: of the file in the cache folder.
+        machine: what the value holds for.
+        key: what was measured.
+        is_valid: whether a value is one that may stand there.
+    """
+    found = _read_cache(cache_file(name)).get(machine, {}).get(key)
+    return found if found is not None and is_valid(found) else None
+
+
+def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[Any], bool] = lambda value: True) -> T:
+    """Keep a value of JSON for later processes, and return the one that counts.
+
+    If processes measure at the same moment, the first to write decides for all later ones. Where the folder cannot be
+    written, each process measures for itself.
     """
     path = cache_file(name)
-
-    def known() -> dict[str, dict[str, Any]]:
-        try:
-            if path.is_file():
-                return read_as(dict[str, dict[str, Any]], path)
-            return {}
-        except UserError as error:
-            logger.warning("%s: measured again", error)
-            return {}
-
-    found = known().get(machine, {}).get(key)
-    if found is not None and is_valid(found):
-        return found
-    measured = measure()
-    others = known()
-    first = others.setdefault(machine, {}).setdefault(key, measured)
+    others = _read_cache(path)
+    first = others.setdefault(machine, {}).setdefault(key, value)
     if not is_valid(first):
-        others[machine][key] = first = measured
+        others[machine][key] = value
+        first = value
     with suppress(OSError):
         write_json(path, others)
     return first
+
+
+def _read_cache(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the content of a file in the cache folder; nothing if it cannot be read, as no run ends for a cache."""
+    if not path.is_file():
+        return {}
+    try:
+        return read_as(dict[str, dict[str, Any]], path)
+    except UserError as error:
+        logger.warning("%s: measured again", error)
+        return {}
 
 
 def hash_of(path: Path, kind: str) -> str:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from lazyformer_fairseq.data.shards import keep_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import wait_for
-from lazyformer_fairseq.modules.choices import CHOICES
+from lazyformer_fairseq.modules.timing import SELECTOR
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.checked import Amount, as_kind
 from lazyformer_fairseq.training.gradients import HalfWeights, Weights
@@ -60,7 +60,7 @@ class TrainingLoop:
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.objective, self.optimization, self.folder = objective, optimization, folder
-        CHOICES.waits = False
+        SELECTOR.waits = False
         np.random.seed(optimization.seed)
         torch.manual_seed(optimization.seed)
         self.device, self.half = torch.device(optimization.device), HALF.get(optimization.precision)
@@ -176,7 +176,7 @@ class TrainingLoop:
             "task_state": self.objective.task_state(),
             "extra_state": {
                 "train_iterator": {"version": 2, "shuffle": self.batches.shuffle, **self.batches.state_dict()},
-                "attention_back_ends": CHOICES.state_dict(),
+                "attention_back_ends": SELECTOR.state_dict(),
                 "previous_training_time": sum(self.seconds),
                 HISTORY: self.history,
                 "val_loss": None,
@@ -207,7 +207,7 @@ class TrainingLoop:
             self._resume_schedule(history["lr_scheduler_state"])
             self.updates = history["num_updates"]
             self.batches.load_state_dict(extra["train_iterator"])
-            CHOICES.load_state_dict(extra.get("attention_back_ends", {}))
+            SELECTOR.load_state_dict(extra.get("attention_back_ends", {}))
             self.objective.load_state_dict(extra)
             self.history = dict(extra.get(HISTORY, {}))  # fairseq-train's checkpoints have none
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

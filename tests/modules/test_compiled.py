@@ -75,8 +75,7 @@ def test_training_is_the_same_and_few_graphs_serve_all_shapes(quick_compiler, at
         assert_equal_training(eager, other, a_batch(*batch))
     assert not counters["graph_break"]
     # Of the encoder with padding one for the first shape and one for all others, one without; of the loss likewise two.
-    # Tiles are listed by length, so that each length is a graph.
-    assert 2 <= counters["stats"]["unique_graphs"] <= (7 if attention_backend == "tiles" else 5)
+    assert 2 <= counters["stats"]["unique_graphs"] <= 5
 
 
 def test_training_is_the_same_and_checkpoints_are_those_of_a_model_that_is_not_compiled(quick_compiler):

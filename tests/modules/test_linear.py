@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lazyformer_fairseq.modules import choices, linear, products
+from lazyformer_fairseq.modules import linear, products, timing
 from lazyformer_fairseq.modules.linear import Linear, Products, multiply_by_onednn
 
 pytestmark = pytest.mark.skipif(not products.has_onednn(), reason="this torch has not both MKL and oneDNN")
@@ -108,13 +108,13 @@ def test_each_product_has_its_own_library(monkeypatch, batch, time, faster, kern
 def chosen(monkeypatch, tmp_path):
     """What this process chooses: nothing is known yet, here or in the cache folder."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(products, "CHOICES", made := choices.Choices())
+    monkeypatch.setattr(products, "SELECTOR", made := timing.TimedSelector())
     return made
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch of oneDNN's operator under vmap
 def test_choosing_leaves_no_trace_in_what_is_computed(chosen):
-    chosen.at_once()
+    chosen.time_at_once()
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(2, ROWS, INPUTS)
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -146,7 +146,7 @@ def test_each_product_of_a_run_s_rows_is_chosen_once(chosen):
 def test_inference_chooses_when_it_pays(chosen):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS)
     with torch.no_grad():
-        for _ in range(2 * (1 + choices.ROUNDS_OF_NEAR) * 20):
+        for _ in range(2 * timing.TELLING_ROUNDS * 20):
             module(x)
             assert not any(chosen.known.values())
         module(x)
@@ -223,7 +223,7 @@ def test_onednn_never_takes_a_part_of_a_matrix_as_its_second_factor(turned):
     ],
 )
 def test_batches_are_multiplied_by_the_faster_library_where_there_is_a_choice(chosen, shape, dtype, may):
-    chosen.at_once()
+    chosen.time_at_once()
     batch, rows, shared, columns = shape
     a, b = torch.randn(batch, rows, shared, dtype=dtype), torch.randn(batch, shared, columns, dtype=dtype)
     torch.testing.assert_close(products.multiply(a, b), a @ b, atol=1e-4, rtol=1e-3)

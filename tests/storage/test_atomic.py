@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import atomic
 from lazyformer_fairseq.storage.atomic import UNFINISHED, atomic_file, atomic_folder, remove_leftovers, unfinished_name
-from lazyformer_fairseq.storage.json_files import cache_file, read_json, remembered, write_json
+from lazyformer_fairseq.storage.json_files import cache_file, read_json, recall, remember, write_json
 
 
 def test_a_failure_leaves_the_old_file_and_two_may_write_at_once(tmp_path):
@@ -185,19 +185,20 @@ def test_a_measurement_is_kept(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("LAZYFORMER_CACHE", str(folder))
 
-    def remember(key: str, value: object) -> object:
-        return remembered("speeds.json", key, "a", lambda: value)
+    def keep(key: str, value: object) -> object:
+        return remember("speeds.json", key, "a", value)
 
-    assert remember("this", [1, 2]) == [1, 2] and remember("that", [3]) == [3]
-    assert remembered("speeds.json", "this", "a", lambda: pytest.fail("measured again")) == [1, 2]
+    assert keep("this", [1, 2]) == [1, 2] and keep("that", [3]) == [3]
+    assert recall("speeds.json", "this", "a") == [1, 2] and recall("speeds.json", "this", "b") is None
     assert json.loads((folder / "speeds.json").read_text()) == {"this": {"a": [1, 2]}, "that": {"a": [3]}}
-    assert remembered("speeds.json", "both", "a", lambda: (remember("both", 1), 2)[1]) == 1, "the first decides"
+    assert keep("this", 5) == [1, 2], "the first decides"
     for damaged in ("{", "[]", '{"this": 5}', "[" * 100_000):  # no run ends for a cache
         (folder / "speeds.json").write_text(damaged)
-        assert remember("this", 1) == 1 and json.loads((folder / "speeds.json").read_text()) == {"this": {"a": 1}}
-    assert remembered("speeds.json", "this", "a", lambda: "x", is_valid=lambda value: value == "x") == "x"
+        assert recall("speeds.json", "this", "a") is None
+        assert keep("this", 1) == 1 and json.loads((folder / "speeds.json").read_text()) == {"this": {"a": 1}}
+    assert remember("speeds.json", "this", "a", "x", is_valid=lambda value: value == "x") == "x"
     assert json.loads((folder / "speeds.json").read_text()) == {"this": {"a": "x"}}, (
         "a value that cannot be is replaced"
     )
     monkeypatch.setenv("LAZYFORMER_CACHE", str(folder / "speeds.json"))  # where nothing can be written each measures
-    assert [remember("this", value) for value in (1, 2)] == [1, 2]
+    assert [keep("this", value) for value in (1, 2)] == [1, 2]

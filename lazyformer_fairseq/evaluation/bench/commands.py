@@ -41,9 +41,9 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
     refuse_filled_folder(output)
     from lazyformer_fairseq.evaluation.bench.run import bench_to
     from lazyformer_fairseq.evaluation.costs.machine import device_named
-    from lazyformer_fairseq.modules.choices import CHOICES
+    from lazyformer_fairseq.modules.timing import SELECTOR
 
-    CHOICES.at_once()
+    SELECTOR.time_at_once()
     settings = BenchSettings(patterns=patterns, device=device_named(device), **given)
     with stoppable("stopped; nothing was written"):
         click.echo(bench_to(output, settings, ["lazyformer", *sys.argv[1:]]))
@@ -64,9 +64,9 @@ def kinds(settings: KindSettings) -> None:
     """
     from lazyformer_fairseq.evaluation.bench.kinds import measure_kinds
     from lazyformer_fairseq.evaluation.costs.machine import device_named
-    from lazyformer_fairseq.modules.choices import CHOICES
+    from lazyformer_fairseq.modules.timing import SELECTOR
 
-    CHOICES.at_once()
+    SELECTOR.time_at_once()
     device = device_named(settings.device)
     settings = replace(settings, device=device, precision=settings.precision or precision_on(device))
     for heads in settings.heads:

@@ -10,7 +10,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.bench.settings import KindSettings
 from lazyformer_fairseq.evaluation.costs.latency import Things, measure_in_turn, try_out
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
-from lazyformer_fairseq.modules.attention.choice import AUTO
+from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.tables import markdown_table

@@ -208,13 +208,24 @@ class OnBackEnd:
         if network is None:
             return lambda maker: _torch_attention(weight.device, training and self.baseline == FAIRSEQ)
         network.attention_backend = self.back_end
-        x_BTC = weight.new_zeros(1, 1, 1).expand(batch, time, network.embed_dim)
+        x_BTC = weight.new_zeros(batch, time, network.embed_dim)
         with torch.set_grad_enabled(training):
-            back_end = network.context(x_BTC, self.model.memory).back_end
+            shared = network.context(x_BTC, self.model.memory)
+            names: list[str] = []
+
+            def record(*given: Any) -> str:
+                names.append(shared.back_end(*given))
+                return names[-1]
+
+            network.run(x_BTC, shared._replace(back_end=record))
+        makers = [planned for planned in network.plan if planned.kind.computes_scores]
+        by_maker = {
+            (layers_of_block(maker), maker.shaper.settings): name for maker, name in zip(makers, names, strict=True)
+        }
         has_dropout = training and network.options.attention_dropout > 0
 
         def used(maker: PlannedSublayer) -> str:
-            name = back_end(layers_of_block(maker) - 1, maker.shaper.settings)
+            name = by_maker[layers_of_block(maker), maker.shaper.settings]
             return "unfused" if name == "recompute" and _torch_attention(weight.device, has_dropout) != name else name
 
         return used

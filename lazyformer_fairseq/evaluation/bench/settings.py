@@ -70,7 +70,7 @@ class BenchSettings:
         ("fp32",), "Of fp32, bf16 and fp16.", "--precision", choices=("fp32", "bf16", "fp16")
     )
     back_ends: tuple[str, ...] = option(
-        ("auto",), "Of models: auto, eager, materialize, recompute, fused, tiles, flex.", "--backend"
+        ("auto",), "Of models: auto, eager, materialize, recompute, fused, flex.", "--backend"
     )
     buckets: tuple[int, ...] = option(
         (32, 0), "Of the relative bias, of the models and our BERT; 0: none.", "--relative-position-buckets", low=0
@@ -93,10 +93,10 @@ class BenchSettings:
     compile: bool = option(False, "Let torch compile every model and the loss.")
 
     def __post_init__(self) -> None:
-        from lazyformer_fairseq.modules.attention.choice import check_backend
+        from lazyformer_fairseq.modules.attention.selection import check_back_end
 
         for name in (*self.back_ends, *self.baseline_back_ends):
-            check_backend(name, 0.0)
+            check_back_end(name, 0.0)
         for pattern in self.patterns.values():
             expand(pattern)
         if taken := self.patterns.keys() & self.archs:
@@ -126,7 +126,7 @@ class KindSettings:
         ("sl", "s[window=256]", "s[window=256]l", "s[linformer=256]"), "Patterns, each measured beside s."
     )
     back_ends: tuple[str, ...] = option(
-        ("auto",), "To measure each on: auto, eager, materialize, recompute, fused, tiles, flex.", "--backend"
+        ("auto",), "To measure each on: auto, eager, materialize, recompute, fused, flex.", "--backend"
     )
     lengths: tuple[int, ...] = NUMBERS((512, 2048), "Tokens of a sequence.")
     tokens: int = option(512, "Of a batch; at least one sequence.", low=1)
@@ -137,7 +137,7 @@ class KindSettings:
     device: Optional[str] = DEVICE()
 
     def __post_init__(self) -> None:
-        from lazyformer_fairseq.modules.attention.choice import check_backend
+        from lazyformer_fairseq.modules.attention.selection import check_back_end
 
         for name in self.back_ends:
-            check_backend(name, 0.0)
+            check_back_end(name, 0.0)

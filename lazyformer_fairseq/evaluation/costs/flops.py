@@ -166,10 +166,10 @@ class _Pass:
             positions = RelativePositions(
                 _empty(memory + time + 1, c), _empty(heads, c // heads), _empty(heads, c // heads)
             )
-            self.shared = Context(Scores(is_causal=True), lambda consumers, settings: "eager", positions)
+            self.shared = Context(Scores(is_causal=True), lambda *_: "eager", positions)
         else:
             given = {"given_BK": _empty(batch, time), "given_places_BG": _empty(batch, 1, dtype=torch.long)}
-            self.shared = Context(Scores(**given), lambda consumers, settings: "eager")
+            self.shared = Context(Scores(**given), lambda *_: "eager")
 
     def build(self, planned: PlannedSublayer) -> nn.Module:
         options = _options(self.sizes, self.x_BTC.size(1))
@@ -342,8 +342,6 @@ PRODUCTS: dict[str, Callable[[int], Products]] = {
     # QK^T, and P V of each layer; dQ and dK; each layer's P^T dO and dO V^T
     "eager": lambda m: (1, m, 2, 2 * m),
     "materialize": lambda m: (1, m, 2, 2 * m),
-    # Of the scores that a mask shows. Without a consumer it keeps nothing, and computes QK^T once more.
-    "tiles": lambda m: (1, m, 2 + (m == 1), 2 * m),
     # Each layer is a fused attention of its own: two products; the backward pass computes QK^T once more.
     "recompute": lambda m: (m, m, 3 * m, 2 * m),
     # The same, but the backward pass goes over all twice, for the gradient of queries and for that of keys and values.

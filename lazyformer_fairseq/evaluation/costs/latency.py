@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import pieces
+from lazyformer_fairseq.modules.attention import reused_memory
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.modules.products import has_onednn, linear_by_onednn
@@ -223,7 +223,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
         thing()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    pieces.give_back()  # else reused memory would not count
+    reused_memory.give_back()  # else reused memory would not count
     was_enabled = gc.isenabled()
     gc.disable()  # else garbage from before may be freed during the call, and count as less than nothing
     try:

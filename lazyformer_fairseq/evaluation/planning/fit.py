@@ -11,9 +11,9 @@ from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.evaluation.costs.memory import UpdateMemory
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR, PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import Job
-from lazyformer_fairseq.modules.attention import BACK_ENDS, fallback_backend
-from lazyformer_fairseq.modules.attention.back_ends import NOT_IN_TRITON
-from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
+from lazyformer_fairseq.modules.attention import BACK_ENDS
+from lazyformer_fairseq.modules.attention.memory_formulas import NOT_IN_TRITON, fallback_backend
+from lazyformer_fairseq.modules.attention.selection import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
 from lazyformer_fairseq.modules.memory_costs import NUMBER, SINGLE
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
@@ -103,7 +103,7 @@ def count_on(job: Job, place: Place, back_end: str, batch: int, share: int) -> U
 
 
 def possible_back_ends(job: Job, device: str) -> list[str]:
-    """Those that compute all attention of the job; ``tiles`` where there is a mask. None of them if nothing attends.
+    """Those that compute all attention of the job. None of them if nothing attends.
 
     On a GPU ``fused`` is Triton's, and ``flex`` is for GPUs alone; which of them runs on a given GPU is not asked here.
     """
@@ -119,14 +119,14 @@ def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
     features = job.features
     for choice in variant_classes(maker.shaper.values):
         features |= choice.features(maker.shaper.values)
-    if name == "tiles" and "mask" not in features:
+    if name == "materialize" and device == "cuda":
         return False
     if name == "fused" and device == "cuda" and features & NOT_IN_TRITON:
         return False
     if name == "flex" and device != "cuda":
         return False
     can = fallback_backend(name, job.config.attention_dropout > 0, features) == name
-    return can and name in (maker.kind.back_ends or BACKENDS)
+    return can
 
 
 def _auto_may_take(job: Job, place: Place, batch: int) -> list[str]:

@@ -222,7 +222,7 @@ def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: 
     Raises:
         UserError: what it computes is no distribution over tokens.
     """
-    shared = network.context(x_BTC, 0, padding_mask_BT)._replace(back_end=lambda readers, settings: "eager")
+    shared = network.context(x_BTC, 0, padding_mask_BT)._replace(back_end=lambda *_: "eager")
     _, handed_on = network.sublayers[number](x_BTC, {}, shared)
     found = handed_on[DISTRIBUTION]
     if not isinstance(found, StoredDistribution):

@@ -169,7 +169,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         scores = Scores() if bias is None else bias(x_BTC.size(1))
         scores = scores if padding_BT is None else scores.with_padding(padding_BT)
         scores = scores if given_BT is None else scores.with_given(given_BT)
-        return Context(scores, lambda consumers, settings: "recompute")
+        return Context(scores, lambda *_: "recompute")
 
     def penalty(self) -> Union[Tensor, float]:
         """What sublayers add to a loss in training; nothing, without lazyformer_fairseq."""

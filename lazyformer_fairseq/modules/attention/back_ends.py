@@ -1,11 +1,11 @@
 """The back ends but ``flex``: ``eager``, the reference, and those that never keep P or gather a block's gradients.
 
-``eager``: torch writes scores and distribution to memory and differentiates each step. The ``s`` of ``materialize``,
-``fused`` and ``tiles`` gathers the gradients of its block (:mod:`.lazy_block`). ``materialize`` keeps the distribution
-in the values' precision, and each ``l`` is one product. ``fused`` writes nothing n x n to memory: Triton on a GPU,
-piece by piece in torch on a processor. ``tiles`` computes what the mask shows, and little more, in torch.
-``recompute``: every attention is torch's fused one over the Q and K of its ``s``, which never keeps P. torch's kernels
-differ in what they take of a bias that learns, a dense matrix to them:
+``eager``: torch writes scores and distribution to memory and differentiates each step. The ``s`` of ``materialize`` and
+``fused`` gathers the gradients of its block (:mod:`.lazy_block`). ``materialize`` keeps the distribution in the values'
+precision, and each ``l`` is one product; on a processor it computes what the mask shows, and little more. ``fused``
+keeps no distribution: Triton computes it anew on a GPU, :mod:`.blockwise` on a processor. ``recompute``: every
+attention is torch's fused one over the Q and K of its ``s``. torch's kernels differ in what they take of a bias that
+learns, a dense matrix to them:
 
 | device | kernel | gradient of the bias | dropout |
 |---|---|---|---|
@@ -20,39 +20,34 @@ aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 import functools
 import math
 import os
-from collections.abc import Set
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lazyformer_fairseq.modules.attention import blockwise, lazy_block, tiles
+from lazyformer_fairseq.modules.attention import lazy_block
+from lazyformer_fairseq.modules.attention.blockwise import InChunks
+from lazyformer_fairseq.modules.attention.interface import BackEnd, Variant
 from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels, Implementation
-from lazyformer_fairseq.modules.attention.scores import BackEnd, Scores
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import distribution
-from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 from lazyformer_fairseq.modules.processor import compute_capability
 
 # The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards: so many
 # numbers at a time, unless one sequence alone has more. 128 MiB in half precision.
-PIECE_NUMBERS = 2**26
+CHUNK_NUMBERS = 2**26
 ALIGNMENT = 8  # numbers: where that kernel wants the rows of a bias to begin
-# What the Triton kernels lack: features of scores (:attr:`Scores.features`); "synthetic", queries of another size than
-# the values'; "unturned", queries of twice that size; "oblong", more or fewer keys than queries, beyond whose end they
-# would read. There the piecewise ones compute.
-NOT_IN_TRITON = frozenset({"causal", "positions", "learned", "synthetic", "unturned", "oblong"})
 LARGEST_HEAD = 128  # of the Triton kernels
 LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
+NO_DROPOUT = "it has no attention dropout; give --attention-dropout 0"
+NO_ENTMAX = "it computes softmax, not entmax"
 # By the name of their operators; those of Triton are made when they are first needed.
 KERNELS = {
-    "materialize": BlockKernels("materialize", blockwise.STORING),
-    "blockwise": BlockKernels("blockwise", blockwise.COMPUTING),
-    "stored_tiles": BlockKernels("stored_tiles", tiles.STORING),
-    "tiles": BlockKernels("tiles", tiles.COMPUTING),
+    "materialize": BlockKernels("materialize", InChunks(stores=True)),
+    "blockwise": BlockKernels("blockwise", InChunks(stores=False)),
 }
 
 
@@ -62,17 +57,23 @@ class StoredDistribution(NamedTuple):
     probabilities: Tensor  # (B, N, T, K)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V (B, N, T, D); each call draws its own dropout mask."""
+        """Return P V (B, N, T, D); each call draws its own dropout mask."""
         return torch.matmul(F.dropout(self.probabilities, dropout), v_BNKD)
 
 
 class Eager(BackEnd):
-    has_dropout = True
+    """Each step by torch: the reference, the fastest for tiny models, and the only one for entmax."""
+
     keeps_distribution = True
+
+    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+        """Return None: it computes everything."""
+        return None
 
     def attend(
         self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
     ) -> tuple[Tensor, StoredDistribution]:
+        """Write scores and distribution."""
         added = scores.dense(q_BNTD.size(-2), k_BNKD.size(-2), q_BNTD)
         scale = math.sqrt(max(1, q_BNTD.size(-1)))  # queries without numbers: all products are 0
         scores_BNTK = torch.matmul(q_BNTD / scale, k_BNKD.transpose(-2, -1))
@@ -83,41 +84,10 @@ class Eager(BackEnd):
         stored = StoredDistribution(distribution(scores_BNTK, scores.exponent_N, v_BNKD.dtype, has_blind_rows))
         return stored.attend(v_BNKD, dropout), stored
 
-    def count_memory(self, size: AttentionSize) -> Memory:
-        stored, single = size.pairs * size.number, size.pairs * size.single
-        is_half = size.number < size.single
-        has_positions = "positions" in size.features
-        kept = single + _dropped(size) + (stored if is_half and not size.dropout else 0)
-        if has_positions:  # torch multiplies with a copy of the distances for each sequence
-            kept += size.batch * (size.keys + 1) * size.width * size.number
-        forward = stored * (1 + has_positions) + (single if is_half else 0)
-        forward += stored if is_half and size.dropout else 0
-        # softmax's gradient needs P, dP and dS at once; the product's and dropout's own are gone by then.
-        backward = single if size.dropout else 2 * single - (stored if is_half else 0)
-        if "mask" in size.features and not is_half:  # rows that see nothing are looked for
-            backward += single
-        if "entmax" in size.features:
-            forward, backward = forward + 3 * single, backward + 3 * single
-        if size.features & {"bias", "learned"}:  # written once for all sequences
-            added = size.heads * size.time * size.keys * size.number
-            forward, backward = forward + added, backward + added
-        pending = stored if size.consumers else 0
-        return Memory(kept, forward, backward - pending, pending)  # its own dP adds to that of its consumers
-
-    def count_reuse_memory(self, size: AttentionSize) -> Memory:
-        """Dropout of its own, and dP."""
-        stored = size.pairs * size.number
-        return Memory(_dropped(size), stored if size.dropout else 0, stored * (1 + size.dropout) - _dropped(size) // 2)
-
-
-def _dropped(size: AttentionSize) -> int:
-    """A dropout mask, and the distribution behind it."""
-    return size.pairs * (size.mask + size.number) if size.dropout else 0
-
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether the installed Triton's kernels may take tuples."""
+    """Return whether the installed Triton's kernels may take tuples."""
     try:
         major, minor, *_ = version("triton").split(".")
     except PackageNotFoundError:
@@ -125,9 +95,16 @@ def has_triton() -> bool:
     return (int(major), int(minor)) >= (3, 3)
 
 
-def runs_triton(device: str) -> bool:
-    """Whether such a device is none for Triton's kernels, or one that they run on, above :data:`LOWEST_CAPABILITY`."""
-    return device != "cuda" or compute_capability() >= LOWEST_CAPABILITY
+def why_no_triton() -> Optional[str]:
+    """Return why Triton's kernels do not run on the GPU in use; None if they do, or if there is no GPU to ask."""
+    if not torch.cuda.is_available():
+        return None
+    capability = compute_capability()
+    if capability < LOWEST_CAPABILITY:
+        return f"it needs a GPU of compute capability 8.0 or above, and this one has {capability[0]}.{capability[1]}"
+    if not has_triton():
+        return "it needs triton 3.3 or newer"
+    return None
 
 
 class InTriton(Implementation):
@@ -149,85 +126,85 @@ class InTriton(Implementation):
 
 @functools.cache
 def triton_kernels() -> BlockKernels:
+    """Return the Triton kernels as operators."""
     return BlockKernels("triton", InTriton())
 
 
-class _BlockBackEnd(BackEnd):
-    def kernels(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, dropout: float, consumers: int) -> BlockKernels:
-        """Those that compute this."""
-        raise NotImplementedError
+def _why_not_in_chunks(variant: Variant) -> Optional[str]:
+    """Return why :mod:`.blockwise` does not compute a variant on a processor; None if it does."""
+    if variant.dropout:
+        return NO_DROPOUT
+    if variant.has_entmax:
+        return NO_ENTMAX
+    if variant.has_dense and (variant.mask is not None or variant.num_extra):
+        return "it adds scores of each query and key to those of all tokens alone, without masks or persistent keys"
+    return None
+
+
+def _why_not_in_triton(variant: Variant, dtype: torch.dtype) -> Optional[str]:
+    """Return why the Triton kernels do not compute a variant; None if they do."""
+    if variant.dropout:
+        return NO_DROPOUT
+    if variant.has_entmax:
+        return NO_ENTMAX
+    if variant.mask is not None or variant.num_extra or variant.has_given:
+        return "on a GPU masks and persistent keys are for flex"
+    if variant.is_causal or variant.has_positions:
+        return "on a GPU it is for encoders"
+    if variant.has_dense:
+        return "on a GPU it adds no scores of each query and key"
+    if variant.time != variant.keys:
+        return "on a GPU it takes as many keys as queries"
+    if variant.query_size != variant.value_size or variant.query_size > LARGEST_HEAD:
+        return f"on a GPU queries and values need one size, {LARGEST_HEAD} at most"
+    if dtype == torch.float64:
+        return "on a GPU it computes in single precision at most"
+    if torch.are_deterministic_algorithms_enabled():
+        return "on a GPU it adds gradients up in any order, and torch is to be deterministic"
+    return why_no_triton()
+
+
+class Materialize(BackEnd):
+    """The fastest on a processor for training, with a mask or without, where the distributions fit the memory."""
+
+    keeps_distribution = True
+
+    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+        """Return why it does not compute a variant; None if it does."""
+        if device != "cpu":
+            return "it computes chunk by chunk, for a processor's cache"
+        if variant.has_given:
+            return "it keeps no distribution whose keys each sequence chooses, as global=given does"
+        return _why_not_in_chunks(variant)
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
     ) -> tuple[Tensor, lazy_block.SharedAttention]:
-        assert self.has_dropout or not dropout, "it has none"
-        inputs = q_BNTD, k_BNKD, v_BNKD, scores
-        kernels = self.kernels(*inputs, dropout, consumers)
-        return lazy_block.attend(kernels, *inputs, consumers, dropout)
+        """Keep the distribution; each ``l`` is a product."""
+        return lazy_block.attend(KERNELS["materialize"], q_BNTD, k_BNKD, v_BNKD, scores, consumers)
 
 
-class Materialize(_BlockBackEnd):
-    keeps_distribution = True
-    lacks = blockwise.LACKS
+class Fused(BackEnd):
+    """The fastest on a GPU with a learned bias; on a processor the least memory for one, and for masks of one layer."""
 
-    count_memory = staticmethod(partial(blockwise.count_memory, store=True))
-    count_reuse_memory = staticmethod(partial(blockwise.count_reuse_memory, store=True))
+    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+        """Return why it does not compute a variant; None if it does."""
+        if device == "cpu":
+            return _why_not_in_chunks(variant)
+        return _why_not_in_triton(variant, dtype)
 
-    def kernels(self, q, k, v, scores, dropout, consumers) -> BlockKernels:
-        return KERNELS["materialize"]
-
-
-class Fused(_BlockBackEnd):
-    lacks = blockwise.LACKS
-
-    def kernels(self, q, k, v, scores, dropout, consumers) -> BlockKernels:
-        """Triton computes on a GPU if it is installed, elsewhere if its interpreter is turned on.
-
-        Its programs add gradients of queries up in any order: not where torch must be deterministic.
-        """
-        is_plain = q.size(-1) == v.size(-1) and q.size(-2) == k.size(-2) and not scores.features & NOT_IN_TRITON
-        uses_triton = (q.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and has_triton()
-        is_free = not torch.are_deterministic_algorithms_enabled()
-        return triton_kernels() if is_plain and uses_triton and is_free else KERNELS["blockwise"]
-
-    def supports(self, device: str, features: Set[str], head_size: int) -> bool:
-        """On a GPU what the Triton kernels can; elsewhere everything."""
-        if device != "cuda":
-            return True
-        can = features.isdisjoint(NOT_IN_TRITON) and head_size <= LARGEST_HEAD
-        return can and has_triton() and self.runs_on(device)
-
-    def runs_on(self, device: str) -> bool:
-        return runs_triton(device)
-
-    def count_memory(self, size: AttentionSize) -> Memory:
-        if not _is_for_triton(size):
-            return blockwise.count_memory(size, store=False)
-        sums = size.rows * SINGLE  # a number of each row: log-sum-exp; in the backward pass delta
-        backward = size.queries + 2 * size.values + 2 * sums
-        return Memory(sums, 0, backward, size.consumers * (size.queries + size.values + sums))
-
-    def count_reuse_memory(self, size: AttentionSize) -> Memory:
-        if not _is_for_triton(size):
-            return blockwise.count_reuse_memory(size, store=False)
-        return Memory(0, 0, size.queries + size.values)
-
-
-def _is_for_triton(size: AttentionSize) -> bool:
-    return size.device == "cuda" and size.time == size.keys and size.features.isdisjoint(NOT_IN_TRITON)
-
-
-class Tiles(_BlockBackEnd):
-    has_dropout = True
-    lacks = tiles.LACKS
-    count_memory, count_reuse_memory = staticmethod(tiles.count_memory), staticmethod(tiles.count_reuse_memory)
-
-    def kernels(self, q, k, v, scores, dropout, consumers) -> BlockKernels:
-        """Keeps the distribution only if somebody reads it: computing it once more is cheaper than memory."""
-        return KERNELS["stored_tiles" if consumers else "tiles"]
-
-
-_FUSED = Fused()
+    def attend(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+    ) -> tuple[Tensor, lazy_block.SharedAttention]:
+        """Compute the distribution anew in each function."""
+        kernels = KERNELS["blockwise"]
+        if q_BNTD.device.type != "cpu":
+            kernels = triton_kernels()
+        elif os.environ.get("TRITON_INTERPRET") == "1" and has_triton():
+            variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
+            if _why_not_in_triton(variant, v_BNKD.dtype) is None:
+                kernels = triton_kernels()
+        return lazy_block.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, consumers)
 
 
 class RecomputedAttention:
@@ -238,80 +215,51 @@ class RecomputedAttention:
         self.k_BNKD = k_BNKD
         self.scores = scores
         self._learns = scores.is_learning
-        # We write positions out once for all consumers: they are no smaller than what torch adds to scores.
-        self._added = None if scores.position_queries_BNTD is None else self._dense()
+        self._added: Optional[Tensor] = None
+        if scores.position_queries_BNTD is not None:  # written once for all consumers
+            self._added = self._dense()
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """softmax(QK^T / sqrt(D) + additions) V (B, N, T, D); each call draws its own dropout mask.
-
-        On a CPU torch fuses no attention whose bias is learned: there our own fused kernel takes its place, unless
-        dropout is on, which that kernel lacks. torch keeps Transformer-XL's positions: to it they are a dense bias.
-        """
-        is_on_gpu = v_BNKD.device.type == "cuda"
-        can_fuse = self.scores.features.isdisjoint(blockwise.LACKS) and not (dropout or is_on_gpu)
-        if self._added is None and self._learns and can_fuse:
-            return _FUSED.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout)[0]
+        """Return softmax(QK^T / sqrt(D) + additions) V (B, N, T, D); each call draws its own dropout mask."""
         added = self._dense() if self._added is None else self._added
         # Queries that keep what they were before a turn are wider than values, and torch fuses equal sizes alone.
         size = v_BNKD.size(-1)
         if self.q_BNTD.size(-1) > size:
             v_BNKD = F.pad(v_BNKD, (0, self.q_BNTD.size(-1) - size))
         vectors = self.q_BNTD, self.k_BNKD, v_BNKD
-        if self._learns and added is not None and is_on_gpu:
+        if self._learns and added is not None and v_BNKD.device.type == "cuda":
             return attention_with_learned_bias(*vectors, added, dropout)[..., :size]
         return F.scaled_dot_product_attention(*vectors, attn_mask=added, dropout_p=dropout)[..., :size]
 
-    def _dense(self) -> Tensor | None:
+    def _dense(self) -> Optional[Tensor]:
         layout = aligned if self._learns and self.q_BNTD.device.type == "cuda" else None
         added = self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
         return added[None] if added is not None and added.dim() == 3 else added  # else torch fuses none on a processor
 
 
 class Recompute(BackEnd):
-    has_dropout = True
-    lacks = frozenset({"entmax", "synthetic"})
+    """The fastest for inference, on GPUs without a learned bias, and with dropout in single layers."""
+
+    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+        """Return why it does not compute a variant; None if it does."""
+        if variant.has_entmax:
+            return NO_ENTMAX
+        if variant.query_size < variant.value_size:
+            return "torch's fused attention multiplies queries and keys, and here there are none"
+        return None
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
-    ) -> tuple[Tensor, RecomputedAttention]:
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+    ) -> tuple[Tensor, object]:
+        """Attend by torch's kernel; by ``fused`` where that has none whose additions learn."""
+        variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
+        if scores.is_learning and q_BNTD.device.type == "cpu" and FUSED.why_not(variant, "cpu", v_BNKD.dtype) is None:
+            return FUSED.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
         attention = RecomputedAttention(q_BNTD, k_BNKD, scores)
         return attention.attend(v_BNKD, dropout), attention
 
-    def count_memory(self, size: AttentionSize) -> Memory:
-        own = _count_attention(size)
-        # Each consumer differentiates queries and keys too.
-        return own._replace(pending=size.consumers and size.queries + size.values)
 
-    def count_reuse_memory(self, size: AttentionSize) -> Memory:
-        """An attention of its own."""
-        own = _count_attention(size._replace(consumers=0))
-        by_steps = own.kept > size.pairs * size.number
-        return own._replace(kept=own.kept + (size.queries + size.values if by_steps else 0))
-
-
-def _count_attention(size: AttentionSize) -> Memory:
-    has_positions, learns = "positions" in size.features, not size.features.isdisjoint({"bias", "learned"})
-    is_on_gpu = size.device == "cuda"
-    if learns and not (has_positions or size.dropout or is_on_gpu) and size.features.isdisjoint(blockwise.LACKS):
-        return _FUSED.count_memory(size)
-    if not is_on_gpu and (size.dropout or has_positions or learns):
-        return _count_by_steps(size)
-    # One kernel: a number of each row, and what is added to scores, where that is a sublayer's own.
-    added = size.pairs * size.number if has_positions else 0
-    at_once = min(size.pairs, max(PIECE_NUMBERS, size.pairs // size.batch))
-    gradient = at_once * size.number if has_positions or learns else 0
-    return Memory(added + size.rows * SINGLE, added, size.queries + 2 * size.values + added + gradient)
-
-
-def _count_by_steps(size: AttentionSize) -> Memory:
-    """torch's attention where it is not fused; in single precision inside."""
-    single, has_positions = size.pairs * size.single, "positions" in size.features
-    copies = (size.queries + 2 * size.values) * (size.single // size.number - 1)  # in place of those given
-    kept = single * (1 + 2 * size.dropout) + copies
-    if has_positions:
-        kept += size.batch * (size.keys + 1) * size.width * size.number
-    forward = single * (2 if has_positions and size.number == size.single else 1)
-    return Memory(kept, forward, single * (1 + (not size.dropout)))
+FUSED = Fused()
 
 
 def attention_with_learned_bias(
@@ -320,7 +268,7 @@ def attention_with_learned_bias(
     """torch's attention with additions that get a gradient, by its memory-efficient kernel where that runs.
 
     Elsewhere, as on a CPU, torch writes the distribution. The sequences go through in pieces of
-    :data:`PIECE_NUMBERS`; torch.compile sees one piece, as pieces would be a graph for each size.
+    :data:`CHUNK_NUMBERS`; torch.compile sees one piece, as pieces would be a graph for each size.
 
     Args:
         added: broadcastable to (B, N, T, K), in the precision of the queries.
@@ -336,7 +284,7 @@ def attention_with_learned_bias(
         if torch.compiler.is_compiling():
             return F.scaled_dot_product_attention(q_BNTD, k_BNKD, v_BNKD, attn_mask=added, dropout_p=dropout)
         batch = q_BNTD.size(0)
-        at_once = max(1, PIECE_NUMBERS // (q_BNTD.size(1) * q_BNTD.size(2) * k_BNKD.size(2)))
+        at_once = max(1, CHUNK_NUMBERS // (q_BNTD.size(1) * q_BNTD.size(2) * k_BNKD.size(2)))
         parts = (q_BNTD, k_BNKD, v_BNKD, added)
         outputs = [
             F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)

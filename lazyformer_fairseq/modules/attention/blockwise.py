@@ -1,363 +1,669 @@
-"""Attention piece by piece: some sequences, heads or rows of the distribution at a time, as many as a cache holds.
+"""Attention chunk by chunk on a processor: as many entries of the distribution at a time as a cache holds.
 
-Back end ``materialize`` keeps the distribution, ``fused`` on a processor computes it anew in each function, and memory
-grows with n alone. A GPU takes the whole distribution as one piece.
+A chunk is some rows of queries of some sequences and heads, against the keys that any of these queries sees. Back end
+``materialize`` keeps the distribution, ``fused`` computes it anew in each function, and its memory grows with n alone.
 
-What depends on distances is a view of something smaller. Where there is a relative bias, a piece has its rows in
-reverse order, the last query first: then row i of the bias is the window of K distances that starts at i, and its
+Without a mask the keys of a chunk are all keys, or in a causal model those that do not lie in the future of all its
+queries. With a mask they are a few *runs* of neighbouring keys, whose scores stand side by side, and a chunk leaves out
+what its own queries do not see. Keys that are no tokens come last, and every query sees them.
+
+What depends on distances is a view of something smaller. Where there is a relative bias, a chunk has its rows in
+reverse order, the last query first: then row i of the bias is the window of distances that starts at i, and its
 gradient is the sum along another view. Transformer-XL's positions give scores by query and distance, of which the
-scores by query and key are a view (:func:`~lazyformer_fairseq.modules.attention.scores.relative_shift`). Pieces skip
-keys that lie in the future of all their queries.
+scores by query and key are a view (:func:`~lazyformer_fairseq.modules.attention.scores.relative_shift`).
 """
 
+import functools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.attention import pieces
-from lazyformer_fairseq.modules.attention.lazy_block import empty_heads, learned_gradients
-from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
-from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
+from lazyformer_fairseq.modules.attention.lazy_block import Implementation, empty_heads, empty_rows, learned_gradients
+from lazyformer_fairseq.modules.attention.masks import Part
+from lazyformer_fairseq.modules.attention.reused_memory import empty, scratch
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.products import multiply
 
-# Features of scores that these lack: they compute every score of softmax(QK^T / sqrt(D) + additions).
-LACKS = frozenset({"mask", "extra", "entmax"})
-# Size of a processor's piece: 8 MiB in single precision. 2^20 and 2^22 are slower at 2,048 tokens, alike at 512.
-PIECE_ELEMENTS = 2**21
-# Sequences whose distributions are smaller share a piece: their products are too short to pay for a call each, and
+# Size of a chunk: 8 MiB in single precision. 2^20 and 2^22 are slower at 2,048 tokens, alike at 512.
+CHUNK_ELEMENTS = 2**21
+# Sequences whose distributions are smaller share a chunk: their products are too short to pay for a call each, and
 # worth the copy that puts heads side by side.
-WORTH_A_PIECE = 2**19
+WORTH_A_CHUNK = 2**19
+# Rows of a chunk with a mask. More rows compute more keys that some of them do not see; shorter products are slower.
+MASKED_ROWS = 128
+_HIDDEN = float("-inf")
 
 
-class Piece(NamedTuple):
-    """A part of the distribution, (sequences, heads, rows); no query of it sees a key beyond `keys`."""
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Neighbouring queries and the tokens that any of them sees.
+
+    Attributes:
+        rows: of the T queries.
+        runs: of the tokens among the K keys.
+        hidden: (rows, tokens of all runs), True at what a query does not see; None without a mask.
+    """
+
+    rows: slice
+    runs: tuple[slice, ...]
+    hidden: Optional[np.ndarray] = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens its queries meet."""
+        return sum(run.stop - run.start for run in self.runs)
+
+
+class Chunk(NamedTuple):
+    """A part of the distribution: a segment of some sequences and heads.
+
+    Attributes:
+        sequences, heads: of the batch and of the model.
+        segment: rows and keys.
+        extra: keys that are no tokens, behind the others.
+    """
 
     sequences: slice
     heads: slice
-    rows: slice
-    keys: int
+    segment: Segment
+    extra: int = 0
 
     @property
-    def queries(self) -> tuple[slice, slice, slice]:
-        return self.sequences, self.heads, self.rows
+    def rows(self) -> tuple[slice, slice, slice]:
+        """Index of its part of (B, N, T, ...)."""
+        return self.sequences, self.heads, self.segment.rows
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads it has."""
+        return self.heads.stop - self.heads.start
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(sequences x heads, rows, keys)."""
-        sequences, heads, rows = (part.stop - part.start for part in self.queries)
-        return sequences * heads, rows, self.keys
+        groups = (self.sequences.stop - self.sequences.start) * self.num_heads
+        rows = self.segment.rows.stop - self.segment.rows.start
+        return groups, rows, self.segment.tokens + self.extra
+
+    def columns(self) -> Iterator[tuple[slice, slice]]:
+        """Yield each run of tokens, and where its entries are in a row of the chunk."""
+        start = 0
+        for run in self.segment.runs:
+            stop = start + run.stop - run.start
+            yield run, slice(start, stop)
+            start = stop
+
+    def select_keys(self, x: Tensor) -> Tensor:
+        """Return its keys of x (B, N, K, D): (sequences x heads, keys, D); a view where nothing must be moved."""
+        x = x[self.sequences, self.heads]
+        runs = [x[:, :, run] for run in self.segment.runs]
+        if self.extra:
+            runs.append(x[:, :, -self.extra :])
+        keys = runs[0] if len(runs) == 1 else torch.cat(runs, 2)
+        return keys.flatten(0, 1)
+
+
+def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_causal: bool) -> tuple[Segment, ...]:
+    """Cut the queries of a group of heads into segments.
+
+    Args:
+        parts: of the heads' mask; None where they see everything.
+        time: T.
+        tokens: K, without keys that are no tokens.
+        is_causal: whether the future is hidden.
+    """
+    if parts is not None:
+        most_rows = min(time, MASKED_ROWS, max(1, CHUNK_ELEMENTS // MASKED_ROWS))
+        return _masked_segments(parts, time, tokens, is_causal, most_rows)
+    most_rows = min(time, max(1, CHUNK_ELEMENTS // max(1, tokens)))
+    segments = []
+    for start in range(0, time, most_rows):
+        stop = min(time, start + most_rows)
+        last = tokens - time + stop if is_causal else tokens
+        segments.append(Segment(slice(start, stop), (slice(0, last),)))
+    return tuple(segments)
+
+
+@functools.lru_cache(maxsize=64)  # for each length of text and mask
+def _masked_segments(
+    parts: tuple[Part, ...], time: int, tokens: int, is_causal: bool, most_rows: int
+) -> tuple[Segment, ...]:
+    places = np.arange(tokens, dtype=np.int32)
+    segments = []
+    for start in range(0, time, most_rows):
+        stop = min(time, start + most_rows)
+        queries = places[tokens - time + start : tokens - time + stop]
+        shown = np.zeros((len(queries), tokens), bool)
+        for part in parts:
+            shown |= part.shows(queries, places)
+        if is_causal:
+            shown &= places <= queries[:, None]
+        is_seen = shown.any(0)
+        if not is_seen.any():  # a product needs a key, though nobody sees it
+            is_seen[0] = True
+        edges = np.flatnonzero(np.diff(is_seen, prepend=False, append=False)).tolist()
+        runs = tuple(slice(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True))
+        segments.append(Segment(slice(start, stop), runs, ~shown[:, is_seen]))
+    return tuple(segments)
+
+
+def _with_given(segment: Segment, seen_K: np.ndarray, queries: Optional[np.ndarray]) -> Segment:
+    """Return a segment with some more tokens, which all of its queries see.
+
+    Args:
+        segment: of the mask alone.
+        seen_K: True at these tokens.
+        queries: places of the segment's queries in a causal model, whose future stays hidden; else None.
+    """
+    is_seen = seen_K.copy()
+    shown = np.repeat(seen_K[None], len(segment.hidden), 0)
+    start = 0
+    for run in segment.runs:
+        stop = start + run.stop - run.start
+        is_seen[run] = True
+        shown[:, run] |= ~segment.hidden[:, start:stop]
+        start = stop
+    if queries is not None:
+        shown &= np.arange(len(seen_K)) <= queries[:, None]
+    edges = np.flatnonzero(np.diff(is_seen, prepend=False, append=False)).tolist()
+    runs = tuple(slice(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True))
+    return Segment(segment.rows, runs, ~shown[:, is_seen])
 
 
 class Dense:
-    """Learned scores of every query and key: (B, N, T, K), or (1, N, T, K) for all sequences alike."""
+    """Learned scores of every query and key: (B, N, T, K), or (1, N, T, K) for all sequences alike; without a mask."""
 
     def __init__(self, learned: Tensor, batch: int, is_reversed: bool):
         self.learned = learned
         self.is_shared = learned.size(0) < batch
         self.is_reversed = is_reversed
-        self.gradient: Optional[Tensor] = None
+        dtype = learned.dtype
+        if self.is_shared:  # it is summed over sequences
+            dtype = sum_dtype(learned)
+        self.sums = empty(learned.shape, learned.new_empty((), dtype=dtype))
 
-    def _part(self, x: Tensor, piece: Piece) -> Tensor:
-        """A piece's part of x, (sequences or 1, heads, rows, K)."""
-        return x[slice(None) if self.is_shared else piece.sequences, piece.heads, piece.rows]
+    def _part(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """Return a chunk's part of x, (sequences or 1, heads, rows, K)."""
+        sequences = slice(None) if self.is_shared else chunk.sequences
+        return x[sequences, chunk.heads, chunk.segment.rows]
 
-    def view(self, piece: Piece) -> Tensor:
-        """(sequences or 1, heads, rows, keys), in the piece's order."""
-        part = self._part(self.learned, piece)[..., : piece.keys]
-        return part.flip(-2) if self.is_reversed else part
+    def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the columns of a chunk, and their scores (sequences or 1, heads, rows, keys) in the chunk's order."""
+        part = self._part(self.learned, chunk)[..., : chunk.shape[2]]
+        yield slice(None), part.flip(-2) if self.is_reversed else part
 
-    def room(self, piece: Piece, like: Tensor) -> Tensor:
-        """Memory for dS of a piece: that of the gradient, where no other piece adds to it."""
-        part = self._part(self._sums(), piece)
+    def room(self, chunk: Chunk, like: Tensor) -> Tensor:
+        """Return memory for dS of a chunk: that of the gradient, where no other chunk adds to it."""
+        part = self._part(self.sums, chunk)
         has_gaps = part.size(0) > 1 and part.size(1) < self.learned.size(1)  # between sequences, for other heads
         if self.is_shared or self.is_reversed or has_gaps:
-            return pieces.scratch("scores", piece.shape, like)
-        return part.view(-1, *part.shape[2:])[..., : piece.keys]
+            return scratch("scores", chunk.shape, like)
+        return part.view(-1, *part.shape[2:])[..., : chunk.shape[2]]
 
-    def add_gradient(self, piece: Piece, d_scores: Tensor) -> None:
-        """Adds dS of a piece, which may stand in :meth:`room`."""
-        part = self._part(self._sums(), piece)
-        seen, hidden = part[..., : piece.keys], part[..., piece.keys :]
+    def add_gradient(self, chunk: Chunk, d_scores: Tensor) -> None:
+        """Add dS of a chunk, which may stand in :meth:`room`."""
+        part = self._part(self.sums, chunk)
+        seen = part[..., : chunk.shape[2]]
         found = d_scores.flip(1) if self.is_reversed else d_scores
         found = found.unflatten(0, (-1, part.size(1)))
-        found = found.sum(0, keepdim=True) if found.size(0) > seen.size(0) else found
-        if self.is_shared and piece.sequences.start:
+        if found.size(0) > seen.size(0):
+            found = found.sum(0, keepdim=True)
+        if self.is_shared and chunk.sequences.start:
             seen += found
-        else:
-            hidden.zero_()
-            if found.data_ptr() != seen.data_ptr():
-                seen.copy_(found)
+            return
+        part[..., chunk.shape[2] :].zero_()
+        if found.data_ptr() != seen.data_ptr():
+            seen.copy_(found)
 
-    def _sums(self) -> Tensor:
-        """Memory for the gradient; over several sequences it sums in single precision or better."""
-        if self.gradient is None:
-            dtype = pieces.sum_dtype(self.learned) if self.is_shared else self.learned.dtype
-            self.gradient = pieces.empty(self.learned.shape, self.learned.new_empty((), dtype=dtype))
-        return self.gradient
-
-    def gradients(self) -> dict[int, Tensor]:
-        """By their number in ``scores.learned``."""
-        return {4: self._sums().to(self.learned.dtype)}
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradient, by the name of its part of the scores."""
+        return {"learned_BNTK": self.sums.to(self.learned.dtype)}
 
 
-class Bias(pieces.BiasByDistance):
-    """A learned bias by distance. A piece sees a view of it: row i, the last query first, is the window at i."""
+class Bias:
+    """A learned bias by distance. A chunk sees a view of it: row i, the last query first, is the window at i."""
 
-    def __init__(self, scores: Scores, q: Tensor, k: Tensor):
-        super().__init__(scores, q)
+    def __init__(self, scores: Scores, q: Tensor):
+        self.table = scores.table_KN
+        self.bucket_by_distance = scores.bucket_by_distance
+        self.by_distance = self.table[self.bucket_by_distance].t().contiguous().to(q.dtype)  # (N, tokens + T - 1)
+        self.gradient = torch.zeros_like(self.by_distance, dtype=sum_dtype(q))
         self.time = q.size(-2)
+        self.padded: Optional[Tensor] = None
 
-    def view(self, piece: Piece) -> Tensor:
-        """(heads, rows, keys), for every sequence alike."""
-        return self.by_distance[piece.heads].unfold(-1, piece.keys, 1)[:, self._windows(piece)]
+    def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
+        """Yield columns of a chunk, and their bias (heads, rows, keys), for every sequence alike."""
+        for run, columns in chunk.columns():
+            first = self._first_window(chunk, run)
+            windows = self.by_distance[chunk.heads].unfold(-1, run.stop - run.start, 1)
+            yield columns, windows[:, first : first + chunk.shape[1]]
 
-    def _windows(self, piece: Piece) -> slice:
-        """Where, among the K + T - 1 distances, the rows' windows begin."""
-        return slice(self.time - piece.rows.stop, self.time - piece.rows.start)
+    def _first_window(self, chunk: Chunk, run: slice) -> int:
+        """Return where, among all distances, the last query's window begins."""
+        return self.time - chunk.segment.rows.stop + run.start
 
-    def room(self, piece: Piece, like: Tensor) -> Tensor:
-        """Scratch memory for dS of a piece; each row leaves room for zeros behind it, see sum_along_diagonals."""
-        groups, rows, keys = piece.shape
-        self.padded = pieces.scratch("scores", (groups, rows, keys + rows), like)
+    def room(self, chunk: Chunk, like: Tensor) -> Tensor:
+        """Return scratch memory for dS of a chunk; where there is one run, with space for zeros behind each row."""
+        if len(chunk.segment.runs) > 1 or chunk.extra:
+            self.padded = None
+            return scratch("scores", chunk.shape, like)
+        groups, rows, keys = chunk.shape
+        self.padded = scratch("scores", (groups, rows, keys + rows), like)
         return self.padded[..., :keys]
 
-    def add_gradient(self, piece: Piece, d_scores: Tensor) -> None:
-        """Adds the gradient of dS, which stands in :meth:`room`."""
-        self.padded[..., piece.keys :] = 0
-        total = self.gradient[piece.heads]
-        sums = pieces.sum_along_diagonals(self.padded).unflatten(0, (-1, total.size(0))).sum(0)
-        first = self._windows(piece).start
-        total[:, first : first + sums.size(-1)] += sums
+    def add_gradient(self, chunk: Chunk, d_scores: Tensor) -> None:
+        """Add the gradient of dS, which stands in :meth:`room`."""
+        rows = chunk.shape[1]
+        total = self.gradient[chunk.heads]
+        for run, columns in chunk.columns():
+            padded = self.padded
+            if padded is None:
+                padded = F.pad(d_scores[..., columns], (0, rows))
+            else:
+                padded[..., run.stop - run.start :] = 0
+            sums = sum_along_diagonals(padded).unflatten(0, (-1, len(total))).sum(0)
+            first = self._first_window(chunk, run)
+            total[:, first : first + sums.size(-1)] += sums
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the table's gradient, by the name of its part of the scores."""
+        d_table = torch.zeros_like(self.table, dtype=self.gradient.dtype)
+        d_table.index_add_(0, self.bucket_by_distance, self.gradient.t())
+        return {"table_KN": d_table.to(self.table.dtype)}
 
 
 class Positions:
     """Transformer-XL's positions: scores by query and distance, of which those by query and key are a view."""
 
-    def __init__(self, scores: Scores, q: Tensor, k: Tensor):
-        self.position_queries, self.all_distances = scores.position_queries_BNTD, scores.distances_NKD
-        self.keys = k.size(-2)
-        self.d_queries = torch.empty_like(self.position_queries)
+    def __init__(self, scores: Scores, q: Tensor):
+        self.all_queries = scores.position_queries_BNTD
+        self.all_distances = scores.distances_NKD
+        self.time = q.size(-2)
+        self.is_reversed = scores.table_KN is not None
+        self.d_queries = torch.zeros_like(self.all_queries)
         self.d_distances = torch.zeros_like(self.all_distances)
+        self.d_by_distance: Optional[Tensor] = None
 
-    def _queries(self, piece: Piece) -> Tensor:
-        return self.position_queries[piece.queries].flatten(0, 1)
+    def _queries(self, chunk: Chunk) -> Tensor:
+        return self.all_queries[chunk.rows].flatten(0, 1)
 
-    def _distances(self, piece: Piece) -> Tensor:
-        """A piece's distances, (sequences x heads, keys + 1, D)."""
-        found = self.all_distances[piece.heads, self.keys - piece.keys :]
-        return found.repeat(piece.sequences.stop - piece.sequences.start, 1, 1)
+    def _num_distances(self, chunk: Chunk, run: slice) -> int:
+        """Return how many distances a row of scores has.
 
-    def view(self, piece: Piece) -> Tensor:
-        """(sequences x heads, rows, keys)."""
-        groups, rows, keys = piece.shape
-        by_distance = pieces.scratch("by_distance", (groups, rows, keys + 1), self.position_queries)
-        torch.bmm(self._queries(piece), self._distances(piece).transpose(1, 2), out=by_distance)
-        return relative_shift(by_distance)
+        With a mask it has all between its queries and keys. Without one it has one more than there are keys: what
+        :func:`_shifted` then takes from the next row belongs to keys in the future.
+        """
+        more = 1 if chunk.segment.hidden is None else chunk.shape[1]
+        return run.stop - run.start + more
 
-    def room(self, piece: Piece, like: Tensor) -> Tensor:
-        """Scratch memory for dS of a piece: a view of dS by distance."""
-        groups, rows, keys = piece.shape
-        self.by_distance = pieces.scratch("scores", (groups, rows, keys + 1), like)
-        flat = self.by_distance.flatten(1)
-        flat[:, : rows - 1] = 0
-        flat[:, rows - 1 + rows * keys :] = 0
-        return relative_shift(self.by_distance)
+    def _distances(self, chunk: Chunk, run: slice) -> tuple[slice, Tensor]:
+        """Return where a chunk's distances are among all, and them: (sequences x heads, those that there are, D)."""
+        first = self.time - chunk.segment.rows.stop + run.start
+        last = min(self.all_distances.size(1), first + self._num_distances(chunk, run))
+        found = self.all_distances[chunk.heads, first:last]
+        return slice(first, last), found.repeat(chunk.sequences.stop - chunk.sequences.start, 1, 1)
 
-    def add_gradient(self, piece: Piece, d_scores: Tensor) -> None:
-        """Adds the gradient of dS, which stands in :meth:`room`."""
-        d_queries = torch.bmm(self.by_distance, self._distances(piece))
-        self.d_queries[piece.queries] = d_queries.view_as(self.d_queries[piece.queries])
-        total = self.d_distances[piece.heads, self.keys - piece.keys :]
-        product = torch.bmm(self.by_distance.transpose(1, 2), self._queries(piece))
-        total += product.unflatten(0, (-1, total.size(0))).sum(0)
+    def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
+        """Yield columns of a chunk, and their scores (sequences x heads, rows, keys)."""
+        groups, rows, _ = chunk.shape
+        queries = self._queries(chunk)
+        for run, columns in chunk.columns():
+            by_distance = scratch("by_distance", (groups, rows, self._num_distances(chunk, run)), queries)
+            _, distances = self._distances(chunk, run)
+            torch.bmm(queries, distances.mT, out=by_distance[..., : distances.size(1)])
+            by_key = _shifted(by_distance, run.stop - run.start)
+            yield columns, by_key.flip(1) if self.is_reversed else by_key
 
-    def gradients(self) -> dict[int, Tensor]:
-        """By their number in ``scores.learned``."""
-        return {1: self.d_queries, 2: self.d_distances}
+    def room(self, chunk: Chunk, like: Tensor) -> Tensor:
+        """Return scratch memory for dS of a chunk; where there is one run, a view of dS by distance."""
+        self.d_by_distance = None
+        if len(chunk.segment.runs) > 1 or chunk.extra:
+            return scratch("scores", chunk.shape, like)
+        groups, rows, keys = chunk.shape
+        width = self._num_distances(chunk, chunk.segment.runs[0])
+        self.d_by_distance = scratch("scores", (groups, rows, width), like)
+        if width > keys + 1:
+            self.d_by_distance.zero_()
+        else:
+            flat = self.d_by_distance.flatten(1)
+            flat[:, : rows - 1] = 0
+            flat[:, rows - 1 + rows * keys :] = 0
+        return _shifted(self.d_by_distance, keys)
+
+    def add_gradient(self, chunk: Chunk, d_scores: Tensor) -> None:
+        """Add the gradients of dS, which stands in :meth:`room`."""
+        groups, rows, _ = chunk.shape
+        queries = self._queries(chunk)
+        d_queries = self.d_queries[chunk.rows]
+        for run, columns in chunk.columns():
+            by_distance = self.d_by_distance
+            if by_distance is None:
+                by_distance = d_scores.new_zeros(groups, rows, self._num_distances(chunk, run))
+                d_by_key = d_scores[..., columns]
+                _shifted(by_distance, run.stop - run.start).copy_(d_by_key.flip(1) if self.is_reversed else d_by_key)
+            places, distances = self._distances(chunk, run)
+            by_distance = by_distance[..., : distances.size(1)]
+            d_queries += torch.bmm(by_distance, distances).view_as(d_queries)
+            total = self.d_distances[chunk.heads, places]
+            total += torch.bmm(by_distance.mT, queries).unflatten(0, (-1, chunk.num_heads)).sum(0)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients, by the names of their parts of the scores."""
+        return {"position_queries_BNTD": self.d_queries, "distances_NKD": self.d_distances}
 
 
-def _piece_size(heads: int, time: int, keys: int) -> tuple[int, int, int]:
-    """Sequences, heads and rows of a processor's piece, at most."""
-    rows = min(time, max(1, PIECE_ELEMENTS // keys))
-    if rows < time:
-        return 1, 1, rows
-    size = rows * keys  # of a head's part of a piece
-    return max(1, WORTH_A_PIECE // (heads * size)), min(heads, max(1, PIECE_ELEMENTS // size)), rows
+def _shifted(by_distance: Tensor, keys: int) -> Tensor:
+    """Return a view of scores by query and distance, (groups, rows, more than keys), by query and key.
+
+    Entry (i, j) is entry rows - 1 - i + j of row i.
+    """
+    groups, rows, width = by_distance.shape
+    strides = (by_distance.stride(0), width - 1, 1)
+    return by_distance.as_strided((groups, rows, keys), strides, by_distance.storage_offset() + rows - 1)
 
 
-class Blockwise(pieces.Distribution):
-    """All of P. At most one of bias and positions is added to the products of queries and keys, and dense scores."""
+class Blockwise:
+    """The distribution P by chunks: read where it is stored, else computed.
+
+    Args:
+        q, k: (B, N, T, D) and (B, N, K, D).
+        scores: what shapes P besides.
+        stored: P of all chunks, one behind the other; None to compute it.
+    """
 
     def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Optional[Tensor] = None):
-        super().__init__(q, k, scores, stored)
-        self.time, self.keys = q.size(-2), k.size(-2)
+        self.q = q
+        self.k = k
+        self.scores = scores
+        self.scale = 1 / math.sqrt(max(1, q.size(-1)))
+        self.stored = None
+        if stored is not None and stored.numel():
+            self.stored = stored
+        self.time = q.size(-2)
+        self.tokens = k.size(-2) - scores.extra
         self.has_queries = q.size(-1) > 0
         self.is_reversed = scores.table_KN is not None
-        self.additions = []
-        if self.is_reversed:
-            self.additions.append(Bias(scores, q, k))
-        elif scores.position_queries_BNTD is not None:
-            self.additions.append(Positions(scores, q, k))
+        self.is_padding = scores.is_padding(self.tokens)
+        self.additions: list[Bias | Positions | Dense] = []
+        if scores.table_KN is not None:
+            self.additions.append(Bias(scores, q))
+        if scores.position_queries_BNTD is not None:
+            self.additions.append(Positions(scores, q))
         if scores.learned_BNTK is not None:
             self.additions.append(Dense(scores.learned_BNTK, q.size(0), self.is_reversed))
-        # Nothing to add, to multiply or to mask: softmax may read them where they stand.
-        is_alone = not self.has_queries and scores.features == {"learned"}
-        self.is_only_dense = is_alone and scores.learned_BNTK.dtype == q.dtype
+        # Nothing to add, to multiply or to hide: softmax may read dense scores where they stand.
+        self.is_only_dense = (
+            not self.has_queries
+            and scores.learned_BNTK is not None
+            and len(self.additions) == 1
+            and self.is_padding is None
+            and not scores.is_causal
+            and scores.learned_BNTK.dtype == q.dtype
+        )
 
-    @classmethod
-    def stored_size(cls, q: Tensor, k: Tensor, scores: Scores) -> int:
-        """Causal ones leave some unused."""
-        batch, heads, time, _ = q.shape
-        return batch * heads * time * k.size(-2)
+    @staticmethod
+    def stored_size(q: Tensor, k: Tensor, scores: Scores) -> int:
+        """Return how many numbers a stored distribution takes, from shapes alone."""
+        batch, heads, time, _ = map(int, q.shape)
+        keys = int(k.size(-2))
+        if scores.mask is None:  # causal ones leave some unused
+            return batch * heads * time * keys
+        tokens = keys - scores.extra
+        total = 0
+        for number, parts in scores.mask.groups:
+            for segment in segments_of(parts, time, tokens, scores.is_causal):
+                rows = segment.rows.stop - segment.rows.start
+                total += number * rows * (segment.tokens + scores.extra)
+        return batch * total
 
-    def cut(self) -> Iterator[Piece]:
+    def chunks(self) -> Iterator[tuple[Chunk, Optional[Tensor]]]:
+        """Yield all chunks, each with its part of the stored distribution."""
+        start = 0
+        for chunk in self._cut():
+            part = None
+            if self.stored is not None:
+                end = start + math.prod(chunk.shape)
+                part = self.stored[start:end].view(chunk.shape)
+                start = end
+            yield chunk, part
+
+    def _cut(self) -> Iterator[Chunk]:
         batch, heads, time, _ = self.q.shape
-        if self.q.device.type != "cpu":
-            yield Piece(slice(0, batch), slice(0, heads), slice(0, time), self.keys)
-            return
-        at_once, several, rows = _piece_size(heads, time, self.keys)
-        for sequence in range(0, batch, at_once):
-            for head in range(0, heads, several):
-                for row in range(0, time, rows):
-                    last = min(time, row + rows)
-                    yield Piece(
-                        slice(sequence, min(batch, sequence + at_once)),
-                        slice(head, min(heads, head + several)),
-                        slice(row, last),
-                        self.keys - time + last if self.scores.is_causal else self.keys,
-                    )
+        scores = self.scores
+        for group, parts in _groups(scores, heads):
+            segments = segments_of(parts, time, self.tokens, scores.is_causal)
+            size = max((row.rows.stop - row.rows.start) * (row.tokens + scores.extra) for row in segments)
+            in_group = group.stop - group.start
+            has_given = parts is not None and scores.seen_BK is not None
+            at_once = 1
+            several = 1
+            if parts is not None or len(segments) == 1:
+                several = min(in_group, max(1, CHUNK_ELEMENTS // max(1, size)))
+                at_once = max(1, WORTH_A_CHUNK // max(1, in_group * size))
+            if has_given:  # each sequence has keys of its own
+                at_once = 1
+            for sequence in range(0, batch, at_once):
+                sequences = slice(sequence, min(batch, sequence + at_once))
+                for head in range(group.start, group.stop, several):
+                    several_heads = slice(head, min(group.stop, head + several))
+                    for segment in segments:
+                        if has_given:
+                            segment = self._with_given(segment, sequence)
+                        yield Chunk(sequences, several_heads, segment, scores.extra)
 
-    def rows(self, x: Tensor, piece: Piece) -> Tensor:
-        """(sequences x heads, rows, ...), in the piece's order."""
-        x = x[piece.queries].flatten(0, 1)
+    def _with_given(self, segment: Segment, sequence: int) -> Segment:
+        queries = None
+        if self.scores.is_causal:
+            queries = np.arange(segment.rows.start, segment.rows.stop) + self.tokens - self.time
+        return _with_given(segment, self.scores.seen_BK[sequence].numpy(), queries)
+
+    def rows(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """Return a chunk's rows of x (B, N, T, ...): (sequences x heads, rows, ...), in the chunk's order."""
+        x = x[chunk.rows].flatten(0, 1)
         return x.flip(1) if self.is_reversed else x
 
-    def put_rows(self, out: Tensor, piece: Piece, rows: Tensor) -> None:
+    def put_rows(self, out: Tensor, chunk: Chunk, rows: Tensor) -> None:
+        """Write where :meth:`rows` reads."""
         rows = rows.flip(1) if self.is_reversed else rows
-        out[piece.queries] = rows.view_as(out[piece.queries])
+        out[chunk.rows] = rows.view_as(out[chunk.rows])
 
-    def queries(self, piece: Piece) -> Tensor:
-        """Q / sqrt(D), in the piece's order."""
-        return self.rows(self.q, piece) * self.scale
+    def queries(self, chunk: Chunk) -> Tensor:
+        """Return Q / sqrt(D), in the chunk's order."""
+        return self.rows(self.q, chunk) * self.scale
 
-    def compute(self, piece: Piece, out: Optional[Tensor] = None) -> Tensor:
-        q, k = self.queries(piece), _columns(self.k, piece).transpose(1, 2)
-        out = pieces.scratch("probabilities", piece.shape, q) if out is None else out
-        if self.is_only_dense and math.prod(piece.shape) == (scores := self.additions[-1].view(piece)).numel():
-            return torch.softmax(scores.reshape(piece.shape), -1, out=out)
+    def compute(self, chunk: Chunk, out: Optional[Tensor] = None) -> Tensor:
+        """Return P of a chunk, written to `out` if that is given."""
+        q = self.queries(chunk)
+        if out is None:
+            out = scratch("probabilities", chunk.shape, q)
+        if self.is_only_dense:
+            _, scores = next(self.additions[-1].views(chunk))
+            if scores.numel() == out.numel():
+                return torch.softmax(scores.reshape(chunk.shape), -1, out=out)
+
         for number, addition in enumerate(self.additions):
-            added = addition.view(piece)
-            here = out.unflatten(0, (-1, added.size(-3)))
-            here.add_(added) if number else here.copy_(added)
+            for columns, added in addition.views(chunk):
+                here = out[..., columns].unflatten(0, (-1, added.size(-3)))
+                if number:
+                    here.add_(added)
+                else:
+                    here.copy_(added)
+        if self.additions and chunk.extra:
+            out[..., -chunk.extra :] = 0
         if self.has_queries or not self.additions:
-            multiply(q, k, out, adds=bool(self.additions))
-        self._mask_padding(out, piece)
-        self._mask_future(out, piece)
+            multiply(q, chunk.select_keys(self.k).mT, out, adds=bool(self.additions))
+        may_be_blind = self._hide(chunk, out)
+
         # Half precision goes through single inside; torch.exp with a row's log-sum-exp is 5 times slower on some CPUs.
-        return torch.softmax(out, -1, out=out)
+        if not may_be_blind:
+            return torch.softmax(out, -1, out=out)
+        is_blind = out.amax(-1, keepdim=True) == _HIDDEN  # a row that sees nothing shall be zero, not NaN
+        torch.softmax(out.masked_fill_(is_blind, 0), -1, out=out)
+        return out.masked_fill_(is_blind, 0)
 
-    def combine(self, piece: Piece, probabilities: Tensor, v: Tensor) -> Tensor:
-        return multiply(probabilities, _columns(v, piece))
+    def _hide(self, chunk: Chunk, out: Tensor) -> bool:
+        """Write -inf at keys that queries do not see; return whether a row may be left with nothing."""
+        segment = chunk.segment
+        sequences = chunk.sequences
+        is_padding = self.is_padding
+        if segment.hidden is not None:
+            hidden = torch.from_numpy(segment.hidden)
+            out[..., : segment.tokens].masked_fill_(hidden.flip(0) if self.is_reversed else hidden, _HIDDEN)
+        elif self.scores.is_causal:
+            first = self.tokens - self.time + segment.rows.start  # the key at the place of the chunk's first query
+            is_future = torch.ones(chunk.shape[1], segment.tokens - first, dtype=torch.bool).triu(1)
+            hidden = is_future.flip(0) if self.is_reversed else is_future
+            out[..., first : segment.tokens].masked_fill_(hidden, _HIDDEN)
+        if is_padding is not None and len(segment.runs) == 1 and sequences.stop - sequences.start == 1:
+            first = int(self.scores.lengths_B[sequences.start]) - segment.runs[0].start
+            out[..., max(0, first) : segment.tokens] = _HIDDEN
+        elif is_padding is not None and segment.runs:
+            here = torch.cat([is_padding[sequences, run] for run in segment.runs], 1)[:, None, None]
+            by_sequence = out[..., : segment.tokens].unflatten(0, (-1, chunk.num_heads))
+            by_sequence.masked_fill_(here, _HIDDEN)
+        if segment.hidden is None or chunk.extra:
+            return False
+        return is_padding is not None or bool(segment.hidden.all(-1).any())
 
-    def sums(self, like: Tensor) -> Tensor:
-        return like
+    def read(self, chunk: Chunk, stored: Optional[Tensor]) -> Tensor:
+        """Return P of a chunk, read if it is stored, else computed."""
+        return self.compute(chunk) if stored is None else stored
 
-    def add_product(self, total: Tensor, piece: Piece, probabilities: Tensor, rows: Tensor) -> None:
-        """At the piece's heads; the first rows of a head start the sum."""
-        product = multiply(probabilities.transpose(1, 2), rows)
-        heads = total[piece.sequences, piece.heads]
-        seen = heads[..., : piece.keys, :]
-        if piece.rows.start:
-            seen.add_(product.view_as(seen))
-        else:
-            seen.copy_(product.view_as(seen))
-            heads[..., piece.keys :, :] = 0
+    def add_product(self, total: Tensor, chunk: Chunk, probabilities: Tensor, rows: Tensor) -> None:
+        """Add P^T rows to a sum over queries (B, N, K, D); without a mask the first rows of a head start the sum."""
+        product = multiply(probabilities.mT, rows).unflatten(0, (-1, chunk.num_heads))
+        heads = total[chunk.sequences, chunk.heads]
+        segment = chunk.segment
+        if segment.hidden is None and not segment.rows.start and not chunk.extra:
+            heads[:, :, : segment.tokens].copy_(product)
+            heads[:, :, segment.tokens :] = 0
+            return
+        for run, columns in chunk.columns():
+            heads[:, :, run] += product[:, :, columns]
+        if chunk.extra:
+            heads[:, :, -chunk.extra :] += product[:, :, -chunk.extra :]
+
+    def empty_sums(self, like: Tensor) -> Tensor:
+        """Return memory (B, N, K, D) for sums over queries, with zeros where chunks do not start them."""
+        if self.scores.mask is None and not self.scores.extra:
+            return empty_heads(like)
+        return empty_heads(like).to(sum_dtype(like)).zero_()
+
+    def multiply(self, v: Tensor) -> Tensor:
+        """Return P V (B, N, T, D)."""
+        output = empty_rows(self.q, v)
+        for chunk, part in self.chunks():
+            self.put_rows(output, chunk, multiply(self.read(chunk, part), chunk.select_keys(v)))
+        return output
 
     def block_gradient(self, values: list[Tensor], d_outputs: list[Tensor], delta: Tensor) -> list[Tensor]:
-        """dS = P * (sum of dO_i V_i^T - delta); the sum is one product, as the heads of all values lie side by side."""
-        d_q, d_k, d_v = empty_heads(self.q), empty_heads(self.k), empty_heads(values[0])
-        for piece, part in self.pieces():
-            probabilities = self.read(piece, part)
-            of_rows = [self.rows(d_output, piece) for d_output in d_outputs]
-            self.add_product(d_v, piece, probabilities, of_rows[0])
-            room = (
-                self.additions[0].room(piece, self.q)
-                if self.additions
-                else pieces.scratch("scores", piece.shape, self.q)
-            )
-            columns = _side_by_side([_columns(v, piece) for v in values])
+        """Compute dS = P * (sum of dO_i V_i^T - delta), and from it all gradients of a block.
+
+        The sum is one product, as the heads of all values lie side by side.
+        """
+        d_q = empty_heads(self.q)
+        d_k = self.empty_sums(self.k)
+        d_v = self.empty_sums(values[0])
+        for chunk, part in self.chunks():
+            probabilities = self.read(chunk, part)
+            of_rows = [self.rows(d_output, chunk) for d_output in d_outputs]
+            self.add_product(d_v, chunk, probabilities, of_rows[0])
+            room = self.additions[0].room(chunk, self.q) if self.additions else scratch("scores", chunk.shape, self.q)
+            columns = _side_by_side([chunk.select_keys(v) for v in values])
             d_scores = multiply(_side_by_side(of_rows), columns.mT, room)
-            d_scores.sub_(self.rows(delta, piece).unsqueeze(-1)).mul_(probabilities)
+            d_scores.sub_(self.rows(delta, chunk).unsqueeze(-1)).mul_(probabilities)
             if self.has_queries:
-                self.put_rows(d_q, piece, multiply(d_scores, _columns(self.k, piece)).mul_(self.scale))
-                self.add_product(d_k, piece, d_scores, self.queries(piece))
-            for each in self.additions:
-                each.add_gradient(piece, d_scores)
-        found = {number: gradient for each in self.additions for number, gradient in each.gradients().items()}
-        return [d_q, d_k, d_v, *learned_gradients(found, self.q)]
+                product = multiply(d_scores, chunk.select_keys(self.k))
+                self.put_rows(d_q, chunk, product.mul_(self.scale))
+                self.add_product(d_k, chunk, d_scores, self.queries(chunk))
+            for addition in self.additions:
+                addition.add_gradient(chunk, d_scores)
 
-    def _mask_padding(self, scores: Tensor, piece: Piece) -> None:
-        """-inf at keys that are padding. On a processor, reading one sequence's length costs nothing."""
-        lengths, first, last = self.scores.lengths_B, piece.sequences.start, piece.sequences.stop
-        if lengths is not None and self.q.device.type == "cpu" and last - first == 1:
-            scores[..., int(lengths[first]) :] = float("-inf")
-        elif (is_padding := self.scores.is_padding(self.keys)) is not None:
-            here = is_padding[piece.sequences, None, None, : piece.keys]
-            scores.unflatten(0, (last - first, -1)).masked_fill_(here, float("-inf"))
-
-    def _mask_future(self, scores: Tensor, piece: Piece) -> None:
-        """-inf at keys after the query."""
-        if not self.scores.is_causal:
-            return
-        first = self.keys - self.time + piece.rows.start  # the key at the place of the piece's first query
-        is_future = torch.ones(piece.shape[1], piece.keys - first, dtype=torch.bool, device=scores.device).triu(1)
-        scores[..., first:].masked_fill_(is_future.flip(0) if self.is_reversed else is_future, float("-inf"))
+        learned: dict[str, Tensor] = {}
+        for addition in self.additions:
+            learned |= addition.gradients()
+        return [d_q, d_k.to(self.k.dtype), d_v.to(values[0].dtype), *learned_gradients(learned, self.q)]
 
 
-STORING, COMPUTING = pieces.ByPieces(Blockwise, store=True), pieces.ByPieces(Blockwise, store=False)
+def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, Optional[tuple[Part, ...]]]]:
+    """Yield neighbouring heads that see the same, and the parts of their mask; None where they see everything."""
+    if scores.mask is None:
+        yield slice(0, heads), None
+        return
+    first = 0
+    for number, parts in scores.mask.groups:
+        yield slice(first, first + number), parts
+        first += number
 
 
-def _columns(x: Tensor, piece: Piece) -> Tensor:
-    """A piece's keys of x (B, N, K, D): (sequences x heads, keys, D); a view where there is one sequence."""
-    return x[piece.sequences, piece.heads, : piece.keys].flatten(0, 1)
+class InChunks(Implementation):
+    """The functions of a lazy block, chunk by chunk.
+
+    Args:
+        stores: whether P is kept; otherwise each function computes it anew.
+    """
+
+    def __init__(self, stores: bool):
+        self.keeps_distribution = stores
+
+    def _size(self, q: Tensor, k: Tensor, scores: Scores) -> int:
+        return Blockwise.stored_size(q, k, scores) if self.keeps_distribution else 0
+
+    def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
+        return q.new_empty(self._size(q, k, scores))
+
+    def attend_forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """Return (P V, P if it is kept)."""
+        stored = empty((self._size(q, k, scores),), q)
+        distribution = Blockwise(q, k, scores, stored)
+        output = empty_rows(q, v)
+        for chunk, part in distribution.chunks():
+            probabilities = distribution.compute(chunk, part)
+            distribution.put_rows(output, chunk, multiply(probabilities, chunk.select_keys(v)))
+        return output, stored
+
+    def reuse_forward(self, q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
+        """Return P V."""
+        return Blockwise(q, k, scores, saved).multiply(v)
+
+    def value_gradient(self, q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, scores: Scores) -> Tensor:
+        """Return P^T dO."""
+        distribution = Blockwise(q, k, scores, saved)
+        d_v = distribution.empty_sums(empty_rows(k, d_output))
+        for chunk, part in distribution.chunks():
+            rows = distribution.rows(d_output, chunk)
+            distribution.add_product(d_v, chunk, distribution.read(chunk, part), rows)
+        return d_v.to(d_output.dtype)
+
+    def block_gradient(self, q, k, values, d_outputs, delta, saved, scores) -> list[Tensor]:
+        """Return [dQ, dK, dV of the first values, and the gradients of ``scores.learned``]."""
+        return Blockwise(q, k, scores, saved).block_gradient(values, d_outputs, delta)
 
 
 def _side_by_side(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
 
 
-def count_memory(size: AttentionSize, store: bool) -> Memory:
-    """Of an ``s``, besides queries, keys, values and output."""
-    piece, rows = _count_piece(size)
-    of_piece = int(4 * size.queries * piece / size.pairs)
-    # dS behind a bias leaves as many zeros as rows, see Bias.room; positions compute scores by distance besides.
-    d_scores = piece * (size.keys + rows) // size.keys if "bias" in size.features else piece
-    by_distance = piece if "positions" in size.features else 0
-    scratch, more_scratch = (by_distance + (0 if store else piece)) * size.number, d_scores * size.number
-    if size.number < SINGLE and size.device == "cpu":  # what torch subtracts there from half precision, it converts
-        of_piece = max(of_piece, 2 * piece * SINGLE)
-    backward = size.queries + 2 * size.values + size.batch * size.time * size.width * SINGLE + size.rows * SINGLE
-    pending = size.consumers * (size.queries + size.values)
-    kept = size.pairs * size.number if store else 0
-    if size.device == "cpu":
-        return Memory(kept, of_piece, backward + of_piece, pending, scratch, more_scratch)
-    return Memory(kept, scratch + of_piece, backward + of_piece + scratch + more_scratch, pending)
+def sum_along_diagonals(padded: Tensor) -> Tensor:
+    """Sum all (i, j) with i + j = d of rows that are each followed by R zeros.
+
+    Args:
+        padded: (H, R, K + R).
+
+    Returns:
+        (H, K + R - 1), by d. Entry (i, j) is number i (K + R) + j, and so entry (i, i + j) of rows one shorter.
+    """
+    heads, rows, width = padded.shape
+    shorter = padded.flatten(1)[:, : rows * (width - 1)].view(heads, rows, width - 1)
+    return shorter.sum(1, dtype=sum_dtype(padded))
 
 
-def count_reuse_memory(size: AttentionSize, store: bool) -> Memory:
-    """Of an ``l``, besides values and output."""
-    piece, _ = _count_piece(size)
-    of_piece = int(2 * size.queries * piece / size.pairs)
-    computed = 0 if store or size.device == "cpu" else piece * size.number
-    return Memory(0, of_piece + computed, size.queries + size.values + of_piece + computed)
-
-
-def _count_piece(size: AttentionSize) -> tuple[int, int]:
-    """Numbers and rows of a piece."""
-    if size.device != "cpu":
-        return size.pairs, size.time
-    at_once, several, rows = _piece_size(size.heads, size.time, size.keys)
-    return min(size.batch, at_once) * several * rows * size.keys, rows
+def sum_dtype(like: Tensor) -> torch.dtype:
+    """Return single precision or better, to sum in."""
+    return torch.promote_types(like.dtype, torch.float32)

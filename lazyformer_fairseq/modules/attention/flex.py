@@ -8,19 +8,18 @@ An ``l`` attends anew, as in ``recompute``. Gradients of a bias by distance are 
 """
 
 import functools
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import back_ends
+from lazyformer_fairseq.modules.attention.interface import BackEnd, Variant
 from lazyformer_fairseq.modules.attention.masks import Numbers, blocks_of
-from lazyformer_fairseq.modules.attention.scores import BackEnd, Scores
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
-from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 BLOCK = 128  # queries and keys of a block; what torch takes by default
 HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 has powers of two alone
@@ -45,20 +44,9 @@ class FlexAttention:
         self.addition = _addition(plan, scores, q_BNTD, k_BNKD.size(-2))
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """softmax(QK^T / sqrt(D) + additions) V (B, N, T, D).
-
-        Raises:
-            UserError: gradients are needed where torch has none.
-        """
+        """Return softmax(QK^T / sqrt(D) + additions) V (B, N, T, D)."""
         assert not dropout, "it has none"
-        try:
-            kernel = self._kernel()
-            return kernel(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
-        except NotImplementedError as error:
-            raise UserError(
-                f"--attention-backend flex: torch computes no gradients of it on this device "
-                f"({self.q_BNTD.device.type}); give auto, which takes it where it can"
-            ) from error
+        return self._kernel()(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
 
     def _kernel(self) -> Callable[..., Tensor]:
         """torch's function, compiled; on a processor, where it serves to compare with, unfused."""
@@ -66,32 +54,40 @@ class FlexAttention:
 
         if torch.compiler.is_compiling() or not _is_compiled(self.q_BNTD.device):
             return flex_attention
-        numbers, features = self.plan.numbers, self.scores.features - {"mask"}
-        parts = numbers.bands_NX4.size(1), numbers.columns_NX3.size(1), self.scores.seen_BK is None
+        scores = self.scores
+        numbers = self.plan.numbers
+        parts = numbers.bands_NX4.size(1), numbers.columns_NX3.size(1)
+        optional = (scores.table_KN, scores.position_queries_BNTD, scores.lengths_B, scores.seen_BK)
+        are_there = tuple(part is not None for part in optional)
+        features = (are_there, scores.is_causal, scores.extra > 0)
         return _compiled((features, parts, self.q_BNTD.dtype, torch.is_grad_enabled()))
 
 
 class Flex(BackEnd):
-    lacks = frozenset({"entmax", "learned", "synthetic", "unturned"})
+    """The fastest for masks on a GPU."""
+
+    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+        """Return why it does not compute a variant; None if it does."""
+        if device != "cuda":
+            return "torch's FlexAttention has gradients on GPUs alone"
+        if variant.dropout:
+            return back_ends.NO_DROPOUT
+        if variant.has_entmax:
+            return back_ends.NO_ENTMAX
+        if variant.has_dense:
+            return "it adds no scores of each query and key"
+        if variant.query_size != variant.value_size or variant.query_size not in HEAD_SIZES:
+            return f"queries and values need one size, of {', '.join(map(str, HEAD_SIZES))}"
+        if dtype == torch.float64:
+            return "it computes in single precision at most"
+        return back_ends.why_no_triton()
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
     ) -> tuple[Tensor, FlexAttention]:
+        """Attend by torch's function; each ``l`` anew."""
         attention = FlexAttention(q_BNTD, k_BNKD, scores)
         return attention.attend(v_BNKD, dropout), attention
-
-    def supports(self, device: str, features: Set[str], head_size: int) -> bool:
-        """Whether it can train there: on a GPU that Triton knows, with heads of a size that all releases have."""
-        can = device == "cuda" and head_size in HEAD_SIZES and back_ends.runs_triton(device)
-        return can and back_ends.has_triton()
-
-    def count_memory(self, size: AttentionSize) -> Memory:
-        """One kernel, which keeps a number of each row. Each consumer differentiates queries and keys too."""
-        return self.count_reuse_memory(size)._replace(pending=size.consumers and size.queries + size.values)
-
-    def count_reuse_memory(self, size: AttentionSize) -> Memory:
-        """An attention of its own."""
-        return Memory(size.rows * SINGLE, backward=size.queries + 2 * size.values)
 
 
 def _is_compiled(device: torch.device) -> bool:

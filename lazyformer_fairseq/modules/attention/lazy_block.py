@@ -1,8 +1,7 @@
 """How a lazy block gathers its gradients: each ``l`` differentiates its values, the ``s`` all the rest, once.
 
 The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
-softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)); with dropout dP is the sum of what each layer's mask lets through
-of dO_i V_i^T, and the rest stays. An ``l`` need not compute its part of it: it hands dO_i, V_i and
+softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` need not compute its part of it: it hands dO_i, V_i and
 the row sums to its ``s``, whose backward pass comes last. autograd carries them there: the ``s`` gives each consumer a
 triple of *handles*, zeros that take no memory and that nothing reads, and the consumer calls those three tensors the
 handles' gradients. So we record nothing on the side, and graphs may be kept, run twice or compiled.
@@ -18,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
-from lazyformer_fairseq.modules.attention.weights import Dropout
+from lazyformer_fairseq.modules.attention.scores import LEARNED, FlatScores, Scores
 
 
 class Implementation:
@@ -104,10 +102,11 @@ class BlockKernels:
 
 
 def _like_block_gradient(q, k, values, d_outputs, delta, saved, tensors, numbers):
-    *parts, dense = FlatScores(tensors, numbers).scores().learned
-    learned = {number: torch.empty_like(part) for number, part in enumerate(parts) if part is not None}
-    if dense is not None:
-        learned[4] = dense.new_empty(dense.shape)
+    scores = FlatScores(tensors, numbers).scores()
+    learned = {}
+    for name, part in zip(LEARNED, scores.learned, strict=True):
+        if part is not None:
+            learned[name] = part.new_empty(part.shape) if name == "learned_BNTK" else torch.empty_like(part)
     return [empty_heads(q), empty_heads(k), empty_heads(values[0]), *learned_gradients(learned, q)]
 
 
@@ -116,7 +115,7 @@ class SharedAttention(NamedTuple):
 
     Attributes:
         saved: what the implementation keeps of P.
-        handles: a triple for each consumer, with the consumer's number from 1 on.
+        handles: a triple for each consumer.
     """
 
     kernels: BlockKernels
@@ -124,15 +123,16 @@ class SharedAttention(NamedTuple):
     k_BNKD: Tensor
     saved: Tensor
     scores: FlatScores
-    handles: Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]
+    handles: Iterator[tuple[Tensor, Tensor, Tensor]]
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V (B, N, T, D). Call it at most once per announced consumer."""
-        consumer, handles = next(self.handles)
-        assert bool(dropout) == (self.scores.tensors[-1] is not None), "a block drops out as its s does"
-        tensors, numbers = self.scores.of_layers([consumer])
-        fixed = (self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved)
-        return _Reuse.apply(*fixed, v_BNKD.to(self.q_BNTD.dtype), *handles, *tensors)
+        """Return P V (B, N, T, D). Call it at most once per announced consumer."""
+        assert not dropout, "blocks have none"
+        tensors, numbers = self.scores
+        v_BNKD = v_BNKD.to(self.q_BNTD.dtype)
+        return _Reuse.apply(
+            self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved, v_BNKD, *next(self.handles), *tensors
+        )
 
 
 def attend(
@@ -142,11 +142,8 @@ def attend(
     v_BNKD: Tensor,
     scores: Scores,
     consumers: int,
-    dropout: float,
 ) -> tuple[Tensor, SharedAttention]:
-    """As :func:`lazyformer_fairseq.modules.attention.attend`, by the given kernels."""
-    if dropout:
-        scores = scores.with_own(dropout=Dropout.draw(dropout, 1 + consumers))
+    """Compute as :func:`lazyformer_fairseq.modules.attention.attend` does, by the given kernels."""
     if torch.is_autocast_enabled(q_BNTD.device.type):  # sums with weights are in single precision, products are not
         lower = torch.get_autocast_dtype(q_BNTD.device.type)
         q_BNTD, k_BNKD, v_BNKD = (part.to(lower) for part in (q_BNTD, k_BNKD, v_BNKD))
@@ -155,7 +152,7 @@ def attend(
             scores = scores.with_own(**parts)
     tensors, numbers = scores.flat()
     output, saved, *handles = _Attend.apply(kernels, consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
-    triples = enumerate((tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)), start=1)
+    triples = (tuple(handles[first : first + 3]) for first in range(0, len(handles), 3))
     constant = FlatScores([None if part is None else part.detach() for part in tensors], numbers)
     return output, SharedAttention(kernels, q_BNTD.detach(), k_BNKD.detach(), saved, constant, triples)
 
@@ -182,9 +179,9 @@ class _Attend(torch.autograd.Function):
         q, k, v, output, saved, *tensors = ctx.saved_tensors
         d_output = torch.zeros_like(output) if d_output is None else d_output
         read = [d for d in of_consumers if d is not None]
-        values, d_outputs = [v, *read[1::3]], [d_output, *read[0::3]]
-        consumers = [number for number, d in enumerate(of_consumers[0::3], start=1) if d is not None]
-        scores = FlatScores(tensors, ctx.numbers).of_layers([0, *consumers])
+        values = [v, *read[1::3]]
+        d_outputs = [d_output, *read[0::3]]
+        scores = FlatScores(tensors, ctx.numbers)
         delta = torch.stack([ctx.kernels.row_sums(d_output, output), *read[2::3]]).sum(0)
         d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
         needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]
@@ -234,6 +231,6 @@ def empty_rows(rows: Tensor, like: Tensor) -> Tensor:
     return empty_heads(like.new_empty(()).expand(*rows.shape[:-1], like.size(-1)))
 
 
-def learned_gradients(found: Mapping[int, Tensor], like: Tensor) -> list[Tensor]:
-    """Gradients by their number in ``scores.learned`` -> all of them, (0,) where a part is missing."""
-    return [found.get(number, like.new_empty(0)) for number in range(5)]
+def learned_gradients(found: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:
+    """Return the gradients of all parts of scores that may have some, (0,) where a part is missing."""
+    return [found.get(name, like.new_empty(0)) for name in LEARNED]

@@ -54,7 +54,7 @@ class Columns(NamedTuple):
         seen = keys_K < self.first
         if self.period:
             seen = seen | (keys_K % self.period >= self.period - self.last)
-        return seen[..., None, :].expand(*queries_T.shape, -1)
+        return seen[..., None, :] & (queries_T >= 0)[..., None]
 
 
 Part = Union[Band, Columns]

@@ -3,21 +3,19 @@
 Bias, padding, causality, relative positions, mask, keys that are no tokens, and what turns scores into weights.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, mask_of
-from lazyformer_fairseq.modules.attention.weights import Dropout
-from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory
 
 # The tensors that have gradients, in the order of a back end's gradients, and those that have none.
-_LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
+LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
 _FIXED = ("bucket_by_distance", "lengths_B", "seen_BK")
 # Parts of which :meth:`Scores.dense` writes what sublayers share.
 _SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "is_causal", "seen_BK"}
@@ -46,8 +44,6 @@ class Scores:
             that a sequence lacks. No back end reads them: a kind of attention makes `seen_BK` of them.
         learned_BNTK: learned scores to add, or (1, N, T, K) for all sequences alike; None for none.
         places_BT: where each token stands in its text, if not at its index. No back end reads them.
-        dropout: on the weights, of a block that has it computed in pieces; None for none. Other back ends are told of
-            dropout by its rate.
     """
 
     table_KN: Optional[Tensor] = None
@@ -65,7 +61,6 @@ class Scores:
     given_BK: Optional[Tensor] = None
     given_places_BG: Optional[Tensor] = None
     places_BT: Optional[Tensor] = None
-    dropout: Optional[Dropout] = None
 
     def __post_init__(self) -> None:
         self._written: dict[Hashable, Any] = {}  # sublayers of a forward pass share it
@@ -94,14 +89,18 @@ class Scores:
         return own
 
     def first_sequences(self, count: int) -> "Scores":
-        """Those of the first sequences of a batch, of what a forward pass shares; nothing is written yet.
-
-        What the network learns for each sequence leads to no gradient of its own.
-        """
-        names = ("lengths_B", "seen_BK", "given_BK", "given_places_BG", "places_BT", "learned_BNTK")
-        parts = {name: part[:count] for name in names if (part := getattr(self, name)) is not None}
-        if (learned := parts.get("learned_BNTK")) is not None:
-            parts["learned_BNTK"] = learned.detach().requires_grad_(learned.requires_grad)
+        """Return those of the first sequences of a batch; nothing is written yet, and no gradient leads further."""
+        by_sequence = ("lengths_B", "seen_BK", "given_BK", "given_places_BG", "places_BT")
+        parts = {}
+        for name in (*by_sequence, *LEARNED):
+            part = getattr(self, name)
+            if part is None:
+                continue
+            if name in (*by_sequence, "position_queries_BNTD", "learned_BNTK"):
+                part = part[:count]
+            if name in LEARNED:
+                part = part.detach().requires_grad_(part.requires_grad)
+            parts[name] = part
         return replace(self, **parts)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -112,24 +111,9 @@ class Scores:
         return self._written[key]
 
     @property
-    def features(self) -> frozenset[str]:
-        """What a back end must support to compute these."""
-        parts = {
-            "bias": self.table_KN is not None,
-            "padding": self.lengths_B is not None,
-            "causal": self.is_causal,
-            "positions": self.position_queries_BNTD is not None,
-            "mask": self.mask is not None,
-            "extra": self.extra > 0,
-            "entmax": self.exponent_N is not None,
-            "learned": self.learned_BNTK is not None,
-        }
-        return frozenset(name for name, is_there in parts.items() if is_there)
-
-    @property
     def learned(self) -> tuple[Optional[Tensor], ...]:
         """The parts that have gradients; a back end returns these in this order."""
-        return tuple(getattr(self, name) for name in _LEARNED)
+        return tuple(getattr(self, name) for name in LEARNED)
 
     @property
     def is_learning(self) -> bool:
@@ -138,10 +122,9 @@ class Scores:
 
     def flat(self) -> "FlatScores":
         """For autograd and torch's operators, whose arguments are tensors and numbers."""
-        parts, seeds = self.dropout or (0, None)
-        tensors = [*self.learned, *(getattr(self, name) for name in _FIXED), seeds]
+        tensors = [*self.learned, *(getattr(self, name) for name in _FIXED)]
         mask = [] if self.mask is None else self.mask.flat()
-        return FlatScores(tensors, [self.far, int(self.is_causal), self.extra, parts, *mask])
+        return FlatScores(tensors, [self.far, int(self.is_causal), self.extra, *mask])
 
     def is_padding(self, keys: int) -> Optional[Tensor]:
         """(B, K): True at keys that are padding; None where none is. `keys` are those of tokens, without `extra`."""
@@ -220,71 +203,16 @@ def _as_without_checkpoints() -> AbstractContextManager:
 
 
 class FlatScores(NamedTuple):
-    """A :class:`Scores` as two lists; the last tensor is the seeds of dropout."""
+    """A :class:`Scores` as two lists."""
 
     tensors: Sequence[Optional[Tensor]]
     numbers: Sequence[int]
 
     def scores(self) -> Scores:
-        """The object it came from."""
-        far, is_causal, extra, parts, *mask = self.numbers
-        *tensors, seeds = self.tensors
-        return Scores(
-            **dict(zip((*_LEARNED, *_FIXED), tensors, strict=True)),
-            far=far,
-            is_causal=bool(is_causal),
-            extra=extra,
-            mask=mask_of(mask),
-            dropout=None if seeds is None else Dropout(parts, seeds),
-        )
-
-    def of_layers(self, layers: Sequence[int]) -> "FlatScores":
-        """The same with dropout of some of the layers."""
-        *others, seeds = self.tensors
-        return self if seeds is None else FlatScores([*others, seeds[list(layers)]], self.numbers)
-
-
-class ReusableAttention(Protocol):
-    """What an ``s`` hands to the ``l`` above it: its distribution, in whatever form."""
-
-    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V, (B, N, T, D), after dropout on P with a mask of its own."""
-
-
-class BackEnd:
-    """A way to compute attention; one object of each stands in :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS`.
-
-    Attributes:
-        has_dropout: whether it can apply dropout to the distribution; where it must but cannot, ``eager`` replaces it.
-        keeps_distribution: whether it needs memory T x K.
-        lacks: features of scores that it never computes.
-    """
-
-    has_dropout = False
-    keeps_distribution = False
-    lacks: frozenset[str] = frozenset()
-
-    def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
-    ) -> tuple[Tensor, ReusableAttention]:
-        """As :func:`lazyformer_fairseq.modules.attention.attend`."""
-        raise NotImplementedError
-
-    def supports(self, device: str, features: Set[str], head_size: int) -> bool:
-        """Whether ``auto`` may choose it on this type of device, for these features of the scores."""
-        return True
-
-    def runs_on(self, device: str) -> bool:
-        """Whether it may be named on this type of device, and is measured there."""
-        return True
-
-    def count_memory(self, size: AttentionSize) -> Memory:
-        """Of an ``s``, besides queries, keys, values and output."""
-        raise NotImplementedError
-
-    def count_reuse_memory(self, size: AttentionSize) -> Memory:
-        """Of an ``l``, besides values and output."""
-        raise NotImplementedError
+        """Return the object it came from."""
+        far, is_causal, extra, *mask = self.numbers
+        parts = dict(zip((*LEARNED, *_FIXED), self.tensors, strict=True))
+        return Scores(**parts, far=far, is_causal=bool(is_causal), extra=extra, mask=mask_of(mask))
 
 
 def relative_shift(by_distance: Tensor) -> Tensor:

@@ -257,7 +257,7 @@ def block_gradient(
         delta=delta.contiguous(),
         M=len(values),
     )
-    learned = {} if band is None else {0: bias.table_gradient(band, far_sums, scores.table_KN)}
+    learned = {} if band is None else {"table_KN": bias.table_gradient(band, far_sums, scores.table_KN)}
     return [dq.to(q.dtype), dk, dv, *learned_gradients(learned, q)]
 
 

@@ -1,4 +1,4 @@
-"""What turns scores into weights: softmax or alpha-entmax (Peters et al., 2019, section 3), their gradients, dropout.
+"""What turns scores into weights: softmax or alpha-entmax (Peters et al., 2019, section 3), and their gradients.
 
 With eps = alpha - 1, entmax gives each key p = [1 + eps (s - tau)]_+^(1 / eps), where tau makes a row sum to one: keys
 far enough below the best have exactly none. eps -> 0 is softmax, eps = 1 is sparsemax.
@@ -8,18 +8,12 @@ linear: it takes 4 to 10 steps where bisection takes one for each bit, and where
 each row.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# A rate is a number of these: masks are drawn from 16 bits an entry, four entries at a time, which takes a quarter of
-# the time of torch's own. 0.1 becomes 0.1000061, and what stays is scaled accordingly.
-PARTS = 2**16
-_SEEDS = 2**62
 # Steps: 10 are the most that rows of up to 16,384 scores, of all shapes tried, take to a sum within 1e-9 of one.
 _STEPS = 12
 # Scores that a processor takes at a time, for its cache.
@@ -46,20 +40,6 @@ def distribution(
             return torch.ops.aten._safe_softmax(scores.to(at_least_single), -1).to(dtype)
         return torch.softmax(scores, dim=-1, dtype=at_least_single).to(dtype)
     return _Entmax.apply(scores.to(at_least_single), exponent_N.to(at_least_single)).to(dtype)
-
-
-def gradient(
-    probabilities: Tensor, d_probabilities: Tensor, exponent_N: Optional[Tensor]
-) -> tuple[Tensor, Optional[Tensor]]:
-    """From P and dP (..., N, T, K), in single precision or better: dS, and d exponent (N,), None for softmax.
-
-    Keys that are not seen, whose P is 0, get none.
-    """
-    if exponent_N is None:
-        weighted = probabilities * d_probabilities
-        return weighted - probabilities * weighted.sum(-1, keepdim=True), None
-    d_scores = _entmax_gradient(probabilities, d_probabilities, exponent_N)
-    return d_scores, _exponent_gradient(probabilities, d_scores, exponent_N)
 
 
 class _Entmax(torch.autograd.Function):
@@ -170,53 +150,3 @@ def _exponent_gradient(probabilities: Tensor, d_scores: Tensor, exponent_N: Tens
     curvature = torch.where(is_small, series, (1 - (1 - apart) * apart.exp()) / apart.square())
     by_head = (d_scores * logs.square() * curvature).sum((-2, -1))
     return -by_head.sum_to_size(exponent_N.shape)
-
-
-class Dropout(NamedTuple):
-    """On the distribution of a block that is never whole: of its ``s`` and consumers.
-
-    Attributes:
-        parts: of PARTS entries, how many are dropped on average.
-        seeds: of each of these layers (L,), integers on the processor, which a GPU need not be waited for.
-    """
-
-    parts: int
-    seeds: Tensor
-
-    @classmethod
-    def draw(cls, rate: float, layers: int) -> "Dropout":
-        """With seeds from torch's generator, so that a resumed run draws the same; `rate` above 0, up to 1."""
-        return cls(max(1, round(rate * PARTS)), torch.randint(_SEEDS, (layers,)))
-
-    @property
-    def scale(self) -> float:
-        """By which an entry that stays is multiplied."""
-        return PARTS / max(1, PARTS - self.parts)
-
-
-class Masks:
-    """Dropout of one layer, piece after piece: a pass that asks for the same shapes in the same order gets the same.
-
-    Args:
-        dropout: of the block.
-        layer: number of the layer in it.
-        device: of the masks.
-    """
-
-    def __init__(self, dropout: Dropout, layer: int, device: torch.device):
-        self.dropout, self.device = dropout, device
-        seed = int(dropout.seeds[layer])
-        self._numpy = np.random.SFC64(seed) if device.type == "cpu" else None
-        self._torch = None if self._numpy else torch.Generator(device).manual_seed(seed)
-
-    def draw(self, shape: Sequence[int]) -> Tensor:
-        """True at entries that are dropped."""
-        return self._integers(shape) <= self.dropout.parts - PARTS // 2 - 1  # 16 bits with a sign
-
-    def _integers(self, shape: Sequence[int]) -> Tensor:
-        if self._numpy is None:
-            drawn = torch.empty(shape, dtype=torch.int16, device=self.device)
-            return drawn.random_(-PARTS // 2, PARTS // 2, generator=self._torch)
-        size = int(np.prod(shape))
-        drawn = self._numpy.random_raw(-(-size // 4)).view(np.int16)
-        return torch.from_numpy(drawn)[:size].view(*shape)

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import BACK_ENDS
-from lazyformer_fairseq.modules.attention.choice import AUTO
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
@@ -79,8 +77,6 @@ class CausalDecoder(Stack):
         self.clamp_len = clamp_len
         self.scaled_init = scaled_init
         self.same_length = same_length
-        if same_length:
-            _refuse_back_end_without_mask(self.attention_backend)
         self.embedding = AdaptiveEmbedding(vocab_size, embed_dim, cutoffs, div_val)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
@@ -139,12 +135,12 @@ class CausalDecoder(Stack):
         mask = AttentionMask(((self.num_heads, (Band(self.mem_len, 0),)),)) if self.same_length else None
         scores = Scores(is_causal=True, mask=mask)
         if not self.has_scores:
-            return Context(scores, self.back_end(x_BTC, scores, memory_length))
+            return Context(scores, self.back_end())
         keys = memory_length + x_BTC.size(1)
         encoded = encode_distances(keys, self.embed_dim, max(self.clamp_len, 0), self.content_bias)
         encoded = F.dropout(encoded, self.dropout, self.training)
         positions = RelativePositions(encoded, self.content_bias, self.position_bias)
-        return Context(scores, self.back_end(x_BTC, scores, memory_length, positions), positions)
+        return Context(scores, self.back_end(), positions)
 
     @staticmethod
     def count_embedding_memory(sizes: CausalSizes, run: Pass) -> Memory:
@@ -210,15 +206,6 @@ def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: in
         raise UserError(f"--mem-len {mem_len}: must be 0 (no memory) or more")
     if clamp_len < -1:
         raise UserError(f"--clamp-len {clamp_len}: must be positive, or 0 for no limit to distances")
-
-
-def _refuse_back_end_without_mask(name: str) -> None:
-    """Raises a UserError; in evaluation, where the option may come to a model of any back end, ``eager`` steps in."""
-    able = [each for each, row in BACK_ENDS.items() if "mask" not in row.lacks]
-    if name not in (AUTO, *able):
-        raise UserError(
-            f"--attention-backend {name}: cannot compute --same-length; choose from {', '.join((AUTO, *able))}"
-        )
 
 
 def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:

@@ -294,7 +294,7 @@ class Encoder(Stack):
             added = x.new_zeros(()).expand(len(x), self.num_heads, x.size(1), x.size(1))
         added = added.masked_fill(~sees(turns_B3T)[:, None], float("-inf"))
         shape = Scores(learned_BNTK=added, places_BT=positions_BT)
-        return self._run(x, Context(shape, self.back_end(x, shape)), return_all)
+        return self._run(x, Context(shape, self.back_end()), return_all)
 
     def _run(self, x_BTC: Tensor, shared: Context, return_all: bool) -> tuple[Tensor, list[Tensor]]:
         x, all_states, _ = self.run(x_BTC, shared, return_all)
@@ -377,18 +377,14 @@ class Encoder(Stack):
         """Of sequences; with `lengths` of documents in a row, (1, S, C)."""
         if lengths is None:
             shape = self._scores(x_BTC.size(1), padding_mask_BT, global_positions_BT)
-            return Context(shape, self.back_end(x_BTC, shape))
+            return Context(shape, self.back_end())
         documents = Documents(lengths, self.embed_dim, x_BTC.device)
         given = documents.split(global_positions_BT)
         documents.scores = [
             self._scores(group.width, group.is_padding_DW, _unless_padding(given_DW, group.is_padding_DW))
             for group, given_DW in zip(documents.groups, given, strict=True)
         ]
-        # All groups are computed by what the largest one takes.
-        largest = max(range(len(given)), key=lambda number: documents.groups[number].pairs)
-        group, shape = documents.groups[largest], documents.scores[largest]
-        like_DWC = x_BTC.new_empty(()).expand(group.documents, group.width, self.embed_dim)
-        return Context(shape, self.back_end(like_DWC, shape), documents=documents)
+        return Context(Scores(), self.back_end(), documents=documents)
 
     def _scores(self, time: int, padding_mask_BT: Optional[Tensor], global_positions_BT: Optional[Tensor]) -> Scores:
         shape = self.relative_position_bias(time) if self.relative_position_bias and self.has_scores else Scores()

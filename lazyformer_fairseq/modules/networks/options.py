@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar, Union
 
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
+from lazyformer_fairseq.modules.attention.selection import AUTO, BACKENDS
 from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.options import check, option, refuse_out_of_bounds

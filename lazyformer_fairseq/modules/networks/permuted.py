@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import BACK_ENDS
 from lazyformer_fairseq.modules.networks.stack import Stack
 
 
@@ -32,13 +31,6 @@ def check_takes_permuted(model: nn.Module, option: str) -> None:
                 f"{option}: {planned.text} goes by the order of tokens in a row, and here they are permuted; it can "
                 "stand with s, l, k and f, of an s with rope, qk_norm, persistent and entmax"
             )
-    name = network.attention_backend
-    if "learned" in getattr(BACK_ENDS.get(name), "lacks", ()):
-        able = ", ".join(name for name, row in BACK_ENDS.items() if "learned" not in row.lacks)
-        raise UserError(
-            f"--attention-backend {name}: takes no mask of each pair of tokens, as {option} needs; choose from auto, "
-            f"{able}"
-        )
 
 
 def check_turns(turns_B3T: Tensor, positions_BT: Tensor, shape: torch.Size, most: int) -> None:

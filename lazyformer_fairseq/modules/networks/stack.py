@@ -1,8 +1,7 @@
 """The stack that encoder and causal decoder share. It builds the sublayers of a pattern and runs through them."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar, Optional, Union
 
@@ -12,18 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import BACK_ENDS
-from lazyformer_fairseq.modules.attention.choice import (
-    AUTO,
-    BACKENDS,
-    Workload,
-    check_backend,
-    choose,
-    timed_batch,
-)
-from lazyformer_fairseq.modules.attention.masks import count_share
-from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.choices import Timed
+from lazyformer_fairseq.modules.attention.selection import BackEndSelector, check_back_end
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS, NormOptions
 from lazyformer_fairseq.modules.networks.recomputed import (
@@ -39,16 +27,12 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import variant_class
 from lazyformer_fairseq.modules.sublayers.feed_forward import EXPERTS, ResidualSublayer, Told
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
-    RelativePositions,
     SharedState,
     SublayerOptions,
     build_sublayer,
 )
-from lazyformer_fairseq.patterns.attention_kinds import Value, with_defaults
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, KEYS_AND_VALUES, LAYER, Sizes
-
-Given = tuple[tuple[str, Value], ...]  # settings that differ from the default
+from lazyformer_fairseq.patterns.kinds import CAUSAL, LAYER, Sizes
 
 
 class StreamMemory:
@@ -157,7 +141,7 @@ class Stack(nn.Module):
         activation_dropout: after the activation of the feed-forward sublayers.
         activation: of the feed-forward sublayers.
         normalize_before: pre-norm.
-        attention_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
+        attention_backend: how attention is computed, "auto" or one of :data:`attention.selection.BACKENDS`.
         max_positions: of an encoder's input; 0 for no limit.
         layer_norm_eps: what each norm adds to the variance.
         norm: of all norms, LAYER or RMS.
@@ -176,7 +160,7 @@ class Stack(nn.Module):
         features: of its scores besides padding, see :attr:`Scores.features`.
 
     Raises:
-        ValueError: sizes that do not fit together, or attention dropout on a back end that lacks it (UserError).
+        ValueError: sizes that do not fit together.
     """
 
     direction: ClassVar[str]
@@ -313,103 +297,13 @@ class Stack(nn.Module):
         self._attention_backend = name
 
     def check_back_end(self, name: str) -> None:
-        """Raises a UserError where a back end cannot compute this network."""
-        check_backend(name, self.options.attention_dropout)
-        for planned in self.plan if name != AUTO else ():
-            self._check_back_end(name, planned)
+        """Raise a UserError for a back end that is not there, or has no attention dropout where the network has."""
+        check_back_end(name, self.options.attention_dropout)
 
-    def _check_back_end(self, name: str, planned: PlannedSublayer) -> None:
-        """Raises a UserError where a back end cannot compute a sublayer."""
-        limit = planned.kind.back_ends
-        if limit and planned.kind.computes_scores:
-            values = planned.shaper.values
-            features = frozenset().union(*(choice.features(values) for choice in variant_classes(values)))
-            limit = tuple(each for each in limit if features.isdisjoint(BACK_ENDS[each].lacks))
-        if limit and name not in limit:
-            raise UserError(
-                f"--attention-backend {name}: cannot compute {planned.kind.name} ({planned.text}); choose from "
-                f"{', '.join((AUTO, *limit))}"
-            )
-
-    def back_end(
-        self, x_BTC: Tensor, scores: Scores, memory_length: int = 0, positions: Optional[RelativePositions] = None
-    ) -> Callable[[int, Given], str]:
-        """From consumers and settings of an ``s`` to the back end that computes it in this pass.
-
-        Of a ``k``: no consumers, and the settings of its ``s``.
-        """
+    def back_end(self) -> BackEndSelector:
+        """Return what selects the back ends of a forward pass."""
         measure_spans(self.options.common.get(SPANS, ()))  # before, as what torch.compile sees must not wait for a GPU
-        blocks = [planned for planned in self.plan if planned.kind.computes_scores]
-        workload = Workload(
-            device=x_BTC.device.type,
-            precision=x_BTC.dtype,
-            batch=x_BTC.size(0),
-            heads=self.num_heads,
-            time=x_BTC.size(1),
-            keys=memory_length + x_BTC.size(1),
-            head_size=self.embed_dim // self.num_heads,
-            is_training=torch.is_grad_enabled(),
-            features=scores.features | self.features,
-            has_dropout=self.training and self.options.attention_dropout > 0,
-            blocks=len(blocks),
-        )
-        if scores.mask is not None:
-            share = count_share(scores.mask, workload.time, workload.keys, scores.is_causal)
-            workload = workload._replace(share=share)
-        # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
-        limits = [planned.kind.back_ends for planned in self.plan if planned.kind.back_ends]
-        among, chosen = tuple(name for name in BACKENDS if all(name in limit for limit in limits)), {}
-        for place, planned in enumerate(self.plan):
-            consumers, settings = planned.consumers.count(DISTRIBUTION), planned.shaper.settings
-            if planned.kind.computes_scores and (consumers, settings) not in chosen:
-                shaped = _with(workload, settings)
-                timed = self._timed(place, workload, x_BTC, Context(scores, _eager, positions))
-                chosen[consumers, settings] = choose(self.attention_backend, shaped, consumers, among, timed)
-        return partial(_chosen, chosen, self.attention_backend, workload)
-
-    def _timed(self, place: int, workload: Workload, x_BTC: Tensor, shared: Context) -> Optional[Timed]:
-        """From a back end's name to a pass on it through a block: an ``s`` and what reads it, or a ``k`` and its ``s``.
-
-        Forward and, in training, backward, on random numbers and the first sequences of the batch; weights keep the
-        gradients that they have. None where nobody can time, or the plan's sublayers do not stand, as in a supernet.
-        """
-        is_real = type(x_BTC) is Tensor and x_BTC.device.type in ("cpu", "cuda")
-        if torch.compiler.is_compiling() or not is_real or len(self.sublayers) != len(self.plan):
-            return None
-        batch, places = timed_batch(workload), _block(self.plan, place)
-        sublayers = [self.sublayers[each] for each in places]
-        precision = torch.get_autocast_dtype(x_BTC.device.type)
-        is_autocast = torch.is_autocast_enabled(x_BTC.device.type)
-
-        def prepare(name: str) -> Callable[[], list[Tensor]]:
-            chance = torch.Generator(x_BTC.device).manual_seed(1)
-            scores = shared.scores.first_sequences(batch)
-            x = x_BTC.new_empty(batch, workload.time, self.embed_dim).normal_(generator=chance)
-            memory = x.new_zeros(batch, workload.keys - workload.time, self.embed_dim)
-            leaves = [x, *(weight for weight in self.parameters() if weight.requires_grad)]
-
-            def call() -> list[Tensor]:
-                context = shared._replace(scores=replace(scores), back_end=lambda *_: name)
-                below: SharedState = {}
-                with (
-                    torch.set_grad_enabled(workload.is_training),
-                    torch.autocast(x.device.type, precision, is_autocast),
-                    torch.random.fork_rng([x.device] if x.device.type == "cuda" else []),
-                ):
-                    outputs = []
-                    for sublayer in sublayers:
-                        output, handed_on = sublayer(x, below, context, memory if memory.size(1) else None)
-                        below = {**below, **handed_on}
-                        outputs.append(output)
-                    if not workload.is_training:
-                        return outputs
-                    found = torch.autograd.grad(outputs, leaves, [x.detach()] * len(outputs), allow_unused=True)
-                    return [*(output.detach() for output in outputs), *(each for each in found if each is not None)]
-
-            x.requires_grad_(workload.is_training)
-            return call
-
-        return prepare
+        return BackEndSelector(self.attention_backend, sum(planned.kind.computes_scores for planned in self.plan))
 
     def run(
         self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None
@@ -466,35 +360,6 @@ class Stack(nn.Module):
             found.append((sublayers, None if memory is None else memory.part(first, count)))
             first += count
         return found
-
-
-def _eager(consumers: int, settings: Given) -> str:
-    return "eager"
-
-
-def _block(sublayers: Sequence[PlannedSublayer], place: int) -> list[int]:
-    """Places of a sublayer that computes scores, of the one whose keys it reads, and of those that read its own."""
-    planned = sublayers[place]
-    below = [each for each in range(place) if KEYS_AND_VALUES in sublayers[each].kind.hands_on]
-    above = [each for each in range(place, len(sublayers)) if sublayers[each].kind.reads == DISTRIBUTION]
-    first = below[-1:] if planned.kind.reads == KEYS_AND_VALUES else []
-    return [*first, place, *above[: planned.consumers.count(DISTRIBUTION)]]
-
-
-def _chosen(
-    chosen: dict[tuple[int, Given], str], name: str, workload: Workload, consumers: int, settings: Given
-) -> str:
-    """The choice made already for such a sublayer; else (one outside the network) chooses now."""
-    found = chosen.get((consumers, settings))
-    return choose(name, _with(workload, settings), consumers) if found is None else found
-
-
-def _with(workload: Workload, settings: Given) -> Workload:
-    """What decides for a sublayer with these settings."""
-    values = with_defaults(settings)
-    for choice in variant_classes(values):
-        workload = choice.workload(workload, values)
-    return workload
 
 
 def _run_anew(run: Callable, sublayers: list[nn.Module], x_BTC: Tensor, shared: Context, *more: Any) -> Any:

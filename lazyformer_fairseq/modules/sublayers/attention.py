@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, fallback_backend
+from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
+from lazyformer_fairseq.modules.attention.memory_formulas import count_memory, count_reuse_memory, fallback_backend
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory, Pass
@@ -69,7 +70,6 @@ class AttentionSublayer(Sublayer):
         check_heads(options.embed_dim, options.num_heads)
         self.num_heads = options.num_heads
         self.dropout = options.attention_dropout
-        self.settings = planned.settings
         self.consumers = planned.consumers.count(DISTRIBUTION)
         self.is_key_producer = KEYS_AND_VALUES in planned.consumers
 
@@ -126,8 +126,9 @@ class AttentionSublayer(Sublayer):
                 handed_on[KEYS_AND_VALUES] = attention
             q, k, values, scores = attention.q_BNTD, attention.k_BNKD, attention.values, attention.scores
             dropout = self.dropout if self.training else 0.0
-            back_end = shared.back_end(self.consumers, self.settings)
-            return AttentionOutput(*attend(q, k, values, scores, dropout, self.consumers, back_end))
+            given = (q, k, values, scores, dropout, self.consumers)
+            back_end = attention.back_end or shared.back_end(*given)
+            return AttentionOutput(*attend(*given, back_end))
 
         attend_below = innermost
         for choice in reversed(self.choices.values()):
@@ -153,12 +154,12 @@ def count_attention_memory(
     size = AttentionSize(*shape, *where, planned.consumers.count(DISTRIBUTION))
     for choice in variant_classes(planned.values):
         size = choice.attention_size(sizes, planned.values, size)
-    row = BACK_ENDS[fallback_backend(run.back_end(planned), size.dropout, size.features)]
-    inner = (row.count_reuse_memory if is_consumer else row.count_memory)(size)
+    back_end = fallback_backend(run.back_end(planned), size.dropout, size.features)
+    inner = (count_reuse_memory if is_consumer else count_memory)(back_end, size)
     output = run.tokens(sizes.embed_dim)
     # When the distribution is gone, gradients of all projections are there twice: one by one, and side by side.
     backward = max(output + inner.backward, 2 * projected - inner.kept)
-    more = (each.count_more_kept(planned.values, is_consumer, row.keeps_distribution)
+    more = (each.count_more_kept(planned.values, is_consumer, BACK_ENDS[back_end].keeps_distribution)
             for each in variant_classes(planned.values))  # fmt: skip
     kept = inner.kept + projected + (1 + sum(more)) * output
     return inner._replace(kept=kept, forward=output + inner.forward, backward=backward)
@@ -387,7 +388,6 @@ class SharedKeysAttention(AttentionSublayer):
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
-        self.settings = planned.shaper.settings  # they choose the back end
         self.choices = nn.ModuleDict()  # the s has made them
         self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.attention import ReusableAttention, tile_geometry
-from lazyformer_fairseq.modules.attention.choice import Workload
-from lazyformer_fairseq.modules.attention.masks import AttentionMask, count_share
+from lazyformer_fairseq.modules.attention import ReusableAttention
+from lazyformer_fairseq.modules.attention.blockwise import Blockwise
+from lazyformer_fairseq.modules.attention.masks import AttentionMask
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import AttentionSize, Pass
@@ -30,6 +31,7 @@ class Attention:
         positions: Transformer-XL's, for queries of a choice's own; `scores` has those of the plain queries. Causal
             models only.
         makers: what queries, and keys, of a choice's own go through: see :func:`make_vectors`.
+        back_end: that computes it whatever the network's is, as for a few queries beside the others; empty for that.
     """
 
     x_BTC: Tensor
@@ -40,6 +42,7 @@ class Attention:
     scores: Scores
     positions: Optional[RelativePositions] = None
     makers: tuple[nn.ModuleDict, ...] = ()
+    back_end: str = ""
 
     def with_scores(self, **parts: Any) -> "Attention":
         """The same with some parts of the scores replaced."""
@@ -172,8 +175,8 @@ class AttentionVariant(nn.Module):
         if mask is None:
             return size
         head = size.width // size.heads
-        shapes = ((size.batch, size.heads, length, head) for length in (size.time, size.keys))
-        return size._replace(in_tiles=tile_geometry.count(*shapes, Scores(is_causal=is_causal, mask=mask), size.device))
+        q, k = (torch.empty(size.batch, size.heads, length, head, device="meta") for length in (size.time, size.keys))
+        return size._replace(in_tiles=Blockwise.stored_size(q, k, Scores(is_causal=is_causal, mask=mask)))
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
@@ -189,16 +192,6 @@ class AttentionVariant(nn.Module):
     def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> Optional[AttentionMask]:
         """What queries see at most; None for all, and where no back end is chosen for it."""
         return None
-
-    @classmethod
-    def workload(cls, workload: Workload, values: Settings) -> Workload:
-        """What decides which back end computes the innermost attention."""
-        workload = workload._replace(features=cls._with_features(workload.features, values))
-        is_causal = "causal" in workload.features
-        mask = cls.mask_of(values, workload.heads, is_causal)
-        if mask is None:
-            return workload
-        return workload._replace(share=count_share(mask, workload.time, workload.keys, is_causal))
 
 
 class VectorMaker(Protocol):

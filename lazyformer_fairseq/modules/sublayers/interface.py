@@ -62,8 +62,8 @@ class Context(NamedTuple):
 
     Attributes:
         scores: what to add to scores, and which keys a query may look at.
-        back_end: from the consumers of a distribution and the settings that shape it to the name of the back end that
-            computes it.
+        back_end: from what :func:`~lazyformer_fairseq.modules.attention.attend` is given to the name of the back end
+            that computes it.
         positions: Transformer-XL's relative positions; causal models only.
         observe: is told of each distribution that is computed, as for those who look at it; None for nobody.
         documents: how tokens (1, S, C) of several documents, none of which sees another, are grouped
@@ -72,7 +72,7 @@ class Context(NamedTuple):
     """
 
     scores: Scores
-    back_end: Callable[[int, tuple[tuple[str, Value], ...]], str]
+    back_end: Callable[..., str]
     positions: Optional[RelativePositions] = None
     observe: Optional[Callable[[Any], None]] = None
     documents: Any = None

@@ -35,10 +35,10 @@ def test_each_kind_and_length_has_a_line_and_ctrl_c_keeps_what_was_measured(monk
 
 
 def test_each_back_end_has_a_line_where_it_computes_the_kind(caplog):
-    printed = invoke(*f"{OPTIONS} --kinds sl,s[window=2] --backend auto,fused,tiles --lengths 16".split())
-    names = ["sl", "sl on fused", "sl on tiles", "s[window=2]", "s[window=2] on tiles"]
+    printed = invoke(*f"{OPTIONS} --kinds sl,s[entmax=1.5] --backend auto,fused,eager --lengths 16".split())
+    names = ["sl", "sl on fused", "sl on eager", "s[entmax=1.5]", "s[entmax=1.5] on eager"]
     assert [cell[0] for cell in cells(printed)] == [kinds.FULL, *names]
-    assert "s[window=2] on fused: --attention-backend fused: cannot compute" in caplog.text
+    assert "s[entmax=1.5] on fused, 16 tokens: --attention-backend fused: it computes softmax" in caplog.text
     with pytest.raises(UserError, match="--attention-backend fuzed: choose from"):
         invoke(*f"{OPTIONS} --backend fuzed".split())
 

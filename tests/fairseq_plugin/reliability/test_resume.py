@@ -26,8 +26,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
-from lazyformer_fairseq.modules import choices
-from lazyformer_fairseq.modules.attention import choice
+from lazyformer_fairseq.modules import timing
+from lazyformer_fairseq.modules.attention import selection
 from lazyformer_fairseq.storage.checkpoint_file import save
 
 OPTIONS = f"{TINY} --update-freq 2 --dropout 0.2 --attention-dropout 0.1 --clip-norm 1.0 --log-interval 3"
@@ -123,19 +123,20 @@ def test_200_updates_of_a_modern_encoder_learn_and_go_on_bit_for_bit(
 def test_a_resumed_run_takes_the_back_ends_that_were_chosen(data_folder, tmp_path, fairseq_train, monkeypatch):
     """From the checkpoint, though the cache folder has forgotten them."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(choice, "WORTH_IT", 1)
-    monkeypatch.setattr(choices.CHOICES, "known", {})
-    monkeypatch.setattr(choices.Choices, "_fastest", lambda *_: "fused")
+    monkeypatch.setattr(selection, "WORTH_IT", 1)
+    monkeypatch.setattr(timing.SELECTOR, "known", {})
+    clear = timing.Measurement("fused", is_clear=True, granted=1.0)
+    monkeypatch.setattr(timing.TimedSelector, "_measure_in_thread", lambda *_: clear)
     options = f"{TINY} --attention-dropout 0 --disable-validation"
     state = fairseq_train(data_folder, f"{options} --max-update 3", tmp_path / "run")
     ((here, chosen),) = state["extra_state"]["attention_back_ends"].items()
-    assert here == choices.machine("cpu") and set(chosen.values()) == {"fused"}
-    (tmp_path / "cache" / choices.FILE).unlink()
-    monkeypatch.setattr(choices.CHOICES, "known", {})
-    monkeypatch.setattr(choices.Choices, "_fastest", lambda *_: pytest.fail("timed again"))
+    assert here == timing.machine("cpu") and set(chosen.values()) == {"fused"}
+    (tmp_path / "cache" / timing.FILE).unlink()
+    monkeypatch.setattr(timing.SELECTOR, "known", {})
+    monkeypatch.setattr(timing.TimedSelector, "_measure_in_thread", lambda *_: pytest.fail("timed again"))
     assert updates_of(tmp_path / "run" / "checkpoint_last.pt") == 3
     fairseq_train(data_folder, f"{options} --max-update 5", tmp_path / "run")
-    assert choices.CHOICES.known[here] == chosen
+    assert timing.SELECTOR.known[here] == chosen
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import torch
 from masked_attention import Case, assert_errors_like
 from torch.profiler import ProfilerActivity, profile
 
-from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, back_ends
-from lazyformer_fairseq.modules.attention.back_ends import has_triton, runs_triton
+from lazyformer_fairseq.modules.attention import BACK_ENDS, Variant, attend, back_ends
+from lazyformer_fairseq.modules.attention.back_ends import has_triton, why_no_triton
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 
@@ -20,10 +20,10 @@ DEVICE = "cuda"
 HAS_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(not HAS_GPU, reason="no CUDA GPU")
 needs_triton = pytest.mark.skipif(
-    not (HAS_GPU and runs_triton(DEVICE)), reason="no GPU of compute capability 8.0 or above"
+    not HAS_GPU or why_no_triton() is not None, reason="no GPU of compute capability 8.0 or above"
 )
 needs_flex = pytest.mark.skipif(
-    not (HAS_GPU and BACK_ENDS["flex"].supports(DEVICE, frozenset(), 64)),
+    not HAS_GPU or BACK_ENDS["flex"].why_not(Variant(), DEVICE, torch.bfloat16) is not None,
     reason="no GPU of compute capability 8.0 or above with Triton",
 )
 HEADS = 4
@@ -162,7 +162,7 @@ def test_each_sublayer_drops_others():
 def test_the_gradient_of_the_bias_takes_one_piece(monkeypatch):
     taken = {}
     for at_once in (1, 8):
-        monkeypatch.setattr(back_ends, "PIECE_NUMBERS", at_once * 4 * 512 * 512)
+        monkeypatch.setattr(back_ends, "CHUNK_NUMBERS", at_once * 4 * 512 * 512)
         taken[at_once] = memory_of("recompute", case_of(batch=8, time=512, dtype=torch.float16))
     assert taken[8] - taken[1] > 6 * 4 * 512 * 512 * 2
 

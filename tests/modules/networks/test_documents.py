@@ -64,7 +64,7 @@ class ByMask(Encoder):
 
 
 @pytest.mark.parametrize(
-    ("s", "backend"), [*(("s", name) for name in ON_A_CPU), *(("s[window=2]", name) for name in ("recompute", "tiles"))]
+    ("s", "backend"), [*(("s", name) for name in ON_A_CPU), *(("s[window=2]", name) for name in ("recompute", "fused"))]
 )
 def test_outputs_and_gradients_are_those_of_a_mask_of_all_pairs(s, backend):
     """A mask knows no document's places, so kinds that count by place are elsewhere: a window is by distance."""

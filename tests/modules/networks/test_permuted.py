@@ -124,12 +124,6 @@ def test_one_prediction_alone_is_the_masked_lms():
         ("s[synthesizer=dense]f", {}, "goes by the order"),
         ("s[buckets=2]f", {"attention_backend": "eager"}, "goes by the order"),
         ("sfcf", {}, "c goes by the order of tokens"),
-        (
-            "sf",
-            {"attention_backend": "flex"},
-            "backend flex: takes no mask of each pair .* choose from auto",
-        ),
-        ("sf", {"attention_backend": "tiles"}, "choose from auto, eager, materialize, recompute, fused"),
     ],
 )
 def test_what_cannot_stand_with_it_is_refused(pattern, options, words):

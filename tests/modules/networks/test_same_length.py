@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_networks import WORDS, make_decoder, random_tokens
 
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
@@ -82,7 +81,7 @@ def test_no_mask_reaches_farther(pattern, distances, segment):
     ("pattern", "name"),
     [
         *(("slfs", name) for name in ON_A_CPU if name != "eager"),
-        *(("sks[span=5,ramp=2]", name) for name in ("recompute", "tiles")),
+        *(("sks[span=5,ramp=2]", name) for name in ("recompute", "fused")),
     ],
 )
 def test_all_back_ends_compute_the_same(pattern, name, before):
@@ -114,6 +113,3 @@ def test_what_cannot_have_it_is_said(pattern, mem_len, message):
         with pytest.raises(ValueError, match=message):
             decoder.same_length = True
         assert not decoder.same_length
-    for name in ("materialize", "fused"):
-        with pytest.raises(UserError, match=f"--attention-backend {name}: cannot compute --same-length; choose from a"):
-            make_decoder("sf", same_length=True, attention_backend=name)

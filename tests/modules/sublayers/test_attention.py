@@ -20,7 +20,7 @@ from lazyformer_fairseq.modules.sublayers.attention import encode_distances
 @pytest.mark.parametrize("time, memory", [(5, 4), (4, 0), (1, 6), (6, 2)])
 def test_outputs_and_gradients_are_those_of_the_equations(time, memory, back_end, pieces, monkeypatch):
     """Of an l too, which sees another layer's input."""
-    monkeypatch.setattr(blockwise, "PIECE_ELEMENTS", pieces)
+    monkeypatch.setattr(blockwise, "CHUNK_ELEMENTS", pieces)
     Attending("s", time, memory, back_end=back_end).assert_equations()
 
 

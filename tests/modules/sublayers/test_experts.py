@@ -29,7 +29,7 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
 from lazyformer_fairseq.training.warm_start.start import start_from
 
 WIDTH, HIDDEN, TIME = 6, 5, 16
-CONTEXT = Context(Scores(), lambda consumers, settings: "eager")
+CONTEXT = Context(Scores(), lambda *_: "eager")
 
 
 def make(text: str, is_causal: bool = False) -> Experts:

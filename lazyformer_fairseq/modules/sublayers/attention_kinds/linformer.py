@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention import ReusableAttention
-from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
@@ -103,10 +102,6 @@ class Linformer(AttentionVariant):
     @classmethod
     def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
         return size._replace(keys=min(values["linformer"], size.keys))
-
-    @classmethod
-    def workload(cls, workload: Workload, values: Settings) -> Workload:
-        return workload._replace(keys=values["linformer"], features=workload.features - {"padding"})
 
 
 def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:

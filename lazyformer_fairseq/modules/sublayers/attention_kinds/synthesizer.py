@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import ReusableAttention
-from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     PROJECTIONS,
@@ -160,14 +159,6 @@ class Synthesizer(AttentionVariant):
         is_plain = DOT in terms and FACTORISED_RANDOM not in terms
         learned = {"learned"} if terms - {DOT, FACTORISED_RANDOM} else set()
         return frozenset(learned if is_plain else learned | {"synthetic"})
-
-    @classmethod
-    def workload(cls, workload: Workload, values: Settings) -> Workload:
-        workload = super().workload(workload, values)
-        if DOT not in terms_of(values):
-            workload = workload._replace(features=workload.features - {"positions"})
-        is_shared = _may_share(values) and "padding" not in workload.features and not workload.has_dropout
-        return workload._replace(batch=1) if is_shared else workload
 
 
 def _may_share(values: Settings) -> bool:

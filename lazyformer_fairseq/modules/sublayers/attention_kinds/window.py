@@ -133,7 +133,7 @@ class Window(AttentionVariant):
             is_future = torch.arange(keys, device=q.device) > tokens.places_AG[:, None, :, None]
             added = (q.new_zeros(1) if added is None else added).masked_fill(is_future, float("-inf"))
         shape = Scores(lengths_B=scores.lengths_B, learned_BNTK=added)
-        return Attention(x, attention.x_BKC, q, k, v_BNKD, shape)
+        return Attention(x, attention.x_BKC, q, k, v_BNKD, shape, back_end="eager")
 
 
 class GlobalValues(nn.Module):

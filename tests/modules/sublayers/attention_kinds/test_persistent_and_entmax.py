@@ -36,7 +36,7 @@ class Sparse(Attending):
 
 
 @padded_and_with_memory
-@pytest.mark.parametrize("back_end", ["eager", "recompute", "tiles"])
+@pytest.mark.parametrize("back_end", ["eager", "recompute", "materialize", "fused"])
 def test_vectors_are_the_papers(given, back_end):
     WithVectors(f"s[persistent={VECTORS}]", **given, back_end=back_end).assert_equations()
     windowed = WithVectors(f"s[window=1,persistent={VECTORS}]", **given, back_end=back_end)

@@ -54,7 +54,7 @@ class WithSpans(Attending):
     [{"time": 9}, {"time": 9, "biased": True}, {"time": 9, "memory": 0}, {"time": 5, "memory": 8}, {"time": 1}],
     ids=str,
 )
-@pytest.mark.parametrize("step, back_end", [(1, "eager"), (STEP, "eager"), (1, "tiles"), (STEP, "tiles")])
+@pytest.mark.parametrize("step, back_end", [(1, "eager"), (STEP, "eager"), (1, "fused"), (STEP, "materialize")])
 def test_it_is_the_papers(monkeypatch, given, limit, ramp, step, back_end):
     """With all gradients, those of z among them, however far keys are computed."""
     monkeypatch.setattr("lazyformer_fairseq.modules.sublayers.attention_kinds.span.STEP", step)

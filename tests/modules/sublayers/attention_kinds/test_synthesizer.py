@@ -98,7 +98,7 @@ def test_every_sum_is_that_of_the_equations(terms, causal, back_end, padded, bia
         padding[padding.all(-1)] = False
     given = {"biased": biased and not causal, "padding": padding, "back_end": back_end, "seed": seed}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "PIECE_ELEMENTS", elements)
+        patch.setattr(blockwise, "CHUNK_ELEMENTS", elements)
         Synthesized("+".join(terms), time, causal, **given).assert_equations()
 
 

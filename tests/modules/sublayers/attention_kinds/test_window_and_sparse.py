@@ -103,12 +103,12 @@ SPARSE = ["strided=3", "fixed=4,summary=2", "fixed=4,summary=1,part=summary", "f
 
 @padded_and_with_memory
 @pytest.mark.parametrize("text", [*WINDOWS, *SPARSE])
-@pytest.mark.parametrize("back_end", ["eager", "recompute", "tiles"])
+@pytest.mark.parametrize("back_end", ["eager", "recompute", "materialize", "fused"])
 def test_attention_is_that_of_the_mask(text, given, back_end):
     Masked(text, WINDOWS.get(text, ()), **given, back_end=back_end).assert_equations()
 
 
-@pytest.mark.parametrize("back_end", ["eager", "recompute", "tiles"])
+@pytest.mark.parametrize("back_end", ["eager", "recompute", "materialize", "fused"])
 @pytest.mark.parametrize(
     ("text", "steps"), [("window=2,global=1", (1, 1, 1)), ("window=2,dilation=4,dilated_heads=3,global=2", (4, 4, 4))]
 )

@@ -1,0 +1,104 @@
+"""What a back end is: a way to compute attention, which says itself what it cannot compute."""
+
+from typing import NamedTuple, Optional, Protocol
+
+import torch
+from torch import Tensor
+
+from lazyformer_fairseq.modules.attention.masks import AttentionMask
+from lazyformer_fairseq.modules.attention.scores import Scores
+
+
+class Variant(NamedTuple):
+    """One attention as a back end sees it: its sizes, and what shapes its distribution.
+
+    Attributes:
+        batch, heads, time, keys: B, N, T, K; persistent keys count.
+        query_size: D of queries and keys; 0 where dense scores alone make the distribution.
+        value_size: D of values.
+        mask: which keys queries see; None for all.
+        num_extra: keys that are no tokens.
+        has_bias: whether a learned bias by distance is added.
+        has_positions: whether Transformer-XL's scores of positions are added.
+        has_dense: whether learned scores of each query and key are added.
+        has_entmax: whether weights are made by entmax in place of softmax.
+        has_given: whether all queries see some keys that each sequence chooses.
+        is_causal: whether queries see no key after themselves.
+        is_padded: whether some keys are padding.
+        is_training: whether there will be gradients.
+        dropout: on the distribution.
+        consumers: sublayers above that read the distribution.
+    """
+
+    batch: int = 1
+    heads: int = 1
+    time: int = 1
+    keys: int = 1
+    query_size: int = 64
+    value_size: int = 64
+    mask: Optional[AttentionMask] = None
+    num_extra: int = 0
+    has_bias: bool = False
+    has_positions: bool = False
+    has_dense: bool = False
+    has_entmax: bool = False
+    has_given: bool = False
+    is_causal: bool = False
+    is_padded: bool = False
+    is_training: bool = True
+    dropout: float = 0.0
+    consumers: int = 0
+
+    @classmethod
+    def of(cls, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int):
+        """Return the variant of given tensors."""
+        return cls(
+            batch=q_BNTD.size(0),
+            heads=q_BNTD.size(1),
+            time=q_BNTD.size(2),
+            keys=k_BNKD.size(2),
+            query_size=q_BNTD.size(3),
+            value_size=v_BNKD.size(3),
+            mask=scores.mask,
+            num_extra=scores.extra,
+            has_bias=scores.table_KN is not None,
+            has_positions=scores.position_queries_BNTD is not None,
+            has_dense=scores.learned_BNTK is not None,
+            has_entmax=scores.exponent_N is not None,
+            has_given=scores.seen_BK is not None,
+            is_causal=scores.is_causal,
+            is_padded=scores.lengths_B is not None,
+            is_training=torch.is_grad_enabled(),
+            dropout=dropout,
+            consumers=consumers,
+        )
+
+    @property
+    def learns_additions(self) -> bool:
+        """Whether something that is added to scores may have a gradient."""
+        return self.is_training and (self.has_bias or self.has_positions or self.has_dense)
+
+
+class ReusableAttention(Protocol):
+    """What an ``s`` hands to the ``l`` above it: its distribution, in whatever form."""
+
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+        """Return P V, (B, N, T, D), after dropout on P with a mask of its own."""
+
+
+class BackEnd(Protocol):
+    """A way to compute attention; one object of each stands in :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS`.
+
+    Attributes:
+        keeps_distribution: whether it needs memory for the distribution of each sublayer until the backward pass.
+    """
+
+    keeps_distribution: bool = False
+
+    def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
+        """Return why it does not compute a variant on a type of device, as a sentence; None if it does."""
+
+    def attend(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+    ) -> tuple[Tensor, ReusableAttention]:
+        """Compute as :func:`lazyformer_fairseq.modules.attention.attend` does."""

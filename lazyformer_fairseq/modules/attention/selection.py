@@ -1,0 +1,297 @@
+"""Selection of a back end: the one that the user names or, for ``auto``, the fastest where the run is.
+
+The first attention of a shape times the back ends that can compute it, on its own queries, keys and values
+(:mod:`lazyformer_fairseq.modules.timing`). Where nothing is timed a fixed order decides: the back end that is usually
+the fastest for such a variant.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, back_ends
+from lazyformer_fairseq.modules.attention.back_ends import NO_DROPOUT
+from lazyformer_fairseq.modules.attention.interface import Variant
+from lazyformer_fairseq.modules.attention.lazy_block import empty_rows
+from lazyformer_fairseq.modules.attention.masks import count_share
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.processor import compute_capability
+from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, half_octaves
+
+AUTO = "auto"
+DEVICES = ("cpu", "cuda")
+BACKENDS = tuple(BACK_ENDS)
+SHARE_OF_MEMORY = 0.4  # of a device, that the distributions of all sublayers may take under ``auto``
+WORTH_IT = 2**22  # multiply-adds of queries and keys; below, any back end takes less time than timing one
+TOKENS = 2048  # of a batch that is timed on a processor, whose back ends compute one sequence after the other
+# A mask pays from so many queries on, and below such a share of pairs shown.
+FEWEST_MASKED = 256
+SHARE_MASKED = 0.5
+
+
+class Workload(NamedTuple):
+    """What decides the selection.
+
+    Attributes:
+        variant: what is computed.
+        device: its type.
+        precision: of the values.
+        attentions: sublayers of the network that compute a distribution.
+    """
+
+    variant: Variant
+    device: str
+    precision: torch.dtype
+    attentions: int
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of all queries with all keys."""
+        variant = self.variant
+        size = max(variant.query_size, variant.value_size)
+        return variant.batch * variant.heads * variant.time * variant.keys * size
+
+    @property
+    def share(self) -> float:
+        """Share of all pairs of query and key that the mask shows; 1 without a mask."""
+        variant = self.variant
+        if variant.mask is None:
+            return 1.0
+        return count_share(variant.mask, variant.time, variant.keys - variant.num_extra, variant.is_causal)
+
+    @property
+    def hides_most(self) -> bool:
+        """Whether the mask leaves out so much that computing the rest alone pays."""
+        return self.share < SHARE_MASKED and self.variant.time >= FEWEST_MASKED
+
+    def shape(self) -> str:
+        """Return in words what a selection holds for: lengths, batch and share in steps of half an octave."""
+        variant = self.variant
+        flags = {
+            "bias": variant.has_bias,
+            "positions": variant.has_positions,
+            "dense": variant.has_dense,
+            "entmax": variant.has_entmax,
+            "given": variant.has_given,
+            "persistent": variant.num_extra > 0,
+            "causal": variant.is_causal,
+            "padding": variant.is_padded,
+            "dropout": variant.dropout > 0,
+        }
+        batch, time, keys = (f"{half_octaves(size):.0f}" for size in (variant.batch, variant.time, variant.keys))
+        parts = ["training" if variant.is_training else "inference"]
+        parts.append(str(self.precision).removeprefix("torch."))
+        parts += [name for name, is_there in flags.items() if is_there]
+        parts.append(f"blocks of {variant.consumers + 1}" if variant.consumers else "single layers")
+        parts += [f"about {batch} x {time} queries", f"{keys} keys", f"{variant.heads} heads of {variant.query_size}"]
+        if variant.mask is not None:
+            parts.append(f"{half_octaves(self.share):.2g} of them shown")
+        return ", ".join(parts)
+
+
+class BackEndSelector:
+    """The back ends of one forward pass: an attention that is computed twice is computed alike.
+
+    Args:
+        name: AUTO, or a name of :data:`BACKENDS`.
+        attentions: sublayers of the network that compute a distribution.
+    """
+
+    def __init__(self, name: str, attentions: int):
+        self.name = name
+        self.attentions = attentions
+        self._selected: dict[Workload, str] = {}
+
+    def __call__(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+    ) -> str:
+        """Return the back end for an attention; arguments as :func:`lazyformer_fairseq.modules.attention.attend`."""
+        if self.name != AUTO or q_BNTD.is_meta:
+            return "eager" if self.name == AUTO else self.name
+        variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
+        workload = Workload(variant, q_BNTD.device.type, v_BNKD.dtype, self.attentions)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # sizes would become constants of the graph
+            return fixed_order(workload, knows_sizes=False)[0]
+        if workload not in self._selected:
+            self._selected[workload] = _select(workload, q_BNTD, k_BNKD, v_BNKD, scores)
+        return self._selected[workload]
+
+
+def check_back_end(name: str, attention_dropout: float) -> None:
+    """Raise a UserError for an unknown name, and for a back end that has no attention dropout on any device."""
+    if name == AUTO:
+        return
+    if name not in BACKENDS:
+        raise UserError(f"--attention-backend {name}: choose from {', '.join((AUTO, *BACKENDS))}")
+    variant = Variant(dropout=attention_dropout)
+    if attention_dropout and NO_DROPOUT in {BACK_ENDS[name].why_not(variant, each, torch.float32) for each in DEVICES}:
+        raise UserError(f"--attention-backend {name}: {NO_DROPOUT}, or another back end")
+
+
+def _select(workload: Workload, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> str:
+    """Return the fastest back end that fits the memory, or the first in the fixed order where nothing is timed."""
+    names = [name for name in fixed_order(workload) if _fits(name, workload)] or ["eager"]
+    is_real = type(q) is Tensor
+    if len(names) < 2 or not is_real or workload.multiply_adds < WORTH_IT:
+        return names[0]
+    variant = workload.variant
+    shape = f"attention, {workload.shape()}: {' or '.join(sorted(names))}"
+    found = SELECTOR.known_fastest(workload.device, shape)
+    if found in names:
+        return found
+    if not SELECTOR.pays(shape, variant.is_training, len(names), workload.attentions):
+        return names[0]
+    names = [name for name in names if _has_room(name, workload)] or names[:1]
+    largest_error = math.inf if variant.dropout else LARGEST_ERROR[workload.precision]
+    prepare = _prepare(workload, q, k, v, scores)
+    return SELECTOR.select(workload.device, shape, names, prepare, largest_error)
+
+
+def fixed_order(workload: Workload, knows_sizes: bool = True) -> list[str]:
+    """Return the back ends that compute a workload and may be the fastest, the usual winner first.
+
+    On a processor ``recompute`` writes the distribution, or is ``fused`` by another name, where additions learn. With
+    dropout ``eager`` is the faster for a block, as it keeps what its consumers read.
+
+    Args:
+        workload: what is computed.
+        knows_sizes: whether sizes may count.
+    """
+    variant = workload.variant
+    is_on_gpu = workload.device != "cpu"
+    learns = variant.learns_additions
+    is_tiny = knows_sizes and workload.multiply_adds < WORTH_IT
+    if is_on_gpu:
+        order = ["fused", "recompute", "eager"] if learns else ["recompute", "fused", "eager"]
+        if variant.mask is not None:
+            order = ["flex", *order]
+    elif variant.dropout:
+        order = ["eager", "recompute"] if variant.consumers or learns else ["recompute", "eager"]
+    elif learns:
+        order = ["materialize", "fused", "eager"]
+        if is_tiny:
+            order = ["eager"]
+    elif variant.is_training and variant.consumers and not is_tiny:
+        order = ["materialize", "fused", "recompute", "eager"]
+    else:
+        order = ["recompute", "materialize", "fused", "eager"]
+    if knows_sizes and not is_on_gpu and not variant.dropout and workload.hides_most:
+        order = ["materialize", "fused", "eager"] if variant.consumers else ["fused", "materialize", "eager"]
+    if workload.device == "cuda" and learns and not _torch_fuses(workload):
+        order.remove("recompute")  # torch would write the distribution
+    return [name for name in order if BACK_ENDS[name].why_not(variant, workload.device, workload.precision) is None]
+
+
+def _torch_fuses(workload: Workload) -> bool:
+    """Return whether torch fuses an attention on a GPU whose additions to scores learn."""
+    capability = compute_capability() if torch.cuda.is_available() else (8, 0)
+    return back_ends.has_kernel(workload.precision, workload.variant.query_size, capability)
+
+
+def _fits(name: str, workload: Workload) -> bool:
+    """Return whether matrices of queries and keys, of all sublayers, leave room on the device for all else."""
+    numbers = _numbers_written(name, workload, workload.variant.batch)
+    written = numbers * workload.precision.itemsize
+    return written <= SHARE_OF_MEMORY * memory_of(workload.device)
+
+
+def _numbers_written(name: str, workload: Workload, batch: int) -> float:
+    """Return how many numbers of (queries, keys) matrices are in memory at once."""
+    variant = workload.variant
+    matrix = variant.heads * variant.time * variant.keys
+    all_at_once = workload.attentions if variant.is_training else 1
+    own_additions = variant.has_positions or variant.has_dense
+    if name == "eager":
+        return batch * matrix * all_at_once
+    if name == "materialize":
+        return batch * matrix * all_at_once * workload.share
+    if name == "flex" and variant.has_positions:  # by distance, in single precision
+        return 2 * batch * matrix * all_at_once
+    if name != "recompute":
+        return 0
+    if own_additions:
+        return batch * matrix * all_at_once
+    if variant.mask is not None or (variant.has_bias and variant.is_padded):
+        return batch * matrix
+    return matrix if variant.has_bias else 0
+
+
+def _has_room(name: str, workload: Workload) -> bool:
+    """Return whether free memory suffices to time a back end: some four matrices of one attention."""
+    one = workload._replace(attentions=1)
+    numbers = _numbers_written(name, one, sequences_to_time(workload))
+    return 4 * numbers * workload.precision.itemsize <= _free_memory(workload.device)
+
+
+def sequences_to_time(workload: Workload) -> int:
+    """Return how many sequences of the batch are timed."""
+    variant = workload.variant
+    if workload.device == "cuda":
+        return variant.batch
+    return min(variant.batch, max(1, TOKENS // variant.time))
+
+
+def _prepare(
+    workload: Workload, q: Tensor, k: Tensor, v: Tensor, scores: Scores
+) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
+    """Return what times a back end: a block forward and, in training, backward, on the first sequences of the batch."""
+    variant = workload.variant
+    count = sequences_to_time(workload)
+    device = q.device.type
+    is_autocast = torch.is_autocast_enabled(device)
+    autocast_dtype = torch.get_autocast_dtype(device)
+    devices = [q.device] if device == "cuda" else []
+
+    def prepare(name: str) -> Callable[[], Sequence[Tensor]]:
+        parts = [part[:count].detach().requires_grad_(variant.is_training) for part in (q, k, v)]
+        first_scores = scores.first_sequences(count)
+        leaves = parts + [part for part in first_scores.learned if part is not None and part.requires_grad]
+        chance = torch.Generator(q.device).manual_seed(1)
+        gradient = empty_rows(parts[0].detach(), v).normal_(generator=chance)
+
+        def call() -> Sequence[Tensor]:
+            with (
+                torch.set_grad_enabled(variant.is_training),
+                torch.autocast(device, autocast_dtype, is_autocast),
+                torch.random.fork_rng(devices),
+            ):
+                fresh = replace(first_scores)  # with nothing written
+                output, reusable = attend(*parts, fresh, variant.dropout, variant.consumers, name)
+                outputs = [output]
+                for _ in range(variant.consumers):
+                    outputs.append(reusable.attend(parts[2], variant.dropout))
+                if not variant.is_training:
+                    return outputs
+                gradients = [gradient.to(output.dtype)] * len(outputs)
+                found = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
+            return [*(output.detach() for output in outputs), *(each for each in found if each is not None)]
+
+        return call
+
+    return prepare
+
+
+def memory_of(device: str) -> int:
+    """Return the device's memory in bytes, used or free: a selection must not depend on what else is running."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties().total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _free_memory(device: str) -> int:
+    """Return free bytes; all of them where Linux does not say."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    path = Path("/proc/meminfo")
+    found: Optional[re.Match[str]] = None
+    if path.exists():
+        found = re.search(r"MemAvailable: *(\d+) kB", path.read_text())
+    return 1024 * int(found[1]) if found else memory_of(device)

@@ -1,0 +1,219 @@
+"""What is fastest: found by turns, told apart or left to the caller's order, and kept only from a quiet machine."""
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from lazyformer_fairseq.modules import timing
+from lazyformer_fairseq.modules.timing import FILE, MOST_ROUNDS, SECONDS, TELLING_ROUNDS, TimedSelector
+from lazyformer_fairseq.storage.json_files import cache_file, read_json
+
+NAMES = ("one", "two", "three")
+GOOD = {"a machine": {"a shape": "eager"}}
+
+
+class Clock:
+    """A clock that stands still but for calls, which take given seconds; a call may fail or compute something else.
+
+    Attributes:
+        taken: by name the seconds of a call, or a function that draws them.
+        outputs: by name what a call returns or raises.
+        granted: share of the processor that this process gets.
+    """
+
+    def __init__(self):
+        self.taken = dict.fromkeys(NAMES, 0.01)
+        self.outputs = {}
+        self.calls = Counter()
+        self.granted = 1.0
+        self.now = 0.0
+        self.used = 0.0
+
+    def prepare(self, name):
+        def call():
+            self.calls[name] += 1
+            taken = self.taken[name]
+            self.pass_time(taken() if callable(taken) else taken)
+            found = self.outputs.get(name, torch.ones(3))
+            if isinstance(found, Exception):
+                raise found
+            return [found]
+
+        return call
+
+    def pass_time(self, seconds):
+        self.now += seconds
+        self.used += seconds * self.granted * torch.get_num_threads()
+
+    def monotonic(self):
+        return self.now
+
+    def perf_counter(self):
+        self.pass_time(1e-6)
+        return self.now
+
+    def process_time(self):
+        return self.used
+
+
+@pytest.fixture
+def clock(monkeypatch, tmp_path):
+    monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path))
+    monkeypatch.setattr(timing, "PROBE", 1e-5)
+    found = Clock()
+    monkeypatch.setattr(timing, "time", found)
+    return found
+
+
+def select(clock, selector=None, shape="a shape", names=NAMES):
+    selector = selector or TimedSelector()
+    return selector.known_fastest("cpu", shape) or selector.select("cpu", shape, names, clock.prepare, 1e-3)
+
+
+@pytest.mark.parametrize("fastest", NAMES)
+def test_the_fastest_is_taken_kept_and_not_timed_again(clock, caplog, fastest):
+    caplog.set_level("INFO")
+    clock.taken[fastest] = 0.008
+    selector = TimedSelector()
+    assert select(clock, selector) == fastest
+    assert f"fastest for a shape: {fastest} 8 ms, " in caplog.text
+    calls = clock.calls.total()
+    assert select(clock, selector) == select(clock, TimedSelector()) == fastest, "another process"
+    assert clock.calls.total() == calls
+    assert read_json(cache_file(FILE)) == {timing.machine("cpu"): {"a shape": fastest}}
+
+
+def test_candidates_that_are_far_behind_are_given_up_early(clock):
+    clock.taken |= {"two": 0.02, "three": 0.0095}
+    select(clock)
+    assert clock.calls["two"] < clock.calls["one"] <= clock.calls["three"] + 1
+
+
+def test_noise_that_hits_everyone_hides_no_difference(clock):
+    """A program that runs beside for a while slows whatever is timed then, and rounds compare what is timed then."""
+    chance = random.Random(1)
+    base = {"one": 0.0105, "two": 0.01, "three": 0.0115}
+
+    def noisy(name):
+        return lambda: base[name] * (1 + 0.5 * (clock.now % 0.4 > 0.2)) * chance.uniform(0.99, 1.01)
+
+    clock.taken = {name: noisy(name) for name in NAMES}
+    assert select(clock) == "two"
+
+
+def test_what_cannot_be_told_apart_is_left_to_the_order_and_is_not_kept(clock):
+    seconds = itertools.cycle([0.011, 0.009, 0.011, 0.009, 0.011])
+    clock.taken["two"] = lambda: next(seconds)
+    assert select(clock, names=("one", "two")) == "one"
+    assert not cache_file(FILE).exists()
+
+
+def test_where_there_is_no_difference_the_first_is_taken_and_kept(clock):
+    clock.taken = {"one": 0.01001, "two": 0.01, "three": 0.02}
+    assert select(clock) == "one"
+    assert cache_file(FILE).exists()
+    assert clock.calls["one"] <= MOST_ROUNDS + 2
+
+
+def test_what_is_measured_on_a_busy_machine_is_used_but_not_kept(clock):
+    clock.granted = 0.75
+    clock.taken["three"] = 0.005
+    selector = TimedSelector()
+    assert select(clock, selector) == "three"
+    assert not cache_file(FILE).exists()
+    calls = clock.calls.total()
+    assert select(clock, selector) == "three" and clock.calls.total() == calls, "this process does not time it again"
+
+
+def test_a_training_times_for_two_seconds_and_a_twentieth_of_its_time(clock):
+    selector = TimedSelector()
+    assert selector.pays("a shape", is_training=True, candidates=3)
+    clock.taken = dict.fromkeys(NAMES, SECONDS + 0.5)
+    assert select(clock, selector) == "one" and clock.calls == {"one": 1}
+    assert not cache_file(FILE).exists(), "another process times it"
+    assert not selector.pays("another", is_training=True, candidates=3)
+    clock.now += 20 * SECONDS
+    assert selector.pays("another", is_training=True, candidates=3)
+
+
+def test_what_the_first_call_prepares_does_not_count(clock):
+    """oneDNN makes code for each shape, half a second of it: nobody is the slowest for that."""
+    first = iter([0.5])
+    clock.taken["one"] = lambda: next(first, 0.005)
+    assert select(clock) == "one"
+
+
+def test_what_a_gpus_compiler_takes_counts_for_nobody(clock, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for does_nothing in ("synchronize", "current_device", "set_device"):
+        monkeypatch.setattr(torch.cuda, does_nothing, lambda *_: None)
+    first = iter([20.0])
+    clock.taken["two"] = lambda: next(first, 0.005)
+    selector = TimedSelector()
+    assert select(clock, selector) == "two"
+    assert selector.pays("another", is_training=True, candidates=2)
+
+
+def test_inference_times_when_that_is_a_twentieth_of_what_it_has_done(clock):
+    selector = TimedSelector()
+    passes = 3 * TELLING_ROUNDS / 6 * 20  # a call of each is that of one attention of six
+    pays = [selector.pays("a shape", is_training=False, candidates=3, uses=6) for _ in range(math.ceil(passes) + 1)]
+    assert pays.index(True) == math.floor(passes)
+    at_once = TimedSelector()
+    at_once.time_at_once()
+    assert at_once.pays("a shape", is_training=False, candidates=3, uses=6)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (ValueError("no\nway"), "three is left out here: no"),
+        (torch.ones(3) * 1.01, "three is left out here: it is off by 0.01 of what it should be"),
+        (torch.ones(3) * math.nan, "three is left out here: it is off by inf"),
+    ],
+)
+def test_what_fails_or_computes_something_else_is_left_out(clock, caplog, output, said):
+    clock.taken["three"] = 0.0001
+    clock.outputs["three"] = output
+    assert select(clock) == "one"
+    assert said in caplog.text
+
+
+def test_if_none_can_be_timed_the_first_is_taken_and_nothing_kept(clock):
+    clock.outputs = dict.fromkeys(NAMES, ValueError("no"))
+    assert select(clock) == "one"
+    assert not cache_file(FILE).exists()
+
+
+def test_a_resumed_run_and_other_processes_take_what_was_selected_on_such_a_machine(clock, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    first, second, third = TimedSelector(), TimedSelector(), TimedSelector()
+    clock.taken["three"] = 0.002
+    select(clock, first)
+    cache_file(FILE).unlink()
+    clock.calls.clear()
+    second.measures = False  # not the first process
+    assert not second.pays("a shape", is_training=True, candidates=3)
+    second.load_state_dict(first.state_dict())
+    assert select(clock, second) == "three" and not clock.calls
+    monkeypatch.setattr(timing, "machine", lambda device: "another one")
+    third.load_state_dict(first.state_dict())
+    select(clock, third)
+    assert clock.calls and "this is another one, which chooses anew" in caplog.text
+
+
+def test_choices_of_a_checkpoint_are_taken():
+    selector = TimedSelector()
+    assert selector.load_state_dict(GOOD) == GOOD == selector.state_dict()
+
+
+@pytest.mark.parametrize(
+    "state", [None, 5, "x", [], {"a machine": 5}, {"a machine": {"a shape": 5}}, {"a machine": {"a": torch.ones(2)}}]
+)
+def test_damaged_choices_end_no_run(state):
+    selector = TimedSelector()
+    assert selector.load_state_dict(state) == {} == selector.state_dict()

@@ -145,6 +145,14 @@ def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[An
     return first
 
 
+def remembered(
+    name: str, machine: str, key: str, measure: Callable[[], T], is_valid: Callable[[Any], bool] = lambda value: True
+) -> T:
+    """Return what :func:`recall` finds; else keep and return what `measure` returns."""
+    found = recall(name, machine, key, is_valid)
+    return remember(name, machine, key, measure(), is_valid) if found is None else found
+
+
 def _read_cache(path: Path) -> dict[str, dict[str, Any]]:
     """Return the content of a file in the cache folder; nothing if it cannot be read, as no run ends for a cache."""
     if not path.is_file():

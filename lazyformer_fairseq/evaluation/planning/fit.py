@@ -125,8 +125,7 @@ def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
         return False
     if name == "flex" and device != "cuda":
         return False
-    can = fallback_backend(name, job.config.attention_dropout > 0, features) == name
-    return can
+    return fallback_backend(name, job.config.attention_dropout > 0, features) == name
 
 
 def _auto_may_take(job: Job, place: Place, batch: int) -> list[str]:

@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lazyformer_fairseq.modules.attention import lazy_block
 from lazyformer_fairseq.modules.attention.blockwise import InChunks
-from lazyformer_fairseq.modules.attention.interface import BackEnd, Variant
+from lazyformer_fairseq.modules.attention.interface import BackEnd, Variant, first_reason
 from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels, Implementation
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import distribution
@@ -132,36 +132,38 @@ def triton_kernels() -> BlockKernels:
 
 def _why_not_in_chunks(variant: Variant) -> Optional[str]:
     """Return why :mod:`.blockwise` does not compute a variant on a processor; None if it does."""
-    if variant.dropout:
-        return NO_DROPOUT
-    if variant.has_entmax:
-        return NO_ENTMAX
-    if variant.has_dense and (variant.mask is not None or variant.num_extra):
-        return "it adds scores of each query and key to those of all tokens alone, without masks or persistent keys"
-    return None
+    hides_some = variant.mask is not None or variant.num_extra
+    return first_reason(
+        [
+            (variant.dropout, NO_DROPOUT),
+            (variant.has_entmax, NO_ENTMAX),
+            (variant.has_dense and hides_some, "it adds scores of each pair where there is no mask or persistent key"),
+        ]
+    )
 
 
 def _why_not_in_triton(variant: Variant, dtype: torch.dtype) -> Optional[str]:
     """Return why the Triton kernels do not compute a variant; None if they do."""
-    if variant.dropout:
-        return NO_DROPOUT
-    if variant.has_entmax:
-        return NO_ENTMAX
-    if variant.mask is not None or variant.num_extra or variant.has_given:
-        return "on a GPU masks and persistent keys are for flex"
-    if variant.is_causal or variant.has_positions:
-        return "on a GPU it is for encoders"
-    if variant.has_dense:
-        return "on a GPU it adds no scores of each query and key"
-    if variant.time != variant.keys:
-        return "on a GPU it takes as many keys as queries"
-    if variant.query_size != variant.value_size or variant.query_size > LARGEST_HEAD:
-        return f"on a GPU queries and values need one size, {LARGEST_HEAD} at most"
-    if dtype == torch.float64:
-        return "on a GPU it computes in single precision at most"
-    if torch.are_deterministic_algorithms_enabled():
-        return "on a GPU it adds gradients up in any order, and torch is to be deterministic"
-    return why_no_triton()
+    has_one_size = variant.query_size == variant.value_size <= LARGEST_HEAD
+    return (
+        first_reason(
+            [
+                (variant.dropout, NO_DROPOUT),
+                (variant.has_entmax, NO_ENTMAX),
+                (variant.mask is not None or variant.num_extra, "on a GPU masks and persistent keys are for flex"),
+                (variant.is_causal or variant.has_positions, "on a GPU it is for encoders"),
+                (variant.has_dense, "on a GPU it adds no scores of each pair"),
+                (variant.time != variant.keys, "on a GPU it takes as many keys as queries"),
+                (not has_one_size, f"on a GPU queries and values need one size, {LARGEST_HEAD} at most"),
+                (dtype == torch.float64, "on a GPU it computes in single precision at most"),
+                (
+                    torch.are_deterministic_algorithms_enabled(),
+                    "on a GPU it adds gradients up in any order, and torch is to be deterministic",
+                ),
+            ]
+        )
+        or why_no_triton()
+    )
 
 
 class Materialize(BackEnd):

@@ -453,9 +453,8 @@ class Blockwise:
                 for head in range(group.start, group.stop, several):
                     several_heads = slice(head, min(group.stop, head + several))
                     for segment in segments:
-                        if has_given:
-                            segment = self._with_given(segment, sequence)
-                        yield Chunk(sequences, several_heads, segment, scores.extra)
+                        own = self._with_given(segment, sequence) if has_given else segment
+                        yield Chunk(sequences, several_heads, own, scores.extra)
 
     def _with_given(self, segment: Segment, sequence: int) -> Segment:
         queries = None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import back_ends
-from lazyformer_fairseq.modules.attention.interface import BackEnd, Variant
+from lazyformer_fairseq.modules.attention.interface import BackEnd, Variant, first_reason
 from lazyformer_fairseq.modules.attention.masks import Numbers, blocks_of
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
@@ -68,19 +68,20 @@ class Flex(BackEnd):
 
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
         """Return why it does not compute a variant; None if it does."""
-        if device != "cuda":
-            return "torch's FlexAttention has gradients on GPUs alone"
-        if variant.dropout:
-            return back_ends.NO_DROPOUT
-        if variant.has_entmax:
-            return back_ends.NO_ENTMAX
-        if variant.has_dense:
-            return "it adds no scores of each query and key"
-        if variant.query_size != variant.value_size or variant.query_size not in HEAD_SIZES:
-            return f"queries and values need one size, of {', '.join(map(str, HEAD_SIZES))}"
-        if dtype == torch.float64:
-            return "it computes in single precision at most"
-        return back_ends.why_no_triton()
+        has_one_size = variant.query_size == variant.value_size and variant.query_size in HEAD_SIZES
+        return (
+            first_reason(
+                [
+                    (device != "cuda", "torch's FlexAttention has gradients on GPUs alone"),
+                    (variant.dropout, back_ends.NO_DROPOUT),
+                    (variant.has_entmax, back_ends.NO_ENTMAX),
+                    (variant.has_dense, "it adds no scores of each pair"),
+                    (not has_one_size, f"queries and values need one size, of {', '.join(map(str, HEAD_SIZES))}"),
+                    (dtype == torch.float64, "it computes in single precision at most"),
+                ]
+            )
+            or back_ends.why_no_triton()
+        )
 
     def attend(
         self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int

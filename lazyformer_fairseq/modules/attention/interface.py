@@ -1,5 +1,6 @@
 """What a back end is: a way to compute attention, which says itself what it cannot compute."""
 
+from collections.abc import Iterable
 from typing import NamedTuple, Optional, Protocol
 
 import torch
@@ -77,6 +78,11 @@ class Variant(NamedTuple):
     def learns_additions(self) -> bool:
         """Whether something that is added to scores may have a gradient."""
         return self.is_training and (self.has_bias or self.has_positions or self.has_dense)
+
+
+def first_reason(reasons: Iterable[tuple[object, str]]) -> Optional[str]:
+    """Return the first reason whose condition holds; None if none does."""
+    return next((reason for holds, reason in reasons if holds), None)
 
 
 class ReusableAttention(Protocol):

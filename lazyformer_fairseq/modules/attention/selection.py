@@ -207,21 +207,22 @@ def _numbers_written(name: str, workload: Workload, batch: int) -> float:
     """Return how many numbers of (queries, keys) matrices are in memory at once."""
     variant = workload.variant
     matrix = variant.heads * variant.time * variant.keys
-    all_at_once = workload.attentions if variant.is_training else 1
-    own_additions = variant.has_positions or variant.has_dense
-    if name == "eager":
-        return batch * matrix * all_at_once
-    if name == "materialize":
-        return batch * matrix * all_at_once * workload.share
-    if name == "flex" and variant.has_positions:  # by distance, in single precision
-        return 2 * batch * matrix * all_at_once
-    if name != "recompute":
-        return 0
-    if own_additions:
-        return batch * matrix * all_at_once
-    if variant.mask is not None or (variant.has_bias and variant.is_padded):
-        return batch * matrix
-    return matrix if variant.has_bias else 0
+    distributions = batch * matrix * (workload.attentions if variant.is_training else 1)
+    has_own_additions = variant.has_positions or variant.has_dense
+    additions = 0
+    if has_own_additions:
+        additions = distributions
+    elif variant.mask is not None or (variant.has_bias and variant.is_padded):
+        additions = batch * matrix
+    elif variant.has_bias:
+        additions = matrix
+    written = {
+        "eager": distributions,
+        "materialize": distributions * workload.share,
+        "recompute": additions,
+        "flex": 2 * distributions * variant.has_positions,  # by distance, in single precision
+    }
+    return written.get(name, 0)
 
 
 def _has_room(name: str, workload: Workload) -> bool:

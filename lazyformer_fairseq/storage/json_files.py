@@ -115,7 +115,7 @@ def cache_file(name: str) -> Path:
     return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("lazyformer_fairseq")) / name
 
 
-def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = lambda value: True) -> Any:
+def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = lambda _: True) -> Any:
     """Return what :func:`remember` kept under a key; None for nothing, or for something that is not valid.
 
     Args:
@@ -128,7 +128,7 @@ def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = 
     return found if found is not None and is_valid(found) else None
 
 
-def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[Any], bool] = lambda value: True) -> T:
+def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[Any], bool] = lambda _: True) -> T:
     """Keep a value of JSON for later processes, and return the one that counts.
 
     If processes measure at the same moment, the first to write decides for all later ones. Where the folder cannot be
@@ -146,7 +146,7 @@ def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[An
 
 
 def remembered(
-    name: str, machine: str, key: str, measure: Callable[[], T], is_valid: Callable[[Any], bool] = lambda value: True
+    name: str, machine: str, key: str, measure: Callable[[], T], is_valid: Callable[[Any], bool] = lambda _: True
 ) -> T:
     """Return what :func:`recall` finds; else keep and return what `measure` returns."""
     found = recall(name, machine, key, is_valid)

@@ -54,8 +54,8 @@ print(bool(loss < 6), len(load("looped").fill_mask("Anna <mask> Ben.", topk=2)))
 """
 DEMO = """
 from pathlib import Path
+from lazyformer_fairseq.experiments.demo.commands import DemoSettings
 from lazyformer_fairseq.experiments.demo.run import run_demo
-from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 run_demo(DemoSettings(corpus="texts", vocab_size=160, updates=12, finetuning_updates=2), Path("demo"))
 """
 TRAINER = """

@@ -14,8 +14,8 @@ from helpers import toy_texts
 from in_process import invoke
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.demo.commands import DemoSettings
 from lazyformer_fairseq.experiments.demo.run import run_demo
-from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.search import latency
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.storage.json_files import read_checked_json
@@ -150,7 +150,7 @@ DAMAGE = [empty, cut, flip_the_last_digit, make_it_another_object, make_it_a_fol
 FILES = {
     "compare": ["settings.json", "lengths.json", "costs.json", "results.json", "runs/bert-seed1*/result.json"],
     "search": ["settings.json", "result.json", "table.md", "trainings/000/*/result.json", "trainings/*/8/*.pt"],
-    "demo": ["clock.json", "text.json", "pretraining.json", "finetuning.json", "table.md", "data/shard0/valid.bin"],
+    "demo": ["text.json", "*/result.json", "finetuned/*/result.json", "table.md", "data/shard0/valid.bin"],
 }
 
 

@@ -1,1 +1,1 @@
-"""What ``make demo`` runs: text that is at hand without a network, and the way from it to a table and a picture."""
+"""``make demo``: two tiny models, pre-trained and fine-tuned on text that is at hand without a network."""

@@ -1,12 +1,11 @@
 """The demo in miniature, on a toy text; prose out of Python's own library, and the task made from held-out text."""
 
 import csv
-import json
 import random
 import shutil
 import sys
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ from hypothesis import strategies as st
 from lazyformer_fairseq.corpus.duplicates import fingerprint
 from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.demo import run
-from lazyformer_fairseq.experiments.demo.run import Clock, DemoTraining, run_demo
-from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, DemoSettings
+from lazyformer_fairseq.experiments.demo.commands import DemoSettings
+from lazyformer_fairseq.experiments.demo.run import MODELS, DemoTraining, run_demo
 from lazyformer_fairseq.experiments.prose import (
     held_out_sentences,
     paragraphs_of_prose,
@@ -28,16 +26,15 @@ from lazyformer_fairseq.experiments.prose import (
     shuffle_words,
     texts_of_module,
     write_acceptability_task,
-)  # fmt: skip
-from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json
-from lazyformer_fairseq.training.laptop import LAPTOP
+)
+from lazyformer_fairseq.storage.json_files import read_checked_json
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory) -> DemoSettings:
     text = tmp_path_factory.mktemp("text") / "toy.txt"
     text.write_text("\n\n".join(toy_texts(200)))
-    return DemoSettings(corpus=str(text), vocab_size=160, recipe="adam", updates=24, finetuning_updates=4)
+    return DemoSettings(corpus=str(text), vocab_size=160, recipe="adam", updates=24, finetuning_updates=6)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +63,9 @@ def finished(settings, tmp_path_factory) -> tuple[Path, dict[str, list[torch.Ten
     return folder, seen
 
 
-def test_a_resumed_demo_has_both_models_to_the_end_on_the_same_batches(finished):
+def test_a_resumed_demo_trains_both_models_to_the_end_on_the_same_batches(finished):
     folder, seen = finished
-    results = read_checked_json(folder / "pretraining.json")
+    results = {name: read_checked_json(folder / name / "result.json") for name in MODELS}
     sizes = [result["parameters"] for result in results.values()]
     assert max(sizes) < 1.01 * min(sizes), "the two models are meant to be of one size"
     golden = golden_experiments("demo")
@@ -88,10 +85,8 @@ def test_the_report_is_complete_and_a_rerun_trains_nothing(finished, settings, c
     assert "Reusing the text" in printed
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in rows[2:]] == list(MODELS)
-    assert printed.count(" bits a masked token; the unigram loss is ") == 2
+    assert printed.count(" bits per masked token; the unigram loss is ") == 2
     assert f"Not below the unigram loss by 0.1 bits: {', '.join(MODELS)}. They have learned no more" in printed
-    assert "24 of 24 updates of pre-training and 4 of 4 updates of fine-tuning." in printed
-    assert printed.count("<mask>") == 5 and printed.count("%)") == 15
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "table.md").read_text().strip() in printed
     with pytest.raises(UserError, match=r"a demo of other settings \(.*updates is 24 there, 99 here.*another folder"):
@@ -107,97 +102,10 @@ def test_a_text_that_changed_since_the_models_read_it_is_named(name, finished, s
         run_demo(settings, tmp_path / "demo")
 
 
-def test_both_learn_by_the_recipe_that_is_asked_for(finished, settings):
-    data, (first, _) = finished[0] / "data", MODELS
-    by_recipe = replace(settings, recipe="laptop", without=("local-heads",), rate=None)
-    optimization, objective = run.optimization_of(by_recipe), run.objective_of(by_recipe, first, data)
-    made = {**vars(objective.network.options), **vars(objective.texts.options), **optimization.optimizer_options}
-    made |= {**optimization.schedule_options, "optimizer": optimization.optimizer, "lr": optimization.rate}
-    made |= {"lr_scheduler": optimization.schedule, "clip_norm": optimization.clip_norm, "local_heads": True}
-    assert {name: made[name] for name in LAPTOP} == LAPTOP
-    assert not objective.network.options.local_heads and objective.texts.options.tokens_per_sample == 32
-    assert (settings.rate, run.optimization_of(settings).optimizer) == (2e-3, "fused_adam")
-    assert DemoSettings().recipe == "laptop"
-    with pytest.raises(UserError, match="--without lr: is of --recipe laptop"):
-        replace(settings, without=("lr",))
-
-
 def test_a_text_that_fails_does_not_claim_the_folder(settings, tmp_path):
     for missing in ("missing.txt", "another.txt"):
         with pytest.raises(UserError, match=missing):
             run_demo(replace(settings, corpus=missing), tmp_path / "demo")
-        assert json.loads((tmp_path / "demo" / "settings.json").read_text())["corpus"] == missing
-    assert (DemoSettings().minutes, DemoSettings(updates=99).minutes) == (4.0, None)
-
-
-class FakeClock:
-    """A second an update and a second a validation, then four of them."""
-
-    def __init__(self, monkeypatch):
-        self.seconds = self.began = 1000.0
-        self.pace = 1.0
-        self.rates: list[float] = []  # of each update
-        monkeypatch.setattr(run, "monotonic", lambda: self.seconds)
-        update, validate = DemoTraining.update, DemoTraining.validate
-
-        def update_in_time(training):
-            self.pace = 4.0 if self.seconds > self.began + 40 else 1.0
-            self.rates.append(training.optimizer.get_lr())
-            update(training)
-            self.seconds += self.pace
-            training.seconds[-1] = self.pace
-
-        def validate_in_time(training):
-            validate(training)
-            self.seconds += self.pace
-            training.validation_seconds = self.pace
-
-        monkeypatch.setattr(DemoTraining, "update", update_in_time)
-        monkeypatch.setattr(DemoTraining, "validate", validate_in_time)
-
-
-@pytest.fixture
-def prepared(finished, tmp_path) -> Path:
-    """A folder in which text and task are there already."""
-    for name in ("data", "acceptability"):
-        (tmp_path / name).symlink_to(finished[0] / name)
-    return tmp_path
-
-
-def test_pretraining_ends_in_time_at_any_pace(settings, prepared, monkeypatch):
-    """Where the machine becomes four times as slow on the way; the learning rate ends at zero all the same."""
-    fake = FakeClock(monkeypatch)
-    clock = Clock(3, prepared / "clock.json")
-    found = run.pretrain(replace(settings, minutes=3, updates=1000), prepared / "data", prepared, clock)
-    until, turn = 180 * run.PRETRAINED_BY, 2 * fake.pace
-    assert until - 4 * turn <= fake.seconds - fake.began <= until + turn
-    first, second = found.values()
-    points = first["curve"]["updates"]
-    assert min(b - a for a, b in pairwise(points[:-1])) >= first["updates"] / run.VALIDATIONS
-    assert FEWEST < first["updates"] == second["updates"] < 1000
-    assert points == second["curve"]["updates"] and points[-1] == first["updates"]
-    assert max(fake.rates[-2:]) < 0.2 * settings.rate < 0.9 * settings.rate < max(fake.rates)
-
-
-def test_a_clock_that_has_run_out_leaves_the_fewest_updates(settings, prepared):
-    write_checked_json(prepared / "clock.json", {"seconds": 1000})
-    found = run.pretrain(settings, prepared / "data", prepared, Clock(1, prepared / "clock.json"))
-    assert [one["updates"] for one in found.values()] == [FEWEST] * 2
-
-
-def test_a_model_resumes_when_its_planned_decay_has_begun(settings, prepared):
-    by_recipe, clock = replace(settings, recipe="laptop", rate=None, updates=100), Clock(None, prepared / "clock.json")
-    first, objective = next(iter(MODELS)), run.objective_of(by_recipe, next(iter(MODELS)), prepared / "data")
-    job = run.Job(first, objective, run.optimization_of(by_recipe), prepared / first, 100)
-    training = DemoTraining(job, (), clock)
-    training.plan(4)
-    for _ in range(3):
-        training.update()
-    training.save()
-    resumed = DemoTraining(job, (), clock)
-    resumed.plan(4)
-    rates = [each.optimizer.get_lr() for each in (resumed, training)]
-    assert resumed.updates == 3 and 0 < rates[0] == rates[1] < resumed.schedule.peak
 
 
 # --- The text and the task

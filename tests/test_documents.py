@@ -62,7 +62,7 @@ ADDED_OPTIONS = {
     "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
     "lazyformer reproduce": "--plan",
     "lazyformer search data results/front": f"{FRONT} --budgets 1.0,2.0 --evaluations 4",
-    "lazyformer search data results/search_bert": f"{FRONT} --budgets 1.0 --evaluations 2",
+    "lazyformer search data results/search_bert": f"{SEARCH} {OF_MODEL} --tokens-per-sample 32",
     "lazyformer search compress": "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
     "lazyformer pattern show": "--tokens 8 --heads 2",

@@ -18,7 +18,7 @@ from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of
 from lazyformer_fairseq.experiments.compare.settings import find_task
-from lazyformer_fairseq.experiments.search.run import FRONTS
+from lazyformer_fairseq.experiments.search.report import FRONTS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 

@@ -29,7 +29,7 @@ from lazyformer_fairseq.experiments.reproduce.engine import (
     show_losses,
     show_picture,
 )
-from lazyformer_fairseq.experiments.search.run import report_of
+from lazyformer_fairseq.experiments.search.report import report_of
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.tables import markdown_table

@@ -37,15 +37,15 @@ def search() -> None:
 @click.argument("data")
 @OUT
 @click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--task", type=click.Choice(TASKS), required=True, help="What DATA is for.")
-@click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way.")
+@click.option("--task", type=click.Choice(TASKS), required=True, help="Task that DATA is for.")
+@click.option("--arch", required=True, help="Gives sizes, dropout and norm position.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
 @click.option(
     "--sublayers",
     type=click.IntRange(max=10_000),
     help="Layers to search.  [default: as many as the baseline or ARCH has]",
 )
-@click.option("--baseline-pattern", help="What is compared with; of as many sublayers.  [default: sf, half as often]")
+@click.option("--baseline-pattern", help="Pattern to compare with, of as many sublayers.  [default: sf, half as often]")
 @takes(SearchSettings, into="")
 @LATENCIES
 def run(
@@ -61,9 +61,9 @@ def run(
     """Search a sublayer pattern by gradient descent (PAR Transformer, section 2), or a front of them.
 
     DATA is what pre-training reads (of several shards a supernet reads the first alone), OUT the folder of the search.
-    With --budgets, or a --method but gradient, it finds a front: a pattern for each share of the baseline's latency,
-    by trainings from scratch, the worse of which end early; beside it random search of the same cost. Gradient descent
-    learns in a supernet, which holds all candidates of all layers. Options of fairseq's task and model, such as
+    With --budgets it finds a front: a pattern for each share of the baseline's latency, by trainings from scratch, the
+    worse of which end early, beside random search of the same cost. Without, it learns one pattern by gradient descent
+    in a supernet, which holds all candidates of all layers. Options of fairseq's task and model, such as
     --tokens-per-sample or --encoder-embed-dim, may follow. Stop it at any time; rerun to resume. More in
     docs/search.md.
 
@@ -77,7 +77,8 @@ def run(
     from lazyformer_fairseq.evaluation.costs.machine import device_named
     from lazyformer_fairseq.experiments.search.latency import read_price_list
     from lazyformer_fairseq.experiments.search.material import read_given
-    from lazyformer_fairseq.experiments.search.run import report_of, run_search
+    from lazyformer_fairseq.experiments.search.report import report_of
+    from lazyformer_fairseq.experiments.search.run import run_search
 
     names = read_candidates(tuple(candidates))
     options, _ = read_given(given["task"], given["arch"], given["fairseq_options"], given["recipe"])
@@ -107,27 +108,31 @@ def compress(
 
     CHECKPOINT is a file, or a folder of checkpoints. TEXT is held-out text: a file, or what `lazyformer corpus` wrote,
     whose split valid is read. Each change of a sublayer is scored on it; for each budget of latency, dynamic
-    programming chooses the changes with the least sum. The best are measured.
+    programming selects the changes with the least sum. The best are measured.
     OUT gets the report and, for each budget, a model that starts from the weights, as `lazyformer import` writes it,
     for `lazyformer pretrain` to train. Stop it at any time; rerun to go on. More in docs/search.md.
 
     \b
     lazyformer search compress checkpoints/bert_base data results/faster --budgets 0.6,0.8
     """
-    from lazyformer_fairseq.experiments.search.compress.choices import Choices, default_candidates
-    from lazyformer_fairseq.experiments.search.compress.choices import read_candidates as read
-    from lazyformer_fairseq.experiments.search.compress.run import budgets_table, load_original, run_compress
+    from lazyformer_fairseq.experiments.search.compress import candidates as of_compress
+    from lazyformer_fairseq.experiments.search.compress.report import budgets_table
+    from lazyformer_fairseq.experiments.search.compress.run import load_original, run_compress
     from lazyformer_fairseq.experiments.search.latency import read_price_list
     from lazyformer_fairseq.storage.json_files import sha256_of
 
     original = load_original(checkpoint)
-    cfg, old_plan = original.trained.cfg, original.trained.plan
+    cfg = original.trained.cfg
+    old_plan = original.trained.plan
     latency_tokens = given.pop("latency_tokens") or cfg.max_positions
     if latency_tokens > cfg.max_positions:
         raise UserError(f"--latency-tokens {latency_tokens}: the model reads {cfg.max_positions} at most")
-    found = read(candidates) if candidates else default_candidates(old_plan, cfg.max_positions)
-    choices = Choices.of(old_plan, found)
-    if all(len(options) == 1 for options in choices.options):
+    if candidates:
+        found = of_compress.read_candidates(candidates)
+    else:
+        found = of_compress.default_candidates(old_plan, cfg.max_positions)
+    by_place = of_compress.Candidates.of(old_plan, found)
+    if all(len(options) == 1 for options in by_place.options):
         raise UserError(
             f"--candidates {','.join(candidates)}: no sublayer of {cfg.sublayer_pattern} becomes any of them"
         )
@@ -136,7 +141,7 @@ def compress(
         weights=sha256_of(checkpoint_at(checkpoint)),
         text=str(text.absolute()),
         candidates=tuple(each.text for each in found),
-        prices=dict(read_price_list(latencies, list(choices.sublayers))) if latencies else None,
+        prices=dict(read_price_list(latencies, list(by_place.sublayers))) if latencies else None,
         latency_tokens=latency_tokens,
         **given,
     )

@@ -6,14 +6,12 @@ their branches began. The last branch is a whole training.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Optional
-
-import numpy as np
 
 from lazyformer_fairseq.experiments.compare.run import count_workers
 from lazyformer_fairseq.experiments.compare.task import ComparedTask
@@ -25,12 +23,13 @@ from lazyformer_fairseq.storage.atomic import copy_file
 from lazyformer_fairseq.training.loop import CHECKPOINT
 from lazyformer_fairseq.training.optimization import OptimizationConfig
 
-TRAININGS, TRUNK = "trainings", "trunk.pt"
+TRAININGS = "trainings"
+TRUNK = "trunk.pt"
 DECAY = 0.15  # of a branch's updates, unless the recipe says how it decays
 
 
 class BranchTraining(Training):
-    """A branch, and what is common to it and to longer ones, the trunk, whose end is kept for the next rung.
+    """A branch, and what it has in common with longer ones, the trunk, whose end is kept for the next rung.
 
     Where a kill leaves no trunk the next rung starts from scratch: the result is the same to the bit.
     """
@@ -44,18 +43,21 @@ class BranchTraining(Training):
         self.is_whole = job.updates == compared.settings.updates
 
     def measure(self) -> Mapping[str, float]:
+        """Return the validation loss."""
         return {"loss": self.compared.measure(self)["loss"]}
 
     def is_due(self) -> bool:
+        """Return whether to validate and save now; so it is also where the decay begins."""
         return self.updates == self.schedule.decay_start or super().is_due()
 
     def save(self, with_optimizer: bool = True) -> None:
+        """Save, and keep the end of the trunk."""
         super().save(with_optimizer)
         if self.updates == self.schedule.decay_start and not self.is_whole:
             copy_file(self.folder / CHECKPOINT, self.folder / TRUNK)
 
     def finish(self) -> None:
-        """Only a whole training keeps its weights."""
+        """Write the result; only a whole training keeps its weights."""
         super().finish()
         if self.job.start:
             self.job.start.unlink(missing_ok=True)
@@ -64,19 +66,22 @@ class BranchTraining(Training):
 
 
 class Trainings:
-    """Of patterns, by rung; each has a folder of its own, so that all resume.
+    """The trainings of patterns by rung; each has a folder of its own, so that all resume.
 
     Args:
+        material: of the search.
         folder: of the search.
 
     Attributes:
-        losses: by pattern, in bits by rung; infinite for what ended in no number.
+        losses: by pattern, in bits by rung; infinite for a training that diverged.
         parameters: by pattern.
         made: updates that a rung adds to those of the one before.
     """
 
     def __init__(self, material: Material, folder: Path):
-        self.material, self.folder, self.lengths = material, folder / TRAININGS, material.settings.lengths
+        self.material = material
+        self.folder = folder / TRAININGS
+        self.lengths = material.settings.lengths
         self.losses: dict[str, list[Optional[float]]] = {}
         self.parameters: dict[str, int] = {}
         decay = self.optimization(self.lengths[-1]).schedule_options["decay_share"]
@@ -85,33 +90,48 @@ class Trainings:
         self._jobs: dict[str, list[Job]] = {}
 
     def optimization(self, updates: int) -> OptimizationConfig:
-        """The recipe's, with a rate that is constant until it decays; warm-up ends before the first branch."""
-        compared, seed = self.material.compared, self.material.settings.seed
+        """Return the recipe's, with a rate that is constant until it decays; warm-up ends before the first branch."""
+        compared = self.material.compared
         spec = compared.settings.specs[compared.settings.baseline]
-        found = compared.optimization(spec, seed, compared.settings.rates_of(spec)[0], updates)
-        said, whole = found.schedule_options, compared.settings.updates
-        warmup = said.get("warmup_updates") or math.ceil(said.get("warmup_ratio", 0) * whole)
-        how = {"decay_share": DECAY, **(said if found.schedule == "wsd" else {})}
-        how["warmup_updates"] = max(1, min(warmup, self.lengths[0] // 2))
-        return replace(found, schedule="wsd", schedule_options=how)
+        rate = compared.settings.rates_of(spec)[0]
+        found = compared.optimization(spec, self.material.settings.seed, rate, updates)
+        options = found.schedule_options
+        warmup = options.get("warmup_updates")
+        if not warmup:
+            warmup = math.ceil(options.get("warmup_ratio", 0) * compared.settings.updates)
+        schedule_options = {"decay_share": DECAY}
+        if found.schedule == "wsd":
+            schedule_options |= options
+        schedule_options["warmup_updates"] = max(1, min(warmup, self.lengths[0] // 2))
+        return replace(found, schedule="wsd", schedule_options=schedule_options)
 
     def jobs(self, pattern: str) -> list[Job]:
-        """By rung."""
+        """Return the jobs of a pattern by rung."""
         if pattern not in self._jobs:
-            folder, start, found = self.folder / f"{len(self._jobs):03}", None, []
+            folder = self.folder / f"{len(self._jobs):03}"
+            start = None
+            jobs = []
             for updates in self.lengths:
-                own = folder / str(updates)
-                of_all = (compact(pattern), self.material.objective(pattern), self.optimization(updates), own, updates)
-                found.append(Job(*of_all, group=pattern, start=start))
-                start = own / TRUNK
-            self._jobs[pattern] = found
+                job = Job(
+                    compact(pattern),
+                    self.material.objective(pattern),
+                    self.optimization(updates),
+                    folder / str(updates),
+                    updates,
+                    group=pattern,
+                    start=start,
+                )
+                jobs.append(job)
+                start = job.folder / TRUNK
+            self._jobs[pattern] = jobs
         return self._jobs[pattern]
 
     def train(self, patterns: Iterable[str], what: str, rung: int = -1) -> None:
-        """To a rung, by default whole; one after the other, or a GPU each."""
-        compared, jobs = self.material.compared, {pattern: self.jobs(pattern)[rung] for pattern in patterns}
-        how = (what, count_workers(compared.settings), compared.settings.device)
-        train([*jobs.values()], partial(BranchTraining, compared), *how)
+        """Train patterns to a rung, by default whole; one after the other, or a GPU each."""
+        compared = self.material.compared
+        jobs = {pattern: self.jobs(pattern)[rung] for pattern in patterns}
+        open_training = partial(BranchTraining, compared)
+        train([*jobs.values()], open_training, what, count_workers(compared.settings), compared.settings.device)
         for pattern, job in jobs.items():
             result = job.result()
             loss = result["curve"]["loss"][-1]
@@ -120,44 +140,39 @@ class Trainings:
             self.parameters[pattern] = result["parameters"]
 
     def halve(self, drawn: Sequence[Sequence[str]]) -> None:
-        """Of the patterns of each budget the best go on from rung to rung."""
-        left, counts = drawn, self._counts(drawn)
+        """Train the patterns of each budget on the first rung; the best go on from rung to rung."""
+        counts = self.counts(drawn)
+        left = list(drawn)
         for rung in range(len(self.lengths)):
             if rung:
-                ranked = [sorted(some, key=lambda pattern: self.losses[pattern][rung - 1]) for some in left]
-                left = [some[: count[rung]] for some, count in zip(ranked, counts, strict=True)]
+                for budget, patterns in enumerate(left):
+                    ranked = sorted(patterns, key=lambda pattern: self.losses[pattern][rung - 1])
+                    left[budget] = ranked[: counts[budget][rung]]
                 for pattern in self.losses.keys() - set(chain(*left)):
                     (self.jobs(pattern)[rung - 1].folder / TRUNK).unlink(missing_ok=True)
             self.train(chain(*left), f"rung {rung + 1} of {len(self.lengths)}", rung)
 
-    def _counts(self, drawn: Sequence[Sequence[str]]) -> list[list[int]]:
-        """Of each budget, patterns by rung."""
-        keep, found = self.material.settings.keep, [[len(some)] for some in drawn]
-        for counts in found:
+    def counts(self, drawn: Sequence[Sequence[str]]) -> list[list[int]]:
+        """Return for each budget how many patterns are trained on each rung."""
+        keep = self.material.settings.keep
+        found = []
+        for patterns in drawn:
+            counts = [len(patterns)]
             while len(counts) < len(self.lengths):
                 counts.append(max(1, round(keep * counts[-1])))
+            found.append(counts)
         return found
 
-    def plan(self, drawn: Sequence[Sequence[str]], cost_of: Callable[[str], float]) -> str:
-        """What :meth:`halve` trains, in words.
-
-        Args:
-            cost_of: an update of a pattern, in updates of the baseline.
-        """
-        counts = self._counts(drawn)
-        said = [f"{sum(on_it)} for {updates:,} updates" for *on_it, updates in zip(*counts, self.lengths, strict=True)]
-        means = [np.mean([*map(cost_of, some)]) for some in drawn]
-        cost = np.dot(means, np.dot(counts, self.made))
-        return f"trains patterns, {', '.join(said)}: about as much as {cost:,.0f} updates of the baseline"
-
-    def spent(self, pattern: str) -> int:
-        """Updates on all rungs."""
+    def updates(self, pattern: str) -> int:
+        """Return the updates that were spent on a pattern on all rungs."""
         return sum(made for made, loss in zip(self.made, self.losses[pattern], strict=True) if loss is not None)
 
     def rank_correlations(self) -> dict[str, Optional[dict[str, float]]]:
-        """By updates of a rung, of its losses with those of whole trainings, where a pattern has both."""
+        """Return by updates of a rung how its losses rank beside those of whole trainings, where patterns have both."""
         found = {}
         for rung, updates in enumerate(self.lengths[:-1]):
-            both = [(each[rung], each[-1]) for each in self.losses.values() if None not in (each[rung], each[-1])]
-            found[str(updates)] = rank_correlations(*zip(*both, strict=True)) if both else None
+            both = [each for each in self.losses.values() if each[rung] is not None and each[-1] is not None]
+            early = [losses[rung] for losses in both]
+            whole = [losses[-1] for losses in both]
+            found[str(updates)] = rank_correlations(early, whole)
         return found

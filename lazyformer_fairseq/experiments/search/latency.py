@@ -1,6 +1,5 @@
 """Latency of patterns: prices of sublayers, given or measured; what a pattern costs by them; whole models, measured."""
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, Optional, Protocol, Union
 
 import torch
 from scipy.stats import kendalltau, spearmanr
-from torch import Tensor, nn
+from torch import nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import Timing, measure, measure_sublayers, next_segment
@@ -24,52 +23,31 @@ from lazyformer_fairseq.training.warm_start.losses import global_positions
 # Milliseconds of single sublayers by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless
 # given), and of the rest of the model, embeddings and head. What is missing, such as identity, costs nothing.
 Prices = Mapping[str, float]
-READ, REST = "_read", "rest"
+READ = "_read"
+REST = "rest"
+LATENCIES = "latencies.json"
+ROUNDS = 30
+ROUNDS_OF_FRONTS = 20
 
 
 def latency_of(prices: Prices, pattern: Union[str, Sequence[PlannedSublayer]]) -> float:
-    """Milliseconds of a model of this pattern, or of these sublayers, the lowest first."""
-    total, read = prices.get(REST, 0.0), set()
-    for sublayer in reversed(plan(pattern) if pattern and isinstance(pattern, str) else pattern):
-        total += _price(prices, sublayer, not read.isdisjoint(sublayer.kind.kept_for_consumers))
+    """Return milliseconds of a model of this pattern, or of these sublayers, the lowest first."""
+    sublayers = pattern
+    if pattern and isinstance(pattern, str):
+        sublayers = plan(pattern)
+    total = prices.get(REST, 0.0)
+    read: set[Optional[str]] = set()
+    for sublayer in reversed(sublayers):
+        price = prices.get(sublayer.text, 0.0)
+        if not read.isdisjoint(sublayer.kind.kept_for_consumers):
+            price = prices.get(sublayer.text + READ, price)
+        total += price
         read = read.difference(sublayer.kind.hands_on) | {sublayer.kind.reads}
     return total
 
 
-def _price(prices: Prices, sublayer: PlannedSublayer, is_read: bool) -> float:
-    alone = prices.get(sublayer.text, 0.0)
-    return prices.get(sublayer.text + READ, alone) if is_read else alone
-
-
-def expected_latency(prices: Prices, probabilities_LK: Tensor, candidates: Sequence[str]) -> Tensor:
-    """Mean milliseconds of a pattern drawn from these probabilities; differentiable.
-
-    Exact if layers are drawn independently of each other and a kind keeps one thing for others. Whether an ``s``
-    is read depends on the layers above: ``read[what]`` is the probability that one of them that reads it comes before
-    the next that hands it on.
-    """
-    rows = [read_sublayer(name) for name in candidates]
-    zero = probabilities_LK.new_zeros(())
-    total = zero + prices.get(REST, 0.0)
-    read = {what: zero for row in rows for what in (*row.kind.kept_for_consumers, row.kind.reads) if what}
-    for layer in reversed(probabilities_LK.unbind()):
-        for row, chance in zip(rows, layer.unbind(), strict=True):
-            is_read = 1 - math.prod((1 - read[what] for what in row.kind.kept_for_consumers), start=zero + 1)
-            alone, kept = _price(prices, row, False), _price(prices, row, True)
-            total = total + chance * (alone + is_read * (kept - alone))
-        for what, before in read.items():
-            reads = _sum_where(layer, [row.kind.reads == what for row in rows])
-            renews = _sum_where(layer, [what in row.kind.hands_on for row in rows])
-            read[what] = reads + (1 - reads - renews) * before
-    return total
-
-
-def _sum_where(chances_K: Tensor, is_meant: Sequence[bool]) -> Tensor:
-    return chances_K[torch.tensor(is_meant, device=chances_K.device)].sum()
-
-
 def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
-    """Reads ``{"s": 1.2, "f": 0.7}``: milliseconds by sublayer; ``s_read`` is as ``s`` and ``rest`` 0 unless given.
+    """Read ``{"s": 1.2, "f": 0.7}``: milliseconds by sublayer; ``s_read`` is as ``s`` and ``rest`` 0 unless given.
 
     Raises:
         UserError: the file is not such an object, lacks a sublayer, or has an unknown name or a price below 0.
@@ -86,16 +64,13 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
     return content
 
 
-LATENCIES = "latencies.json"
-ROUNDS, ROUNDS_OF_FRONTS = 30, 20
-
-
 class Models(Protocol):
-    """Whose latency is measured.
+    """The models whose latency is measured.
 
     Attributes:
         dictionary: of the words that a model reads.
-        latency_tokens, latency_memory: T and M, of one sequence; M is 0 for encoders.
+        latency_tokens: T of one sequence.
+        latency_memory: M of one sequence; 0 for encoders.
     """
 
     dictionary: Any
@@ -103,28 +78,25 @@ class Models(Protocol):
     latency_memory: int
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
-        """A model of a pattern, whatever its weights, and its stack."""
+        """Build a model of a pattern, whatever its weights; return it and its stack."""
 
 
 def prices_of(models: Models, pattern: str, sublayers: Mapping[str, PlannedSublayer], folder: Path) -> Prices:
-    """Median milliseconds of single sublayers by text, and of a model around them, at batch 1.
+    """Return median milliseconds of single sublayers by text, and of a model of `pattern` around them, at batch 1.
 
-    Kept in `folder` when they are measured first, because a search that resumes must pay the same.
-
-    Args:
-        pattern: of the model.
+    The first measurement is kept in `folder`, because a search that resumes must pay the same.
     """
 
     def measured() -> dict[str, float]:
         model, network = models.build_model(pattern)
         things = {}
-        for text, each in sublayers.items():  # the first token where it asks for tokens that a caller marks
-            settings = tuple((name, 1 if value == GIVEN else value) for name, value in each.settings)
-            things[text] = replace(each, settings=settings)
-        kept = {text: each.kind.kept_for_consumers for text, each in things.items() if each.kind.kept_for_consumers}
-        things |= {text + READ: replace(things[text], consumers=consumers) for text, consumers in kept.items()}
-        sizes = (models.latency_tokens, models.latency_memory)
-        timings = measure_sublayers(network, things, *sizes, rounds=ROUNDS)
+        for text, sublayer in sublayers.items():
+            # A sublayer that reads tokens which a caller marks is timed with the first one marked.
+            settings = tuple((name, 1 if value == GIVEN else value) for name, value in sublayer.settings)
+            things[text] = replace(sublayer, settings=settings)
+            if sublayer.kind.kept_for_consumers:
+                things[text + READ] = replace(things[text], consumers=sublayer.kind.kept_for_consumers)
+        timings = measure_sublayers(network, things, models.latency_tokens, models.latency_memory, rounds=ROUNDS)
         network.sublayers = nn.ModuleList()
         timings |= measure({REST: _forward(models, model)}, ROUNDS, device=_device(model))
         return {name: 1000 * timing.median for name, timing in timings.items()}
@@ -133,7 +105,7 @@ def prices_of(models: Models, pattern: str, sublayers: Mapping[str, PlannedSubla
 
 
 def measure_models(models: Models, patterns: Sequence[str], rounds: Optional[int] = None) -> dict[str, Timing]:
-    """Seconds of a forward pass of whole models at batch 1, by pattern, in turn."""
+    """Return seconds of a forward pass of whole models at batch 1, by pattern, measured in turn."""
     built = {pattern: models.build_model(pattern)[0] for pattern in dict.fromkeys(patterns)}
     things = {pattern: _forward(models, model) for pattern, model in built.items()}
     device = _device(next(iter(built.values())))
@@ -141,9 +113,10 @@ def measure_models(models: Models, patterns: Sequence[str], rounds: Optional[int
 
 
 def _forward(models: Models, model: nn.Module) -> Callable[[], object]:
-    """A forward pass: of an encoder, its head for one token; of a language model with all losses and a full memory."""
+    """Return a forward pass: of an encoder with its head for one token, of a language model with a full memory."""
     model.eval()
-    symbols, device = max(len(models.dictionary), 5), _device(model)
+    symbols = max(len(models.dictionary), 5)
+    device = _device(model)
     generator = torch.Generator().manual_seed(1)
     tokens_BT = torch.randint(4, symbols, (1, models.latency_tokens), generator=generator).to(device)
     if hasattr(model, "decoder"):
@@ -164,7 +137,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def rank_correlations(one: Sequence[float], other: Sequence[float]) -> Optional[dict[str, float]]:
-    """Spearman's rho and Kendall's tau; None where there is nothing to rank."""
+    """Return Spearman's rho and Kendall's tau; None where there is nothing to rank."""
     if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
         return None
     return {

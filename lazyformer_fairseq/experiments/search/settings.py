@@ -1,4 +1,4 @@
-"""What decides a search's result, and its commands take; kept in its folder, so that only the same search resumes."""
+"""Settings of searches, which are options of the commands; the folder of a search keeps them."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,41 +12,24 @@ from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
 from lazyformer_fairseq.training.laptop import LAPTOP
 
 TASKS = ("masked-lm", "language-model")
-PRICE = 1.0  # of a baseline's latency, in nats a prediction
-BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # of a front, unless others are given
 LAMB_LR = 1e-2  # PAR Transformer, section 2.2
 GROWTH = 3  # of a training from rung to rung
 
-# How the patterns of a front are drawn, and whether most end early: successive halving is of Jamieson and Talwalkar
-# (2016, arXiv 1502.07943), random search of Li and Talwalkar (2019, arXiv 1902.07638), the architecture's parameters
-# are of PAR Transformer, section 2, and of FBNet.
-HALVING, GRADIENT, CONTROL = METHODS = ("halving", "gradient", "random")
-SAID_OF_METHODS = (
-    f"{HALVING}: patterns drawn uniformly between each budget and the one below; all train for a short time, and the "
-    f"best go on; {GRADIENT}: drawn from the architecture's parameters for each budget, learned by gradient descent, "
-    f"then as {HALVING}; {CONTROL}: drawn uniformly, and all trained whole."
-)
-
-
-of_front, of_gradient = partial(option, section="A front"), partial(option, section="Gradient descent")
-
-
-def read_method(name: str) -> str:
-    """Raises a UserError for one that went."""
-    if name == "evolution":
-        raise UserError(f"evolution went: it judged by inherited losses, which rank by chance; take {HALVING}")
-    return name
+of_front = partial(option, section="A front")
+of_gradient = partial(option, section="Gradient descent")
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Of `lazyformer search`. Defaults are those of PAR Transformer, section 2.2, where it names them.
+    """Settings of `lazyformer search`. Defaults are those of PAR Transformer, section 2.2, where it names them.
 
     Attributes:
+        data: the folder that training reads.
+        task: of TASKS.
+        arch: gives sizes, dropout and norm position.
         baseline: written-out pattern to compare with; it has as many sublayers as there are layers.
-        budgets: empty for one pattern of any latency, which gradient descent alone finds.
-        prices: milliseconds by kind, if the user gives them.
-        latency_tokens: None for the training's.
+        prices: milliseconds by sublayer, if the user gives them.
+        device: where everything runs.
         fairseq_options: of task and model, as given.
 
     Raises:
@@ -58,55 +41,45 @@ class SearchSettings:
     arch: str
     baseline: str
     candidates: tuple[str, ...] = option(
-        ("s", "f", "identity"), f"What a layer chooses from: {describe_letters()}; settings in brackets."
-    )
-    method: Optional[str] = option(
-        None,
-        SAID_OF_METHODS,
-        choices=METHODS,
-        parse=read_method,
-        metavar=f"[{'|'.join(METHODS)}]",
-        shown=f"{HALVING} with --budgets, else {GRADIENT}",
+        ("s", "f", "identity"), f"Candidates of each layer: {describe_letters()}; settings in brackets."
     )
     budgets: tuple[float, ...] = option(
         (),
-        "A front: a pattern for each of these shares of the baseline's latency.",
+        "Find a front by successive halving: a pattern for each of these shares of the baseline's latency.",
         low=0,
         is_open=True,
         metavar="SHARE,...",
-        shown=f"{','.join(map(str, BUDGETS))} with --method {HALVING} or {CONTROL}; else one pattern of any latency",
+        shown="one pattern of any latency, by gradient descent",
     )
     max_updates: int = option(
         50_000,
-        f"Of a front, updates of a whole training; with --method {GRADIENT} the supernet costs as many of the "
-        "baseline, by FLOPs. Of one pattern, updates of weights and architecture.",
+        "Updates of a whole training of a front; of one pattern, updates of weights and architecture.",
         low=1,
     )
-    batch_size: int = option(128, "Sequences, or streams of text, an update.", low=1)
+    batch_size: int = option(128, "Sequences, or streams of text, per update.", low=1)
     evaluations: int = of_front(96, "Patterns that are drawn, of all budgets together.", low=1)
     rungs: int = of_front(
         3, f"Lengths of training; the last is --max-updates, each 1/{GROWTH} of the next.", low=1, high=20
     )
     keep: float = of_front(0.33, "Share of a budget's patterns that go on; 1: all.", low=0, is_open=True, high=1)
-    control: bool = of_front(True, "Random search of the same cost beside the method, and two rules.")
+    control: bool = of_front(True, "Random search of the same cost beside it, and two rules.")
     recipe: str = option(
-        "adam", "As of `lazyformer compare`. A supernet learns by laptop, or else by LAMB.", choices=tuple(RECIPES)
+        "adam",
+        "Recipe of `lazyformer compare`. A supernet learns by laptop, or else by LAMB.",
+        choices=tuple(RECIPES),
     )
     lr: Optional[float] = of_front(
-        None, "Their rate, constant until it decays.", low=0, is_open=True, high=1, shown="the recipe's"
+        None, "Learning rate, constant until it decays.", low=0, is_open=True, high=1, shown="the recipe's"
     )
-    validation_tokens: int = of_front(16_384, "What is scored, the same text and masks for all.", low=1)
+    validation_tokens: int = of_front(16_384, "Tokens that are scored, the same text and masks for all.", low=1)
     in_turn: Optional[bool] = of_front(
         None, "One training at a time, or several, a process each.", "--in-turn/--alone", shown="alone on several GPUs"
     )
-    constant_updates: int = of_gradient(
-        10_000, "Of the supernet's, weights alone, before the architecture learns.", low=0
-    )
-    update_freq: Optional[int] = of_gradient(
-        None,
-        "Parts of an update, one after the other, of which memory holds one; each draws its own mixture.",
+    constant_updates: int = of_gradient(10_000, "Updates of the weights alone, before the architecture learns.", low=0)
+    update_freq: int = of_gradient(
+        1,
+        "Chunks of an update, one after the other, of which memory holds one; each draws its own mixture.",
         low=1,
-        shown="1",
     )
     weights_lr: Optional[float] = of_gradient(
         None,
@@ -116,11 +89,8 @@ class SearchSettings:
         shown=f"{LAMB_LR:g}, or {LAPTOP['lr']:g} by the recipe laptop",
     )
     architecture_lr: float = of_gradient(1e-2, "Adam's learning rate.", low=0, is_open=True)
-    latency_price: float = of_gradient(
-        PRICE, "Nats a prediction that the architecture pays for a baseline's latency beyond its budget.", low=0
-    )
     latency_tokens: Optional[int] = option(None, "Tokens that latency is measured with.", low=1, shown="the training's")
-    seed: int = option(1, "Of weights, data and choices.", low=0)
+    seed: int = option(1, "Seed of weights, data and draws.", low=0)
     prices: Optional[dict[str, float]] = None
     device: str = "cpu"
     fairseq_options: tuple[str, ...] = ()
@@ -130,62 +100,50 @@ class SearchSettings:
         read_candidates(self.candidates)
         if self.weights_lr is None:
             object.__setattr__(self, "weights_lr", LAPTOP["lr"] if self.recipe == "laptop" else LAMB_LR)
-        if self.method is None:
-            object.__setattr__(self, "method", HALVING if self.budgets else GRADIENT)
-        if self.method != GRADIENT:  # there is no architecture that would wait, or pay
-            if self.latency_price != PRICE:
-                raise UserError(f"--latency-price {self.latency_price:g}: is for --method {GRADIENT}; give both")
-            object.__setattr__(self, "budgets", self.budgets or BUDGETS)
-            object.__setattr__(self, "constant_updates", 0)
-        if self.latency_price != PRICE and not self.budgets:
-            raise UserError(f"--latency-price {self.latency_price:g}: is of what is beyond a budget; give --budgets")
-        if self.method == CONTROL:
-            object.__setattr__(self, "rungs", 1)
-        if self.max_updates <= self.constant_updates:
-            raise UserError(
-                f"--max-updates {self.max_updates}: must be more than the {self.constant_updates} of "
-                "--constant-updates, for until then the architecture stays as it is"
-            )
-        if self.batch_size % self.parts:
-            raise UserError(f"--update-freq {self.parts}: does not divide --batch-size {self.batch_size}")
-        if self.budgets and self.lengths[0] < 2:
-            raise UserError(
-                f"--rungs {self.rungs}: the first lacks two of --max-updates {self.max_updates}; give fewer"
-            )
-        if self.evaluations < len(self.budgets):
-            raise UserError(
-                f"--evaluations {self.evaluations}: give one for each of {len(self.budgets)} budgets at least"
-            )
-
-    @property
-    def parts(self) -> int:
-        """Of an update."""
-        return self.update_freq or 1
+        if self.budgets:
+            if self.lengths[0] < 2:
+                raise UserError(
+                    f"--rungs {self.rungs}: the first lacks two of --max-updates {self.max_updates}; give fewer"
+                )
+            if self.evaluations < len(self.budgets):
+                raise UserError(
+                    f"--evaluations {self.evaluations}: give one for each of {len(self.budgets)} budgets at least"
+                )
+        else:
+            if self.max_updates <= self.constant_updates:
+                raise UserError(
+                    f"--max-updates {self.max_updates}: must be more than the {self.constant_updates} of "
+                    "--constant-updates, for until then the architecture stays as it is"
+                )
+            if self.batch_size % self.update_freq:
+                raise UserError(f"--update-freq {self.update_freq}: does not divide --batch-size {self.batch_size}")
 
     @property
     def lengths(self) -> list[int]:
-        """Of a front's trainings, updates by rung."""
+        """The updates of a front's trainings by rung."""
         return [self.max_updates // GROWTH**left for left in reversed(range(self.rungs))]
 
     @property
     def layers(self) -> int:
+        """The number of layers that are searched."""
         return len(split_sublayers(self.baseline))
 
     @property
     def priced(self) -> list[str]:
-        """The sublayers in candidates and baseline, without identity; each once."""
+        """The sublayers among candidates and baseline, without identity; each once."""
         names = [*self.candidates, *split_sublayers(self.baseline)]
         return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
 
 
 @dataclass(frozen=True)
 class CompressSettings:
-    """Of `lazyformer search compress`.
+    """Settings of `lazyformer search compress`.
 
     Attributes:
+        checkpoint: the trained model.
         weights: hash of the checkpoint: another one of the same name is another search.
         text: raw text, or a folder of binarised data.
-        prices: milliseconds by kind, if the user gives them.
+        prices: milliseconds by sublayer, if the user gives them.
     """
 
     checkpoint: str
@@ -201,24 +159,24 @@ class CompressSettings:
     )
     candidates: tuple[str, ...] = option(
         (),
-        "What a sublayer may become, as in a pattern, and identity.",
+        "Sublayers that may replace another, as in a pattern, and identity.",
         shown="every kind that takes its weights, windows of a sixteenth, an eighth and a quarter of the longest "
         "input, identity",
     )
-    tokens: int = option(32_768, "Of TEXT, that losses are measured on.", low=1)
-    top: int = option(4, "Patterns of each budget that are measured in a round.", low=1)
+    tokens: int = option(32_768, "Tokens of TEXT that losses are measured on.", low=1)
+    top: int = option(4, "Patterns of each budget that are measured per round.", low=1)
     prices: Optional[dict[str, float]] = None
-    latency_tokens: Optional[int] = option(None, "Of a sequence.", low=1, shown="the longest the model reads")
-    seed: int = option(1, "Of weights that start fresh.", low=0)
+    latency_tokens: Optional[int] = option(None, "Tokens of a sequence.", low=1, shown="the longest the model reads")
+    seed: int = option(1, "Seed of weights that start fresh.", low=0)
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:
-    """As in ``--candidates``: letter and settings; ``identity`` by its name, because a dash is easy to overlook."""
+    """Return a sublayer as in ``--candidates``; ``identity`` by its name, because a dash is easy to overlook."""
     return sublayer.kind.name if sublayer.kind.is_identity else sublayer.text
 
 
 def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
-    """``("s", "f", "identity")`` as the candidates, in the order of the table of kinds.
+    """Return candidates such as ``("s", "f", "identity")``, in the order of the table of kinds.
 
     Raises:
         UserError: an unknown one, fewer than two, or one that reads what no other hands on.
@@ -249,7 +207,7 @@ def _read(name: str, text: str) -> PlannedSublayer:
 
 
 def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_sublayers: int) -> str:
-    """The baseline's letters: as given, else attention and feed-forward in turn, the paper's baseline.
+    """Return the baseline's letters: as given, else attention and feed-forward in turn, the paper's baseline.
 
     Without a number of `sublayers` it has as many as the arch, `default_sublayers`.
 

@@ -20,11 +20,14 @@ from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
+# Features of scores that differ from one s to another of the same settings.
+_LEARNED_FEATURES = frozenset({"bias", "learned", "entmax"})
+
 
 def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
-    """The pattern of a model that holds the candidates of all layers one after the other.
+    """Return the pattern of a model that holds the candidates of all layers one after the other.
 
-    In each layer those that read come first (the first layer has none): so each reads from the layer below, and a
+    In each layer those that read come first (the first layer has none), so that each reads from the layer below, and a
     sublayer keeps what it hands on only where a layer above may read it.
 
     Raises:
@@ -32,33 +35,30 @@ def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
     """
     if layers < 1:
         raise UserError(f"--sublayers {layers}: a search needs at least one layer")
-    _refuse_what_cannot_be_mixed(candidates)
+    _refuse_what_cannot_be_mixed([read_sublayer(name) for name in candidates])
     above = [read_sublayer(name) for name in in_building_order(candidates)]
     first = [sublayer for sublayer in above if not sublayer.kind.reads]
     return "".join(sublayer.text for sublayer in first + above * (layers - 1))
 
 
-def _refuse_what_cannot_be_mixed(candidates: Iterable[str]) -> None:
-    """Raises a UserError where a lazy candidate would read a distribution over other things than tokens."""
-    sublayers = [read_sublayer(name) for name in candidates]
-    lazy = next((sublayer for sublayer in sublayers if sublayer.kind.reads == DISTRIBUTION), None)
+def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
+    """Raise a UserError for an ``l`` that would read a distribution over other things than tokens.
+
+    Likewise for a ``k`` that would read keys of several kinds, or keys whose scores have learned parts of their own.
+    """
+    readers = {sublayer.kind.reads: sublayer.text for sublayer in sublayers}
+    lazy = readers.get(DISTRIBUTION)
     for sublayer in sublayers:
-        if lazy is None or DISTRIBUTION not in sublayer.kind.hands_on:
-            continue
-        if not all(choice.has_probabilities for choice in variant_classes(sublayer.values)):
+        variants = variant_classes(sublayer.values)
+        if lazy and DISTRIBUTION in sublayer.kind.hands_on and not all(each.has_probabilities for each in variants):
             raise UserError(
-                f"--candidates: {lazy.text} beside {sublayer.text}: a search mixes the distributions that {lazy.text} "
-                f"reuses, and that of {sublayer.text} is not one over tokens alone; leave one of the two out"
+                f"--candidates: {lazy} beside {sublayer.text}: a search mixes the distributions that {lazy} reuses, "
+                f"and that of {sublayer.text} is not one over tokens alone; leave one of the two out"
             )
-    _refuse_keys_that_cannot_be_mixed(sublayers)
-
-
-def _refuse_keys_that_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
-    """Raises a UserError where a ``k`` would read keys of several kinds, or keys whose scores learn on their own."""
-    consumer = next((sublayer.text for sublayer in sublayers if sublayer.kind.reads == KEYS_AND_VALUES), None)
-    producers = [sublayer for sublayer in sublayers if KEYS_AND_VALUES in sublayer.kind.hands_on]
+    consumer = readers.get(KEYS_AND_VALUES)
     if consumer is None:
         return
+    producers = [sublayer for sublayer in sublayers if KEYS_AND_VALUES in sublayer.kind.hands_on]
     if len(producers) > 1:
         raise UserError(
             f"--candidates: {consumer} beside {' and '.join(producer.text for producer in producers)}: a search mixes "
@@ -66,7 +66,7 @@ def _refuse_keys_that_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> N
             f"{consumer} out"
         )
     for producer in producers:
-        if any(choice.features(producer.values) & _LEARNING for choice in variant_classes(producer.values)):
+        if any(each.features(producer.values) & _LEARNED_FEATURES for each in variant_classes(producer.values)):
             raise UserError(
                 f"--candidates: {consumer} beside {producer.text}: a search mixes the keys and values that {consumer} "
                 f"reads, and not what each {producer.text} adds to their scores; leave one of the two out"
@@ -74,17 +74,19 @@ def _refuse_keys_that_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> N
 
 
 def in_building_order(candidates: Iterable[str]) -> list[str]:
-    """Identity, then what reads, then the others, each in the order given."""
+    """Return identity, then what reads, then the others, each in the order given."""
 
     def place(name: str) -> int:
         kind = read_sublayer(name).kind
-        return 0 if kind.is_identity else 1 if kind.reads else 2
+        if kind.is_identity:
+            return 0
+        return 1 if kind.reads else 2
 
     return sorted(candidates, key=place)
 
 
-class Choices(nn.Module):
-    """Architecture parameters of all layers, uniform at first (PAR Transformer, section 2.2).
+class Architecture(nn.Module):
+    """The parameters that weigh the candidates of all layers, uniform at first (PAR Transformer, section 2.2).
 
     Args:
         layers: L.
@@ -106,7 +108,7 @@ class Choices(nn.Module):
         self.temperature = 1.0
 
     def forward(self) -> Tensor:
-        """The weights m (L, K) of equation 4; rows sum to 1.
+        """Return the weights m (L, K) of equation 4, whose rows sum to 1.
 
         In training each call draws them anew by Gumbel-softmax; in evaluation they are the probabilities.
         """
@@ -115,20 +117,16 @@ class Choices(nn.Module):
         return F.gumbel_softmax(self._masked(), tau=self.temperature, dim=-1)
 
     def probabilities(self) -> Tensor:
-        """(L, K): the probability that each candidate is sampled."""
+        """Return the probability (L, K) that each candidate is sampled."""
         return self._masked().softmax(dim=-1)
 
     def entropy(self) -> float:
-        """Bits, the mean over layers: log2 K at first (less in a first layer without ``l``), 0 when all is decided."""
+        """Return the mean entropy of a layer in bits: log2 K at first (less without ``l``), 0 when all is decided."""
         probabilities = self.probabilities().detach()
         return -float(torch.xlogy(probabilities, probabilities).sum(dim=-1).mean()) / math.log(2)
 
     def _masked(self) -> Tensor:
         return self.logits.masked_fill(~self.allowed, float("-inf"))
-
-
-# Parts of scores that differ from one s to another of the same settings.
-_LEARNING = frozenset({"bias", "learned", "entmax"})
 
 
 class Mixture(nn.Module):
@@ -186,12 +184,12 @@ class Mixture(nn.Module):
         return mixed, carried
 
     def candidate(self, name: str) -> nn.Module:
-        """The sublayer of this name."""
+        """Return the sublayer of this name."""
         return self.sublayers[_key(name)]
 
 
 def _key(name: str) -> str:
-    """Key of a candidate's module; module names cannot have dots."""
+    """Return the key of a candidate's module; module names cannot have dots."""
     return name.replace(".", "_")
 
 
@@ -233,14 +231,17 @@ def _carried(below: Optional[MixedDistribution], own: list[tuple[Tensor, Tensor]
 def _carried_keys(below: Optional[Attention], own: Attention, weight: Tensor) -> Attention:
     if below is None:
         return own
-    keys, values = torch.lerp(below.k_BNKD, own.k_BNKD, weight), torch.lerp(below.values, own.values, weight)
-    return replace(own, k_BNKD=keys, values=values)
+    return replace(
+        own,
+        k_BNKD=torch.lerp(below.k_BNKD, own.k_BNKD, weight),
+        values=torch.lerp(below.values, own.values, weight),
+    )
 
 
 class Supernet(nn.Module):
     """A model of :func:`supernet_pattern` whose stack, `network`, gets its sublayers gathered into mixtures."""
 
-    def __init__(self, model: nn.Module, network: Stack, choices: Choices):
+    def __init__(self, model: nn.Module, network: Stack, architecture: Architecture):
         super().__init__()
         if network.reversible or network.checkpoints:
             raise UserError(
@@ -248,8 +249,8 @@ class Supernet(nn.Module):
                 "is computed anew; leave them out"
             )
         self.model = model
-        self.choices = choices
-        self.mixtures = _into_layers(network.sublayers, choices)
+        self.architecture = architecture
+        self.mixtures = _into_layers(network.sublayers, architecture)
         network.sublayers = nn.ModuleList(self.mixtures)
         if getattr(network, "embedding_norm", False):  # of every candidate; behind an identity its pattern has it
             for candidate in self.mixtures[0].sublayers.values():
@@ -258,25 +259,25 @@ class Supernet(nn.Module):
             network.attention_backend = "eager"  # mixing needs stored distributions
 
     def forward(self, *args, **kwargs) -> Any:
-        """The model's output, with weights drawn for this pass."""
-        for mixture, weights in zip(self.mixtures, self.choices().unbind(), strict=True):
+        """Return the model's output, with weights drawn for this pass."""
+        for mixture, weights in zip(self.mixtures, self.architecture().unbind(), strict=True):
             mixture.weights = weights
         return self.model(*args, **kwargs)
 
     def learn(self, architecture: bool) -> None:
-        """Sends gradients to the choices or to everything else; the other side costs nothing."""
+        """Send gradients to the architecture or to everything else; the other side costs nothing."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(not architecture)
-        self.choices.logits.requires_grad_(architecture)
+        self.architecture.logits.requires_grad_(architecture)
 
 
-def _into_layers(sublayers: nn.ModuleList, choices: Choices) -> list[Mixture]:
-    """The sublayers of a :func:`supernet_pattern`, gathered by layer."""
+def _into_layers(sublayers: nn.ModuleList, architecture: Architecture) -> list[Mixture]:
+    """Gather the sublayers of a :func:`supernet_pattern` by layer."""
     parts = iter(sublayers)
     mixtures = []
-    for allowed in choices.allowed.tolist():
-        names = [name for name, may in zip(choices.candidates, allowed, strict=True) if may]
+    for allowed in architecture.allowed.tolist():
+        names = [name for name, may in zip(architecture.candidates, allowed, strict=True) if may]
         layer = {name: next(parts) for name in in_building_order(names)}
-        mixtures.append(Mixture(layer, choices.candidates))
+        mixtures.append(Mixture(layer, architecture.candidates))
     assert next(parts, None) is None
     return mixtures

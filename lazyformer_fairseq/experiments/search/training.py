@@ -1,9 +1,8 @@
-"""A supernet is trained, an update at a time, until the search's updates are spent; it resumes to the bit.
+"""The gradient search of PAR Transformer (section 2): a supernet and its architecture learn in turn.
 
-It is of mixtures of all candidates, whose architecture learns too (PAR Transformer, section 2).
+It resumes to the bit.
 """
 
-import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_sublayer_flops
-from lazyformer_fairseq.experiments.search.latency import Prices, expected_latency, latency_of
-from lazyformer_fairseq.experiments.search.material import ARCHITECTURE_SHARE, Material, Part
+from lazyformer_fairseq.experiments.search.material import ARCHITECTURE_SHARE, Part
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Supernet
-from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.checkpoint_file import DamagedCheckpointError, check, named_errors, save
@@ -29,258 +25,213 @@ from lazyformer_fairseq.training.loop import moved
 from lazyformer_fairseq.training.muon import mark_matrices
 from lazyformer_fairseq.training.optimization import OptimizationConfig
 
-STATE, HISTORY = "state.pt", "history.jsonl"
-LOG_INTERVAL, SAVE_INTERVAL = 100, 500  # updates
+STATE = "state.pt"
+HISTORY = "history.jsonl"
+LOG_INTERVAL = 100  # updates
+SAVE_INTERVAL = 500
 # PAR Transformer, section 2.2, names the decays; FBNet, which it follows, the temperatures. LAMB is as in NVIDIA's
 # Transformer-XL: weight decay within the trust ratio, no bias correction, a bound of norms, gradients clipped.
 LAMB: Mapping[str, Any] = {
-    **{"optimizer": "nvlamb", "weight_decay": 1e-4, "no_bias_correction": True, "max_weight_norm": 10.0},
-    **{"lr_scheduler": "wsd", "warmup_ratio": 0.0, "decay_share": 0.0, "clip_norm": 0.25},
+    "optimizer": "nvlamb",
+    "weight_decay": 1e-4,
+    "no_bias_correction": True,
+    "max_weight_norm": 10.0,
+    "lr_scheduler": "wsd",
+    "warmup_ratio": 0.0,
+    "decay_share": 0.0,
+    "clip_norm": 0.25,
 }
 ARCHITECTURE_DECAY = 5e-4
-FIRST_TEMPERATURE, FINAL_TEMPERATURE = 5.0, 0.087
-ARCHITECTURE = 2 / 3  # of an update's cost: no gradient of weights
+FIRST_TEMPERATURE = 5.0
+FINAL_TEMPERATURE = 0.087
 
-# (model, batch) -> summed loss in nats, number of predictions: the first two of what a fairseq criterion returns
+# (model, batch) -> summed loss in nats, number of predictions
 Loss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]
 
 
 @dataclass
-class Cost:
-    """What was spent.
+class Updates:
+    """The updates made so far."""
 
-    Attributes:
-        weights_updates, architecture_updates: how many.
-        counted: updates of the baseline, by FLOPs.
-    """
+    weights: int = 0
+    architecture: int = 0
 
-    weights_updates: int = 0
-    architecture_updates: int = 0
-    counted: float = 0.0
-
-
-class Counting:
-    """FLOPs of a pattern and of a mixture of all candidates, in those of the baseline."""
-
-    def __init__(self, material: Material):
-        settings = material.settings
-        _, network = material.build_model(settings.baseline)
-        self.sizes, lengths = network.sizes, material.training_lengths
-        predicted = round(material.predicted_share * lengths[0])
-        self._count = lambda pattern: count_flops(pattern, self.sizes, *lengths, predicted=predicted)
-        self.baseline = self._count(settings.baseline)
-        names = [*settings.candidates, *split_sublayers(settings.baseline)]
-        each = {name: count_sublayer_flops(read_sublayer(name), self.sizes, *lengths) for name in names}
-        rest = self.baseline - sum(each[name] for name in split_sublayers(settings.baseline))
-        of_layer = sum(each[name] for name in settings.candidates)
-        self.mixture = (rest + settings.layers * of_layer) / self.baseline
-
-    def pattern(self, pattern: str) -> float:
-        return self._count(pattern) / self.baseline
+    @property
+    def total(self) -> int:
+        """Return their sum."""
+        return self.weights + self.architecture
 
 
-def temperature_at(spent: float, settings: SearchSettings) -> float:
-    """Of the Gumbel-softmax: constant while the architecture is, then exponential decay to the end of the search."""
-    share = max(spent - settings.constant_updates, 0) / (settings.max_updates - settings.constant_updates)
+def temperature_at(update: int, settings: SearchSettings) -> float:
+    """Return the Gumbel-softmax's temperature: constant while the architecture is, then decaying exponentially."""
+    share = max(update - settings.constant_updates, 0) / (settings.max_updates - settings.constant_updates)
     return FIRST_TEMPERATURE * (FINAL_TEMPERATURE / FIRST_TEMPERATURE) ** share
 
 
-def latency_nats(
-    prices: Prices, settings: SearchSettings, probabilities_LK: Tensor, candidates: tuple[str, ...], budget: float
-) -> Tensor:
-    """Nats that the architecture's loss pays for expected latency beyond a share of the baseline's."""
-    share = expected_latency(prices, probabilities_LK, candidates) / latency_of(prices, settings.baseline)
-    return settings.latency_price * (share - budget).clamp(min=0)
-
-
-def optimization_of(settings: SearchSettings) -> OptimizationConfig:
-    """How a supernet's weights learn: by the recipe laptop as a whole pattern's, else by LAMB at a constant rate."""
-    more = {"updates": settings.max_updates, "rate": settings.weights_lr, "seed": settings.seed}
+def weights_optimization(settings: SearchSettings) -> OptimizationConfig:
+    """Return how the weights learn: by the recipe laptop as those of one pattern, else by LAMB at a constant rate."""
+    options = LAPTOP if settings.recipe == "laptop" else LAMB
     return OptimizationConfig.from_options(
-        LAPTOP if settings.recipe == "laptop" else LAMB, **more, device=settings.device
+        options, updates=settings.max_updates, rate=settings.weights_lr, seed=settings.seed, device=settings.device
     )
 
 
 class RunningLoss:
-    """Mean loss since it was last read, in bits per prediction; only reading it waits for a GPU."""
+    """The mean loss since it was last read, in bits per prediction; only reading it waits for a GPU."""
 
     def __init__(self, device: torch.device):
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)
 
     def add(self, loss: Tensor, count: Tensor) -> None:
+        """Add the summed loss of some predictions, in nats."""
         self.sums += torch.stack([loss.double(), count.to(self.sums)])
 
     def read(self) -> float:
+        """Return the mean, and begin anew."""
         loss, count = self.sums.tolist()
         self.sums.zero_()
         return loss / count / math.log(2)
 
 
 class Batches:
-    """The batches of a part, epoch after epoch, from any place."""
+    """The batches of a part of the data, epoch after epoch, from any position."""
 
     def __init__(self, part: Part):
         self.part = part
-        self.epoch, self.position = 1, 0
+        self.epoch = 1
+        self.position = 0
         self._iterator: Optional[Iterator[list[dict[str, Any]]]] = None  # an epoch begins with its first batch
 
     def next(self) -> list[dict[str, Any]]:
-        """In its pieces."""
+        """Return the next batch, in its chunks."""
         if self.position == len(self.part):
-            self.epoch, self.position, self._iterator = self.epoch + 1, 0, None
+            self.epoch += 1
+            self.position = 0
+            self._iterator = None
         if self._iterator is None:
             self._iterator = iter(self.part.batches(self.epoch, self.position))
         self.position += 1
         return next(self._iterator)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position, and what the part carries."""
         return {"epoch": self.epoch, "position": self.position, "part": self.part.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.position = state["epoch"], state["position"]
+        """Go on from a position."""
+        self.epoch = state["epoch"]
+        self.position = state["position"]
         self._iterator = iter(self.part.batches(self.epoch, self.position)) if self.position else None
         self.part.load_state_dict(state["part"])
 
 
 class SupernetTraining:
-    """Trains mixtures until the next update would cost more than is left: weights are shared, each budget has choices.
+    """The training of a supernet's weights and architecture.
 
-    Budgets take turns. After the constant phase every n-th update is one of the architecture, n the inverse of the
-    share of its data. Rate, temperature and phases go by the cost spent; where there is no budget an update costs 1.
+    After the constant phase every n-th update is one of the architecture, where n is the inverse of its data's share.
 
     Args:
+        supernet: mixtures of all candidates.
+        settings: of the search.
+        loss_of: of a model on a batch.
         parts: of the data, (for the weights, for the architecture).
 
     Attributes:
-        choices: the architecture, for each budget its own.
         history: rows (update, loss, ...).
     """
 
-    def __init__(
-        self,
-        supernet: Supernet,
-        settings: SearchSettings,
-        loss_of: Loss,
-        parts: Sequence[Part],
-        prices: Prices,
-        counting: Counting,
-    ):
-        self.supernet, self.settings, self.loss_of = supernet.train(), settings, loss_of
-        self.prices, self.counting = prices, counting
+    def __init__(self, supernet: Supernet, settings: SearchSettings, loss_of: Loss, parts: Sequence[Part]):
+        self.supernet = supernet.train()
+        self.settings = settings
+        self.loss_of = loss_of
         self.batches = [Batches(part) for part in parts]
         mark_matrices(supernet.model)
-        self.optimization = optimization_of(settings)
+        self.optimization = weights_optimization(settings)
         self.weights = self.optimization.build_optimizer(supernet.model.parameters())
         self.schedule = self.optimization.build_schedule(self.weights)
-        self.budgets: Sequence[Optional[float]] = sorted(settings.budgets) or [None]
-        others = [copy.deepcopy(supernet.choices) for _ in self.budgets[1:]]
-        self.choices = nn.ModuleList([supernet.choices, *others])
-        how = {"lr": settings.architecture_lr, "weight_decay": ARCHITECTURE_DECAY}
-        self.architecture = [torch.optim.Adam(each.parameters(), **how) for each in self.choices]
-        self.spent = Cost()
+        self.architecture = torch.optim.Adam(
+            supernet.architecture.parameters(), lr=settings.architecture_lr, weight_decay=ARCHITECTURE_DECAY
+        )
+        self.made = Updates()
         self.history: list[dict[str, Any]] = []
         self.loss = RunningLoss(torch.device(settings.device))
 
-    @property
-    def updates(self) -> int:
-        return self.spent.weights_updates + self.spent.architecture_updates
-
-    def is_architecture(self) -> bool:
-        """Whether the next update is one of the architecture."""
-        every = round(1 / ARCHITECTURE_SHARE)
-        return self.spent.counted >= self.settings.constant_updates and self.updates % every == every - 1
-
-    def next_cost(self) -> float:
-        """Of the next update."""
-        if not self.settings.budgets:
-            return 1
-        return self.counting.mixture * (ARCHITECTURE if self.is_architecture() else 1)
-
     def update(self) -> tuple[Tensor, Tensor]:
-        """One update. Returns the summed loss in nats, without the price, and the number of predictions."""
-        is_architecture = self.is_architecture()
-        made = self.spent.architecture_updates if is_architecture else self.spent.weights_updates
-        number = made % len(self.budgets)
-        self.supernet.choices = self.choices[number]
-        self.supernet.choices.temperature = temperature_at(self.spent.counted, self.settings)
-        self.supernet.learn(is_architecture)
-        return self.learn_architecture(number) if is_architecture else self.learn_weights()
+        """Make one update; return the summed loss in nats, and the number of predictions."""
+        update = self.made.total
+        every = round(1 / ARCHITECTURE_SHARE)
+        is_of_architecture = update >= self.settings.constant_updates and update % every == every - 1
+        self.supernet.architecture.temperature = temperature_at(update, self.settings)
+        self.supernet.learn(is_of_architecture)
+        if is_of_architecture:
+            found = self.find_gradients(self.batches[1].next())
+            self.architecture.step()
+            self.architecture.zero_grad()
+            self.made.architecture += 1
+            return found
 
-    def learn_architecture(self, number: int) -> tuple[Tensor, Tensor]:
-        """Of the budget of this number, by PAR Transformer's equation 5."""
-        self.spent.architecture_updates += 1
-        choices, budget = self.choices[number], self.budgets[number]
-
-        def price() -> Tensor:
-            return latency_nats(self.prices, self.settings, choices.probabilities(), choices.candidates, budget)
-
-        found = self.find_gradients(self.batches[1].next(), None if budget is None else price)
-        self.architecture[number].step()
-        self.architecture[number].zero_grad()
-        return found
-
-    def run_in(self, folder: Path) -> None:
-        """Trains to the end, from the state in the folder if there is one."""
-        if (folder / STATE).exists():
-            self.load_state_dict(load_state(folder / STATE))
-            print(f"{folder}: resumes at update {self.updates}.")
-        most, spent = self.settings.max_updates, round(self.spent.counted)
-        with Progress(total=most, initial=spent, desc="supernet", unit=" updates") as bar:
-            while self.spent.counted + (cost := self.next_cost()) <= most:
-                self.loss.add(*self.update())
-                self.spent.counted += cost
-                bar.update(round(self.spent.counted) - bar.n)
-                if self.updates % LOG_INTERVAL == 0:
-                    bar.set_postfix_str(f"{self._log()['loss']:.2f} bits")
-                if self.updates % SAVE_INTERVAL == 0:
-                    save_state(folder, self.state_dict())
-        save_state(folder, self.state_dict())
-
-    def _log(self) -> dict[str, Any]:
-        loss = self.loss.read()
-        if not math.isfinite(loss):
-            raise UserError(
-                f"the loss is {loss} at update {self.updates}; give a lower --weights-lr, or look at the data"
-            )
-        row = {"update": self.updates, "loss": loss, "counted": self.spent.counted}
-        row |= {"temperature": self.supernet.choices.temperature, "entropy": [each.entropy() for each in self.choices]}
-        self.history.append(row)
-        return row
-
-    def learn_weights(self) -> tuple[Tensor, Tensor]:
-        self.spent.weights_updates += 1
         found = self.find_gradients(self.batches[0].next())
         if self.optimization.clip_norm:
             nn.utils.clip_grad_norm_(self.supernet.model.parameters(), self.optimization.clip_norm)
-        self.schedule.step_update(round(self.spent.counted))
+        self.schedule.step_update(update)
         self.weights.optimizer.step()
         self.weights.optimizer.zero_grad()
+        self.made.weights += 1
         return found
 
-    def find_gradients(
-        self, pieces: Sequence[dict[str, Any]], price: Optional[Callable[[], Tensor]] = None
-    ) -> tuple[Tensor, Tensor]:
-        """Of the mean loss over the pieces of a batch, and of what `price` adds. Returns as :meth:`update` does."""
-        found = []
-        for piece in pieces:
-            loss, count = self.loss_of(self.supernet, moved(piece, self.settings.device))
-            mean = loss / count
-            ((mean if price is None else mean + price()) / len(pieces)).backward()
-            found.append((loss.detach(), torch.as_tensor(count).detach()))
-        losses, counts = zip(*found, strict=True)
+    def find_gradients(self, chunks: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+        """Add the gradients of the mean loss over the chunks of a batch; return as :meth:`update` does."""
+        losses = []
+        counts = []
+        for chunk in chunks:
+            loss, count = self.loss_of(self.supernet, moved(chunk, self.settings.device))
+            (loss / count / len(chunks)).backward()
+            losses.append(loss.detach())
+            counts.append(torch.as_tensor(count).detach())
         return sum(losses), sum(counts)
 
+    def run_in(self, folder: Path) -> None:
+        """Train to the end, from the state in the folder if there is one."""
+        if (folder / STATE).exists():
+            self.load_state_dict(load_state(folder / STATE))
+            print(f"{folder}: resumes at update {self.made.total}.")
+        most = self.settings.max_updates
+        with Progress(total=most, initial=self.made.total, desc="supernet", unit=" updates") as progress:
+            while self.made.total < most:
+                self.loss.add(*self.update())
+                progress.update(1)
+                if self.made.total % LOG_INTERVAL == 0:
+                    progress.set_postfix_str(f"{self._log():.2f} bits")
+                if self.made.total % SAVE_INTERVAL == 0:
+                    save_state(folder, self.state_dict())
+        save_state(folder, self.state_dict())
+
+    def _log(self) -> float:
+        loss = self.loss.read()
+        update = self.made.total
+        if not math.isfinite(loss):
+            raise UserError(f"the loss is {loss} at update {update}; give a lower --weights-lr, or look at the data")
+        architecture = self.supernet.architecture
+        row = {
+            "update": update,
+            "loss": loss,
+            "temperature": architecture.temperature,
+            "entropy": architecture.entropy(),
+        }
+        self.history.append(row)
+        return loss
+
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the training depends on; plain values and tensors."""
+        """Return everything that the rest of the training depends on, as plain values and tensors."""
         state = {
             "model": self.supernet.model.state_dict(),
             "weights": self.weights.optimizer.state_dict(),
-            "choices": self.choices.state_dict(),
-            "architecture": [optimizer.state_dict() for optimizer in self.architecture],
+            "logits": self.supernet.architecture.state_dict(),
+            "architecture": self.architecture.state_dict(),
             "batches": [batches.state_dict() for batches in self.batches],
             "random": torch.get_rng_state(),
             "loss": self.loss.sums,
-            "spent": asdict(self.spent),
+            "made": asdict(self.made),
             "history": self.history,
         }
         if self.settings.device == "cuda":
@@ -288,27 +239,33 @@ class SupernetTraining:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
         self.supernet.model.load_state_dict(state["model"])
         self.weights.optimizer.load_state_dict(state["weights"])
-        self.choices.load_state_dict(state["choices"])
-        for name in ("architecture", "batches"):
-            for each, kept in zip(getattr(self, name), state[name], strict=True):
-                each.load_state_dict(kept)
+        self.supernet.architecture.load_state_dict(state["logits"])
+        self.architecture.load_state_dict(state["architecture"])
+        for batches, of_part in zip(self.batches, state["batches"], strict=True):
+            batches.load_state_dict(of_part)
         self.loss.sums.copy_(state["loss"])
-        self.spent, self.history = Cost(**state["spent"]), state["history"]
+        self.made = Updates(**state["made"])
+        self.history = state["history"]
         torch.set_rng_state(state["random"])
         if "random_cuda" in state:
             torch.cuda.set_rng_state(state["random_cuda"])
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
-    """Writes the state, then the history in it as JSON lines."""
+    """Write the state, then the history in it as JSON lines."""
     save(state, folder / STATE)
     write_text(folder / HISTORY, "".join(json.dumps(row) + "\n" for row in state["history"]))
 
 
 def load_state(file: Path) -> dict[str, Any]:
-    """A saved state, on the CPU (UserError where it is damaged, or holds anything else)."""
+    """Return a saved state, on the CPU.
+
+    Raises:
+        UserError: it is damaged, or holds anything but tensors and plain values.
+    """
     with named_errors(file):
         try:
             check(file)

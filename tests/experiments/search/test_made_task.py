@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.experiments.search import training
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
-from lazyformer_fairseq.experiments.search.supernet import Choices, Supernet, supernet_pattern
+from lazyformer_fairseq.experiments.search.supernet import Architecture, Supernet, supernet_pattern
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 
 SYMBOLS = 12
@@ -71,11 +71,11 @@ def found(seed: int, folder: Path) -> torch.Tensor:
     settings = SearchSettings(
         "", "", "", "sfsf", constant_updates=240, max_updates=240 + 36 * 8, weights_lr=2e-2, architecture_lr=5e-2
     )
-    supernet = Supernet(model, model.encoder, Choices(2, CANDIDATES))
+    supernet = Supernet(model, model.encoder, Architecture(2, CANDIDATES))
     parts = (Questions(24, seed), Questions(12, seed + 500))
-    search = training.SupernetTraining(supernet, settings, loss_of, parts, {}, None)
+    search = training.SupernetTraining(supernet, settings, loss_of, parts)
     search.run_in(folder)
-    return search.choices[0].probabilities().detach()[:, CANDIDATES.index("s")]
+    return supernet.architecture.probabilities().detach()[:, CANDIDATES.index("s")]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Whole searches at tiny size: one pattern, and fronts by every method; resuming, refusals; by the command."""
+"""Whole searches at tiny size: one pattern, and fronts; resuming, refusals; by the command."""
 
 import functools
 import json
@@ -13,13 +13,10 @@ from helpers import assert_equal_state, golden_experiments, mostly_slow
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.costs.latency import peak_memory
-from lazyformer_fairseq.evaluation.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.experiments.search import latency, material, training
 from lazyformer_fairseq.experiments.search.halving import Trainings
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
-from lazyformer_fairseq.experiments.search.supernet import supernet_pattern
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.storage.json_files import read_checked_json
 from lazyformer_fairseq.training.loop import TrainingLoop
@@ -33,6 +30,7 @@ OPTIONS = (
     f"--constant-updates 4 {SMALL}"
 )
 FRONT = "--evaluations 7 --budgets 0.6,1.0 --rungs 2 --validation-tokens 256"
+WORDS = {"front": FRONT.split(), "gradient": []}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,11 +59,12 @@ def search(data_folder, prices):
 
 @pytest.fixture(scope="module")
 def finished(search, tmp_path_factory) -> Callable[[str], Path]:
-    """By a method's name the folder of a front that it found, beside its control."""
+    """By its name the folder of a finished search: a front, or one pattern by gradient descent."""
 
     @functools.cache
-    def folder(method: str) -> Path:
-        search(out := tmp_path_factory.mktemp(method) / "out", *FRONT.split(), "--method", method)
+    def folder(kind: str) -> Path:
+        out = tmp_path_factory.mktemp(kind) / "out"
+        search(out, *WORDS[kind])
         return out
 
     return folder
@@ -75,13 +74,11 @@ def result_of(folder: Path) -> dict:
     return read_checked_json(folder / "result.json")
 
 
-@pytest.mark.parametrize("method", mostly_slow(["halving", "gradient", "random"], "halving"))
-def test_a_method_finds_a_front_beside_its_control(method, search, finished):
-    out = finished(method)
+def test_a_front_stands_beside_its_control(search, finished):
+    out = finished("front")
     result, table = result_of(out), (out / "table.md").read_text()
     baseline = latency_of(PRICES, "sfsf")
-    fronts = [name for name in ("found", "control", "largest", "ratio") if name in result]
-    assert ("control" in result) == (method != "random") and fronts[-1] == "ratio"
+    fronts = ["found", "control", "largest", "ratio"]
     for front in fronts:
         points = [point for point in result[front]["points"] if point["pattern"]]
         assert len(points) == 2 or front == "ratio"
@@ -95,18 +92,11 @@ def test_a_method_finds_a_front_beside_its_control(method, search, finished):
     losses = {each["pattern"]: each["losses"] for each in result["trained"]}
     drawn = [pattern for pattern, of_rungs in losses.items() if of_rungs[0] is not None]
     cost, lengths = result["found"]["cost"], result["settings"]["lengths"]
-    assert lengths == ([20] if method == "random" else [6, 20])
-    assert cost["patterns"] == 7 and cost["trained_whole"] == (7 if method == "random" else 2)
-    if method != "random":
-        assert len(drawn) == 7 and result["control"]["method"] == "random, the control"
-        assert result["control"]["cost"]["counted"] == pytest.approx(cost["counted"], abs=20)
-    if method == "gradient":
-        assert cost["counted"] > 20  # the supernet
-        history = [json.loads(line)["loss"] for line in (out / "history.jsonl").read_text().splitlines()]
-        golden = golden_experiments("search gradient")["history"]
-        assert history[: len(golden)] == pytest.approx(golden, rel=1e-3)
-    for file in ("front.png", *(("probabilities.png",) if method == "gradient" else ())):
-        assert (out / file).read_bytes().startswith(b"\x89PNG")
+    assert lengths == [6, 20] and len(drawn) == 7
+    assert cost["patterns"] == 7 and cost["trained_whole"] == 2
+    assert result["control"]["method"] == "random, the control"
+    assert result["control"]["cost"]["counted"] == pytest.approx(cost["counted"], abs=20)
+    assert (out / "front.png").read_bytes().startswith(b"\x89PNG")
     assert not [*out.glob("**/trunk.pt")], "what nothing goes on from takes no place"
     assert {path.parent.name for path in out.glob("trainings/**/*.pt")} == {"20"}
     points = [each for front in fronts for each in result[front]["points"] if each["pattern"]]
@@ -116,16 +106,16 @@ def test_a_method_finds_a_front_beside_its_control(method, search, finished):
     assert 5 < result["unigram_loss"] < 9 and f"Unigram loss: {result['unigram_loss']:.2f} (bits)" in table
     (out / "table.md").unlink()
     (out / "front.png").write_bytes(b"damaged")
-    assert "finished" in search(out, *FRONT.split(), "--method", method) and result_of(out) == result
+    assert "finished" in search(out, *FRONT.split()) and result_of(out) == result
     assert (out / "table.md").read_text() == table and (out / "front.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="other settings .*evaluations"):
-        search(out, *FRONT.split(), "--method", method, "--evaluations", "8")
+        search(out, *FRONT.split(), "--evaluations", "8")
 
 
 def test_what_goes_on_is_to_the_bit_what_it_would_be_from_scratch(finished, data_folder, prices, tmp_path):
     """And the best of each budget go on."""
-    result, given = result_of(finished("halving")), SMALL.split()
-    more = {"method": "halving", "budgets": (0.6, 1.0), "rungs": 2, "max_updates": 20, "validation_tokens": 256}
+    result, given = result_of(finished("front")), SMALL.split()
+    more = {"budgets": (0.6, 1.0), "rungs": 2, "max_updates": 20, "validation_tokens": 256}
     settings = SearchSettings(
         str(data_folder), "masked-lm", "bert_tiny", "sfsf", ("s", "l", "f", "identity"), **more, fairseq_options=given
     )
@@ -142,8 +132,8 @@ def test_what_goes_on_is_to_the_bit_what_it_would_be_from_scratch(finished, data
 
 @pytest.mark.slow
 def test_trainings_in_processes_of_their_own_come_to_the_same(search, finished, tmp_path):
-    search(tmp_path / "out", *FRONT.split(), "--method", "halving", "--alone")
-    assert result_of(tmp_path / "out")["trained"] == result_of(finished("halving"))["trained"]
+    search(tmp_path / "out", *FRONT.split(), "--alone")
+    assert result_of(tmp_path / "out")["trained"] == result_of(finished("front"))["trained"]
 
 
 @pytest.mark.slow
@@ -177,10 +167,10 @@ class Killed(BaseException):
     """Stands for a signal: nothing of ours catches it."""
 
 
-@pytest.mark.parametrize("method", mostly_slow(["gradient", "halving"], "halving"))
-def test_a_search_killed_anywhere_ends_as_one_that_was_not(method, search, finished, tmp_path, monkeypatch):
-    places = {"gradient": (training, "save_state"), "halving": (TrainingLoop, "save")}
-    (where, name), saves, whole, out = places[method], [], finished(method), tmp_path / "killed"
+@pytest.mark.parametrize("kind", mostly_slow(["gradient", "front"], "front"))
+def test_a_search_killed_anywhere_ends_as_one_that_was_not(kind, search, finished, tmp_path, monkeypatch):
+    places = {"gradient": (training, "save_state"), "front": (TrainingLoop, "save")}
+    (where, name), saves, whole, out = places[kind], [], finished(kind), tmp_path / "killed"
     save = getattr(where, name)
 
     def save_and_die(*given, **more):
@@ -191,10 +181,10 @@ def test_a_search_killed_anywhere_ends_as_one_that_was_not(method, search, finis
 
     monkeypatch.setattr(training, "SAVE_INTERVAL", 2)
     monkeypatch.setattr(where, name, save_and_die)
-    words, kills = (out, *FRONT.split(), "--method", method), 0
+    kills = 0
     while not (out / "result.json").exists():
         try:
-            search(*words)
+            search(out, *WORDS[kind])
         except Killed:
             kills += 1
     assert kills >= 3
@@ -214,7 +204,7 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
     assert result["settings"]["data"] == data_folder.name and prices["s"] > 0
     assert "control" not in result
     cost, (point,) = result["found"]["cost"], result["found"]["points"]
-    assert cost == {"weights_updates": 12, "architecture_updates": 8, "counted": 20}
+    assert cost == {"weights_updates": 12, "architecture_updates": 8}
     assert not (out / "front.png").exists() and result["trained"] == []
     assert "--recipe adam --batch-size 128" in (out / "table.md").read_text()
     (rows,) = result["probabilities"]
@@ -225,12 +215,15 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
         by_layer += max(shares, key=shares.get)
     assert point["by_layer"] == by_layer
     assert point["predicted"] == pytest.approx(latency_of(prices, expand(point["pattern"])))
+    assert (out / "probabilities.png").read_bytes().startswith(b"\x89PNG")
     rows = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    golden = golden_experiments("search gradient")["history"]
+    assert [row["loss"] for row in rows] == pytest.approx(golden, rel=1e-3)
     assert rows[-1]["update"] == 20 and all(row["temperature"] == 5.0 for row in rows if row["update"] <= 4)
 
 
 def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_does(data_folder):
-    """With all weight on one candidate of each layer, on the same batches, an update costing 1.4; it resumes once."""
+    """With all weight on one candidate of each layer, on the same batches; it resumes once."""
     names, chosen = ("s", "l", "f", "identity"), ("s", "f", "l", "f")
     how = {"recipe": "laptop", "max_updates": 10, "constant_updates": 9, "batch_size": 32}
     settings = SearchSettings(
@@ -240,9 +233,8 @@ def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_d
     rows = torch.eye(4)[[names.index(name) for name in chosen]]
 
     def fresh() -> training.SupernetTraining:
-        of_data = (given.loss_of, given.parts(), PRICES, training.Counting(given))
-        made = training.SupernetTraining(given.build_supernet(), settings, *of_data)
-        made.supernet.choices.forward = lambda: rows
+        made = training.SupernetTraining(given.build_supernet(), settings, given.loss_of, given.parts())
+        made.supernet.architecture.forward = lambda: rows
         return made
 
     trained = fresh()
@@ -258,8 +250,7 @@ def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_d
     schedule = optimization.build_schedule(optimizer)
     for update in range(7):  # the rate falls from the sixth on
         trained.update()
-        trained.spent.counted += 1.4
-        schedule.step_update(round(1.4 * update))
+        schedule.step_update(update)
         ((loss, count),) = [given.loss_of(model, piece) for piece in batches.next()]
         (loss / count).backward()
         optimizer.optimizer.step()
@@ -282,17 +273,16 @@ OF_TEXT = ("--tgt-len", "8", "--mem-len", "8", "--adaptive-softmax-cutoff", "")
 @pytest.mark.parametrize(("task", "arch", "options"), [
     ("masked-lm", "bert_tiny", SMALL.split()), ("language-model", "transformer_xl_tiny", OF_TEXT),
 ])  # fmt: skip
-def test_an_update_in_pieces_is_that_of_the_whole(task, arch, options, data_folder, lm_data):
-    """But for rounding; of masked text, whose pieces predict unequal numbers of words, the losses are."""
+def test_an_update_in_chunks_is_that_of_the_whole(task, arch, options, data_folder, lm_data):
+    """Except for rounding; of masked text, whose chunks predict unequal numbers of words, the losses are."""
     found = []
-    for parts in (None, 2):
+    for chunks in (1, 2):
         data, dropless = lm_data if "xl" in arch else data_folder, ("--dropout", "0", "--activation-dropout", "0")
-        more = {"batch_size": 8, "update_freq": parts, "prices": PRICES}
+        more = {"batch_size": 8, "update_freq": chunks, "prices": PRICES}
         settings = SearchSettings(str(data), task, arch, "sfsf", **more, fairseq_options=(*options, *dropless))
         given = material.Material(settings)
-        of_data = (given.loss_of, given.parts(), PRICES, training.Counting(given))
-        trained = training.SupernetTraining(given.build_supernet(), settings, *of_data)
-        trained.supernet.choices.eval()  # else each piece draws its own mixture
+        trained = training.SupernetTraining(given.build_supernet(), settings, given.loss_of, given.parts())
+        trained.supernet.architecture.eval()  # else each chunk draws its own mixture
         losses = [trained.find_gradients(trained.batches[0].next()) for _ in range(2)]
         weights = trained.supernet.model.parameters()
         found.append((losses, [weight.grad for weight in weights if weight.grad is not None]))
@@ -300,39 +290,6 @@ def test_an_update_in_pieces_is_that_of_the_whole(task, arch, options, data_fold
     torch.testing.assert_close(whole, divided, atol=1e-5, rtol=1e-5)
     if task == "language-model":
         torch.testing.assert_close(gradients, others, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("parts", [None, 4])
-def test_memory_of_an_update_is_that_of_a_training_of_all_candidates(parts, lm_data):
-    """As the plan of PAR's search counts it."""
-    sizes = "--tgt-len 64 --mem-len 64 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512 --decoder-attention-heads 4"
-    more = ("--adaptive-softmax-cutoff", "", "--decoder-normalize-before", "--attention-backend", "eager")
-    given = {"batch_size": 8, "update_freq": parts, "prices": PRICES, "fairseq_options": (*sizes.split(), *more)}
-    settings = SearchSettings(str(lm_data), "language-model", "transformer_xl_tiny", "sf" * 6, **given)
-    built = material.Material(settings)
-    of_data = (built.loss_of, built.parts(), PRICES, training.Counting(built))
-    trained = training.SupernetTraining(built.build_supernet(), settings, *of_data)
-    for _ in range(2):  # the optimizer's moments are there from the first on
-        trained.update()
-    states = [value for state in trained.weights.optimizer.state.values() for value in state.values()]
-    memories = [state for memory in trained.batches[0].part.memories for state in memory.states]
-    kept = filter(torch.is_tensor, [*trained.supernet.parameters(), *states, *memories])
-    held = sum(each.numel() * each.element_size() for each in kept)
-    job = job_of_arch("transformer_xl_tiny", len(built.dictionary))
-    options = vars(built.options)
-    options |= {"sublayer_pattern": supernet_pattern(settings.candidates, settings.layers), "tgt_len": 64}
-    counted = with_options(job, options).count_memory(8 // (parts or 1), "fp32", "cpu", "eager", bool(parts)).peak
-    assert counted == pytest.approx(held + peak_memory(trained.update, "cpu"), rel=0.15)
-
-
-def test_a_high_price_on_attention_leaves_none_of_it(search, tmp_path):
-    (tmp_path / "prices.json").write_text(json.dumps({"s": 100.0, "f": 1.0, "l": 1.0}))
-    price = ("--latency-price", "100", "--architecture-lr", "0.2", "--latencies", str(tmp_path / "prices.json"))
-    words = "--method gradient --budgets 0.1 --evaluations 1 --rungs 1 --no-control --validation-tokens 64"
-    search(tmp_path / "out", *words.split(), *price)
-    (rows,) = result_of(tmp_path / "out")["probabilities"]
-    assert max(row[0] for row in rows) < 0.3
-    assert "s" not in result_of(tmp_path / "out")["found"]["points"][0]["pattern"]
 
 
 @pytest.mark.slow
@@ -351,20 +308,20 @@ def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "name", "message"),
+    ("kind", "name", "message"),
     [
-        ("halving", "trainings/000/20/checkpoint_last.pt", "checkpoint_last.pt: truncated"),
-        ("halving", "thesis.tex", "holds no search"),
+        ("front", "trainings/000/20/checkpoint_last.pt", "checkpoint_last.pt: truncated"),
+        ("front", "thesis.tex", "holds no search"),
         pytest.param("gradient", "state.pt", "state.pt: truncated", marks=pytest.mark.slow),
     ],
 )
-def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, method, name, message):
+def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, kind, name, message):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(b"PK")
     if name != "thesis.tex":
-        (tmp_path / "settings.json").write_text((finished(method) / "settings.json").read_text())
+        (tmp_path / "settings.json").write_text((finished(kind) / "settings.json").read_text())
     with pytest.raises(UserError, match=message):
-        search(tmp_path, *FRONT.split(), "--method", method)
+        search(tmp_path, *WORDS[kind])
     assert (tmp_path / name).read_bytes() == b"PK"
 
 
@@ -389,10 +346,6 @@ def test_a_recipe_sets_options_of_models_and_text_where_the_task_has_it(budgets,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--method evolution", "evolution went: .* take halving"),
-        ("--method chance", "chance: is one of halving, gradient, random"),
-        ("--budgets 0.5 --latency-price 0.5", "--latency-price 0.5: is for --method gradient"),
-        ("--method gradient --latency-price 0.5", "--latency-price 0.5: .* give --budgets"),
         ("--budgets 0.5,x", "'--budgets': 'x' is not a valid float"),
         ("--budgets 0.5,0.5", "'--budgets': 0.5 is there twice"),
         ("--budgets 0.01", "no pattern of these candidates .* costs less"),

@@ -11,7 +11,7 @@ from torch import nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.space import letters
-from lazyformer_fairseq.experiments.search.supernet import Choices, Supernet, supernet_pattern
+from lazyformer_fairseq.experiments.search.supernet import Architecture, Supernet, supernet_pattern
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -36,17 +36,17 @@ def make_network(kind, pattern, **more):
 
 def make_supernet(candidates, kind=Encoder, layers=LAYERS, **more):
     network = make_network(kind, supernet_pattern(candidates, layers), **more)
-    return Supernet(network, network, Choices(layers, candidates))
+    return Supernet(network, network, Architecture(layers, candidates))
 
 
 def fix_weights(supernet, rows):
     """Makes the supernet use given weights in place of drawn ones."""
-    supernet.choices.forward = lambda: rows
+    supernet.architecture.forward = lambda: rows
 
 
 def naive(supernet, rows, x, shared):
     """Equation 4 and the carried distribution, term by term."""
-    names, carried, all_carried = supernet.choices.candidates, None, []
+    names, carried, all_carried = supernet.architecture.candidates, None, []
     for mixture, row in zip(supernet.mixtures, rows, strict=True):
         total = torch.zeros_like(x)
         kept = None
@@ -71,7 +71,7 @@ def naive(supernet, rows, x, shared):
 def test_outputs_and_gradients_are_those_of_equation_4(candidates, normalize_before):
     supernet = make_supernet(candidates, normalize_before=normalize_before)
     network = supernet.model
-    rows = supernet.choices().detach().requires_grad_()
+    rows = supernet.architecture().detach().requires_grad_()
     fix_weights(supernet, rows)
     tokens = torch.randint(2, 11, (2, 5))
     found, _ = supernet(tokens)
@@ -143,7 +143,7 @@ def test_keys_that_do_not_mix_are_refused(candidates, why):
 @pytest.mark.parametrize("temperature", [5.0, 0.5, 0.05])
 def test_memory_goes_to_every_layer_and_carried_distributions_are_distributions(temperature):
     supernet = make_supernet(CANDIDATES, CausalDecoder, layers=4)
-    supernet.choices.temperature = temperature
+    supernet.architecture.temperature = temperature
     carried, memory = [], StreamMemory()
     for mixture in supernet.mixtures:
         mixture.register_forward_hook(lambda module, inputs, output: carried.append(output[1][DISTRIBUTION]))
@@ -164,7 +164,7 @@ def test_only_one_side_learns(architecture):
     supernet = make_supernet(WITHOUT_LAZY)
     supernet.learn(architecture)
     supernet(torch.randint(2, 11, (2, 5)))[0].square().sum().backward()
-    assert (supernet.choices.logits.grad is not None) == architecture
+    assert (supernet.architecture.logits.grad is not None) == architecture
     assert all((parameter.grad is None) == architecture for parameter in supernet.model.parameters())
 
 
@@ -182,29 +182,29 @@ def test_an_s_is_read_just_where_an_l_is_above_and_keeps_nothing_else():
 
 
 def test_weights_are_uniform_at_first_drawn_anew_in_training_and_never_lazy_in_the_first_layer():
-    choices = Choices(3, ("s", "f", "identity"))
-    assert choices.probabilities().allclose(torch.full((3, 3), 1 / 3))
-    assert choices.entropy() == pytest.approx(math.log2(3))
-    for choices.temperature in (5.0, 0.1):
-        assert choices().sum(dim=-1).allclose(torch.ones(3)) and not torch.equal(choices(), choices())
-    choices.eval()
-    assert torch.equal(choices(), choices.probabilities())
-    choices, column = Choices(3, CANDIDATES), CANDIDATES.index("l")
-    for weights in (choices(), choices.probabilities()):
+    architecture = Architecture(3, ("s", "f", "identity"))
+    assert architecture.probabilities().allclose(torch.full((3, 3), 1 / 3))
+    assert architecture.entropy() == pytest.approx(math.log2(3))
+    for architecture.temperature in (5.0, 0.1):
+        assert architecture().sum(dim=-1).allclose(torch.ones(3)) and not torch.equal(architecture(), architecture())
+    architecture.eval()
+    assert torch.equal(architecture(), architecture.probabilities())
+    architecture, column = Architecture(3, CANDIDATES), CANDIDATES.index("l")
+    for weights in (architecture(), architecture.probabilities()):
         assert weights[0, column] == 0 and (weights[1:, column] > 0).all()
-    choices().square().sum().backward()
-    assert choices.logits.grad.isfinite().all() and choices.logits.grad[0, column] == 0
+    architecture().square().sum().backward()
+    assert architecture.logits.grad.isfinite().all() and architecture.logits.grad[0, column] == 0
 
 
 def test_the_most_probable_candidate_is_drawn_as_often_as_it_is_probable():
     """At any temperature (Maddison et al., 2017): so the mean latency of what is drawn is that of the probabilities."""
     torch.manual_seed(1)
-    choices = Choices(2000, ("s", "f", "identity"))
+    architecture = Architecture(2000, ("s", "f", "identity"))
     with torch.no_grad():
-        choices.logits += torch.tensor([1.0, 0.0, -1.0])
-    choices.temperature = 5.0
-    drawn = torch.stack([choices().argmax(dim=-1) for _ in range(10)]).flatten().bincount() / 20_000
-    assert drawn.allclose(choices.probabilities()[0], atol=0.02)
+        architecture.logits += torch.tensor([1.0, 0.0, -1.0])
+    architecture.temperature = 5.0
+    drawn = torch.stack([architecture().argmax(dim=-1) for _ in range(10)]).flatten().bincount() / 20_000
+    assert drawn.allclose(architecture.probabilities()[0], atol=0.02)
 
 
 INPUTS = torch.arange(4, 10).unsqueeze(0)
@@ -238,8 +238,8 @@ def test_a_supernet_mixes_it_or_refuses_it_by_name(direction, s):
             supernet_pattern(candidates, 2)
         candidates = ("s", s, "f")
     network = build(direction, supernet_pattern(candidates, 3))
-    supernet = Supernet(network, network, Choices(3, candidates).double())
+    supernet = Supernet(network, network, Architecture(3, candidates).double())
     features = run(supernet, tokens())
     features.sin().sum().backward()
     assert features.isfinite().all()
-    assert supernet.choices.logits.grad[:, 1].abs().min() > 0
+    assert supernet.architecture.logits.grad[:, 1].abs().min() > 0

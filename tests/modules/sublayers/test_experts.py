@@ -17,7 +17,7 @@ from trained_encoders import trained
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_parameters, count_sublayer_flops
-from lazyformer_fairseq.experiments.search.supernet import Choices, Supernet, supernet_pattern
+from lazyformer_fairseq.experiments.search.supernet import Architecture, Supernet, supernet_pattern
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
@@ -234,11 +234,11 @@ def test_recomputed_activations_learn_the_same_and_tell_validation_nothing():
 def test_a_search_mixes_experts_and_takes_their_loss_of_what_ran():
     candidates = ("s", "f", "f[experts=4]", "identity")
     network = build(ENCODER, supernet_pattern(candidates, 2))
-    supernet = Supernet(network, network, Choices(2, candidates)).double().train()
+    supernet = Supernet(network, network, Architecture(2, candidates)).double().train()
     supernet(tokens())[0].square().sum().backward()
     told = network.take_told()
     assert told.wanted > 0 and told.loss >= 2 * network.experts_loss * 0.9 and network.take_told() is None
-    assert supernet.choices.logits.grad.abs().sum() > 0
+    assert supernet.architecture.logits.grad.abs().sum() > 0
 
 
 def test_a_warm_start_has_as_many_experts_or_begins_with_experts_that_add_nothing():

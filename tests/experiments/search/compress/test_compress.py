@@ -18,7 +18,8 @@ from trained_encoders import trained, write_encoder
 
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.compress import choices as compress
+from lazyformer_fairseq.experiments.search.compress import candidates as compress
+from lazyformer_fairseq.experiments.search.compress import selection
 from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Losses, Measured, compare
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.patterns.grammar import expand, places_read, plan
@@ -27,31 +28,31 @@ from lazyformer_fairseq.training.warm_start.losses import BlockLosses, masked_lm
 from lazyformer_fairseq.training.warm_start.start import Trained, start_from
 
 
-def choices_of(pattern: str, *names: str, longest: int = 128) -> compress.Choices:
+def candidates_of(pattern: str, *names: str, longest: int = 128) -> compress.Candidates:
     own = plan(pattern, ENCODER)
-    return compress.Choices.of(
+    return compress.Candidates.of(
         own, compress.read_candidates(names) if names else compress.default_candidates(own, longest)
     )
 
 
-def texts(choices: compress.Choices) -> list[list[str]]:
-    return [[option.text for option in options] for options in choices.options]
+def texts(candidates: compress.Candidates) -> list[list[str]]:
+    return [[option.text for option in options] for options in candidates.options]
 
 
 def test_by_default_whatever_takes_the_weights_and_a_feed_forward_for_an_attention():
     s = ["s", "s[window=8]", "s[window=16]", "s[window=32]", "l", "k", "f", "-"]
-    assert texts(choices_of("sf")) == [s, ["f", "-"]]
-    lazy, windowed = (texts(choices_of(pattern))[-2] for pattern in ("slf", "s[window=8]f"))
+    assert texts(candidates_of("sf")) == [s, ["f", "-"]]
+    lazy, windowed = (texts(candidates_of(pattern))[-2] for pattern in ("slf", "s[window=8]f"))
     assert lazy == ["l", "s", *s[1:4], "k", "f", "-"]
     assert windowed == ["s[window=8]", "s", *s[2:]]
-    assert texts(choices_of("s-f"))[1] == ["-"]
-    assert texts(choices_of("sf", "c")) == [["s", "c"], ["f"]]
-    users = texts(choices_of("sf", "identity", "s[window=3,global=1]"))
+    assert texts(candidates_of("s-f"))[1] == ["-"]
+    assert texts(candidates_of("sf", "c")) == [["s", "c"], ["f"]]
+    users = texts(candidates_of("sf", "identity", "s[window=3,global=1]"))
     assert users == [["s", "-", "s[window=3,global=1]"], ["f", "-"]]
     with registered(LOCAL_MEAN):  # somebody else's kind is a candidate where the model has it
         letter = LOCAL_MEAN.letter
-        assert all(letter not in options for options in texts(choices_of("sf")))
-        assert texts(choices_of(f"s{letter}"))[1] == [letter, "-"]
+        assert all(letter not in options for options in texts(candidates_of("sf")))
+        assert texts(candidates_of(f"s{letter}"))[1] == [letter, "-"]
     with pytest.raises(UserError, match="--candidates: 'x' is no sublayer"):
         compress.read_candidates(["x"])
 
@@ -59,10 +60,13 @@ def test_by_default_whatever_takes_the_weights_and_a_feed_forward_for_an_attenti
 @pytest.mark.parametrize("pattern", ["ssfs", "sls[window=2]", "skf"])
 def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
     old = trained(pattern)
-    choices = compress.Choices.of(old.plan, compress.read_candidates(["s", "l", "k", "s[window=3]", "f", "identity"]))
-    for scoring in compress.list_scorings(choices, reach=2):
-        pattern, made = choices.pattern(scoring.by_place), choices.made(scoring.by_place)
-        start = start_from(old, {"sublayer_pattern": pattern}, choices.origins(scoring.by_place))
+    candidates = compress.Candidates.of(
+        old.plan, compress.read_candidates(["s", "l", "k", "s[window=3]", "f", "identity"])
+    )
+    for scoring in selection.list_scorings(candidates, reach=2):
+        pattern = candidates.pattern(scoring.by_place)
+        made = [each for each in candidates.placed(scoring.by_place) if each.text != "-"]
+        start = start_from(old, {"sublayer_pattern": pattern}, candidates.origins(scoring.by_place))
         reads = [None if at is None else made[at].place for at in places_read(start.new.plan)]
         assert [each.producer for each in made] == reads
         assert pattern == expand(start.new.cfg.sublayer_pattern)
@@ -71,59 +75,61 @@ def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
 NAMES = ("s[window=2]", "l", "k", "identity")
 
 
-def possible(choices: compress.Choices) -> list[tuple[str, ...]]:
-    every = itertools.product(*([option.text for option in options] for options in choices.options))
-    return [by_place for by_place in every if choices.is_possible(by_place)]
+def possible(candidates: compress.Candidates) -> list[tuple[str, ...]]:
+    every = itertools.product(*([option.text for option in options] for options in candidates.options))
+    return [by_place for by_place in every if candidates.is_possible(by_place)]
 
 
 @settings(max_examples=10)
 @given(st.lists(st.sampled_from("sf"), min_size=1, max_size=4).map("".join), st.randoms())
 def test_the_sum_is_the_loss_of_every_pattern_where_changes_do_not_interact(pattern, chance):
-    choices = choices_of(pattern, *NAMES)
-    if not choices.is_possible(choices.own):
+    candidates = candidates_of(pattern, *NAMES)
+    if not candidates.is_possible(candidates.original):
         return
     costs: dict = {}
 
     def above(by_place) -> float:
-        changed = [made for made in choices.all_made(by_place) if made.text != choices.own[made.place]]
+        changed = [made for made in candidates.placed(by_place) if made.text != candidates.original[made.place]]
         return sum(costs.setdefault(made, chance.uniform(-1, 1)) for made in changed)
 
-    scorings = compress.list_scorings(choices, reach=len(pattern))
-    scores = compress.scores_of(choices, scorings, {scoring.by_place: above(scoring.by_place) for scoring in scorings})
-    for by_place in possible(choices):
-        assert compress.summed(choices, scores, by_place) == pytest.approx(above(by_place), abs=1e-9)
+    scorings = selection.list_scorings(candidates, reach=len(pattern))
+    scores = selection.scores_of(
+        candidates, scorings, {scoring.by_place: above(scoring.by_place) for scoring in scorings}
+    )
+    for by_place in possible(candidates):
+        assert selection.summed(candidates, scores, by_place) == pytest.approx(above(by_place), abs=1e-9)
 
 
 @settings(max_examples=10)
 @given(st.sampled_from(["ssss", "sfsfsf", "fssfs"]), st.sampled_from("lk"), st.randoms())
 def test_the_sum_over_one_lazy_block_is_its_loss_whatever_losses_are(pattern, letter, chance):
-    choices = choices_of(pattern, *NAMES)
-    losses: dict = {choices.own: 0.0}
-    scorings = compress.list_scorings(choices, reach=3)
+    candidates = candidates_of(pattern, *NAMES)
+    losses: dict = {candidates.original: 0.0}
+    scorings = selection.list_scorings(candidates, reach=3)
     for scoring in scorings:
         losses.setdefault(scoring.by_place, chance.uniform(-1, 1))
-    scores = compress.scores_of(choices, scorings, losses)
+    scores = selection.scores_of(candidates, scorings, losses)
     attentions = [place for place, text in enumerate(pattern) if text == "s"]
     for first, last in itertools.combinations(range(len(attentions)), 2):
         block = list(pattern)
         for place in attentions[first + 1 : last + 1]:
             block[place] = letter
-        assert compress.summed(choices, scores, tuple(block)) == pytest.approx(losses[tuple(block)])
+        assert selection.summed(candidates, scores, tuple(block)) == pytest.approx(losses[tuple(block)])
 
 
 def test_reach_limits_what_is_measured_and_where_those_between_cannot_read_they_go():
-    choices = choices_of("ssss", "l")
+    candidates = candidates_of("ssss", "l")
     for reach, expected in ((1, 3), (2, 5), (3, 6)):
-        scorings = compress.list_scorings(choices, reach)
-        assert sum(scoring.made.text == "l" for scoring in scorings) == expected
-        scores = compress.scores_of(choices, scorings, {scoring.by_place: 1.0 for scoring in scorings})
-        assert (compress.summed(choices, scores, ("s", "l", "l", "l")) is None) == (reach < 3)
+        scorings = selection.list_scorings(candidates, reach)
+        assert sum(scoring.placed.text == "l" for scoring in scorings) == expected
+        scores = selection.scores_of(candidates, scorings, {scoring.by_place: 1.0 for scoring in scorings})
+        assert (selection.summed(candidates, scores, ("s", "l", "l", "l")) is None) == (reach < 3)
     # A k cannot read a synthesizer's keys, so that one that stands between goes; nobody else can take its place.
-    choices = choices_of("ss[synthesizer=random]s", "l", "identity")
-    measured = {scoring.made[:3]: scoring.by_place for scoring in compress.list_scorings(choices, 2)}
+    candidates = candidates_of("ss[synthesizer=random]s", "l", "identity")
+    measured = {scoring.placed[:3]: scoring.by_place for scoring in selection.list_scorings(candidates, 2)}
     assert measured[2, "l", 0] == ("s", "l", "l")
-    without = choices_of("sss", "k")
-    assert (2, "k", 0) in {scoring.made[:3] for scoring in compress.list_scorings(without, 2)}
+    without = candidates_of("sss", "k")
+    assert (2, "k", 0) in {scoring.placed[:3] for scoring in selection.list_scorings(without, 2)}
 
 
 # --- The best patterns under a budget, against all patterns there are, tried one by one
@@ -133,17 +139,17 @@ def test_reach_limits_what_is_measured_and_where_those_between_cannot_read_they_
 KINDS = ("s", "l", "k", "s[synthesizer=random]", "identity")
 
 
-def by_force(choices: compress.Choices, scores, ticks, limit: int) -> list[tuple[float, int]]:
+def by_force(candidates: compress.Candidates, scores, ticks, limit: int) -> list[tuple[float, int]]:
     """(sum, ticks) of all patterns within the limit, the least first; from the text of each, not from states."""
     found = []
-    for texts in itertools.product(*([option.text for option in options] for options in choices.options)):
+    for texts in itertools.product(*([option.text for option in options] for options in candidates.options)):
         stay = [place for place, text in enumerate(texts) if text != "-"]
         try:
             planned = plan("".join(texts[place] for place in stay), ENCODER)
         except UserError:
             continue
         reads = {stay[n]: None if at is None else stay[at] for n, at in enumerate(places_read(planned))}
-        keys = [compress.Made(place, text, reads.get(place)) for place, text in enumerate(texts)]
+        keys = [compress.Placed(place, text, reads.get(place)) for place, text in enumerate(texts)]
         latency = latency_of(ticks, "".join(texts).replace("-", ""))
         if latency <= limit and all(key in scores for key in keys):
             found.append((sum(scores[key] for key in keys), latency))
@@ -159,17 +165,17 @@ ticks_of = st.fixed_dictionaries(
 @settings(max_examples=10, deadline=None)
 @given(patterns, ticks_of, st.integers(1, 3), st.lists(st.integers(1, 60), min_size=1, max_size=3), st.randoms())
 def test_the_best_of_all_patterns(pattern, ticks, reach, limits, chance):
-    choices = choices_of(pattern, *KINDS)
+    candidates = candidates_of(pattern, *KINDS)
     ticks = ticks | {"rest": 1}
-    scores = {scoring.made: chance.uniform(-0.2, 1) for scoring in compress.list_scorings(choices, reach)}
-    found = compress.best_choices(choices, scores, ticks, limits, count=3)
+    scores = {scoring.placed: chance.uniform(-0.2, 1) for scoring in selection.list_scorings(candidates, reach)}
+    found = selection.select(candidates, scores, ticks, limits, count=3)
     for limit, best in zip(limits, found, strict=True):
-        expected = by_force(choices, scores, ticks, limit)
+        expected = by_force(candidates, scores, ticks, limit)
         assert [each.score for each in best] == pytest.approx([score for score, _ in expected[:3]])
         assert len({each.by_place for each in best}) == len(best)
         for each in best:
-            assert latency_of(ticks, choices.pattern(each.by_place)) == each.ticks <= limit
-            assert choices.is_possible(each.by_place)
+            assert latency_of(ticks, candidates.pattern(each.by_place)) == each.ticks <= limit
+            assert candidates.is_possible(each.by_place)
 
 
 # --- Few patterns of each budget are measured
@@ -189,7 +195,7 @@ class GivenLosses(dict):
 
 
 def budgets_of(pattern: str, above, limits, names=("l", "identity")) -> Budgets:
-    return Budgets(choices_of(pattern, *names), GivenLosses(above), TICKS, limits)
+    return Budgets(candidates_of(pattern, *names), GivenLosses(above), TICKS, limits)
 
 
 def test_a_second_round_finds_what_sums_hide():
@@ -212,7 +218,7 @@ def test_the_error_is_that_of_the_mean_where_blocks_are_alike():
     original, gains = chance.uniform(5, 9, 50), chance.normal(0.2, 1, 50)
     found = compare(BlockLosses(original + gains, np.full(50, 7)), BlockLosses(original, np.full(50, 7)))
     bits = gains / 7 / np.log(2)
-    assert found == pytest.approx((bits.mean(), bits.std(ddof=1) / np.sqrt(50)))
+    assert (found.above, found.error) == pytest.approx((bits.mean(), bits.std(ddof=1) / np.sqrt(50)))
 
 
 # --- Whole searches from a tiny checkpoint
@@ -288,7 +294,7 @@ def patterns_in(table: str) -> list[str]:
 def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latencies, tmp_path, monkeypatch):
     words = (*COMPRESS, model, data_folder, tmp_path / "out", "--budgets", "0.7", "--latencies", latencies, *SMALL)
     asked: list[str] = []
-    measure = Losses._by_block
+    measure = Losses.by_block
 
     def stops_at(count):
         def by_block(self, by_place):
@@ -299,9 +305,9 @@ def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latenci
 
         return by_block
 
-    monkeypatch.setattr(Losses, "_by_block", stops_at(5))
+    monkeypatch.setattr(Losses, "by_block", stops_at(5))
     assert "stopped; rerun to resume" in invoke(*words, code=130)
-    monkeypatch.setattr(Losses, "_by_block", stops_at(-1))
+    monkeypatch.setattr(Losses, "by_block", stops_at(-1))
     invoke(*words)
     assert sorted(each for each in set(asked) if asked.count(each) > 1) == ["s f s f"], "the original alone comes twice"
     before = list(asked)
@@ -337,7 +343,7 @@ def test_a_bert_of_the_hub_is_to_be_imported_first(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--candidates k", "--budgets 0.1: no choice of --candidates makes the model so fast"),
+        ("--candidates k", "--budgets 0.1: no selection of --candidates makes the model so fast"),
         ("--candidates f[width=2]", "--candidates: .*has no setting"),
         ("--candidates s", "--candidates s: no sublayer of .* becomes any of them"),
         ("--latency-tokens 99", "--latency-tokens 99: the model reads 32 at most"),

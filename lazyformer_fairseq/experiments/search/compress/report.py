@@ -1,0 +1,132 @@
+"""The report of a search from a trained encoder: a page, tables for programs, pictures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from lazyformer_fairseq.experiments.search import latency
+from lazyformer_fairseq.experiments.search.space import compact
+from lazyformer_fairseq.report.figures import COLOURS, picture
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.page import Block, write_page
+from lazyformer_fairseq.report.tables import markdown_table, write_csv
+
+LINEAR = 0.05  # bits: from here on axes and colours go by ratios
+
+
+def write_report(result: Mapping[str, Any], path: Path) -> None:
+    """Write ``report.md``, ``changes.csv``, ``patterns.csv`` and ``losses.png`` into a folder."""
+    write_csv(result["changes"], path / "changes.csv")
+    write_csv([each | {"by_place": " ".join(each["by_place"])} for each in result["measured"]], path / "patterns.csv")
+    _draw_losses(result, path / "losses.png")
+    write_page(_page(result, path), path, "report")
+
+
+def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
+    original = result["original"]
+    promising = [row for row in result["measured"] if not row["is_scored"]]
+    return [
+        "# Patterns from a trained model",
+        f"`{compact(original['pattern'])}`: {original['bits']:.3f} bits per masked token, on "
+        f"{result['masked_tokens']:,} of them in {result['blocks']} blocks of held-out text; {_milliseconds(original)} "
+        f"ms at batch 1 and {result['latency_tokens']} tokens. Nothing is trained here: losses are those before any "
+        "update.",
+        budgets_table(result),
+        "On other text: on as much text that had no part in the selection.",
+        f"The search measured {len(result['measured'])} patterns. Where several sublayers change, the sum of scores "
+        f"{_correlated(promising, 'sum', 'above')}. Predicted latency "
+        f"{_correlated(_shown(result), 'predicted_ms', 'measured_ms')}.",
+        "## Go on with one",
+        _continue_lines(result, path),
+        "## What each change costs alone",
+        _changes_table(result),
+    ]
+
+
+def budgets_table(result: Mapping[str, Any]) -> str:
+    """Return a row for each budget: the pattern found, its latency and loss."""
+    return markdown_table([_row(each) for each in result["budgets"]], left=("pattern",))
+
+
+def _row(each: Mapping[str, Any]) -> dict[str, str]:
+    found = each["found"]
+    return {
+        "budget": f"{each['budget']:.0%}",
+        "pattern": f"`{compact(found['pattern'])}`",
+        "latency, predicted": f"{found['predicted_share']:.0%}",
+        "measured": f"{found['measured_share']:.0%}",
+        "ms (quartiles)": _milliseconds(found),
+        "sum of scores": "" if found["sum"] is None else f"{found['sum']:+.3f}",
+        "bits above the original": _above(found),
+        "on other text": _above(found["on_other_text"]),
+    }
+
+
+def _above(row: Optional[Mapping[str, Any]]) -> str:
+    return "" if row is None else f"{row['above']:+.3f} ± {row['error']:.3f}"
+
+
+def _milliseconds(row: Mapping[str, Any]) -> str:
+    return with_spread(row["measured_ms"], 2)
+
+
+def _shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the patterns whose latency was measured, each once."""
+    rows = [result["original"], *(row["found"] for row in result["budgets"])]
+    return list({row["pattern"]: row | {"measured_ms": row["measured_ms"]["median"]} for row in rows}.values())
+
+
+def _correlated(rows: Iterable[Mapping[str, Any]], one: str, other: str) -> str:
+    pairs = [(row[one], row[other]) for row in rows if row[one] is not None]
+    found = latency.rank_correlations([before for before, _ in pairs], [after for _, after in pairs])
+    if found is None:
+        return "has too few values for a rank correlation with what was measured"
+    return f"has a rank correlation of {found['spearman']:.2f} with what was measured"
+
+
+def _continue_lines(result: Mapping[str, Any], path: Path) -> str:
+    """Return commands that go on with pre-training, one for each budget."""
+    data = "DATA"
+    if Path(result["text"]).is_dir():
+        data = result["text"]
+    folders = [path / "models" / f"{row['budget']:g}" for row in result["budgets"]]
+    lines = [f"lazyformer pretrain {folder} {data} --save-dir {path / 'trained' / folder.name}" for folder in folders]
+    return "\n".join(["```bash", *lines, "```"])
+
+
+def _changes_table(result: Mapping[str, Any]) -> str:
+    """Return bits above the original by place and change; a change that needs others is in ``changes.csv`` alone."""
+    alone = [each for each in result["changes"] if each["is_alone"]]
+    names = list(dict.fromkeys(each["becomes"] for each in alone))
+    scores = {(each["place"], each["becomes"]): f"{each['score']:+.3f}" for each in alone}
+    headers = {name: "nothing" if name == "-" else f"`{name}`" for name in names}
+    rows = [
+        {"place": str(place), "was": f"`{was}`"} | {headers[name]: scores.get((place, name), "") for name in names}
+        for place, was in enumerate(result["original"]["by_place"])
+    ]
+    return markdown_table(rows, left=("was",))
+
+
+def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
+    """Draw bits above the original against predicted latency: of what was found, and of all that was measured."""
+    with picture(path, panel=(7, 4.5)) as ((axis,),):
+        for is_scored, colour, label in (
+            (True, COLOURS[5], "measured for scores"),
+            (False, COLOURS[0], "measured as promising"),
+        ):
+            rows = [row for row in result["measured"] if row["is_scored"] == is_scored]
+            axis.scatter(_percent(rows), [row["above"] for row in rows], s=8, color=colour, label=label, linewidths=0)
+        rows = sorted((row["found"] for row in result["budgets"]), key=lambda row: row["predicted_ms"])
+        above = [row["above"] for row in rows]
+        error = [row["error"] for row in rows]
+        axis.errorbar(_percent(rows), above, yerr=error, color=COLOURS[1], marker="o", label="found")
+        axis.scatter([100], [0], marker="*", s=130, color="black", label="original", zorder=3)
+        axis.set_yscale("symlog", linthresh=LINEAR)
+        axis.set(
+            xlabel="predicted latency, % of the original's", ylabel="loss before any update, bits above the original"
+        )
+        axis.legend(fontsize=8)
+
+
+def _percent(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [100 * row["predicted_share"] for row in rows]

@@ -1,0 +1,172 @@
+"""The report of a search: tables and pictures of its result."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lazyformer_fairseq.experiments.compare.report import has_shown_nothing, of_frequencies
+from lazyformer_fairseq.patterns.grammar import read_sublayer
+from lazyformer_fairseq.report.figures import picture, styles
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.page import Block, markdown, write_page
+from lazyformer_fairseq.report.tables import Table
+
+FRONTS = ("found", "control", "largest", "ratio")
+Result = Mapping[str, Any]
+
+
+def write_report(result: Result, folder: Path) -> None:
+    """Write table.md; of a front also front.png, of gradient descent probabilities.png."""
+    write_page(_page(result), folder, "table")
+    if result["trained"]:
+        _draw_front(result, folder / "front.png")
+    if result["probabilities"]:
+        _draw_probabilities(result, folder / "probabilities.png")
+
+
+def report_of(result: Result) -> str:
+    """Return what was found, what stands beside it, what each cost, and rank correlations, in Markdown."""
+    return markdown(_page(result)).rstrip()
+
+
+def _page(result: Result) -> list[Block]:
+    fronts = [result[name] for name in FRONTS if name in result]
+    page: list[Block] = [_front_table(result["baseline"], fronts), _costs_table(fronts)]
+    correlations = {"Predicted with measured latency": result["latency_correlation"]}
+    for updates, found in result["rank_correlations"].items():
+        correlations[f"Losses after {int(updates):,} updates with those of whole trainings"] = found
+    for what, found in correlations.items():
+        if found:
+            page.append(
+                f"{what}, {found['n']} patterns: Spearman's rank correlation {found['spearman']:.3f}, Kendall's tau "
+                f"{found['kendall']:.3f}."
+            )
+    if result["unigram_loss"]:
+        page.append(of_frequencies(result["unigram_loss"], "bits"))
+        points = [point for front in fronts for point in front["points"] if point["pattern"]]
+        losses = {row["pattern"]: row["loss"] for row in (result["baseline"], *points)}
+        warning = has_shown_nothing(losses, result["unigram_loss"])
+        if warning:
+            page.append(warning)
+    page.append(
+        "To train the patterns side by side, by three seeds; give other widths to see whether they stay the best:"
+    )
+    page.append(_comparison(result, fronts))
+    return page
+
+
+def _comparison(result: Result, fronts: Sequence[Result]) -> str:
+    """Return a command that trains the baseline and all that was found, in the sizes of the search."""
+    settings = result["settings"]
+    sizes = result["sizes"]
+    names = {result["baseline"]["pattern"]: "baseline"}
+    for front in fronts:
+        method = re.sub(r"\W+", "_", front["method"].split(",")[0]).strip("_")
+        for point in front["points"]:
+            if point["pattern"]:
+                share = "" if point["budget"] is None else f"-{100 * point['budget']:.0f}"
+                names.setdefault(point["pattern"], f"{method}{share}")
+    options = {name.replace("_", "-"): shlex.quote(str(value)) for name, value in result["of_trainings"].items()}
+    lines = [
+        f"lazyformer compare {settings['data']} FOLDER --task {settings['task']}",
+        *(f"--model '{name}={pattern}'" for pattern, name in names.items()),
+        f"--embed-dim {sizes['embed_dim']} --ffn-embed-dim {sizes['ffn_embed_dim']} --heads {sizes['num_heads']}",
+        " ".join(f"--{name} {value}" for name, value in options.items()),
+    ]
+    return "```bash\n" + " \\\n  ".join(lines) + "\n```"
+
+
+def _front_table(baseline: Result, fronts: Sequence[Result]) -> Table:
+    """Return the baseline, then of each budget a row of every front; without columns that nothing fills."""
+    rows = [_row("baseline", baseline, baseline)]
+    for points in zip(*(front["points"] for front in fronts), strict=True):
+        rows += [_row(front["method"], point, baseline) for front, point in zip(fronts, points, strict=True)]
+    headers = [header for header in rows[0] if any(row[header] for row in rows)]
+    return Table("", [{header: row[header] for header in headers} for row in rows], left=("pattern",))
+
+
+def _row(name: str, point: Result, baseline: Result) -> dict[str, str]:
+    row = {
+        "": name,
+        "budget": "" if point.get("budget") is None else f"{point['budget']:.0%}",
+        "pattern": "none found",
+        "parameters": "",
+        "predicted, ms": "",
+        "measured, ms (quartiles)": "",
+        "of the baseline": "",
+        "loss, bits": "",
+    }
+    if point["pattern"] is not None:
+        row["pattern"] = f"`{point['pattern']}`"
+        row["predicted, ms"] = f"{point['predicted']:.2f}"
+        row["measured, ms (quartiles)"] = with_spread(point["measured"], 2)
+        row["of the baseline"] = f"{point['measured']['median'] / baseline['measured']['median']:.0%}"
+    if "parameters" in point:
+        row["parameters"] = f"{point['parameters']:,}"
+        row["loss, bits"] = f"{point['loss']:.3f}"
+    return row
+
+
+def _costs_table(fronts: Sequence[Result]) -> Table:
+    """Return what each front cost; updates of the baseline are by FLOPs."""
+    rows = []
+    for front in fronts:
+        row = {"": front["method"]}
+        for name, number in front["cost"].items():
+            header = "in updates of the baseline" if name == "counted" else name.replace("_", " ")
+            row[header] = f"{number:,.0f}"
+        rows.append(row)
+    return Table("", rows)
+
+
+def _draw_probabilities(result: Result, path: Path) -> None:
+    """Draw layers along x and candidates as rows, brighter where more probable (PAR Transformer, Figure 2)."""
+    sublayers = map(read_sublayer, result["settings"]["candidates"])
+    labels = [each.kind.name + each.text[1:] for each in sublayers]  # ``self-attention``, and settings if it has any
+    (rows,) = result["probabilities"]
+    table = np.asarray(rows).T
+    layers = table.shape[1]
+    panel = (max(5.0, 0.32 * layers + 2.5), 0.5 * len(labels) + 1.4)
+    with picture(path, panel=panel) as ((axis,),):
+        axis.grid(False)
+        image = axis.imshow(table, cmap="viridis", aspect="auto")  # as many colours as there are numbers
+        axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
+        axis.set_yticks(range(len(labels)), labels)
+        axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
+        axis.set_xlabel("layer, the lowest first")
+        axis.figure.colorbar(image, label="probability", pad=0.02)
+
+
+def _draw_front(result: Result, path: Path) -> None:
+    """Draw loss against predicted latency: a line for each pattern from rung to rung, large marks for those found."""
+    lengths = result["settings"]["lengths"]
+    with picture(path, panel=(7.5, 5)) as ((axis,),):
+        for each in result["trained"]:
+            losses = [loss for loss in each["losses"] if loss is not None]
+            axis.plot([each["predicted"]] * len(losses), losses, color="0.85", linewidth=0.8, zorder=1)
+        for rung, (updates, shade) in enumerate(zip(lengths, np.linspace(0.75, 0.4, len(lengths)), strict=True)):
+            made = [each for each in result["trained"] if each["losses"][rung] is not None]
+            axis.plot(
+                [each["predicted"] for each in made],
+                [each["losses"][rung] for each in made],
+                marker="o",
+                markersize=4,
+                linestyle="",
+                color=str(shade),
+                label=f"after {updates:,} updates",
+                zorder=2,
+            )
+        for name, style in styles(FRONTS).items():
+            if name in result:
+                points = [point for point in result[name]["points"] if point["pattern"]]
+                predicted = [point["predicted"] for point in points]
+                losses = [point["loss"] for point in points]
+                axis.plot(predicted, losses, label=result[name]["method"], linewidth=1, zorder=3, **style)
+        baseline = result["baseline"]
+        axis.plot([baseline["predicted"]], [baseline["loss"]], "k*", markersize=13, label="baseline", zorder=4)
+        axis.set(xlabel="predicted latency, ms", ylabel="validation loss, bits")
+        axis.legend(fontsize=8)

@@ -54,7 +54,7 @@ print(bool(loss < 6), len(load("looped").fill_mask("Anna <mask> Ben.", topk=2)))
 """
 DEMO = """
 from pathlib import Path
-from lazyformer_fairseq.experiments.demo.commands import DemoSettings
+from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.demo.run import run_demo
 run_demo(DemoSettings(corpus="texts", vocab_size=160, updates=12, finetuning_updates=2), Path("demo"))
 """

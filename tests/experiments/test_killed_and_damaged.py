@@ -14,8 +14,8 @@ from helpers import toy_texts
 from in_process import invoke
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.demo.commands import DemoSettings
 from lazyformer_fairseq.experiments.demo.run import run_demo
+from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.search import latency
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.storage.json_files import read_checked_json

@@ -19,7 +19,7 @@ from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.report import has_shown_nothing
-from lazyformer_fairseq.experiments.demo.commands import DemoSettings
+from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.folder import experiment, kept
 from lazyformer_fairseq.experiments.prose import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.trainings import Job, Training, train

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from lazyformer_fairseq.corpus.duplicates import fingerprint
 from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.demo.commands import DemoSettings
 from lazyformer_fairseq.experiments.demo.run import MODELS, DemoTraining, run_demo
+from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.prose import (
     held_out_sentences,
     paragraphs_of_prose,

@@ -304,7 +304,7 @@ def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
 
 
 def _refuse_empty_shard(job: stages.Job) -> None:
-    """No training reads one; the documents of all its units may be duplicates, or held out."""
+    """Refuse a shard without training documents: those of all its units may be duplicates, or held out."""
     has_text = [job.documents_of_splits(unit)["train"].any() for unit in range(len(job.units))]
     for rank in range(job.shards):
         if not any(has_text[rank :: job.shards]):

@@ -58,7 +58,7 @@ def fingerprint(text: str) -> tuple[int, int]:
 
 
 def bands(text: str) -> list[int]:
-    """BANDS integers of 64 bits; similar texts share one or more.
+    """Return BANDS integers of 64 bits; similar texts share one or more.
 
     They are hashes of 14 MinHash values each (Broder 1997) of the set of runs of 5 words. Two texts whose sets have
     Jaccard similarity s share a band with chance 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 55% at 0.8, 99% at 0.9.
@@ -75,7 +75,7 @@ def bands(text: str) -> list[int]:
 
 
 def _folded(text: str) -> bytes:
-    """UTF-8 of the text, case-folded, with spaces for punctuation outside ASCII."""
+    """Return UTF-8 of the text, case-folded, with spaces for punctuation outside ASCII."""
     if text.isascii():
         return text.lower().encode()
     return PUNCTUATION.sub(" ", text.casefold()).encode()

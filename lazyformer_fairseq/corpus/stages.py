@@ -55,7 +55,7 @@ Counts = dict[str, Counter]  # of a task, by step
 
 
 class WorkPaths:
-    """Where the stages keep their files. ``tasks``: the counts of their tasks, a folder a stage."""
+    """Paths of the stages' files; `tasks` holds the counts of their tasks, a folder per stage."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -72,7 +72,7 @@ class WorkPaths:
 
 @dataclass(frozen=True)
 class Job:
-    """What every task is told; it travels to the workers."""
+    """The settings and paths of every task, which travel to the workers."""
 
     paths: WorkPaths
     settings: CorpusSettings
@@ -82,7 +82,7 @@ class Job:
     shards: int = 1
 
     def documents_of_splits(self, unit: int) -> dict[str, np.ndarray]:
-        """For each split, the documents of a unit that are in it: bool (documents,)."""
+        """Return, by split, the documents of a unit that are in it: bool (documents,)."""
         marks = np.load(self.paths.of("duplicates", unit, ".npy"), allow_pickle=False)
         return {"train": marks == KEEP, "valid": marks == HELD_OUT}
 
@@ -163,7 +163,7 @@ def count_words_of_unit(job: Job, rank: int) -> None:
 
 
 def train_tokenizer(job: Job, _rank: int) -> None:
-    """Words of all units -> those frequent enough -> the BPE, unless the user brings a tokenizer."""
+    """Merge the words of all units, and train BPE on the frequent ones unless the user brings a tokenizer."""
     paths = job.paths
     settings = job.settings
     folders = [paths.of("counts", unit) for unit in range(len(job.units))]
@@ -185,7 +185,7 @@ def train_tokenizer(job: Job, _rank: int) -> None:
 
 
 def _train_on(frequent: list[tuple[str, int]], folder: Path, settings: CorpusSettings) -> None:
-    """With fewer symbols where the text is too small for as many as nobody asked for.
+    """Train BPE, with fewer symbols if nobody asked for a number and the text is too small for the default.
 
     A power of two below half of what the text has: with all of it most words would be a symbol each, seen a few times.
     """
@@ -202,7 +202,7 @@ def _train_on(frequent: list[tuple[str, int]], folder: Path, settings: CorpusSet
 
 
 def write_ids_of_unit(job: Job, rank: int) -> None:
-    """Return the unit's words become ids, train and valid apart."""
+    """Turn the unit's words into ids, train and valid apart."""
     kept_words = np.load(job.paths.kept_words, mmap_mode="r", allow_pickle=False)
     keep = job.documents_of_splits(rank)
     prefixes = {split: job.paths.of("ids", rank, f".{split}") for split in keep}

@@ -52,7 +52,7 @@ def smallest_kept_count(types_with_count: Mapping[int, int], coverage: float) ->
 
 
 def word_hashes(words: Sequence[str]) -> np.ndarray:
-    """xxh3_64 of each word's UTF-8 bytes: uint64 (words,)."""
+    """Return xxh3_64 of each word's UTF-8 bytes: uint64 (words,)."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
 
 
@@ -159,7 +159,7 @@ def _merged_ranges(folders: Sequence[Path], entries_at_once: int) -> Iterator[np
 
 
 def _frequent(path: Path, min_count: int, spared: Sequence[int] = ()) -> np.ndarray:
-    """Of a range the words that occur often enough, or are spared."""
+    """Return the words of a range that occur often enough, or are spared."""
     merged = np.load(path, mmap_mode="r")
     return merged[:, (merged[1] >= min_count) | np.isin(merged[0], spared)]
 

@@ -79,7 +79,7 @@ def load_normaliser(
 
 
 def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
-    """``text`` with the model's own symbols spelt as words between brackets: ``<mask>`` becomes ``< mask >``.
+    """Return a text with the model's own symbols spelt as words between brackets, as ``< mask >``.
 
     Args:
         text: raw text.

@@ -122,7 +122,7 @@ class EpochBatches:
 
     @property
     def indices(self) -> list[np.ndarray]:
-        """Of the samples of each batch of the epoch, int64 (B,), in the order in which they are yielded."""
+        """Numbers of the samples of each batch of the epoch, int64 (B,), in the order in which they are yielded."""
         if self._batches[0] != self.epoch:
             self.dataset.set_epoch(self.epoch)
             batches = self.dataset.batch_by_size(self.dataset.ordered_indices(), *self.size)

@@ -1,7 +1,7 @@
-"""What frequencies cost: the bits of a model that knows how often each piece occurs in the training text, and no more.
+"""What frequencies cost: the bits of a model that knows how often each token occurs in the training text, and no more.
 
 It is the plateau on which trainings begin. Frequencies are of the training text, the cost is that of what is scored:
-the entropy of the scored pieces themselves would be lower, as it knows their own frequencies.
+the entropy of the scored tokens themselves would be lower, as it knows their own frequencies.
 """
 
 import math
@@ -30,11 +30,11 @@ def count_pieces(texts: Iterable[np.ndarray], symbols: int) -> np.ndarray:
 
 
 def log_frequencies(counts: np.ndarray, never: Collection[int] = ()) -> np.ndarray:
-    """Logarithms of shares that sum to one, float64 (V,), each count one larger, so that no piece is impossible.
+    """Logarithms of shares that sum to one, float64 (V,), each count one larger, so that no token is impossible.
 
     Args:
         counts: of the training text, (V,).
-        never: ids that are never scored, such as ``<pad>``; these get the logarithm of a piece that did not occur.
+        never: ids that are never scored, such as ``<pad>``; these get the logarithm of a token that did not occur.
     """
     smoothed = counts + 1.0
     smoothed[list(never)] = 0
@@ -43,5 +43,5 @@ def log_frequencies(counts: np.ndarray, never: Collection[int] = ()) -> np.ndarr
 
 
 def cost_in_bits(logarithms: np.ndarray, counts: np.ndarray) -> float:
-    """Bits a piece, by logarithms of frequencies (V,), of pieces that were scored so often each (V,)."""
+    """Return bits per token, by logarithms of frequencies (V,), of tokens that were scored so often each (V,)."""
     return float(-(logarithms * counts).sum() / counts.sum() / math.log(2))

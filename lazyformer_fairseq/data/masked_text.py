@@ -33,7 +33,7 @@ from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 @dataclass
 class MaskedTextOptions:
-    """How text becomes masked blocks."""
+    """Options of the way from text to masked blocks."""
 
     tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
     mask_prob: Any = option(
@@ -64,7 +64,7 @@ class MaskedTextOptions:
 
 @dataclass
 class PermutedTextOptions(MaskedTextOptions):
-    """How text becomes masked and permuted blocks."""
+    """Options of the way from text to masked and permuted blocks."""
 
     permuted_only: bool = option(False, "XLNet's: nothing stands for tokens that are not predicted yet")
 
@@ -202,7 +202,7 @@ class MaskedText:
 
     @cached_property
     def folders(self) -> list[str]:
-        """Of the epochs, which take them in turn."""
+        """Folders of the data, which epochs take in turn."""
         return data_folders(self.data)
 
     @cached_property
@@ -215,13 +215,13 @@ class MaskedText:
 
     @cached_property
     def log_frequencies(self) -> np.ndarray:
-        """Of each id in the training text (V,): :func:`~lazyformer_fairseq.data.frequencies.log_frequencies`."""
+        """Logarithm of the frequency of each id in the training text, (V,)."""
         texts = (MappedItems(Path(folder) / "train").ids for folder in self.folders)
         counts = frequencies.count_pieces(texts, len(self.dictionary))
         return frequencies.log_frequencies(counts, self.special)
 
     def cost_of_frequencies(self, batches: Iterable[dict[str, Any]]) -> float:
-        """Bits a target of batches, of a model that knows frequencies alone."""
+        """Return bits per target of batches for a model that knows frequencies alone."""
         targets = torch.cat([batch["target"].flatten() for batch in batches])
         counts = np.bincount(
             targets[targets.ne(self.special.pad)].numpy(),
@@ -257,7 +257,7 @@ class MaskedText:
         check_data(self.folders, split, self.dictionary, str(self.options.verify), known)
 
     def path(self, split: str, epoch: int = 1) -> str:
-        """Of the files that an epoch reads, without their endings."""
+        """Return the path of the files that an epoch reads, without their endings."""
         return str(Path(self.folders[(epoch - 1) % len(self.folders)]) / split)
 
     def dataset(self, split: str, epoch: int = 1, types: bool = False) -> masked_blocks.MaskedBlocksDataset:
@@ -328,7 +328,7 @@ class MaskedText:
         return masked_blocks.cut(batch, length, masking.pad_index)
 
     def length_at(self, update: int) -> Optional[int]:
-        """Of the pieces that an update reads, from 0; None where it reads whole blocks."""
+        """Return the length of the chunks that an update, from 0, reads; None if it reads whole blocks."""
         return next(
             (length for length, until in self.lengths if update < until * self.max_update),
             None,

@@ -72,7 +72,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class SquadFile:
-    """What a file holds, in its order.
+    """The contents of a file, in its order.
 
     Attributes:
         left_out: the mistakes of questions that were left out.
@@ -197,7 +197,7 @@ def _field(values: Any, name: str, kind: type) -> Any:
 
 
 class _MistakeError(ValueError):
-    """What is wrong with one question."""
+    """A mistake in one question."""
 
 
 def _question(values: Any, context: str, needs_answers: bool) -> Question:
@@ -245,7 +245,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Lower case, then no punctuation, then no articles, then single spaces; in this order."""
+    """Lower-case a text, then remove punctuation, then articles, then superfluous spaces."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 

@@ -120,7 +120,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a YAML file for ``--lengths`` may hold."""
+    """Contents of a YAML file for ``--lengths``."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
     tgt_len: checked.PositiveCount = 1

@@ -144,7 +144,7 @@ class Characters:
         return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
     def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """As above, but the split is one item. Bytes that `dictionary` lacks become ``<unk>``."""
+        """Yield ids, and ids per item, of a block at a time; the split is one item, unknown bytes become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
         table[list(self.symbols)] = list(map(dictionary.index, self.symbols.values()))
         remaining = self.size(split)

@@ -132,7 +132,7 @@ def probe(
 
 
 def table(results: Mapping[str, Mapping[str, float]]) -> str:
-    """For the screen: of raw pixels and each layer, accuracy on both splits, and the C that was chosen."""
+    """Return a table of the accuracy of raw pixels and each layer on both splits, and the C that was chosen."""
     rows = [
         {
             "features": name,
@@ -146,7 +146,7 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
-    """``probe.json``, and ``probe.png``: accuracy by layer, that of raw pixels as a line."""
+    """Write ``probe.json``, and ``probe.png``: accuracy by layer, that of raw pixels as a line."""
     layers = [name for name in results if name != PIXELS]
     write_json(folder / "probe.json", results)
     with picture(folder / "probe.png") as axes:

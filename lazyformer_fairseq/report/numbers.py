@@ -9,7 +9,7 @@ FEWEST_FOR_QUARTILES = 3
 
 
 def number(value: float) -> str:
-    """Three digits or more, and no power of ten: 0.0123, 4.56, 7,890."""
+    """Return three digits or more, and no power of ten: 0.0123, 4.56, 7,890."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -42,7 +42,7 @@ def with_range(values: Sequence[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that reads best: 31.4 s, 12 min, 2 h 05 min, 3.4 days, 57 years."""
+    """Return seconds in the unit that reads best: 31.4 s, 12 min, 2 h 05 min, 3.4 days, 57 years."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)

@@ -27,7 +27,7 @@ class Table:
     left: Collection[str] = ()
 
     def printed(self, style: str = "github") -> str:
-        """In a format of tabulate's: `github` for Markdown, `simple` for a screen, `latex_booktabs`."""
+        """Return the table in a format of tabulate's: `github`, `simple` (for a screen), `latex_booktabs`."""
         first = next(iter(self.rows[0]))
         align = ["left" if header in (first, *self.left) else "right" for header in self.rows[0]]
         return tabulate(self.rows, "keys", tablefmt=style, disable_numparse=True, colalign=align)

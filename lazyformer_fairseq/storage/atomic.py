@@ -215,7 +215,7 @@ def sync_content(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """For a folder, syncs its names: without this a power cut can undo a rename."""
+    """Sync a file, or the names in a folder: without this a power cut can undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -141,7 +141,7 @@ def check(path: Union[str, Path]) -> None:
 
 
 def _refuse_unpacking(path: Union[str, Path], file: BinaryIO, size: int) -> None:
-    """As torch, and the check of records, would unpack them: even from a few zeros or from one place again and again.
+    """Refuse records that torch would unpack, even from a few zeros or from one place again and again.
 
     Nothing is unpacked for this; where the archive's list is damaged, the check of records says so.
     """

@@ -165,7 +165,7 @@ def _read_cache(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def hash_of(path: Path, kind: str) -> str:
-    """In hexadecimal, by a method of hashlib's."""
+    """Return the hash of a file in hexadecimal, by a method of hashlib's."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 

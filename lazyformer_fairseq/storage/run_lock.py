@@ -35,7 +35,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def lock_for_process(folder: Path, lock: str) -> None:
-    """As :func:`run_lock`, by a file `lock`, to the end of the process, which may ask again; children lack it.
+    """Lock a folder by a file `lock` to the end of the process, which may ask again; children lack the lock.
 
     A data worker may outlive a killed process by seconds, and would hold a lock that it inherits.
     """
@@ -91,7 +91,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 def acquire_file_lock(path: Path, shared: bool = False) -> int:
-    """As :func:`file_lock`, until the process ends or the descriptor is closed; `shared`: beside others."""
+    """Lock a file until the process ends or the descriptor is closed; `shared`: beside others."""
     descriptor = own_file(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     return descriptor

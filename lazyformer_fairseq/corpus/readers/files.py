@@ -281,7 +281,7 @@ def _is_blank_before(file: BinaryIO, offset: int) -> bool:
 
 
 def decode(content: bytes, watch: Watch) -> str:
-    """UTF-8 text; any other line is read as cp1252 (old books), where bytes without meaning become U+FFFD."""
+    """Decode UTF-8; any other line is read as cp1252 (old books), where bytes without meaning become U+FFFD."""
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -297,7 +297,7 @@ def _decode_line(line: bytes, watch: Watch) -> str:
 
 
 def place(piece: Piece, line: int) -> str:
-    """``FILE, line N``: the place of the piece's line number ``line``, for a message."""
+    """Return ``FILE, line N``, the place of the piece's line number ``line``, for a message."""
     if not piece.start:
         return f"{piece.path}, line {piece.first_line - 1 + line}"
     if compression(piece.path) is not None:

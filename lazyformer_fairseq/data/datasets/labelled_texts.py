@@ -182,7 +182,7 @@ class LabelledTextsDataset(SizedDataset):
         return batch
 
     def ordered_indices(self) -> np.ndarray:
-        """By length; if shuffled, by a length that a new random factor changes a little in each epoch.
+        """Return the order by length, which, if shuffled, a random factor changes a little in each epoch.
 
         fairseq cuts batches from this order and shuffles the batches, for training, by itself.
         """

@@ -31,7 +31,7 @@ ITEMS_AT_ONCE = 1 << 20  # packed in one go; bounds the memory
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where each block starts and ends: arrays of one number per block, int32.
+    """Starts and ends of blocks: arrays of one number per block, int32.
 
     Attributes:
         first_item, first_offset: item and token in it at which the block starts.
@@ -407,7 +407,7 @@ class MaskedInputsDataset(MaskedBlocksDataset):
         return np.asarray(self.items[index], dtype=np.int64)
 
     def ordered_indices(self) -> np.ndarray:
-        """By length, which in training a random factor changes a little in each epoch."""
+        """Return the order by length, which in training a random factor changes a little in each epoch."""
         return by_jittered_length(self.sizes, (self.seed, self.epoch) if self.shuffle else None)
 
 
@@ -470,7 +470,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
 
 
 def document_lengths(block: np.ndarray, eos: int) -> list[int]:
-    """Of the documents in a block (T,), their tokens: each ends with the second ``</s>`` of two, the last anywhere."""
+    """Return the lengths of the documents in a block (T,): each ends with two ``</s>``, the last anywhere."""
     is_end = block == eos
     ends = np.flatnonzero(is_end[1:] & is_end[:-1]) + 2
     return np.diff(ends, prepend=0, append=len(block)).tolist()

@@ -95,7 +95,7 @@ class Windows:
 
     @property
     def has_targets(self) -> bool:
-        """Whether all questions have answers."""
+        """True if all questions have answers."""
         return len(self.targets) > 0
 
     @cached_property

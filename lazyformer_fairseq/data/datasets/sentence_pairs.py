@@ -23,7 +23,7 @@ RANDOM = 0.5  # share of pairs whose second text is of another document, where t
 
 
 class Documents:
-    """Where documents lie among the items of a dataset.
+    """Places of documents among the items of a dataset.
 
     Args:
         item_sizes: tokens an item, its ``</s>`` included; 1 for a boundary. Runs of several count as one.
@@ -75,7 +75,7 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """What an epoch's pairs are made of, in the order of their first texts.
+    """The pairs of an epoch, in the order of their first texts.
 
     Attributes:
         first, second: the two texts of each.
@@ -204,7 +204,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Those of the epoch."""
+        """Pairs of the epoch."""
         return draw_pairs(
             self.documents,
             self.room,
@@ -243,7 +243,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
         }
 
     def collater(self, samples: list[dict]) -> dict:
-        """As the base's, with `next_sentence`, int64 (B,): BERT's 0 where the second text follows, 1 where it does not.
+        """Return a batch with `next_sentence`, int64 (B,): BERT's 0 if the second text follows, 1 if it does not.
 
         For models with token types `net_input` has `token_types` (B, T) too.
         """

@@ -20,7 +20,7 @@ from lazyformer_fairseq.storage.json_files import read_json
 
 @dataclass
 class StreamOptions:
-    """How a language model reads a text."""
+    """Options of the way in which a language model reads a text."""
 
     tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass")
     valid_tgt_len: Optional[int] = option(None, "tokens of a segment in validation; default: as in training")
@@ -43,7 +43,7 @@ def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
 
 
 class Cut(NamedTuple):
-    """How an epoch cuts its streams, as Transformer-XL's code at NVIDIA can; the default is the same in all epochs.
+    """The cutting of streams in an epoch, as in Transformer-XL's code at NVIDIA; by default it never changes.
 
     Attributes:
         roll: each stream starts at a place of its own, drawn anew, and what is before it comes in the end.

@@ -64,7 +64,7 @@ class Dictionary:
         return self.unk_word
 
     def index(self, symbol: str) -> int:
-        """Its id, that of ``<unk>`` for one that is not there."""
+        """Return the id of a symbol, or that of ``<unk>`` if it is not there."""
         return self.indices.get(symbol, self.unk_index)
 
     def bos(self) -> int:
@@ -84,7 +84,7 @@ class Dictionary:
         return self.unk_index
 
     def add_symbol(self, symbol: str, n: int = 1, overwrite: bool = False) -> int:
-        """Its id. One that is there is counted on; overwritten, it leaves its id and gets a new one."""
+        """Add a symbol and return its id; one that is there is counted on, or, overwritten, gets a new id."""
         if symbol in self.indices and not overwrite:
             self.count[self.indices[symbol]] += n
         else:
@@ -141,7 +141,7 @@ def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) ->
 
 
 def dictionary_bytes(dictionary: Dictionary) -> bytes:
-    """``dict.txt``."""
+    """Return the bytes of ``dict.txt``."""
     head = ""
     if isinstance(dictionary, PlacedDictionary):
         head = f"{SPECIAL_LINE}{json.dumps(dictionary.special)}\n"

@@ -82,7 +82,7 @@ class TextTokenizer(ABC):
 
     @property
     def mask_word(self) -> str:
-        """What a text holds where the model is to fill something in."""
+        """The symbol that a text holds where the model is to fill something in."""
         return self.symbols[self.special.mask]
 
     @cached_property
@@ -97,7 +97,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode_normalised(self, words: str) -> list[int]:
-        """:meth:`encode` for what :attr:`normalise` returned."""
+        """Return the ids of what :attr:`normalise` returned."""
 
     @abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -113,7 +113,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def _numbers_of(self, words: list[str]) -> list[list[int]]:
-        """For each word numbers that :attr:`_id_of_number` turns into its ids."""
+        """Return, for each word, numbers that :attr:`_id_of_number` turns into its ids."""
 
     @cached_property
     def _id_of_number(self) -> np.ndarray:
@@ -138,7 +138,7 @@ class TextTokenizer(ABC):
         return self._id_of_number[np.frombuffer(b"".join(found), dtype=np.intc)], lengths
 
     def build_input(self, first: str, second: Optional[str] = None) -> list[int]:
-        """``<s> first </s>`` as ids, or a pair as its model knows it: ``<s> first </s> </s> second </s>`` for RoBERTa.
+        """Return the ids of ``<s> first </s>``, or of a pair as its model joins it: ``<s> first </s></s> second </s>``.
 
         Cut by :func:`cut_input` what is longer than a model reads, and say so in the words of :func:`told_cut`.
         """

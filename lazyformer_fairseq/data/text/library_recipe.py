@@ -282,7 +282,7 @@ def library_from(values: Mapping[str, Any]) -> "Tokenizer":
 
 @contextmanager
 def refusals_of_the_library() -> Iterator[None]:
-    """Its errors, and panics of Rust's, as UserErrors."""
+    """Turn the library's errors, and panics of Rust's, into UserErrors."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):

@@ -182,7 +182,7 @@ class LibraryTokenizer(interface.TextTokenizer):
 
     @cached_property
     def begins_word(self) -> np.ndarray:
-        """Which ids begin a word, bool (V,)."""
+        """True at ids that begin a word, bool (V,)."""
         if self._recipe["model"]["type"] == "WordPiece":
             return np.array([not symbol.startswith(INSIDE_WORD) for symbol in self.symbols])
         whole = {token["content"] for token in self._recipe["added_tokens"]}
@@ -203,7 +203,7 @@ class LibraryTokenizer(interface.TextTokenizer):
         folder = Path(folder)
 
         def template(pattern: str) -> list[dict[str, Any]]:
-            """Of a pattern of texts, A and B, and special symbols: a symbol behind B is of B's type."""
+            """Return a template of texts, A and B, and special symbols; a symbol behind B has B's type."""
             parts = []
             kind = 0
             for name in pattern.split():

@@ -183,7 +183,7 @@ TELLING = 3  # units that must agree behind a change
 
 
 def places_of(words: str, text: str) -> list[Span]:
-    """For each character of normalised words, its span in the raw text; a space has what stands between its words.
+    """Return the span in the raw text of each character of its normalised words; a space has what is between words.
 
     Args:
         text: raw text.
@@ -247,7 +247,7 @@ def _written(character: str) -> str:
 
 
 def _match(raw: str, normal: str) -> list[Optional[int]]:
-    """For each unit of `normal` that of `raw` which it came from, or None."""
+    """Return, for each unit of `normal`, the unit of `raw` that it came from, or None."""
     matched: list[Optional[int]] = []
     at = 0
     while len(matched) < len(normal):
@@ -271,7 +271,7 @@ def _match(raw: str, normal: str) -> list[Optional[int]]:
 
 
 def _length_of_swap(raw: str, normal: str, at: int, here: int) -> int:
-    """Of how many units the order alone has changed, quotes and the marks beside them; 0 for none."""
+    """Return how many units have only changed their order, quotes and the marks beside them; 0 for none."""
     for length in range(2, LONGEST_CHANGE):
         last = raw[at + length - 1 : at + length]
         if not last or last not in "',.":

@@ -255,7 +255,7 @@ class Tokenizer(interface.TextTokenizer):
         return self.encode_normalised(self.normalise(text))
 
     def encode_normalised(self, words: str) -> list[int]:
-        """:meth:`encode` for what :attr:`normalise` returned."""
+        """Return the ids of what :attr:`normalise` returned."""
         ids: list[int] = []
         # Divided at the symbols first: sentencepiece would put a piece of bare space before each of them.
         for place, part in enumerate(self._symbol.split(words)):
@@ -290,7 +290,7 @@ class Tokenizer(interface.TextTokenizer):
         return ids, spans
 
     def _spans_of_pieces(self, numbers: list[int], words: str, places: list[Span]) -> list[Span]:
-        """For each piece the span of its characters, of which `places` has those of the words."""
+        """Return the span of each token's characters; `places` has those of the words."""
         names = self._model.encode(words, out_type=str)
         pieces = [
             bytes([int(name[3:5], 16)]) if self._model.is_byte(number) else name.replace(SPACE, " ").encode()
@@ -323,7 +323,7 @@ class Tokenizer(interface.TextTokenizer):
 
     @cached_property
     def begins_word(self) -> np.ndarray:
-        """Which ids begin a word, bool (V,)."""
+        """True at ids that begin a word, bool (V,)."""
         single = {*self.settings.special_tokens, MASK}
         return np.array([symbol.startswith(SPACE) or symbol in single for symbol in self.symbols])
 
@@ -371,7 +371,7 @@ def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePiece
 
 
 def _refuse_pieces_beyond_words(model: sentencepiece.SentencePieceProcessor, name: FolderName) -> None:
-    """Words are encoded one by one, so a word's pieces must not depend on its neighbours."""
+    """Refuse a model in which a word's tokens depend on its neighbours: words are encoded one by one."""
     pieces = (model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size()))
     if over_spaces := next((piece for piece in pieces if SPACE in piece.strip(SPACE)), None):
         raise UserError(f"{name}: its piece {over_spaces!r} reaches over a space; train with split_by_whitespace=true")
@@ -422,5 +422,5 @@ def find_tokenizer_folder(path: Path) -> Path:
 
 
 def tokenizer_hashes(folder: FolderName) -> dict[str, str]:
-    """SHA-256 of each file of a tokenizer's folder, by name."""
+    """Return the SHA-256 of each file of a tokenizer's folder, by name."""
     return {name: sha256_of(Path(folder) / name) for name in class_of(folder).files}

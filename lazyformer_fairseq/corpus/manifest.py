@@ -8,7 +8,6 @@ import json
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -19,7 +18,7 @@ from markupsafe import Markup
 from lazyformer_fairseq.corpus.readers.inputs import DAMAGE_FILE
 from lazyformer_fairseq.corpus.stages import SECONDS_FILE, STAGES, Job, WorkPaths
 from lazyformer_fairseq.corpus.steps import BAD_RECORD, DAMAGED_FILE, EXAMPLES, TaskNotes
-from lazyformer_fairseq.corpus.vocabulary import LENGTH_EDGES, load_unigrams
+from lazyformer_fairseq.corpus.vocabulary import load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
 from lazyformer_fairseq.data.frequencies import cost_in_bits, log_frequencies
 from lazyformer_fairseq.report.numbers import duration
@@ -61,8 +60,8 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     vocabulary = json.loads(paths.vocabulary.read_text())
     tokens = {split: _token_counts(job, split, vocabulary["size"]) for split in ("train", "valid")}
     logarithms = log_frequencies(tokens["train"])
-    train, lengths = _split_totals(job, "train", tokens["train"], logarithms)
-    valid, lengths_of_valid = _split_totals(job, "valid", tokens["valid"], logarithms)
+    train = _split_totals(job, "train", tokens["train"], logarithms)
+    valid = _split_totals(job, "valid", tokens["valid"], logarithms)
     kept = {"train": train.pop("documents"), "valid": valid.pop("documents")}
 
     duplicates = stage_totals(paths.tasks / "duplicates")["duplicates"]
@@ -79,12 +78,6 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     }
     assert documents["in"] == sum(kept.values()) + dropped.total(), documents
 
-    histograms = {}
-    for name, counts in lengths.items():
-        histograms[name] = {
-            "edges": LENGTH_EDGES.tolist(),
-            "counts": (counts + lengths_of_valid[name]).tolist(),
-        }
     notes = gather_notes(job, origins)
     return {
         "format_version": FORMAT_VERSION,
@@ -97,7 +90,6 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         "vocabulary": vocabulary,
         "train": train,
         "valid": valid,
-        "lengths": histograms,
         "shards": job.shards,
         "versions": plan["versions"],
         "timing": _timing(paths, workers, steps),
@@ -203,10 +195,8 @@ def _token_counts(job: Job, split: str, symbols: int) -> np.ndarray:
     )
 
 
-def _split_totals(
-    job: Job, split: str, token_counts: np.ndarray, logarithms: np.ndarray
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the totals of a split, and the histograms of its lengths.
+def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np.ndarray) -> dict[str, Any]:
+    """Return the totals of a split.
 
     Args:
         job: paths and units.
@@ -216,17 +206,15 @@ def _split_totals(
     """
     parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in range(len(job.units))]
     sums = {name: sum(part[name] for part in parts) for name in ("documents", "sentences", "tokens", "unknown")}
-    lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}
     unknown = sums.pop("unknown")
     sums["unknown_share"] = None  # the split is empty
     sums["frequencies_bits"] = None
     if sums["tokens"]:
         sums["unknown_share"] = unknown / sums["tokens"]
         sums["frequencies_bits"] = cost_in_bits(logarithms, token_counts)
-    return sums, lengths
+    return sums
 
 
-SHARES = (0.1, 0.5, 0.9, 0.99)
 Manifest = dict[str, Any]
 
 
@@ -245,10 +233,6 @@ def write_report(manifest: Manifest, path: Path) -> None:
     page = environment.get_template("report.html.jinja").render(
         **manifest,
         reasons=_reasons(manifest),
-        quantiles={
-            name: [quantile(lengths["edges"], lengths["counts"], share) for share in SHARES]
-            for name, lengths in manifest["lengths"].items()
-        },
         flat_settings={name: value for name, value in manifest["settings"].items() if name != "text"} | of_text,
     )
     write_text(path, page)
@@ -264,20 +248,6 @@ def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
     )
     others = sorted(reason for reason in names if reason not in ordered)
     return [(reason, dropped.get(reason), names.get(reason, [])) for reason in (*ordered, *others)]
-
-
-def quantile(edges: list[float], counts: list[int], share: float) -> Optional[float]:
-    """Return the length that this share of a histogram is below, as if a bin's lengths were spread evenly by logarithm.
-
-    None where nothing was counted; edges are positive.
-    """
-    wanted = share * sum(counts)
-    below = 0
-    for n, (left, right) in zip(counts, pairwise(edges), strict=True):
-        if n and below + n >= wanted:
-            return left * (right / left) ** ((wanted - below) / n)
-        below += n
-    return None
 
 
 def visible(value: Any) -> Any:

@@ -35,8 +35,6 @@ from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 
 MOST_WORDS_FOR_BPE = 1_000_000
 ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is merged
-# Of length histograms: 1, 2, ... 8, 10, 11, 13, 16, ... 2 ** 26, four bins to a doubling.
-LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.int64))
 
 
 def smallest_kept_count(types_with_count: Mapping[int, int], coverage: float) -> int:
@@ -231,8 +229,7 @@ def write_ids(
 
     Returns:
         by split, counts that may be added up over units: ``documents``; ``sentences``; ``tokens``, ``</s>`` left out;
-        ``unknown`` ones among these; ``lengths``: for "words per sentence", "words per document" and "sentences per
-        document" the counts of the bins between ``LENGTH_EDGES``.
+        ``unknown`` ones among these.
     """
     hashes = word_hashes(store.vocabulary)
     is_frequent = (place_of(hashes, frequent) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
@@ -309,22 +306,11 @@ def _write_part(
             allow_pickle=False,
         )
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
-    sentences = selected.document_sentences.astype(np.int64)
-    starts = np.cumsum(sentences) - sentences
-    words = starts
-    if len(starts):
-        words = np.add.reduceat(selected.sentence_lengths, starts, dtype=np.int64)
-    lengths = {
-        "words per sentence": selected.sentence_lengths,
-        "words per document": words,
-        "sentences per document": sentences,
-    }
     return {
-        "documents": len(sentences),
+        "documents": len(selected.document_sentences),
         "sentences": len(selected.sentence_lengths),
         "tokens": int(unigrams.sum()),
         "unknown": int(unigrams[tokenizer.special.unk]),
-        "lengths": {name: length_histogram(of_all) for name, of_all in lengths.items()},
     }
 
 
@@ -335,9 +321,3 @@ def load_unigrams(prefixes: Iterable[Path], symbols: int) -> np.ndarray:
         ids, counts = np.load(f"{prefix}.unigrams.npy", allow_pickle=False)
         total[ids] += counts
     return total
-
-
-def length_histogram(lengths: np.ndarray) -> list[int]:
-    """Return how many of the lengths (1 or more) fall into each bin between LENGTH_EDGES; the last bin has no end."""
-    counts, _ = np.histogram(np.minimum(lengths, LENGTH_EDGES[-1]), LENGTH_EDGES)
-    return counts.tolist()

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.manifest import write_report
 
-LENGTHS = ("words per sentence", "words per document", "sentences per document")
-
 
 def made_manifest() -> dict[str, Any]:
     split = {"sentences": 120_000, "tokens": 2_345_678, "unknown_share": 0.0123, "frequencies_bits": 9.5}
@@ -34,7 +32,6 @@ def made_manifest() -> dict[str, Any]:
                        "dropped_tokens_share": 0.004, "size": 32_768},
         "train": split,
         "valid": {"sentences": 0, "tokens": 0, "unknown_share": None, "frequencies_bits": None},
-        "lengths": {name: {"edges": [1, 2, 4, 8, 16], "counts": [0, 5, 9, 0]} for name in LENGTHS},
         "shards": 2,
         "versions": {"python": "3.11.2"},
         "timing": {
@@ -89,7 +86,6 @@ def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(tmp
         "train 80 120,000 2,345,678 1.2% 9.50",
         "valid: empty 5 0 0 – –",
         "words 8 60 s",
-        "words per sentence 2 5 7 8",
         "see http://a.org now see <url> now",
         "text.lower_case True",
         "python 3.11.2",
@@ -100,15 +96,14 @@ def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(tmp
     assert not [name for name in page.attributes if name.startswith("on") or name in ("href", "src")]
 
 
-def test_no_drops_no_steps_no_lengths_and_one_file_or_many(tmp_path):
+def test_no_drops_no_steps_and_one_file_or_many(tmp_path):
     manifest = made_manifest()
     manifest["inputs"] = manifest["inputs"][:1]
     manifest["documents"] = {"in": 90, "train": 90, "valid": 0, "dropped": {}}
-    manifest["lengths"]["words per document"] = {"edges": [1, 2], "counts": [0]}
     manifest |= {"steps": [], "dropped_names": {}, "examples": {}}
     text = page_of(manifest, tmp_path).text
     assert "No document was dropped." in text and "No step changed anything." in text
-    assert "in 1 file, 2 shards" in text and "words per document – – – –" in text
+    assert "in 1 file, 2 shards" in text
     manifest["inputs"] = [{**manifest["inputs"][0], "path": f"raw/{n}.txt", "bytes": 1000} for n in range(5000)]
     text = page_of(manifest, tmp_path).text
     assert "raw/39.txt" in text and "raw/40.txt" not in text

@@ -17,7 +17,7 @@ from lazyformer_fairseq.corpus.readers.files import Piece
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import Job, WorkPaths, store_words
 from lazyformer_fairseq.corpus.steps import Document
-from lazyformer_fairseq.corpus.vocabulary import length_histogram, smallest_kept_count, word_hashes
+from lazyformer_fairseq.corpus.vocabulary import smallest_kept_count, word_hashes
 from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStore, with_plain_symbols
 from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
@@ -273,20 +273,6 @@ def test_counts_and_items_are_those_of_the_sentences(tokenizer, tmp_path):
         found = counts[split]
         assert (found["documents"], found["sentences"]) == (len(texts), len(items) - len(texts))
         assert (found["tokens"], found["unknown"]) == (tokens.total(), tokens[UNK])
-        lengths = {
-            "words per sentence": [len(line.split()) for text in texts for line in text.split("\n")],
-            "words per document": [len(text.split()) for text in texts],
-            "sentences per document": [len(text.split("\n")) for text in texts],
-        }
-        assert found["lengths"] == {name: length_histogram(np.array(of)) for name, of in lengths.items()}
-
-
-@given(st.lists(st.integers(1, 2**27)))
-def test_histogram_counts_every_length(lengths):
-    counts = length_histogram(np.array(lengths, dtype=np.int64))
-    assert sum(counts) == len(lengths)
-    for low, high, count in zip(vocabulary.LENGTH_EDGES[:-2], vocabulary.LENGTH_EDGES[1:-1], counts, strict=False):
-        assert count == sum(low <= length < high for length in lengths)
 
 
 def test_fairseq_preprocess_writes_the_same(tokenizer, tmp_path, monkeypatch):

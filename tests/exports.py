@@ -1,7 +1,7 @@
 """Tiny models of ours, exported, and the same in transformers."""
 
 import functools
-import importlib.util
+import importlib
 import sys
 from itertools import count
 from pathlib import Path
@@ -14,15 +14,12 @@ from helpers import dictionary_of
 from torch import Tensor
 
 from lazyformer_fairseq.evaluation.hub import model_of, tasks_of_heads
+from lazyformer_fairseq.huggingface.code import write_code
 from lazyformer_fairseq.huggingface.export import choose_head
-from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
 from lazyformer_fairseq.huggingface.forms import Source, write_custom
-from lazyformer_fairseq.huggingface.merge import merged_code
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
-from lazyformer_fairseq.patterns.kinds import kinds
 
 WORDS, POSITIONS = 40, 16
 _numbers = count()
@@ -61,26 +58,19 @@ def export_custom(model: MaskedLM, folder: Path) -> Path:
 
 
 def code_in(folder: Path) -> ModuleType:
-    """The one file of code that was exported, loaded anew."""
-    return load_code(folder / CODE_FILE)
+    """Return the classes by the code that was exported, loaded anew."""
+    name = f"exported_{next(_numbers)}"
+    package = sys.modules[name] = ModuleType(name)
+    package.__path__ = [str(folder)]
+    return importlib.import_module(f"{name}.modeling_lazyformer")
 
 
 @functools.cache
-def code_of_every_kind() -> ModuleType:
-    """The file of code of a pattern that has all kinds."""
-    plan = [{"letter": kind.letter, "kinds": [row.name for row in ATTENTION_KINDS]} for kind in kinds()]
+def code_of(pattern: str) -> ModuleType:
+    """Return the classes by the exported code of a pattern."""
     with TemporaryDirectory() as folder:
-        path = Path(folder) / CODE_FILE
-        path.write_text(merged_code(plan))
-        return load_code(path)
-
-
-def load_code(path: Path) -> ModuleType:
-    name = f"exported_{next(_numbers)}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        write_code(pattern, Path(folder))
+        return code_in(Path(folder))
 
 
 def some_ids(left: int = 0, right: int = 0, time: int = 11) -> Tensor:

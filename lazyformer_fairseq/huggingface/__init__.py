@@ -6,22 +6,22 @@ its folder: the same classes come from here. It waits until transformers is load
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 from lazyformer_fairseq.extras import needs_transformers, refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin.registration import ImportWatcher
 
 LIBRARY, AUTO_CLASSES = "transformers", "transformers.models.auto.configuration_auto"
-DEFAULT_PATTERN = "M2x6"  # of a config without one: lazyformer_m2x6_s'
 # Public names, and the modules that have them.
 PARTS = {
     "LazyFormerCausalConfig": "models.causal",
-    "LazyFormerConfig": "exported.heads",
+    "LazyFormerConfig": "models.configuration",
     "LazyFormerForCausalLM": "models.causal",
-    "LazyFormerForMaskedLM": "exported.heads",
-    "LazyFormerForQuestionAnswering": "exported.heads",
-    "LazyFormerForSequenceClassification": "exported.heads",
-    "LazyFormerForTokenClassification": "exported.heads",
+    "LazyFormerForMaskedLM": "models.heads",
+    "LazyFormerForQuestionAnswering": "models.heads",
+    "LazyFormerForSequenceClassification": "models.heads",
+    "LazyFormerForTokenClassification": "models.heads",
     "LazyFormerMemory": "models.causal",
     "LazyFormerModel": "models.encoder",
     "MaskedTextCollator": "trainer",
@@ -63,24 +63,25 @@ def register() -> None:
     """Makes the auto classes of transformers find ours; a second time it does nothing."""
     import transformers
 
-    from lazyformer_fairseq.huggingface.exported import heads, modelling
-    from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
-    from lazyformer_fairseq.huggingface.models import causal, encoder
+    from lazyformer_fairseq.huggingface.models import causal, encoder, heads
+    from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
+    from lazyformer_fairseq.huggingface.settings import config_of_arch
 
-    heads.LazyFormerWithHead.encoder_class = encoder.LazyFormerModel
-    modelling.LazyFormerPreTrainedModel.source_code = staticmethod(lambda config: merged_code(config.plan))
-    config_class = modelling.LazyFormerConfig
-    config_class.plan_of = staticmethod(plan_as_json)
-    config_class.default_pattern = DEFAULT_PATTERN
-    config_class.from_arch = staticmethod(encoder.config_of_arch)
-    transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-    for auto, name in modelling.AUTO_CLASSES.items():
+    encoder.LazyFormerPreTrainedModel.write_code = staticmethod(_write_code)
+    LazyFormerConfig.from_arch = staticmethod(config_of_arch)
+    transformers.AutoConfig.register(LazyFormerConfig.model_type, LazyFormerConfig, exist_ok=True)
+    for auto, name in encoder.AUTO_CLASSES.items():
         if auto != "AutoConfig":
-            model_class = getattr(encoder if auto == "AutoModel" else heads, name)
-            getattr(transformers, auto).register(config_class, model_class, exist_ok=True)
+            getattr(transformers, auto).register(LazyFormerConfig, getattr(heads, name), exist_ok=True)
     transformers.AutoConfig.register("lazyformer_lm", causal.LazyFormerCausalConfig, exist_ok=True)
     for auto_class in (transformers.AutoModel, transformers.AutoModelForCausalLM):
         auto_class.register(causal.LazyFormerCausalConfig, causal.LazyFormerForCausalLM, exist_ok=True)
+
+
+def _write_code(config: Any, folder: Path) -> None:
+    from lazyformer_fairseq.huggingface.code import write_code
+
+    write_code(config.sublayer_pattern, folder)
 
 
 def _register_if_there() -> None:

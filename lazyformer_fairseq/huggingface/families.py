@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.match import LM_HEAD
+from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.sublayers.feed_forward import GATES
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.json_files import read_json
@@ -182,19 +183,6 @@ REFUSED = {
     "mobilebert": "its layers have bottlenecks",
     "lazyformer": "it came from a checkpoint of this package: give that one",
 }
-
-ACTIVATIONS = {  # ours by theirs, of several theirs the one that we write first
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu_squared",
-}
-WRITTEN_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-
 
 SEED = 1  # of a head that starts fresh
 

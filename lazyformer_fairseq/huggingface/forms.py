@@ -21,17 +21,20 @@ from lazyformer_fairseq.evaluation.match import (
     pooler_in_checkpoint,
 )
 from lazyformer_fairseq.huggingface import families
-from lazyformer_fairseq.huggingface.exported import heads, modelling
-from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
+from lazyformer_fairseq.huggingface.activations import WRITTEN_ACTIVATIONS
+from lazyformer_fairseq.huggingface.code import write_code
+from lazyformer_fairseq.huggingface.models import heads
 from lazyformer_fairseq.huggingface.models.causal import LazyFormerCausalConfig, LazyFormerForCausalLM
-from lazyformer_fairseq.huggingface.models.encoder import LazyFormerModel
+from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.models.encoder import LazyFormerModel, auto_map
+from lazyformer_fairseq.huggingface.models.saved_weights import HEADS, hash_weights
 from lazyformer_fairseq.huggingface.settings import settings_of
 from lazyformer_fairseq.modules.attention.selection import AUTO
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, read_options
-from lazyformer_fairseq.patterns.grammar import expand
-from lazyformer_fairseq.patterns.kinds import RMS
+from lazyformer_fairseq.patterns.grammar import expand, plan
+from lazyformer_fairseq.patterns.kinds import ENCODER, RMS
 
 BERT, MODERN, CUSTOM, CAUSAL = "bert", families.MODERN, "custom", "causal"
 MODERN_LAYER = re.compile(r"s\[(?:window=(\d+),)?rope=(\d+)\]f\[gate=(\w+)\]")
@@ -88,7 +91,7 @@ def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> d
     cfg, dictionary, head = source.cfg, source.tokenizer.dictionary, source.head
     found = {theirs: getattr(cfg, ours) for ours, theirs in keys.items() if ours not in ("layers", "activation_fn")}
     found |= {
-        keys["activation_fn"]: families.WRITTEN_ACTIVATIONS[str(cfg.activation_fn)],
+        keys["activation_fn"]: WRITTEN_ACTIVATIONS[str(cfg.activation_fn)],
         "vocab_size": len(dictionary),
         "max_position_embeddings": cfg.max_positions,
         "bos_token_id": dictionary.bos(),
@@ -144,13 +147,13 @@ def write_custom(source: Source, folder: Path) -> Any:
     """Config, weights and code; returns the class of the package that reads them."""
     cfg = source.cfg
     settings = {**settings_of(cfg), **_settings(source), "attention_backend": AUTO}
-    config = modelling.LazyFormerConfig(**settings, pooler=pooler_in_checkpoint(source.weights) is not None)
+    config = LazyFormerConfig(**settings, pooler=pooler_in_checkpoint(source.weights) is not None)
     if source.head is not None and source.head.kind != SPAN:
         config.classifier = source.head.kind
-    config.auto_map = modelling.auto_map()
+    config.auto_map = auto_map()
     weights = custom_weights(source)
     config.weights_sha256 = _hash(config, weights)
-    (folder / modelling.CODE_FILE).write_text(merged_code(config.plan), encoding="utf-8")
+    write_code(cfg.sublayer_pattern, folder)
     return _save(config, source.use.model_class, weights, folder)
 
 
@@ -165,7 +168,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
     named = {name for name, _ in (*source.model.named_parameters(), *source.model.named_buffers())}
     for name in named - {"dictionary_sha256"}:
         if name.startswith(families.ENCODER):
-            found[f"lazyformer.{name.removeprefix(families.ENCODER)}"] = weights[name]
+            found[f"lazyformer.encoder.{name.removeprefix(families.ENCODER)}"] = weights[name]
         elif name.startswith(families.HEAD) and not source.has_lm_head:
             continue
         elif name in (f"{families.HEAD}bias", f"{families.HEAD}weight"):  # this where it is untied
@@ -184,7 +187,7 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
     return {name: found[name].float().contiguous() for name in sorted(found)}
 
 
-def _hash(config: modelling.LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, dict[str, str]]:
+def _hash(config: LazyFormerConfig, weights: Mapping[str, Tensor]) -> dict[str, dict[str, str]]:
     """What `weights_sha256` of the config is to be: of the models of transformers that have these weights.
 
     Raises:
@@ -195,7 +198,7 @@ def _hash(config: modelling.LazyFormerConfig, weights: Mapping[str, Tensor]) -> 
     for head in there or [""]:
         model = USES[head].model_class(config)
         base, prefix = (model.lazyformer, "") if head else (model, "lazyformer.")
-        others = tuple(f"{each}." for each in modelling.HEADS if each != head)
+        others = tuple(f"{each}." for each in HEADS if each != head)
         own = {name.removeprefix(prefix): weight for name, weight in weights.items() if not name.startswith(others)}
         try:
             missing, unexpected = model.load_state_dict(own, strict=False)
@@ -204,7 +207,7 @@ def _hash(config: modelling.LazyFormerConfig, weights: Mapping[str, Tensor]) -> 
         again = {"lm_head.decoder.weight", *(f"lazyformer.{name}".removeprefix(prefix) for name in base.same_weights)}
         if wrong := sorted({*missing} - again | {*unexpected}):
             raise UserError(f"the exported model and the checkpoint differ in weights {', '.join(wrong)}")
-        found |= modelling.hash_weights(model.state_dict())
+        found |= hash_weights(model.state_dict())
     return found
 
 
@@ -241,10 +244,9 @@ def write_causal(state: Mapping[str, Any], path: Path, folder: Path) -> None:
 def why_not_bert(source: Source) -> str:
     """What BERT lacks of this model; "" if it is one."""
     cfg = source.cfg
-    plan = plan_as_json(cfg.sublayer_pattern)
     letters = expand(cfg.sublayer_pattern)
     activation, head_activation = str(cfg.activation_fn), str(cfg.head_activation_fn)
-    if letters != "sf" * (len(plan) // 2):
+    if letters != "sf" * (len(letters) // 2):
         return f"its pattern is {cfg.sublayer_pattern}, BERT's (sf)xN without settings"
     if cfg.encoder_normalize_before:
         return "it normalises before each sublayer (--encoder-normalize-before), BERT after it"
@@ -269,7 +271,7 @@ def why_not_bert(source: Source) -> str:
 def write_bert(source: Source, folder: Path) -> Any:
     """Config and weights of a BERT with all heads that go along; returns its class."""
     config = transformers.BertConfig(
-        num_hidden_layers=len(plan_as_json(source.cfg.sublayer_pattern)) // 2,
+        num_hidden_layers=len(plan(source.cfg.sublayer_pattern, ENCODER)) // 2,
         type_vocab_size=source.cfg.token_types or 2,
         **_settings(source),
     )
@@ -287,7 +289,7 @@ def weights_of(source: Source, form: str) -> dict[str, Tensor]:
     if types := family.embeddings[2]:
         width = weights[families.WORDS].size(1)
         found.setdefault(f"{family.prefix}{types}.weight", torch.zeros(2, width))
-    layers = len(plan_as_json(source.cfg.sublayer_pattern)) // 2
+    layers = len(plan(source.cfg.sublayer_pattern, ENCODER)) // 2
     maps = {ours: [f"{family.prefix}{name}" for name in theirs] for ours, theirs in family.maps(layers)}
     if source.has_lm_head:
         dense, norm, bias, _ = family.head
@@ -354,7 +356,7 @@ def write_modernbert(source: Source, folder: Path) -> Any:
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         "local_attention": 2 * max(int(window or 0) for window, *_ in layers) or 128,
         "hidden_activation": layers[0][2],
-        "classifier_activation": families.WRITTEN_ACTIVATIONS[str(cfg.head_activation_fn)],
+        "classifier_activation": WRITTEN_ACTIVATIONS[str(cfg.head_activation_fn)],
         "norm_bias": not cfg.no_norm_bias,
         "cls_token_id": settings["bos_token_id"],
         "sep_token_id": settings["eos_token_id"],

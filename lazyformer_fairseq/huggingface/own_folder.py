@@ -21,7 +21,7 @@ MODEL_TYPES = ("lazyformer", "lazyformer_lm")
 # What names of weights begin with, theirs and ours; {} is the head's name.
 NAMES = {
     "lazyformer.pooler.": f"{PREFIX}{POOLER}.",
-    "lazyformer.": families.ENCODER,
+    "lazyformer.encoder.": families.ENCODER,
     "lm_head.decoder.": families.HEAD,
     "lm_head.": families.HEAD,
     "classifier.": f"{PREFIX}{{}}.",

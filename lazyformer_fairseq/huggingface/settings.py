@@ -1,63 +1,100 @@
-"""What transformers' configs call the options of our models, written once for both ways."""
+"""The names of our models' options in transformers' configs, for both directions."""
 
 from dataclasses import asdict, fields
 from typing import Any
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.families import ACTIVATIONS, BERT_KEYS, WRITTEN_ACTIVATIONS
+from lazyformer_fairseq.huggingface.activations import ACTIVATIONS, WRITTEN_ACTIVATIONS
 from lazyformer_fairseq.modules.networks.options import (
     CausalLMOptions,
     MaskedLMOptions,
     SomeOptions,
+    options_of_arch,
     plain_options,
     read_options,
 )
 
-# Of those that are called otherwise there, theirs; in the second table they say the opposite.
+# Options with another name in a config; all others have the same.
 NAMES = {
-    **BERT_KEYS,
-    **{f"decoder_{name}": BERT_KEYS[f"encoder_{name}"] for name in ("embed_dim", "ffn_embed_dim", "attention_heads")},
-    **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before"), "normalize_before"),
+    "encoder_embed_dim": "hidden_size",
+    "encoder_ffn_embed_dim": "intermediate_size",
+    "encoder_attention_heads": "num_attention_heads",
+    "encoder_normalize_before": "normalize_before",
+    "decoder_embed_dim": "hidden_size",
+    "decoder_ffn_embed_dim": "intermediate_size",
+    "decoder_attention_heads": "num_attention_heads",
+    "decoder_normalize_before": "normalize_before",
+    "activation_fn": "hidden_act",
     "head_activation_fn": "head_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "pooler_dropout": "classifier_dropout",
     "max_positions": "max_position_embeddings",
     "token_types": "type_vocab_size",
     "init_std": "initializer_range",
 }
+# Options that mean the opposite there.
 OPPOSITES = {
     "no_norm_bias": "norm_bias",
     "no_linear_bias": "linear_bias",
     "untied_lm_head": "tie_word_embeddings",
     "no_token_positional_embeddings": "position_embeddings",
 }
-OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # they have no place in a config
+OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # not in a config
 
 
 def settings_of(options: Any) -> dict[str, Any]:
-    """Of a model's options, as a config has them."""
-    kind = MaskedLMOptions if hasattr(options, "encoder_embed_dim") else CausalLMOptions
-    found = asdict(plain_options(kind, options))
-    return {_name(name): _value(name, value) for name, value in found.items() if name not in OF_A_RUN}
-
-
-def _name(ours: str) -> str:
-    return NAMES.get(ours) or OPPOSITES.get(ours) or ours
-
-
-def _value(name: str, value: Any) -> Any:
-    return not value if name in OPPOSITES else WRITTEN_ACTIVATIONS[value] if name.endswith("activation_fn") else value
-
-
-def options_of(config: Any, kind: type[SomeOptions]) -> SomeOptions:
-    """The options that a config describes; `classifier_dropout` may be None there. Raises a UserError as they do."""
-    given: dict[str, Any] = {}
-    for each in fields(kind):
-        theirs = _name(each.name)
-        value = getattr(config, theirs, None)
-        if value is None:
+    """Return a model's options as a config has them."""
+    options_class = MaskedLMOptions if hasattr(options, "encoder_embed_dim") else CausalLMOptions
+    found = {}
+    for name, value in asdict(plain_options(options_class, options)).items():
+        if name in OF_A_RUN:
             continue
-        if each.name.endswith("activation_fn"):
+        if name in OPPOSITES:
+            found[OPPOSITES[name]] = not value
+        elif name.endswith("activation_fn"):
+            found[NAMES[name]] = WRITTEN_ACTIVATIONS[value]
+        else:
+            found[NAMES.get(name, name)] = value
+    return found
+
+
+def options_of(config: Any, options_class: type[SomeOptions]) -> SomeOptions:
+    """Return the options that a config describes.
+
+    Raises:
+        UserError: a value is not one that the option may have.
+    """
+    given: dict[str, Any] = {}
+    for field in fields(options_class):
+        name = OPPOSITES.get(field.name) or NAMES.get(field.name, field.name)
+        value = getattr(config, name, None)
+        if value is None:  # such as `classifier_dropout` of a BERT
+            continue
+        if field.name in OPPOSITES:
+            value = not value
+        elif field.name.endswith("activation_fn"):
             if value not in ACTIVATIONS:
-                raise UserError(f"{theirs} {value!r}: must be one of {', '.join(ACTIVATIONS)}")
+                raise UserError(f"{name} {value!r}: must be one of {', '.join(ACTIVATIONS)}")
             value = ACTIVATIONS[value]
-        given[each.name] = not value if each.name in OPPOSITES else value
-    return read_options(kind, given)
+        given[field.name] = value
+    return read_options(options_class, given)
+
+
+def config_of_arch(arch: str, vocab_size: int, **settings: Any) -> Any:
+    """Return the config of a named architecture, such as "modernbert_base".
+
+    Args:
+        arch: its name.
+        vocab_size: number of words.
+        **settings: replace some of the config's.
+
+    Raises:
+        UserError: there is no such name.
+    """
+    from lazyformer_fairseq.huggingface.models.causal import LazyFormerCausalConfig
+    from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
+
+    options = options_of_arch(arch)
+    config_class = LazyFormerConfig if isinstance(options, MaskedLMOptions) else LazyFormerCausalConfig
+    return config_class(**{**settings_of(options), "vocab_size": vocab_size, **settings})

@@ -19,7 +19,7 @@ from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.masked_text import MaskedText
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.exported.heads import IGNORED
+from lazyformer_fairseq.huggingface.models.heads import IGNORED
 from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
 
 

@@ -88,6 +88,14 @@ class Setting:
         return f"{self.high:g} or less" if math.isfinite(self.high) else "a finite number"
 
 
+CLASSES: dict[str, Any] = {}  # by place; filled by an exported model, whose modules have other names
+
+
+def find_class(place: str) -> Any:
+    """Return the class at a place, such as ``"package.module:Class"``, and import its module."""
+    return CLASSES[place] if place in CLASSES else pkgutil.resolve_name(place)
+
+
 @dataclass(frozen=True)
 class AttentionKind:
     """A row.
@@ -125,7 +133,12 @@ class AttentionKind:
 
     def load(self) -> Any:
         """Its class; imports torch."""
-        return pkgutil.resolve_name(f"lazyformer_fairseq.modules.sublayers.attention_kinds.{self.module}")
+        return find_class(self.place)
+
+    @property
+    def place(self) -> str:
+        """The place of its class; see :func:`find_class`."""
+        return f"lazyformer_fairseq.modules.sublayers.attention_kinds.{self.module}"
 
 
 GIVEN = "given"  # global tokens that the caller marks

@@ -9,7 +9,6 @@ variable :data:`VARIABLE` does, call :func:`register`, and are imported when the
 
 import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any, ClassVar, Optional, Union
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns import attention_kinds
-from lazyformer_fairseq.patterns.attention_kinds import Setting, Value
+from lazyformer_fairseq.patterns.attention_kinds import Setting, Value, find_class
 
 # Directions: encoders see the whole input, causal language models see only the past.
 ENCODER, CAUSAL = "encoder", "causal"
@@ -92,7 +91,7 @@ class Kind:
         """The class for a direction; imports it, and torch. Raises a UserError where somebody's package lacks it."""
         module = self.modules[direction]
         try:
-            return pkgutil.resolve_name(module) if isinstance(module, str) else module
+            return find_class(module) if isinstance(module, str) else module
         except (ImportError, AttributeError, ValueError) as error:
             if module.startswith(_SUBLAYERS):
                 raise

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from exports import code_of_every_kind, some_ids
+from exports import code_of, some_ids
 from torch.testing import assert_close
 
 import lazyformer_fairseq
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 40}
-# Spans and experts add to a loss; in exported code they do not.
+# Spans and experts add to a loss.
 PATTERNS = ("(sflf)x2", "s[span=8,span_loss=0.5] f[experts=2] l f")
 IDS = some_ids()
 BATCH, TIME = IDS.shape
@@ -34,8 +34,8 @@ def model_of(name: str, pattern: str, is_exported: bool) -> torch.nn.Module:
         config = lazyformer_fairseq.LazyFormerConfig(**given)
     if not is_exported:
         return getattr(lazyformer_fairseq, name)(config)
-    code = code_of_every_kind()
-    return getattr(code, name)(code.LazyFormerConfig(**given, plan=config.plan))
+    code = code_of(pattern)
+    return getattr(code, name)(code.LazyFormerConfig(**given))
 
 
 PACKAGE = [(name, False) for name in NO_TARGETS]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from exports import WORDS, code_in, code_of_every_kind, export_custom, some_ids, source_of, tiny_model
+from every_kind import EXAMPLES
+from exports import WORDS, code_in, export_custom, some_ids, source_of, tiny_model
 from helpers import ROOT
 from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
@@ -22,15 +23,17 @@ from lazyformer_fairseq import huggingface, load
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import forms
+from lazyformer_fairseq.huggingface.code import LIBRARIES, PACKAGE, code_files
 from lazyformer_fairseq.huggingface.export import AUTO, choose_form, export_to_huggingface
-from lazyformer_fairseq.huggingface.exported import heads, modelling
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM, MODERN, why_not_bert, why_not_modernbert, write_bert
-from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
+from lazyformer_fairseq.huggingface.models import heads
+from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.models.encoder import AUTO_CLASSES
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, read_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
-from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, kinds
+from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints"
 
@@ -167,7 +170,7 @@ def test_pipelines_and_auto_classes_run_the_code_in_the_folder(tmp_path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     export_to_huggingface(CHECKPOINTS / "encoder", tmp_path / "out")
     auto_map = json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"]
-    assert auto_map.keys() == modelling.AUTO_CLASSES.keys()
+    assert auto_map.keys() == AUTO_CLASSES.keys()
     code = dynamic.get_class_from_dynamic_module(auto_map["AutoModelForMaskedLM"], str(tmp_path / "out"))
     assert code.__module__.startswith("transformers_modules.")
     assert code.from_pretrained(tmp_path / "out").config.sublayer_pattern == "sflf sf"
@@ -186,24 +189,24 @@ def printed(*code: str) -> str:
 
 def test_all_auto_classes_know_ours():
     huggingface.register_when_transformers_is_loaded()  # it is
-    for auto, name in modelling.AUTO_CLASSES.items():
+    for auto, name in AUTO_CLASSES.items():
         if auto != "AutoConfig":
-            config = modelling.LazyFormerConfig(sublayer_pattern="sf", vocab_size=9, hidden_size=12)
+            config = LazyFormerConfig(sublayer_pattern="sf", vocab_size=9, hidden_size=12)
             model = getattr(transformers, auto).from_config(config)
             assert type(model) is getattr(huggingface, name)
-    assert isinstance(transformers.AutoConfig.for_model("lazyformer"), modelling.LazyFormerConfig)
+    assert isinstance(transformers.AutoConfig.for_model("lazyformer"), LazyFormerConfig)
 
 
 def test_a_fresh_model_has_the_sublayers_of_its_pattern():
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 11}
-    config = modelling.LazyFormerConfig(sublayer_pattern="M2x2", **sizes)
+    config = LazyFormerConfig(sublayer_pattern="M2x2", **sizes)
     assert (
-        len(transformers.AutoModelForMaskedLM.from_config(config).lazyformer.sublayers) == config.num_hidden_layers == 8
+        len(transformers.AutoModelForMaskedLM.from_config(config).lazyformer.encoder.sublayers)
+        == config.num_hidden_layers
+        == 8
     )
     with pytest.raises(UserError, match="character 3"):
-        modelling.LazyFormerConfig(sublayer_pattern="sfq", **sizes)
-    with pytest.raises(ValueError, match="'M2x2' without its plan: import lazyformer_fairseq.huggingface"):
-        code_of_every_kind().LazyFormerConfig(sublayer_pattern="M2x2", **sizes)
+        LazyFormerConfig(sublayer_pattern="sfq", **sizes)
 
 
 @pytest.mark.slow
@@ -219,52 +222,80 @@ def test_the_package_loads_transformers_no_sooner_than_needed():
     assert printed(OURS, "import sys", f"print({loaded})") == "[False, False]"
 
 
-# The one file of code: complete, alone, the same each time
+# The code: complete, alone, the same each time
 
 
-@pytest.fixture(scope="module")
-def code() -> str:
-    """Of a pattern with every kind."""
-    rows = [row.name for row in ATTENTION_KINDS]
-    return merged_code([{"letter": kind.letter, "kinds": rows} for kind in kinds()])
+def test_every_kind_needs_torch_numpy_and_transformers_alone():
+    pattern = "".join(f"s[{EXAMPLES[row.name][-1]}]" for row in ATTENTION_KINDS if not row.why_not_encoder)
+    files = code_files(f"{pattern}slkfcr")
+    lines = "\n".join(files.values())
+    imported = set(re.findall(r"^ *(?:from|import) (\w+)", lines, re.MULTILINE))
+    in_try = {"apex"}  # where it is installed
+    assert imported - set(sys.stdlib_module_names) - in_try == LIBRARIES
+    assert PACKAGE not in imported
+    modules = {Path(name).stem for name in files}
+    assert set(re.findall(r"^ *from \.(\w+) import", lines, re.MULTILINE)) <= modules
+    named = set(re.findall(r"^from \.(\w+) import", files["modeling_lazyformer.py"], re.MULTILINE))
+    assert named == modules - {"modeling_lazyformer"}, "transformers copies those that this file names"
 
 
-def test_it_needs_torch_and_transformers_alone_and_no_name_is_there_twice(code):
-    imported = set(re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE))
-    defined = re.findall(r"^(?:class |def )?(\w+)(?:\(|:| = )", code, re.MULTILINE)
-    assert imported - set(sys.stdlib_module_names) == {"torch", "transformers"}
-    assert not re.search(r"^ +(?:from \S+ )?import ", code, re.MULTILINE)
-    assert len(defined) > 100 and sorted(defined) == sorted(set(defined))
-    # Other back ends, costs, a memory's kinds: what a model in transformers never calls.
-    assert not {*defined} & {"count_memory", "Workload", "measure_spans", "RelativeAttention", "Recompute"}
-    assert "custom_op" not in code and "count_memory" not in code
-    assert set(code_of_every_kind().VARIANTS) == {row.name for row in ATTENTION_KINDS}
+def test_transformers_finds_all_files_and_the_libraries_that_are_needed(tmp_path):
+    folder = export_custom(tiny_model(), tmp_path)
+    dynamic = transformers.dynamic_module_utils
+    found = {Path(file).name for file in dynamic.get_relative_import_files(folder / "modeling_lazyformer.py")}
+    assert found == {file.name for file in folder.glob("*.py")} - {"modeling_lazyformer.py"}
+    for file in folder.glob("*.py"):
+        assert set(dynamic.get_imports(file)) <= LIBRARIES | sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("command", ["format --check", "check --select F,E501"])
-def test_the_file_is_as_tidy_as_our_own(command, code):
-    ruff = [sys.executable, *f"-m ruff {command} --line-length 120 --isolated -".split()]
-    found = subprocess.run(ruff, input=code, text=True, capture_output=True, check=False)
-    assert found.returncode == 0, found.stdout
+WITHOUT_PACKAGE = """
+import sys
+sys.modules["lazyformer_fairseq"] = None
+sys.modules["fairseq"] = None
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+import torch
+trust = {"trust_remote_code": True}
+for folder in ("out", "again"):
+    model = AutoModelForMaskedLM.from_pretrained(folder, **trust)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained("out")
+    inputs = tokenizer("anna sees ben near the house.", return_tensors="pt")
+    print(model(**inputs).logits.double().sum().item())
+    AutoModel.from_pretrained(folder, **trust)
+    model.save_pretrained("again")
+tokenizer.save_pretrained("again")
+print(len(pipeline("fill-mask", model="again", **trust)(f"the {tokenizer.mask_token} of anna", top_k=3)))
+"""
 
 
-def test_a_kind_of_somebody_is_merged_from_its_own_module(tmp_path):
+def test_an_export_loads_and_is_saved_again_in_a_process_that_lacks_the_package(tmp_path):
+    export_to_huggingface(CHECKPOINTS / "encoder", tmp_path / "out")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
+    command = [sys.executable, "-P", "-c", WITHOUT_PACKAGE]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    first, second, fillings = run.stdout.split()
+    assert first == second
+    ours = load(CHECKPOINTS / "encoder")
+    with torch.no_grad():
+        wanted = ours.model(ours.encode("anna sees ben near the house."))[0].double().sum().item()
+    assert float(first) == pytest.approx(wanted, rel=1e-5)
+    assert fillings == "3"
+
+
+def test_a_kind_of_somebody_is_copied_from_its_own_package(tmp_path):
     with registered(LOCAL_MEAN), torch.no_grad():
         model = tiny_model(sublayer_pattern="sfmf")
         exported = code_in(export_custom(model, tmp_path)).LazyFormerForMaskedLM.from_pretrained(tmp_path)
         torch.testing.assert_close(exported(some_ids()).logits, model(some_ids())[0], atol=1e-5, rtol=1e-5)
 
 
-def test_what_a_file_of_code_cannot_hold_is_refused_by_name(tmp_path):
+def test_a_kind_that_cannot_be_copied_is_refused_by_name():
     class Mine:
         pass
 
     mine = Kind("m", "mine", "", "", {ENCODER: Mine})
     with registered(mine), pytest.raises(UserError, match="mine \\(m\\) cannot be exported"):
-        merged_code(plan_as_json("sfm"))
-    code = code_in(export_custom(tiny_model(sublayer_pattern="sf"), tmp_path))
-    with pytest.raises(ValueError, match="has no sublayers l: export the checkpoint again"):
-        code.LazyFormerModel(code.LazyFormerConfig(plan=plan_as_json("sflf")))
+        code_files("sfm")
 
 
 # A plain (sf)xN is a BERT of transformers; what is none is told why

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.export import check_same_outputs
-from lazyformer_fairseq.huggingface.exported import heads, modelling
-from lazyformer_fairseq.huggingface.exported.modelling import LazyFormerConfig
+from lazyformer_fairseq.huggingface.models import heads
+from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.models.encoder import TIES_BY_TABLE
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 TINY = [name for name in ARCHITECTURES if name.endswith("_tiny")]
@@ -87,7 +88,7 @@ def test_what_else_a_model_takes_and_gives(attention, tmp_path):
     for wrong, words in (
         ({}, "either input_ids or inputs_embeds"),
         ({"input_ids": ids.repeat(1, 3)}, f"33 tokens is longer than the model's {POSITIONS}"),
-        ({"input_ids": ids, "token_type_ids": ids}, "no token types"),
+        ({"input_ids": ids, "token_type_ids": ids}, "the model has none"),
         ({"input_ids": ids, "attention_mask": ids[:, None, None].ne(1)}, "must be \\(batch, tokens\\)"),
         ({"input_ids": ids[:1], "attention_mask": ids[:2].ne(1)}, r"the shape \(2, 11\), must .*, \(1, 11\)"),
         ({"input_ids": ids, "attention_mask": ids[:, 1:].ne(1)}, r"the shape \(3, 10\), must"),
@@ -148,7 +149,7 @@ def test_other_heads_start_fresh_and_learn(tmp_path):
     loss = loss + question(ids, start_positions=places, end_positions=places).loss
     loss.backward()
     assert token.token_classifier.weight.grad.abs().max() > 0
-    assert question.lazyformer.embed_tokens.weight.grad.abs().max() > 0
+    assert question.lazyformer.encoder.embed_tokens.weight.grad.abs().max() > 0
 
 
 def test_more_words_keep_decoder_and_embedding_one(tmp_path):
@@ -157,7 +158,7 @@ def test_more_words_keep_decoder_and_embedding_one(tmp_path):
     ids = some_ids()
     before = model(ids).logits
     model.resize_token_embeddings(WORDS + 5)
-    assert model.lm_head.decoder.weight is model.lazyformer.embed_tokens.weight
+    assert model.lm_head.decoder.weight is model.lazyformer.encoder.embed_tokens.weight
     assert_close(model(ids).logits[..., :WORDS], before)
     model.save_pretrained(tmp_path / "more")
     again = heads.LazyFormerForMaskedLM.from_pretrained(tmp_path / "more")
@@ -169,15 +170,17 @@ def test_a_saved_model_has_its_code_and_loads_by_it_and_one_matrix_of_all_layers
     s = "s[linformer=3,share=layers]"
     export_custom(tiny_model(sublayer_pattern=f"{s}f{s}fl{s}f", relative_position_buckets=0), tmp_path / "first")
     model = heads.LazyFormerForMaskedLM.from_pretrained(tmp_path / "first")
-    model.lazyformer.embed_tokens.weight.data += 0.1
+    model.lazyformer.encoder.embed_tokens.weight.data += 0.1
     transformers.AutoModelForMaskedLM.register(LazyFormerConfig, heads.LazyFormerForMaskedLM, exist_ok=True)
     model.save_pretrained(tmp_path / "second")
     code = code_in(tmp_path / "second")
-    assert {"Linformer", "LazyAttention"} <= set(vars(code))
-    assert "Window" not in vars(code), "only what the pattern needs"
+    kinds = {file.name for file in (tmp_path / "second").glob("modules_sublayers_attention_kinds_*")}
+    assert kinds == {f"modules_sublayers_attention_kinds_{name}.py" for name in ("linformer", "span")}
     again = code.LazyFormerForMaskedLM.from_pretrained(tmp_path / "second")
     again.save_pretrained(tmp_path / "third")
-    second, third = ((tmp_path / name / "modeling_lazyformer.py").read_text() for name in ("second", "third"))
+    second, third = (
+        {file.name: file.read_text() for file in (tmp_path / name).glob("*.py")} for name in ("second", "third")
+    )
     assert second == third
     config = json.loads((tmp_path / "third" / "config.json").read_text())
     assert config["auto_map"]["AutoModelForMaskedLM"] == "modeling_lazyformer.LazyFormerForMaskedLM"
@@ -191,7 +194,7 @@ def test_a_saved_model_has_its_code_and_loads_by_it_and_one_matrix_of_all_layers
 
 
 WEIGHTS = "model.safetensors"
-A_WEIGHT = "lazyformer.sublayers.0.inner.qkv_proj.weight"
+A_WEIGHT = "lazyformer.encoder.sublayers.0.inner.qkv_proj.weight"
 OTHER_NUMBERS = "not those that config.json was saved with"
 CLASSIFIER = heads.LazyFormerForSequenceClassification
 HEADS = {heads.LazyFormerModel: "no head", heads.LazyFormerForMaskedLM: "lm_head.", CLASSIFIER: "classifier."}
@@ -224,8 +227,8 @@ def change_a_number(weights):
         (A_WEIGHT, "lacks .*sublayers.0.inner.qkv_proj.weight.*random"),
         (lambda weights: weights.update({A_WEIGHT.replace("_proj", ""): weights.pop(A_WEIGHT)}), "lacks .*qkv_proj"),
         # transformers names a tied weight by either of its names.
-        ("lazyformer.embed_tokens.weight", "lacks .*(embed_tokens|lm_head.decoder).weight.*random"),
-        ("lazyformer.sublayers.3.layer_norm.bias", "lacks .*sublayers.3.layer_norm.bias.*random"),
+        ("lazyformer.encoder.embed_tokens.weight", "lacks .*(embed_tokens|lm_head.decoder).weight.*random"),
+        ("lazyformer.encoder.sublayers.3.layer_norm.bias", "lacks .*sublayers.3.layer_norm.bias.*random"),
         ("lm_head.dense.weight", "lacks lm_head.dense.weight"),
         ("classifier.out_proj.bias", "lacks classifier.out_proj.bias"),
         (change_a_number, OTHER_NUMBERS),
@@ -241,11 +244,13 @@ def test_weights_that_are_missing_or_changed_are_an_error(changing, message, fol
 
 
 def test_a_decoder_of_its_own_is_an_error(folder):
-    change(folder, lambda all_: all_.update({"lm_head.decoder.weight": all_["lazyformer.embed_tokens.weight"] + 1}))
+    change(
+        folder, lambda all_: all_.update({"lm_head.decoder.weight": all_["lazyformer.encoder.embed_tokens.weight"] + 1})
+    )
     # transformers 4 ties it to the embedding in any case.
-    with pytest.raises(ValueError, match="decoder of its own") if modelling.TIES_BY_TABLE else nullcontext():
+    with pytest.raises(ValueError, match="decoder of its own") if TIES_BY_TABLE else nullcontext():
         model = heads.LazyFormerForMaskedLM.from_pretrained(folder)
-        assert model.lm_head.decoder.weight is model.lazyformer.embed_tokens.weight
+        assert model.lm_head.decoder.weight is model.lazyformer.encoder.embed_tokens.weight
 
 
 def test_a_config_without_hashes_is_warned_about_and_lacks_nothing(folder, caplog, monkeypatch):
@@ -292,7 +297,7 @@ def test_a_state_that_is_given_is_what_is_hashed(exported, tmp_path):
     """As Trainer gives it, of a model that is shared out; without a folder there is none to compare with."""
     model = heads.LazyFormerForMaskedLM.from_pretrained(exported)
     state = {name: weight * 2 for name, weight in model.state_dict().items()}
-    state["lm_head.decoder.weight"] = state["lazyformer.embed_tokens.weight"]
+    state["lm_head.decoder.weight"] = state["lazyformer.encoder.embed_tokens.weight"]
     model.save_pretrained(tmp_path, state_dict=state)
     for folder, given in ((tmp_path, {}), (None, {"config": model.config, "state_dict": state})):
         again = heads.LazyFormerForMaskedLM.from_pretrained(folder, **given)

@@ -5,11 +5,10 @@ from typing import Any, Optional
 import pytest
 import torch
 from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH, WORDS
-from exports import code_of_every_kind
+from exports import code_of
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.merge import plan_as_json
 from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, init_bert_weights
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults
@@ -33,17 +32,18 @@ MORE = {
     "entmax": ["entmax=2", "entmax=1.01"],
 }
 KINDS = [row.name for row in ATTENTION_KINDS if not row.why_not_encoder]
+EVERY_KIND = "".join(f"s[{EXAMPLES[name][-1]}]" for name in KINDS) + "slkfcr"
 SETTINGS = ["", *(each for name in KINDS for each in EXAMPLES.get(name, []) + MORE.get(name, []))]
 
 
 def model(settings: str, initializer_range: float = 0.5, **options: Any) -> nn.Module:
     """An exported masked language model."""
     torch.manual_seed(1)
-    code = code_of_every_kind()
+    code = code_of(EVERY_KIND)
     sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": FFN, "num_attention_heads": HEADS}
     given = {"max_position_embeddings": TOKENS, "relative_position_buckets": buckets_of(settings), **sizes}
-    plan = plan_as_json(pattern_of(settings))
-    config = code.LazyFormerConfig(plan=plan, initializer_range=initializer_range, **given, **options)
+    pattern = pattern_of(settings)
+    config = code.LazyFormerConfig(sublayer_pattern=pattern, initializer_range=initializer_range, **given, **options)
     return code.LazyFormerForMaskedLM(config).eval()
 
 
@@ -57,7 +57,7 @@ def both(settings: str, dtype: torch.dtype = torch.float32) -> tuple[Encoder, nn
     for weight in ours.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     exported = model(settings, hidden_dropout_prob=0.0, position_embeddings=has_positions).lazyformer
-    exported.load_state_dict(ours.state_dict())
+    exported.encoder.load_state_dict(ours.state_dict())
     return ours.to(dtype).eval(), exported.to(dtype).eval()
 
 
@@ -156,14 +156,14 @@ def test_gradients_are_ours_with_checkpoints_too(settings):
     def gradients(network, **given):
         network.zero_grad()
         (network(ids, **given)[0] * up)[is_text].sum().backward()
-        return {name: weight.grad for name, weight in network.named_parameters()}
+        return {name.removeprefix("encoder."): weight.grad for name, weight in network.named_parameters()}
 
     wanted = gradients(ours, **to_ours)
     for attention, saves in (("eager", None), ("sdpa", None), ("sdpa", {}), ("sdpa", {"use_reentrant": True})):
         exported.config._attn_implementation = attention
         if saves is not None:
             exported.gradient_checkpointing_enable(saves)
-            exported.training = True  # not its sublayers: what they draw, such as buckets, stays the same
+            exported.encoder.training = True  # not its sublayers: what they draw, such as buckets, stays the same
         found = gradients(exported, **to_exported)
         assert found.keys() == wanted.keys()
         for name, expected in wanted.items():
@@ -267,7 +267,7 @@ def test_onnx_computes_the_same(settings, tmp_path):
 def test_fresh_weights_are_drawn_as_ours_are(settings):
     given = {"max_positions": TOKENS, "relative_position_buckets": buckets_of(settings)}
     ours = Encoder(pattern_of(settings), None, WIDTH, FFN, HEADS, **given).apply(init_bert_weights).state_dict()
-    network = model(settings, initializer_range=0.02).lazyformer.state_dict()
+    network = model(settings, initializer_range=0.02).lazyformer.encoder.state_dict()
     for name, expected in ours.items():
         spread = [weight.std().item() if weight.numel() > 1 else 0 for weight in (network[name], expected)]
         if expected.numel() < 64:  # too few to know more

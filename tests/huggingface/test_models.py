@@ -37,7 +37,7 @@ NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob
 OURS = (
     ("lm_head.decoder.", "encoder.lm_head."),
     ("lm_head.", "encoder.lm_head."),
-    ("lazyformer.", "encoder.sentence_encoder."),
+    ("lazyformer.encoder.", "encoder.sentence_encoder."),
 )
 LABELS = torch.where(torch.rand(3, 11, generator=torch.Generator().manual_seed(3)) < 0.3, some_ids(), -100)
 
@@ -51,7 +51,7 @@ def test_it_is_the_packages_encoder_and_a_message_names_what_does_not_exist():
     model = LazyFormerForMaskedLM(
         LazyFormerConfig(sublayer_pattern="(sflf)x6", hidden_size=256, num_attention_heads=4, intermediate_size=1024)
     )
-    assert isinstance(model.lazyformer, (Encoder, transformers.PreTrainedModel))
+    assert isinstance(model.lazyformer.encoder, Encoder)
     assert type(model.lazyformer) is huggingface.LazyFormerModel is LazyFormerModel
     assert lazyformer_fairseq.LazyFormerModel is not LazyFormerModel, "fairseq's, as ever"
     with pytest.raises(UserError, match="did you mean modernbert_base"):
@@ -60,19 +60,16 @@ def test_it_is_the_packages_encoder_and_a_message_names_what_does_not_exist():
         _ = huggingface.Lazy
 
 
-def test_a_config_without_a_pattern_is_the_papers_model_and_keeps_its_plan(tmp_path):
+def test_a_config_without_a_pattern_is_the_papers_model(tmp_path):
     config = LazyFormerConfig()
     assert config.sublayer_pattern == "M2x6"
-    assert config.plan == LazyFormerConfig(sublayer_pattern="(sflf)x6").plan
     model = LazyFormerForMaskedLM(LazyFormerConfig(**SIZES)).eval()
-    assert len(model.lazyformer.sublayers) == 24
+    assert len(model.lazyformer.encoder.sublayers) == 24
     model.save_pretrained(tmp_path)
     code = code_in(tmp_path)
     assert_close(code.LazyFormerForMaskedLM.from_pretrained(tmp_path)(some_ids()).logits, model(some_ids()).logits)
     with pytest.raises(UserError, match="'' is empty; write for example M2x6"):
         LazyFormerConfig(sublayer_pattern="")
-    with pytest.raises(ValueError, match="this config has no plan, so there are no sublayers"):
-        code.LazyFormerForMaskedLM(code.LazyFormerConfig())
     assert LazyFormerForCausalLM(LazyFormerCausalConfig(**SIZES))(some_ids()).logits.isfinite().all()
 
 
@@ -93,7 +90,7 @@ def test_the_same_seed_gives_the_weights_and_numbers_of_our_model(arch):
     assert named.keys() == wanted.keys()
     assert all(torch.equal(weight, wanted[name]) for name, weight in named.items())
     marked = torch.zeros_like(some_ids()).index_fill(1, torch.tensor([0]), 1)
-    asks = any(place["settings"].get("global") == "given" for place in getattr(config, "plan", ()))
+    asks = "global=given" in config.sublayer_pattern
     given = {"global_attention_mask": marked} if asks else {}
     found = model(some_ids(right=0 if is_causal else 3), **given).logits
     given = {"global_positions": marked.bool()} if asks else {}
@@ -128,7 +125,7 @@ def test_the_back_end_is_chosen_by_name_and_attentions_are_eager(monkeypatch):
     model.set_attn_implementation("eager")
     model(some_ids())
     assert called == ["materialize"] * 2 + ["eager"] * 4
-    with pytest.raises(UserError, match="is one of auto, eager"):
+    with pytest.raises(UserError, match="choose from auto, eager"):
         tiny(attention_backend="fastest")
 
 
@@ -160,7 +157,7 @@ def test_documents_do_not_see_each_other_and_embeddings_may_be_given():
     assert_close(apart.logits[:, :4], model(ids[:, :4]).logits)
     assert_close(apart.logits[:, 4:], model(ids[:, 4:]).logits)
     assert len(apart.hidden_states) == 9
-    words = model.lazyformer.embed_tokens(ids)
+    words = model.lazyformer.encoder.embed_tokens(ids)
     assert_close(model(inputs_embeds=words).logits, model(ids).logits)
     with pytest.raises(ValueError, match="documents: without output_attentions"):
         model(ids, documents=[[4, 7]] * 3, output_attentions=True)
@@ -179,7 +176,7 @@ def test_what_it_saves_loads_by_its_code_and_an_export_loads_into_it(tmp_path):
         assert_close(found, model(some_ids(left=2)).logits)
     ours = tiny_model()
     exported = LazyFormerForMaskedLM.from_pretrained(export_custom(ours, tmp_path / "exported"))
-    exported.lazyformer.attention_backend = "eager"  # as ours
+    exported.lazyformer.encoder.attention_backend = "eager"  # as ours
     assert torch.equal(exported(some_ids()).logits, ours(some_ids())[0])
     classifier = LazyFormerForSequenceClassification.from_pretrained(tmp_path / "saved", num_labels=3)
     assert classifier(some_ids()).logits.shape == (3, 3)

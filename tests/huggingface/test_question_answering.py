@@ -8,6 +8,7 @@ import torch
 import transformers
 from exports import code_in, export_custom, some_ids, tiny_model
 from helpers import ROOT
+from lazyformer_fairseq.huggingface.exported import heads
 from tiny_berts import save_tiny
 from trained_encoders import write_encoder
 
@@ -15,7 +16,6 @@ from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
 from lazyformer_fairseq.evaluation.hub import LazyFormerHub, load
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
-from lazyformer_fairseq.huggingface.exported import heads
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM
 from lazyformer_fairseq.huggingface.importing import import_to
 

@@ -13,7 +13,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.exported.heads import IGNORED, at_least_one
+from lazyformer_fairseq.huggingface.models.heads import IGNORED, at_least_one
 from lazyformer_fairseq.huggingface.settings import options_of, settings_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights

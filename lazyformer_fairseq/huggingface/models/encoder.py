@@ -1,54 +1,247 @@
-"""The encoder as a model of transformers: this package's, with its back ends, and documents apart.
+"""The package's encoder as a model of transformers.
 
-It takes the exported one's place: weights and arguments are the same, so a folder that was exported loads
-into it, and what it saves brings its code along for those who lack this package.
+An export takes this file and all that it imports along, so the same classes compute with and without the package.
 """
 
-from collections.abc import Sequence
-from typing import Any, Optional, Union
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Optional, Union
 
+import torch
+import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from lazyformer_fairseq.huggingface.exported import heads
-from lazyformer_fairseq.huggingface.exported.modelling import LazyFormerConfig
-from lazyformer_fairseq.huggingface.models.causal import LazyFormerCausalConfig
-from lazyformer_fairseq.huggingface.settings import options_of, settings_of
-from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.masked_lm import encoder_arguments
-from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
-from lazyformer_fairseq.modules.sublayers.interface import Context
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
+from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.models.saved_weights import check_weights, hash_weights, other_heads
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, is_padded_right
+from lazyformer_fairseq.modules.networks.heads import Pooler
+from lazyformer_fairseq.modules.sublayers import feed_forward
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
+from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+
+CODE_FILE = "modeling_lazyformer.py"
+# The classes by their names in transformers.
+AUTO_CLASSES = {
+    "AutoConfig": "LazyFormerConfig",
+    "AutoModel": "LazyFormerModel",
+    "AutoModelForMaskedLM": "LazyFormerForMaskedLM",
+    "AutoModelForSequenceClassification": "LazyFormerForSequenceClassification",
+    "AutoModelForTokenClassification": "LazyFormerForTokenClassification",
+    "AutoModelForQuestionAnswering": "LazyFormerForQuestionAnswering",
+}
+# transformers declares tied weights in a table from version 5 on, before in a list.
+TIES_BY_TABLE = int(transformers.__version__.partition(".")[0]) >= 5
 
 
-def config_of_arch(arch: str, vocab_size: int, **settings: Any) -> Union[LazyFormerConfig, LazyFormerCausalConfig]:
-    """The config of a named architecture, such as "modernbert_base"; `settings`, by the config's names, replace some.
+def auto_map() -> dict[str, str]:
+    """Return what a config says of the classes in the code beside it."""
+    return {auto: f"{Path(CODE_FILE).stem}.{name}" for auto, name in AUTO_CLASSES.items()}
+
+
+def activation(name: str) -> Any:
+    """Return the function that a config names.
 
     Raises:
-        UserError: no such name.
+        UserError: there is none of this name.
     """
-    options = options_of_arch(arch)
-    kind = LazyFormerConfig if isinstance(options, MaskedLMOptions) else LazyFormerCausalConfig
-    return kind(**{**settings_of(options), "vocab_size": vocab_size, **settings})
+    if name not in ACTIVATIONS:
+        raise UserError(f"activation {name!r}: must be one of {', '.join(ACTIVATIONS)}")
+    return feed_forward.ACTIVATIONS[ACTIVATIONS[name]]
 
 
-class _Unbuilt(Encoder):
-    """An encoder whose sizes come later: transformers' class, which is built first, knows none."""
+def copy_own_code(_config: LazyFormerConfig, folder: Path) -> None:
+    """Copy the code that a model was loaded by; the package itself writes it anew instead."""
+    for file in Path(__file__).parent.glob("*.py"):
+        if file.name != "__init__.py":
+            shutil.copyfile(file, folder / file.name)
 
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
 
+class LazyFormerPreTrainedModel(PreTrainedModel):
+    """The base of all models: fresh weights as BERT's, loading that checks the weights, saving with the code.
 
-class LazyFormerModel(heads.LazyFormerModel, _Unbuilt):
-    """The package's encoder as a model of transformers.
-
-    ``config.attention_backend`` names its back end, "auto" the fastest, as fairseq-train's option; `attention_backend`
-    may be set on the model too.
+    Attributes:
+        write_code: writes the code of a config's model into a folder.
+        selects_back_ends: whether the fastest back end is found by timing. An export does not measure.
     """
 
-    def build(self, config: LazyFormerConfig) -> None:
-        """Embeddings, sublayers, norms: an encoder's."""
-        options = options_of(config, MaskedLMOptions)
-        Encoder.__init__(self, **encoder_arguments(options, config.vocab_size, config.pad_token_id))
+    config_class = LazyFormerConfig
+    base_model_prefix = "lazyformer"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = _supports_flash_attn_2 = _supports_flex_attn = False
+    _no_split_modules = ("LazyFormerModel",)  # what sublayers hand on stays on one device
+    accepts_loss_kwargs = False  # Trainer divides a loss by the number of batches itself
+    write_code = staticmethod(copy_own_code)
+    selects_back_ends: ClassVar[bool] = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+            nn.init.ones_(module.weight)
+        if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        is_loaded = getattr(getattr(module, "weight", None), "_is_hf_initialized", False)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and not is_loaded:
+            nn.init.zeros_(module.weight[module.padding_idx])
+
+    def post_init(self) -> None:
+        """Draw fresh weights; what starts as a copy of other weights follows them."""
+        super().post_init()
+        for module in self.modules():
+            if isinstance(module, AttentionSublayer):
+                module.start_copies()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Optional[str], *args: Any, **kwargs: Any) -> Any:
+        """Load a model as transformers does, and check its weights.
+
+        Raises:
+            ValueError: weights are missing, untied, or not those that were saved.
+        """
+        wants_loading = kwargs.pop("output_loading_info", False)
+        model, loading = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+        )
+        is_changed = getattr(model, "is_quantized", False) or getattr(model, "_hf_peft_config_loaded", False)
+        if pretrained_model_name_or_path is not None and not is_changed:
+            check_weights(model, loading, str(pretrained_model_name_or_path))
+        return (model, loading) if wants_loading else model
+
+    def save_pretrained(
+        self,
+        save_directory: Union[str, Path],
+        is_main_process: bool = True,
+        state_dict: Optional[dict[str, Tensor]] = None,
+        **kwargs: Any,
+    ) -> None:
+        """Save a model as transformers does, with hashes of these weights in the config and the code beside it."""
+        if is_main_process:
+            self.config.weights_sha256 = hash_weights(self.state_dict() if state_dict is None else state_dict)
+            self.config.auto_map = auto_map()
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            self.write_code(self.config, Path(save_directory))
+        super().save_pretrained(save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs)
+
+
+class _Encoder(Encoder):
+    """The encoder with transformers' gradient checkpointing, and a fixed back end where nothing can be timed.
+
+    Attributes:
+        fixed_back_end: the back end of the next passes; None for the selection by ``attention_backend``.
+    """
+
+    gradient_checkpointing = False
+    fixed_back_end: Optional[str] = None
+
+    def back_end(self, *given: Any) -> Any:
+        """Return what says which back end computes a sublayer: the fixed one, if there is one."""
+        if self.fixed_back_end is None:
+            return super().back_end(*given)
+        for span in self.options.common.get(SPANS, ()):  # not measured here: as long as they can become
+            span.set_longest(1.0)
+        return self._take_fixed_back_end
+
+    def _take_fixed_back_end(self, *_: Any) -> str:
+        return self.fixed_back_end
+
+    def run(self, *args: Any) -> Any:
+        """Run the sublayers; transformers says whether they are checkpointed."""
+        self.checkpoints = self.gradient_checkpointing
+        return super().run(*args)
+
+    def checkpoint(self, function: Any, *args: Any) -> Any:
+        """Return what a function computes, of which the backward pass computes parts anew."""
+        # Reentrant, it would not see the tensors within what sublayers hand on, and their gradients would be lost.
+        return self._gradient_checkpointing_func(function, *args, use_reentrant=False)
+
+    @contextmanager
+    def observing(self, probabilities: list[Tensor]) -> Iterator[None]:
+        """Append the probabilities (B, N, T, K) of each attending sublayer that runs within the block."""
+
+        def append(_sublayer: nn.Module, given: tuple[Any, ...], output: tuple[Tensor, dict[str, Any]]) -> None:
+            below = given[1]
+            x_BTC, handed_on = output
+            distribution = handed_on[DISTRIBUTION] if DISTRIBUTION in handed_on else below[DISTRIBUTION]
+            probabilities.append(distribution.probabilities.expand(x_BTC.size(0), -1, -1, -1))
+
+        attending = [module for module in self.modules() if isinstance(module, AttentionSublayer)]
+        hooks = [module.register_forward_hook(append) for module in attending]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class LazyFormerModel(LazyFormerPreTrainedModel):
+    """The encoder: embeddings, then the sublayers of the pattern."""
+
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads()
+
+    def __init__(self, config: LazyFormerConfig, is_part: bool = False):
+        super().__init__(config)
+        self.is_part = is_part
+        self.encoder = _Encoder(
+            pattern=config.sublayer_pattern,
+            vocab_size=config.vocab_size,
+            embed_dim=config.hidden_size,
+            ffn_embed_dim=config.intermediate_size,
+            num_heads=config.num_attention_heads,
+            max_positions=config.max_position_embeddings,
+            padding_idx=config.pad_token_id,
+            relative_position_buckets=config.relative_position_buckets,
+            relative_position_max_distance=config.relative_position_max_distance,
+            token_types=config.type_vocab_size,
+            no_token_positional_embeddings=not config.position_embeddings,
+            embedding_norm=config.embedding_norm,
+            dropout=config.hidden_dropout_prob,
+            attention_dropout=config.attention_probs_dropout_prob,
+            activation_dropout=config.activation_dropout,
+            activation=activation(config.hidden_act),
+            normalize_before=config.normalize_before,
+            attention_backend=config.attention_backend,
+            layer_norm_eps=config.layer_norm_eps,
+            norm=config.norm,
+            norm_bias=config.norm_bias,
+            linear_bias=config.linear_bias,
+            reversible=config.reversible,
+            experts_loss=config.experts_loss,
+        )
+        self.pooler = Pooler(config.hidden_size) if config.pooler else None
+        self.same_weights = same_weights(self)
+        if self.same_weights:
+            self._tied_weights_keys = self.same_weights if TIES_BY_TABLE else list(self.same_weights)
+        self.post_init()
+
+    def init_weights(self) -> None:
+        """Draw fresh weights; those of a part are drawn by the whole, in the order in which fairseq's model does."""
+        if not self.is_part:
+            super().init_weights()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the word embeddings."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the word embeddings."""
+        self.encoder.embed_tokens = value
+
+    def _tie_weights(self) -> None:
+        """Let sublayers that share a weight do so again: transformers 4 calls this after loading."""
+        for name, source in self.same_weights.items():
+            module, _, weight = name.rpartition(".")
+            setattr(self.get_submodule(module), weight, self.get_parameter(source))
 
     def forward(
         self,
@@ -63,55 +256,169 @@ class LazyFormerModel(heads.LazyFormerModel, _Unbuilt):
         documents: Optional[Sequence[Sequence[int]]] = None,
         positions_begin_anew: bool = False,
     ) -> Union[tuple[Any, ...], BaseModelOutputWithPooling]:
-        """As the exported encoder's.
+        """Encode a batch.
 
         Args:
-            documents, positions_begin_anew: of each sequence the lengths of documents that do not see each other, see
-                :meth:`~lazyformer_fairseq.modules.networks.encoder.Encoder.forward`. No padding is computed.
+            input_ids: (B, T).
+            attention_mask: (B, T), 0 at padding, which may stand anywhere: it takes no position. None for padding
+                wherever `input_ids` has the padding symbol.
+            token_type_ids: (B, T); for models with token types alone.
+            inputs_embeds: (B, T, C), in place of `input_ids`.
+            global_attention_mask: (B, T), 1 at tokens that see and are seen by all; for patterns with ``global=given``.
+            output_attentions: also return probabilities (B, N, T, K) of each attending sublayer, computed eagerly.
+            output_hidden_states: also return the embeddings and what each sublayer returned, the last one normalized.
+            return_dict: False for a tuple.
+            documents: for each sequence the lengths of documents that do not see each other.
+            positions_begin_anew: whether each document has the positions from the first one on.
+
+        Raises:
+            ValueError: a sequence longer than the model's positions, or arguments that do not fit together.
         """
-        if documents is None:
-            inputs = input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask
-            return super().forward(*inputs, output_attentions, output_hidden_states, return_dict)
-        config, tokens = self.config, inputs_embeds if input_ids is None else input_ids
-        wants_attentions = config.output_attentions if output_attentions is None else output_attentions
-        if wants_attentions:
+        config = self.config
+        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if documents is not None and output_attentions:
             raise ValueError("documents: without output_attentions")
-        wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        mask = self.find_padding(input_ids, attention_mask)
-        given = self._global_positions(global_attention_mask), token_type_ids, documents, positions_begin_anew
-        x, states = Encoder.forward(self, tokens, mask, bool(wants_states), None, *given)
-        pooled = None if self.pooler is None else self.pooler(x)
-        states = (*states[:-1], x) if wants_states else None
-        output = BaseModelOutputWithPooling(last_hidden_state=x, pooler_output=pooled, hidden_states=states)
-        return output if heads.wants_dict(config, return_dict) else output.to_tuple()
+        tokens = inputs_embeds if input_ids is None else input_ids
+        masks = {"attention_mask": attention_mask, "global_attention_mask": global_attention_mask}
+        marked = self._global_positions(global_attention_mask)
+        refuse_other_masks(tokens.shape[:2], **masks)
+        padding_mask = self.find_padding(input_ids, attention_mask)
+        is_padded_on_right = padding_mask is None
+        if padding_mask is not None and not torch.compiler.is_compiling():  # a graph must hold for any padding
+            is_padded_on_right = is_padded_right(padding_mask)
 
-    def run(self, *args: Any) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """As the encoder's; transformers says whether it checkpoints."""
-        self.checkpoints = self.gradient_checkpointing
-        return Encoder.run(self, *args)
-
-    def checkpoint(self, *args: Any) -> Any:
-        """By the function that transformers has for it."""
-        return self._checkpoint(*args)
-
-    def through_sublayers(
-        self, x_BTC: Tensor, shared: Context, output_attentions: bool, output_hidden_states: bool
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """By the encoder, which recomputes by lazy blocks; with attentions as the exported one."""
+        self.encoder.fixed_back_end = self._fixed_back_end(bool(output_attentions))
+        given = {
+            "padding_mask_BT": padding_mask,
+            "return_all": bool(output_hidden_states),
+            "is_padded_on_right": is_padded_on_right,
+            "global_positions_BT": marked,
+            "token_types_BT": token_type_ids,
+            "documents": documents,
+            "positions_begin_anew": positions_begin_anew,
+        }
+        attentions = None
         if output_attentions:
-            return super().through_sublayers(x_BTC, shared, output_attentions, output_hidden_states)
-        x, states, _ = self.run(x_BTC, shared, output_hidden_states)
-        return x, states, []
+            probabilities: list[Tensor] = []
+            with self.encoder.observing(probabilities):
+                x, states = self.encoder(tokens, **given)
+            if not is_padded_on_right:
+                probabilities = self._in_order_of_input(probabilities, padding_mask)
+            attentions = tuple(probabilities)
+        else:
+            x, states = self.encoder(tokens, **given)
 
-    def context(self, *args: Any) -> Context:
-        """As the encoder's."""
-        return Encoder.context(self, *args)
+        output = BaseModelOutputWithPooling(
+            last_hidden_state=x,
+            pooler_output=None if self.pooler is None else self._pool(x, padding_mask),
+            hidden_states=(*states[:-1], x) if output_hidden_states else None,
+            attentions=attentions,
+        )
+        return output if wants_dict(config, return_dict) else output.to_tuple()
 
-    def _embed(
-        self, input_ids: Optional[Tensor], inputs_embeds: Optional[Tensor], token_type_ids: Optional[Tensor]
-    ) -> Tensor:
-        return self.embed(inputs_embeds if input_ids is None else input_ids, token_type_ids)
+    def _fixed_back_end(self, wants_distributions: bool) -> Optional[str]:
+        """Return the back end that has to compute, None where the encoder may select one."""
+        if wants_distributions or self.config._attn_implementation == "eager":
+            return "eager"
+        is_exported = not self.selects_back_ends
+        if is_exporting() or (is_exported and torch.compiler.is_compiling()):
+            return "eager" if torch.is_grad_enabled() else "recompute"
+        if is_exported and self.encoder.attention_backend == "auto":
+            return "recompute"
+        return None
+
+    def _pool(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+        return self.pooler(first_of_text(x_BTC, padding_mask_BT)[:, None])
+
+    def _global_positions(self, global_attention_mask: Optional[Tensor]) -> Optional[Tensor]:
+        asks = any(planned.values.get("global") == GIVEN for planned in self.encoder.plan)
+        if asks and global_attention_mask is None:
+            raise ValueError(
+                "this model's tokens that see and are seen by all are given: pass global_attention_mask, 1 at each"
+            )
+        if not asks and global_attention_mask is not None:
+            raise ValueError("global_attention_mask is given, but no sublayer of this model asks for it")
+        return None if global_attention_mask is None else global_attention_mask.ne(0)
+
+    def _in_order_of_input(self, probabilities: list[Tensor], padding_mask_BT: Tensor) -> list[Tensor]:
+        """Return probabilities with padding where the input has it: the encoder moves text to the front."""
+        text = TextFirst.of(padding_mask_BT)
+        tokens = []
+        for planned, sublayer in zip(self.encoder.plan, self.encoder.sublayers, strict=True):
+            inner = getattr(sublayer, "inner", None)
+            if isinstance(inner, AttentionSublayer):
+                # The keys that a `k` reads of Linformer are no tokens.
+                reads_projected = not inner.attends and planned.shaper.values.get("linformer")
+                tokens.append(0 if reads_projected else padding_mask_BT.size(1))
+        return [text.pairs_back(*pair) for pair in zip(probabilities, tokens, strict=True)]
 
     def penalty(self) -> Union[Tensor, float]:
-        """What sublayers add to the loss of a token in nats."""
-        return Encoder.penalty(self)
+        """Return what sublayers add to the loss of a token in training, in nats."""
+        return self.encoder.penalty()
+
+    def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
+        """Return (B, T), True at padding; None where it is known that there is none."""
+        if attention_mask is not None:
+            padding_mask = attention_mask.eq(0)
+        elif input_ids is not None and self.config.pad_token_id is not None:
+            padding_mask = input_ids.eq(self.config.pad_token_id)
+        else:
+            return None
+        # What is traced must hold for other inputs too.
+        return padding_mask if torch.compiler.is_compiling() or bool(padding_mask.any()) else None
+
+
+def is_exporting() -> bool:
+    """Return whether a graph is made that other programs compute."""
+    is_graph = getattr(
+        torch.compiler, "is_exporting", torch.compiler.is_compiling
+    )  # torch 2.6 does not tell them apart
+    return is_graph() or torch.jit.is_tracing()
+
+
+def refuse_other_masks(sizes: torch.Size, **masks: Optional[Tensor]) -> None:
+    """Raise a ValueError for a mask that has not (B, T) = `sizes`, or not 0 and 1 alone, such as an additive one.
+
+    What is traced looks at no number: the graph is for other inputs too.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+    for name, mask in masks.items():
+        if mask is None:
+            continue
+        if mask.shape != sizes:
+            raise ValueError(f"{name} has the shape {tuple(mask.shape)}, must be (batch, tokens), {tuple(sizes)}")
+        if mask.dtype != torch.bool and not bool((mask.eq(0) | mask.eq(1)).all()):
+            wrong = mask[mask.ne(0) & mask.ne(1)][0].item()
+            raise ValueError(f"{name} has {wrong} in it, must be 1 at tokens that count, 0 at others")
+
+
+def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+    """Return (B, C) of the tokens with which texts begin, behind padding if there is some on the left."""
+    if padding_mask_BT is None:
+        return x_BTC[:, 0]
+    first = padding_mask_BT.int().argmin(-1).to(x_BTC.device)
+    return x_BTC[torch.arange(x_BTC.size(0), device=x_BTC.device), first]
+
+
+def same_weights(model: nn.Module) -> dict[str, str]:
+    """Map each further name of a weight that several sublayers share to its first name.
+
+    The modules say so themselves: where transformers 4 builds a model without memory, each has its own weight at first.
+    """
+    first: dict[str, str] = {}
+    found = {}
+    for path, module in model.named_modules():
+        for name, common in getattr(module, "common_weights", {}).items():
+            weight = f"{path}.{name}"
+            if first.setdefault(common, weight) != weight:
+                found[weight] = first[common]
+    return found
+
+
+def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:
+    """Return whether an output is an object instead of a tuple."""
+    return config.return_dict if return_dict is None else return_dict

@@ -1,0 +1,237 @@
+"""The code in an exported folder: the package's own modules, with relative imports.
+
+We start from the models and the classes of the pattern's sublayers, and follow the imports of each module. A folder is
+flat, because transformers finds files by relative imports and knows no subfolders: ``modules/linear.py`` becomes
+``modules_linear.py``. ``modeling_lazyformer.py`` has the classes that the config names; it imports every file, as
+transformers copies only those that this one names.
+"""
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Union
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.models.encoder import CODE_FILE
+from lazyformer_fairseq.modules.choices import CHOICES
+from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
+
+PACKAGE = "lazyformer_fairseq"
+MODELS = f"{PACKAGE}.huggingface.models.heads"
+LIBRARIES = {"torch", "transformers", "numpy"}  # transformers needs numpy
+MODELING = '''"""A model made by lazyformer_fairseq, for transformers 4.57 and 5; it also needs torch and numpy.
+
+The files beside this one are modules of the package as they are, but for relative imports. MIT license.
+"""
+
+# ruff: noqa: F401
+from . import patterns_kinds
+from .huggingface_models_configuration import LazyFormerConfig
+from .huggingface_models_encoder import LazyFormerModel, LazyFormerPreTrainedModel
+from .huggingface_models_heads import (
+    LazyFormerForMaskedLM,
+    LazyFormerForQuestionAnswering,
+    LazyFormerForSequenceClassification,
+    LazyFormerForTokenClassification,
+)
+from .patterns_attention_kinds import CLASSES
+{imports}
+
+# The sublayers of this model's pattern; packages with others are not looked for.
+patterns_kinds._mistakes = []
+{rows}
+
+# Nothing is timed here, or kept on this machine.
+CHOICES.measures = False
+LazyFormerPreTrainedModel.selects_back_ends = False
+
+# transformers saves the file that a class is in, and those that this one imports.
+for model in (
+    LazyFormerConfig,
+    LazyFormerModel,
+    LazyFormerForMaskedLM,
+    LazyFormerForQuestionAnswering,
+    LazyFormerForSequenceClassification,
+    LazyFormerForTokenClassification,
+):
+    model.__module__ = __name__
+'''
+# In place of a module that needs another library or registers operators of torch, for what only a whole installation
+# does, such as to keep measurements.
+STAND_IN = '''"""Stands in for {module}, which an exported model does not need."""
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def absent(*args, **kwargs):
+        raise NotImplementedError(f"{module}.{{name}} needs lazyformer_fairseq")
+
+    return absent
+'''
+
+# Functions that the package registers as operators of torch are plain ones in an export: several exports may be loaded
+# at once, and graphs look into them.
+OPERATORS = '''"""In place of torch.library.custom_op: functions stay as they are."""
+
+
+class PlainFunction:
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args):
+        return self.function(*args)
+
+    def register_fake(self, fake):
+        return fake
+
+
+def custom_op(name, function=None, **options):
+    return PlainFunction if function is None else PlainFunction(function)
+'''
+
+
+def write_code(pattern: str, folder: Path) -> None:
+    """Write the code of an encoder with this pattern into a folder that exists.
+
+    Raises:
+        UserError: as :func:`code_files`.
+    """
+    for name, text in code_files(pattern).items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def code_files(pattern: str) -> dict[str, str]:
+    """Return the code of an encoder with this pattern, the same for the same kinds, by file name.
+
+    Raises:
+        UserError: a kind's class cannot be imported by name, or its module needs another library.
+    """
+    modules = [MODELS]
+    classes: dict[str, type] = {}
+    for planned in plan(pattern, ENCODER):
+        row = planned.kind
+        cls = row.module(ENCODER)
+        if "<locals>" in cls.__qualname__:
+            raise UserError(
+                f"{row.name} ({row.letter}) cannot be exported to Hugging Face: its class {cls.__qualname__} is not at "
+                "the top of a module; put it there, or take lazyformer export --to safetensors"
+            )
+        if not cls.__module__.startswith(f"{PACKAGE}."):
+            modules.append(_registering_module(row, cls))
+        if isinstance(row.modules[ENCODER], str):
+            classes[row.modules[ENCODER]] = cls
+        classes |= {attention.place: attention.load() for attention in chosen_kinds(planned.values)}
+    modules += [cls.__module__ for cls in classes.values()]
+    files = _follow_imports(modules)
+
+    imports = [f"from .{Path(file).stem} import __name__ as _" for file in sorted(files)]
+    rows = []
+    for place, cls in sorted(classes.items()):
+        imports.append(f"from .{_flat(cls.__module__)} import {cls.__name__} as {cls.__name__}")
+        rows.append(f'CLASSES["{place}"] = {cls.__name__}')
+    selector = f"from .{_flat(type(CHOICES).__module__)} import CHOICES"
+    files[CODE_FILE] = MODELING.format(imports="\n".join([*imports, selector]), rows="\n".join(rows))
+    return files
+
+
+def _registering_module(row: Kind, cls: type) -> str:
+    """Return the module that puts a row of somebody's package into the table.
+
+    Raises:
+        UserError: no module of the package of its class has it as a global variable.
+    """
+    package = cls.__module__.partition(".")[0]
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] == package and any(value is row for value in vars(module).values()):
+            return name
+    raise UserError(
+        f"{row.name} ({row.letter}) cannot be exported to Hugging Face: no module of {package} keeps its row in a "
+        f"variable, as in ROW = register(Kind(...))"
+    )
+
+
+def _flat(module: str) -> str:
+    """Return the name of a module in an export, where all stand side by side."""
+    return module.removeprefix(f"{PACKAGE}.").replace(".", "_")
+
+
+def _follow_imports(modules: list[str]) -> dict[str, str]:
+    """Return the text of these modules and all that they import, by file name.
+
+    Raises:
+        UserError: a module of somebody's package imports another library, or imports relatively.
+    """
+    packages = {name.partition(".")[0] for name in modules}
+    files: dict[str, str] = {}
+    todo = list(modules)
+    while todo:
+        name = todo.pop()
+        if f"{_flat(name)}.py" in files:
+            continue
+        source = Path(importlib.util.find_spec(name).origin).read_text(encoding="utf-8")
+        imports = list(_imports(ast.parse(source)))
+        libraries = {module.partition(".")[0] for node in imports for module in _imported_modules(node)}
+        lacking = libraries - packages - LIBRARIES - sys.stdlib_module_names
+        if "torch.library.Library(" in source or (lacking and name.startswith(f"{PACKAGE}.")):
+            files[f"{_flat(name)}.py"] = STAND_IN.format(module=name)
+            continue
+        if lacking:
+            what = "a relative import" if "" in lacking else min(lacking)
+            raise UserError(
+                f"{name} cannot be exported to Hugging Face: it needs {what}, beside torch, transformers, numpy and "
+                "absolute imports of its own package"
+            )
+
+        lines = source.splitlines(keepends=True)
+        for node in imports:
+            if not isinstance(node, ast.ImportFrom) or node.module.partition(".")[0] not in packages:
+                continue
+            indent = " " * node.col_offset
+            statements = []
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                if _is_module(submodule):
+                    todo.append(submodule)
+                    statements.append(f"{indent}from . import {_flat(submodule)} as {alias.asname or alias.name}\n")
+                else:
+                    todo.append(node.module)
+                    as_name = f" as {alias.asname}" if alias.asname else ""
+                    statements.append(f"{indent}from .{_flat(node.module)} import {alias.name}{as_name}\n")
+            lines[node.lineno - 1] = "".join(statements)
+            for number in range(node.lineno, node.end_lineno):
+                lines[number] = ""
+        text = "".join(lines)
+        if "torch.library.custom_op" in source:
+            text = text.replace("torch.library.custom_op", "custom_op")
+            text = text.replace("\nimport torch\n", "\nimport torch\nfrom .operators import custom_op\n", 1)
+        files[f"{_flat(name)}.py"] = text
+    files["operators.py"] = OPERATORS
+    return files
+
+
+def _imports(tree: ast.AST) -> Iterator[Union[ast.Import, ast.ImportFrom]]:
+    """Yield all imports but those in a ``try``, which may fail."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not isinstance(node, ast.Try):
+            yield from _imports(node)
+
+
+def _imported_modules(node: Union[ast.Import, ast.ImportFrom]) -> list[str]:
+    """Return the modules that a statement names; "" for a relative one."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module if not node.level else ""]
+
+
+def _is_module(name: str) -> bool:
+    parent, _, _ = name.rpartition(".")
+    is_package = importlib.util.find_spec(parent).submodule_search_locations is not None
+    return is_package and importlib.util.find_spec(name) is not None

@@ -1,0 +1,331 @@
+"""The encoder with a head for each task."""
+
+from typing import Any, ClassVar, Optional, Union
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import (
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+
+from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.models.encoder import (
+    TIES_BY_TABLE,
+    LazyFormerModel,
+    LazyFormerPreTrainedModel,
+    activation,
+    first_of_text,
+    wants_dict,
+)
+from lazyformer_fairseq.huggingface.models.saved_weights import other_heads
+from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
+
+IGNORED = -100  # a label where nothing is predicted
+TIED_WEIGHTS = {"lm_head.decoder.weight": "lazyformer.encoder.embed_tokens.weight"}
+
+
+class LazyFormerWithHead(LazyFormerPreTrainedModel):
+    """The base of models with a head: the encoder, and weights that it shares declared for the whole.
+
+    Attributes:
+        output_class: what `forward` returns, made of a loss, logits, hidden states and attention probabilities.
+    """
+
+    output_class: ClassVar[Any] = TokenClassifierOutput
+
+    def __init__(self, config: LazyFormerConfig):
+        super().__init__(config)
+        self.lazyformer = LazyFormerModel(config, is_part=True)
+        if self.lazyformer.same_weights and not TIES_BY_TABLE:
+            shared = [f"lazyformer.{name}" for name in self.lazyformer.same_weights]
+            self._tied_weights_keys = [*(self._tied_weights_keys or ()), *shared]
+
+    def forward(
+        self,
+        input_ids: Optional[Tensor] = None,
+        attention_mask: Optional[Tensor] = None,
+        token_type_ids: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
+        global_attention_mask: Optional[Tensor] = None,
+        labels: Optional[Tensor] = None,
+        output_attentions: Optional[bool] = None,
+        output_hidden_states: Optional[bool] = None,
+        return_dict: Optional[bool] = None,
+        num_items_in_batch: Union[Tensor, int, None] = None,
+        **documents: Any,
+    ) -> Any:
+        """Compute logits, and a loss where there are labels.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask, output_attentions,
+                output_hidden_states, return_dict, **documents: see :meth:`LazyFormerModel.forward`.
+            labels: (B, T), -100 where nothing is predicted; for a label of the whole text (B,), classes or scores.
+            num_items_in_batch: predicted tokens of the whole update, by which a masked-LM loss is then divided.
+        """
+        encoded = self.lazyformer(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            global_attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+            **documents,
+        )
+        x = encoded.last_hidden_state
+        if labels is not None:
+            labels = labels.to(x.device)
+        padding_mask = self.lazyformer.find_padding(input_ids, attention_mask)
+        loss, logits = self.compute(x, padding_mask, labels, num_items_in_batch)
+        output = self.output_class(loss, logits, encoded.hidden_states, encoded.attentions)
+        return output if wants_dict(self.config, return_dict) else output.to_tuple()
+
+    def compute(
+        self,
+        x_BTC: Tensor,
+        padding_mask_BT: Optional[Tensor],
+        labels: Optional[Tensor],
+        num_items: Union[Tensor, int, None],
+    ) -> tuple[Optional[Tensor], Tensor]:
+        """Return the loss, where there are labels, and logits."""
+        logits = self.logits(x_BTC, padding_mask_BT)
+        if labels is None:
+            return None, logits
+        share = labels.ne(IGNORED).any()  # where nothing is predicted, sublayers add nothing either
+        return self.with_penalty(self.loss(logits, labels), share), logits
+
+    def with_penalty(self, loss: Tensor, share: Tensor) -> Tensor:
+        """Return the loss, in training with what sublayers add, of which this batch has a share."""
+        return loss + share * self.lazyformer.penalty() if self.training else loss
+
+    def logits(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+        """Return logits, for each token or for the text."""
+        raise NotImplementedError
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy of each token's class."""
+        return mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def mean_cross_entropy(
+    logits: Tensor, targets: Tensor, ignored: int = IGNORED, num_items: Union[Tensor, int, None] = None
+) -> Tensor:
+    """Return the mean cross-entropy in nats of the rows that have a target.
+
+    A batch without a target is usual in short texts. Its loss is zero, and so are its gradients; transformers' own
+    models give NaN.
+
+    Args:
+        logits: (N, V).
+        targets: (N,), `ignored` where nothing is predicted.
+        ignored: the target of rows without one.
+        num_items: what the sum is divided by; None for the number of targets.
+    """
+    nats = F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
+    if num_items is None:
+        num_items = targets.ne(ignored).sum()
+    return nats / at_least_one(num_items, nats)
+
+
+def at_least_one(num_items: Union[Tensor, int], like: Tensor) -> Tensor:
+    """Return a count of predicted tokens to divide by, on the device of `like`."""
+    return torch.as_tensor(num_items, device=like.device).clamp(min=1)
+
+
+class _OutputMap(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Draw nothing: its numbers come later, and are the word embedding's in most models."""
+
+
+class MaskedLMHead(nn.Module):
+    """Dense, activation, LayerNorm, then a decoder tied to the token embedding, with bias; or the decoder alone."""
+
+    def __init__(self, config: LazyFormerConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.dense = None
+        self.layer_norm = None
+        if not config.plain_lm_head:
+            self.dense = nn.Linear(width, width, config.linear_bias)
+            self.layer_norm = layer_norm(width, config.layer_norm_eps, config.norm, config.norm_bias)
+        self.activation = activation(config.head_act)
+        self.decoder = _OutputMap(width, config.vocab_size)
+        if not config.tie_word_embeddings and not self.decoder.weight.is_meta:
+            nn.init.normal_(self.decoder.weight, std=config.initializer_range)
+            nn.init.zeros_(self.decoder.bias)
+            self.decoder._is_hf_initialized = True  # it comes before all others, as in fairseq
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (..., V) from features (..., C)."""
+        if self.dense is not None:
+            features = self.layer_norm(self.activation(self.dense(features)))
+        return self.decoder(features)
+
+
+class LazyFormerForMaskedLM(LazyFormerWithHead):
+    """A masked language model.
+
+    With `labels` in training, logits are computed only where a token is predicted: `logits` is (M, V), in the order of
+    ``labels[labels != -100]``. Without labels, and in evaluation, it is (B, T, V), which Trainer hands to
+    ``compute_metrics``. ``config.sparse_prediction`` makes it (M, V) always (True) or never (False), as ModernBERT's.
+    """
+
+    accepts_loss_kwargs = True  # Trainer tells how many tokens an update predicts: batches weigh by theirs
+    output_class = MaskedLMOutput
+    _tied_weights_keys: ClassVar[Any] = TIED_WEIGHTS if TIES_BY_TABLE else list(TIED_WEIGHTS)
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("lm_head")
+
+    def __init__(self, config: LazyFormerConfig):
+        super().__init__(config)
+        self.lm_head = MaskedLMHead(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the map from features to logits."""
+        return self.lm_head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the map from features to logits."""
+        self.lm_head.decoder = new_embeddings
+
+    def compute(
+        self,
+        x_BTC: Tensor,
+        padding_mask_BT: Optional[Tensor],
+        labels: Optional[Tensor],
+        num_items: Union[Tensor, int, None],
+    ) -> tuple[Optional[Tensor], Tensor]:
+        """Return the loss, where there are labels, and logits (B, T, V) or (M, V)."""
+        if labels is None:
+            return None, self.lm_head(x_BTC)
+        is_sparse = self.config.sparse_prediction
+        if is_sparse is None:
+            is_sparse = self.training
+        places = labels.flatten().ne(IGNORED).nonzero().squeeze(1)
+        if is_sparse:
+            logits = predicted = self.lm_head(x_BTC.flatten(0, 1).index_select(0, places))
+        else:
+            logits = self.lm_head(x_BTC)
+            predicted = logits.flatten(0, 1).index_select(0, places)
+        if num_items is None:
+            num_items = len(places)
+        targets = labels.flatten().index_select(0, places)
+        loss = mean_cross_entropy(predicted, targets, num_items=num_items)
+        return self.with_penalty(loss, len(places) / at_least_one(num_items, loss)), logits
+
+
+class LazyFormerForSequenceClassification(LazyFormerWithHead):
+    """A class or a score for each text, from its first token."""
+
+    output_class = SequenceClassifierOutput
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("classifier")
+
+    def __init__(self, config: LazyFormerConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        head_class = CLASSIFICATION_HEADS[config.classifier]
+        self.classifier = head_class(config.hidden_size, config.num_labels, config.classifier_dropout)
+        self.post_init()
+
+    def logits(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+        """Return logits (B, classes)."""
+        return self.classifier(first_of_text(x_BTC, padding_mask_BT)[:, None])
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean squared error of scores, or the cross-entropy of one class or of several.
+
+        ``config.problem_type`` says which; where it says nothing, the labels decide.
+        """
+        config = self.config
+        if config.problem_type is None:
+            if config.num_labels == 1:
+                config.problem_type = "regression"
+            elif labels.is_floating_point():
+                config.problem_type = "multi_label_classification"
+            else:
+                config.problem_type = "single_label_classification"
+        if config.problem_type == "regression":
+            scores = logits.float().view_as(labels) if config.num_labels == 1 else logits.float()
+            return F.mse_loss(scores, labels.float())
+        if config.problem_type == "multi_label_classification":
+            return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
+        return mean_cross_entropy(logits, labels.flatten())
+
+
+class LazyFormerForTokenClassification(LazyFormerWithHead):
+    """A class for each token."""
+
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("token_classifier")
+
+    def __init__(self, config: LazyFormerConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def logits(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+        """Return logits (B, T, classes)."""
+        return self.token_classifier(self.dropout(x_BTC))
+
+
+class LazyFormerForQuestionAnswering(LazyFormerWithHead):
+    """Where an answer starts and ends."""
+
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("qa_outputs")
+
+    def __init__(self, config: LazyFormerConfig):
+        super().__init__(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Optional[Tensor] = None,
+        attention_mask: Optional[Tensor] = None,
+        token_type_ids: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
+        global_attention_mask: Optional[Tensor] = None,
+        start_positions: Optional[Tensor] = None,
+        end_positions: Optional[Tensor] = None,
+        output_attentions: Optional[bool] = None,
+        output_hidden_states: Optional[bool] = None,
+        return_dict: Optional[bool] = None,
+        num_items_in_batch: Union[Tensor, int, None] = None,
+        **documents: Any,
+    ) -> Union[tuple[Any, ...], QuestionAnsweringModelOutput]:
+        """Compute logits of starts and ends (B, T), and a loss where the answers are given.
+
+        Args:
+            input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask, output_attentions,
+                output_hidden_states, return_dict, **documents: see :meth:`LazyFormerModel.forward`.
+            start_positions, end_positions: (B,); those beyond the input, as of cut answers, are left out.
+            num_items_in_batch: unused; the loss is the mean of the batch.
+        """
+        encoded = self.lazyformer(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            global_attention_mask,
+            output_attentions,
+            output_hidden_states,
+            return_dict=True,
+            **documents,
+        )
+        start, end = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            time = start.size(1)
+            starts, ends = (places.to(start.device).clamp(0, time) for places in (start_positions, end_positions))
+            both = mean_cross_entropy(start, starts, ignored=time) + mean_cross_entropy(end, ends, ignored=time)
+            has_answers = torch.cat([starts, ends]).ne(time).any()
+            loss = self.with_penalty(both / 2, has_answers)
+        output = QuestionAnsweringModelOutput(loss, start, end, encoded.hidden_states, encoded.attentions)
+        return output if wants_dict(self.config, return_dict) else output.to_tuple()

@@ -82,7 +82,7 @@ def export(
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
 
     With --to huggingface, AutoModel, AutoTokenizer and pipeline of transformers read it. One that is neither BERT nor
-    ModernBERT brings the one file of code that it needs; a causal language model needs this package there.
+    ModernBERT brings the code that it needs; a causal language model needs this package there.
     """
     refuse_filled_folder(out)
     if (checkpoints / "runs").is_dir():

@@ -262,7 +262,7 @@ PLAIN = """\
 It is a plain {kind}: transformers loads it without code of its own. Pad on the right, and pass an
 attention mask, as the tokenizer does."""
 OWN_CODE = """\
-`modeling_lazyformer.py` is all its code; it needs torch and transformers. Where lazyformer_fairseq is
+The files `*.py` are all its code; they need torch, numpy and transformers. Where lazyformer_fairseq is
 installed, `import lazyformer_fairseq.huggingface` first, and leave `trust_remote_code` out."""
 
 

@@ -23,7 +23,7 @@ from lazyformer_fairseq import huggingface, load
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import forms
-from lazyformer_fairseq.huggingface.code import LIBRARIES, PACKAGE, code_files
+from lazyformer_fairseq.huggingface.code import LIBRARIES, code_files, write_code
 from lazyformer_fairseq.huggingface.export import AUTO, choose_form, export_to_huggingface
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM, MODERN, why_not_bert, why_not_modernbert, write_bert
 from lazyformer_fairseq.huggingface.models import heads
@@ -225,26 +225,16 @@ def test_the_package_loads_transformers_no_sooner_than_needed():
 # The code: complete, alone, the same each time
 
 
-def test_every_kind_needs_torch_numpy_and_transformers_alone():
+def test_transformers_finds_all_files_and_they_need_no_other_library(tmp_path):
     pattern = "".join(f"s[{EXAMPLES[row.name][-1]}]" for row in ATTENTION_KINDS if not row.why_not_encoder)
-    files = code_files(f"{pattern}slkfcr")
-    lines = "\n".join(files.values())
-    imported = set(re.findall(r"^ *(?:from|import) (\w+)", lines, re.MULTILINE))
-    in_try = {"apex"}  # where it is installed
-    assert imported - set(sys.stdlib_module_names) - in_try == LIBRARIES
-    assert PACKAGE not in imported
-    modules = {Path(name).stem for name in files}
-    assert set(re.findall(r"^ *from \.(\w+) import", lines, re.MULTILINE)) <= modules
-    named = set(re.findall(r"^from \.(\w+) import", files["modeling_lazyformer.py"], re.MULTILINE))
-    assert named == modules - {"modeling_lazyformer"}, "transformers copies those that this file names"
-
-
-def test_transformers_finds_all_files_and_the_libraries_that_are_needed(tmp_path):
-    folder = export_custom(tiny_model(), tmp_path)
+    write_code(f"{pattern}slkfcr", tmp_path)
+    files = set(tmp_path.iterdir())
     dynamic = transformers.dynamic_module_utils
-    found = {Path(file).name for file in dynamic.get_relative_import_files(folder / "modeling_lazyformer.py")}
-    assert found == {file.name for file in folder.glob("*.py")} - {"modeling_lazyformer.py"}
-    for file in folder.glob("*.py"):
+    modeling = tmp_path / "modeling_lazyformer.py"
+    assert set(map(Path, dynamic.get_relative_import_files(modeling))) == files - {modeling}
+    named = set(dynamic.get_relative_imports(modeling))
+    assert named == {file.stem for file in files - {modeling}}, "transformers copies those that this one names"
+    for file in files:
         assert set(dynamic.get_imports(file)) <= LIBRARIES | sys.stdlib_module_names
 
 

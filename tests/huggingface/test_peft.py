@@ -7,7 +7,7 @@ import every_kind
 import pytest
 import torch
 import transformers
-from exports import code_of_every_kind, some_ids
+from exports import code_of, some_ids
 from torch import nn
 from torch.testing import assert_close
 
@@ -42,7 +42,7 @@ def model_of(name: str, pattern: str = "(sflf)x2", is_exported: bool = False) ->
     config = lazyformer_fairseq.LazyFormerConfig(sublayer_pattern=pattern, **SIZES, **OF_ENCODERS)
     if not is_exported:
         return getattr(huggingface, name)(config)
-    code = code_of_every_kind()
+    code = code_of(pattern)
     return getattr(code, name)(code.LazyFormerConfig(**config.to_dict()))
 
 
@@ -85,7 +85,7 @@ def test_what_has_the_usual_name_of_a_module_is_a_module(build):
 def lora(model: nn.Module, task=None):
     """Return the model with adapters of all maps but the head's, which peft trains whole."""
     has_own_rule = task in (None, "SEQ_CLS", "CAUSAL_LM")
-    targets = "all-linear" if has_own_rule else r"lazyformer\.sublayers\..*_proj"
+    targets = "all-linear" if has_own_rule else r"lazyformer\.encoder\.sublayers\..*_proj"
     return peft.get_peft_model(model, peft.LoraConfig(task_type=task, target_modules=targets))
 
 

@@ -8,7 +8,6 @@ import torch
 import transformers
 from exports import code_in, export_custom, some_ids, tiny_model
 from helpers import ROOT
-from lazyformer_fairseq.huggingface.exported import heads
 from tiny_berts import save_tiny
 from trained_encoders import write_encoder
 
@@ -18,6 +17,7 @@ from lazyformer_fairseq.evaluation.hub import LazyFormerHub, load
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM
 from lazyformer_fairseq.huggingface.importing import import_to
+from lazyformer_fairseq.huggingface.models import heads
 
 CHECKPOINT = ROOT / "tests/fixtures/checkpoints/encoder"
 LONGEST = 500  # tokens of an input

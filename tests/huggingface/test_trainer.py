@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers import ROOT, build_toy_corpus, train_here, write_toy_glue
 from in_process import invoke, refusal
-from lazyformer_fairseq.huggingface.exported import heads
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
 from lazyformer_fairseq import LazyFormerConfig, LazyFormerForMaskedLM, LazyFormerModel, build, open_masked_text
@@ -17,6 +16,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.texts import GlueConfig, GlueCriterion, GlueTask
 from lazyformer_fairseq.huggingface import MaskedTextCollator, ShardTrainer, tokenizer_for_transformers
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
+from lazyformer_fairseq.huggingface.models import heads
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints/fine_tuned"
 UPDATES, BATCH = 50, 8

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import every_kind
 import pytest
 import torch
-from exports import code_of_every_kind
+from exports import code_of
 from torch import nn
 
 import lazyformer_fairseq
@@ -63,7 +63,7 @@ def of_transformers(ending: str) -> nn.Module:
 
 
 def exported(ending: str) -> nn.Module:
-    code = code_of_every_kind()
+    code = code_of("sflf")
     config = LazyFormerConfig(sublayer_pattern="sflf", **SIZES).to_dict()
     return getattr(code, f"LazyFormer{ending}")(code.LazyFormerConfig(**config))
 

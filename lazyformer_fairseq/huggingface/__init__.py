@@ -65,7 +65,7 @@ def register() -> None:
 
     from lazyformer_fairseq.huggingface.models import causal, encoder, heads
     from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
-    from lazyformer_fairseq.huggingface.settings import config_of_arch
+    from lazyformer_fairseq.huggingface.models.named import config_of_arch
 
     encoder.LazyFormerPreTrainedModel.write_code = staticmethod(_write_code)
     LazyFormerConfig.from_arch = staticmethod(config_of_arch)

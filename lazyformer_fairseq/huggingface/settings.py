@@ -9,7 +9,6 @@ from lazyformer_fairseq.modules.networks.options import (
     CausalLMOptions,
     MaskedLMOptions,
     SomeOptions,
-    options_of_arch,
     plain_options,
     read_options,
 )
@@ -79,22 +78,3 @@ def options_of(config: Any, options_class: type[SomeOptions]) -> SomeOptions:
             value = ACTIVATIONS[value]
         given[field.name] = value
     return read_options(options_class, given)
-
-
-def config_of_arch(arch: str, vocab_size: int, **settings: Any) -> Any:
-    """Return the config of a named architecture, such as "modernbert_base".
-
-    Args:
-        arch: its name.
-        vocab_size: number of words.
-        **settings: replace some of the config's.
-
-    Raises:
-        UserError: there is no such name.
-    """
-    from lazyformer_fairseq.huggingface.models.causal import LazyFormerCausalConfig
-    from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
-
-    options = options_of_arch(arch)
-    config_class = LazyFormerConfig if isinstance(options, MaskedLMOptions) else LazyFormerCausalConfig
-    return config_class(**{**settings_of(options), "vocab_size": vocab_size, **settings})

@@ -1,0 +1,24 @@
+"""Named architectures as configs of transformers."""
+
+from typing import Any, Union
+
+from lazyformer_fairseq.huggingface.models.causal import LazyFormerCausalConfig
+from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.settings import settings_of
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
+
+
+def config_of_arch(arch: str, vocab_size: int, **settings: Any) -> Union[LazyFormerConfig, LazyFormerCausalConfig]:
+    """Return the config of a named architecture, such as "modernbert_base".
+
+    Args:
+        arch: its name.
+        vocab_size: number of words.
+        **settings: replace some of the config's.
+
+    Raises:
+        UserError: there is no such name.
+    """
+    options = options_of_arch(arch)
+    config_class = LazyFormerConfig if isinstance(options, MaskedLMOptions) else LazyFormerCausalConfig
+    return config_class(**{**settings_of(options), "vocab_size": vocab_size, **settings})

@@ -15,7 +15,7 @@ from typing import Union
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.models.encoder import CODE_FILE
-from lazyformer_fairseq.modules.choices import CHOICES
+from lazyformer_fairseq.modules.timing import SELECTOR
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind
@@ -46,7 +46,7 @@ patterns_kinds._mistakes = []
 {rows}
 
 # Nothing is timed here, or kept on this machine.
-CHOICES.measures = False
+SELECTOR.measures = False
 LazyFormerPreTrainedModel.selects_back_ends = False
 
 # transformers saves the file that a class is in, and those that this one imports.
@@ -135,7 +135,7 @@ def code_files(pattern: str) -> dict[str, str]:
     for place, cls in sorted(classes.items()):
         imports.append(f"from .{_flat(cls.__module__)} import {cls.__name__} as {cls.__name__}")
         rows.append(f'CLASSES["{place}"] = {cls.__name__}')
-    selector = f"from .{_flat(type(CHOICES).__module__)} import CHOICES"
+    selector = f"from .{_flat(type(SELECTOR).__module__)} import SELECTOR"
     files[CODE_FILE] = MODELING.format(imports="\n".join([*imports, selector]), rows="\n".join(rows))
     return files
 

@@ -4,7 +4,7 @@ An export takes this file and all that it imports along, so the same classes com
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Union
@@ -19,6 +19,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.activations import ACTIVATIONS
 from lazyformer_fairseq.huggingface.models.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.models.saved_weights import check_weights, hash_weights, other_heads
+from lazyformer_fairseq.modules.attention import BACK_ENDS
+from lazyformer_fairseq.modules.attention.interface import Variant
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, is_padded_right
 from lazyformer_fairseq.modules.networks.heads import Pooler
 from lazyformer_fairseq.modules.sublayers import feed_forward
@@ -144,16 +147,21 @@ class _Encoder(Encoder):
     gradient_checkpointing = False
     fixed_back_end: Optional[str] = None
 
-    def back_end(self, *given: Any) -> Any:
-        """Return what says which back end computes a sublayer: the fixed one, if there is one."""
+    def back_end(self) -> Callable[..., str]:
+        """Return what says which back end computes an attention."""
         if self.fixed_back_end is None:
-            return super().back_end(*given)
+            return super().back_end()
         for span in self.options.common.get(SPANS, ()):  # not measured here: as long as they can become
             span.set_longest(1.0)
         return self._take_fixed_back_end
 
-    def _take_fixed_back_end(self, *_: Any) -> str:
-        return self.fixed_back_end
+    def _take_fixed_back_end(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+    ) -> str:
+        """Return the fixed back end, or ``eager``, which computes everything, where that one cannot."""
+        variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
+        why_not = BACK_ENDS[self.fixed_back_end].why_not(variant, q_BNTD.device.type, v_BNKD.dtype)
+        return self.fixed_back_end if why_not is None else "eager"
 
     def run(self, *args: Any) -> Any:
         """Run the sublayers; transformers says whether they are checkpointed."""

@@ -13,11 +13,21 @@ AXES = ("updates", "tokens", "hours", "flops")
 
 @click.command(cls=Command)
 @click.argument("runs", metavar="[NAME=]RUN...", nargs=-1, required=True)
-@click.option("--against", multiple=True, default=["updates"], callback=some_of(AXES), metavar="A,B,...",
-              help=f"A panel each: {', '.join(AXES)}.")  # fmt: skip
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("curves.png"),
-              help="PNG to draw to; the numbers go to a .csv beside it.")  # fmt: skip
-@click.option("--training", is_flag=True, help="The training loss too, between the lines of the log.")
+@click.option(
+    "--against",
+    multiple=True,
+    default=["updates"],
+    callback=some_of(AXES),
+    metavar="A,B,...",
+    help=f"What to draw the loss against, in a panel each: {', '.join(AXES)}.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("curves.png"),
+    help="PNG to draw to; the numbers go to a .csv beside it.",
+)
+@click.option("--training", is_flag=True, help="Draw the training loss too, between the lines of the log.")
 def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, training: bool) -> None:
     """Draw the validation loss of pre-trainings and language models in one picture, and print where each ended.
 

@@ -28,9 +28,9 @@ from lazyformer_fairseq.report.tables import markdown_table
 
 AXES = ("updates", "tokens", "hours", "flops")
 OF_TASK = {
-    "full_sentences_masked_lm": "validation loss, bits a masked token",
-    "masked_permuted_lm": "validation loss, bits a predicted token",
-    "stream_language_modeling": "validation loss, bits a token",
+    "full_sentences_masked_lm": "validation loss, bits per masked token",
+    "masked_permuted_lm": "validation loss, bits per predicted token",
+    "stream_language_modeling": "validation loss, bits per token",
 }
 FORWARD_AND_BACKWARD = 3  # a backward pass is two forward passes
 PHASE = re.compile(r"phase(\d+)")  # the folder of each phase of a run of several
@@ -38,7 +38,8 @@ CONFIG = "{'_name': None, 'common': {"
 SECTION = re.compile(r"'(\w+)': \{([^{}]*)")
 SETTING = re.compile(r"'(\w+)': (?:'([^']*)'|([^',{}\[\]]+))")
 # No pattern has `.*` before its end: on a long line that holds its beginning many times it would take quadratic time.
-LOADED, AT_UPDATE = "Loaded checkpoint ", re.compile(r" \(epoch \d+ @ (\d{1,15}) updates\)")
+LOADED = "Loaded checkpoint "
+AT_UPDATE = re.compile(r" \(epoch \d+ @ (\d{1,15}) updates\)")
 SYMBOLS = re.compile(r"dictionary: (\d{1,15}) (?:symbols|types)")
 # Numbers within an epoch, at the end of one or of a validation, and either in JSON.
 INNER = re.compile(r"epoch \d+: +\d+ / \d+ (\w+=.*)")
@@ -71,7 +72,7 @@ class Phase:
     why_no_flops: str = ""
 
     def at(self, axis: str, updates: np.ndarray) -> np.ndarray:
-        """As :meth:`History.at`, of updates in it."""
+        """Return where updates of this phase stand on an axis; see :meth:`History.at`."""
         if axis == "updates":
             return updates
         if axis == "flops":
@@ -79,7 +80,7 @@ class Phase:
         return interpolate(np.array(self.points), AXES.index(axis), updates)
 
     def count(self) -> None:
-        """Finds the FLOPs of a token, or why they cannot be told."""
+        """Find the FLOPs of a token, or why they cannot be counted."""
         if self.task.get("_name") not in OF_TASK:
             self.why_no_flops = f"no formula for --task {self.task.get('_name') or '(the log has no settings)'}"
         elif self.symbols is None:
@@ -92,7 +93,7 @@ class Phase:
 
 
 class History:
-    """What the logs of a run tell.
+    """The history of a run, read from its logs.
 
     It replays them: where a process goes back to an update, what came after it is undone. Each phase counts its updates
     from zero in its log; here they go on where the phase before ended.
@@ -107,7 +108,9 @@ class History:
 
     def __init__(self):
         self.phases = [Phase()]
-        self.arch, self.pattern, self.measure = "", "", "validation loss"
+        self.arch = ""
+        self.pattern = ""
+        self.measure = "validation loss"
         self.splits: dict[str, dict[int, float]] = {}
         self.training: dict[int, float] = {}
         self._base_hours = 0.0  # at which the process under way began
@@ -115,28 +118,29 @@ class History:
 
     @property
     def why_no_flops(self) -> str:
+        """Why FLOPs cannot be counted, in words; empty where they are known."""
         return next(filter(None, (phase.why_no_flops for phase in self.phases)), "")
 
     @property
     def starts(self) -> list[int]:
-        """Updates before each phase; but for the first, a border at which one ends and another begins."""
+        """The updates before each phase: except for the first, a border at which one ends and another begins."""
         return [int(phase.points[0][0]) for phase in self.phases]
 
     @property
     def losses(self) -> Mapping[int, float]:
-        """Of the split ``valid``, or else the first that was validated."""
+        """The losses of the split ``valid``, or else of the first that was validated."""
         found = {split: losses for split, losses in self.splits.items() if losses}
         return found.get("valid") or next(iter(found.values()), {})
 
     @property
     def last_update(self) -> int:
-        """The last one of which the logs tell anything."""
+        """The last update that the logs mention."""
         return max(int(self.phases[-1].points[-1][0]), *(made for losses in self.splits.values() for made in losses), 0)
 
     def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
-        """Where these updates stand on one of AXES; tokens and hours between two lines of the log in proportion.
+        """Return where these updates stand on one of AXES; NaN where the log does not tell.
 
-        NaN where the log does not tell.
+        Tokens and hours between two lines of the log are in proportion.
         """
         wanted = np.array(list(updates), dtype=float)
         found = self.phases[0].at(axis, wanted)
@@ -145,23 +149,26 @@ class History:
         return found
 
     def begin_phase(self) -> None:
-        """What is heard from now on is of another phase."""
+        """Begin another phase, to which the following lines belong."""
         end = self.last_update
-        tokens, hours, flops = (float(self.at(axis, [end])[0]) for axis in AXES[1:])
-        self.phases.append(Phase([[float(end), tokens, hours]], flops))
+        spent = {axis: float(self.at(axis, [end])[0]) for axis in AXES[1:]}
+        self.phases.append(Phase([[float(end), spent["tokens"], spent["hours"]]], spent["flops"]))
         self._begins = True
 
     def hear(self, line: str) -> None:
-        """A line of the log, in its order; one that tells nothing is passed over."""
+        """Read a line of the log, in its order; one that tells nothing is passed over."""
         phase = self.phases[-1]
         if CONFIG in line:  # a process begins
             sections: dict[str, Settings] = {}
             for name, settings in SECTION.findall(line[line.index(CONFIG) :]):
                 found = {key: quoted or bare.strip() for key, quoted, bare in SETTING.findall(settings)}
                 sections.setdefault(name, found)
-            phase.model, phase.task, self._begins = sections.get("model", {}), sections.get("task", {}), True
+            phase.model = sections.get("model", {})
+            phase.task = sections.get("task", {})
+            self._begins = True
             if len(self.phases) == 1:
-                self.arch, self.pattern = (phase.model.get(name, "") for name in ("_name", "sublayer_pattern"))
+                self.arch = phase.model.get("_name", "")
+                self.pattern = phase.model.get("sublayer_pattern", "")
                 self.measure = OF_TASK.get(phase.task.get("_name"), self.measure)
         elif made := AT_UPDATE.findall(line.partition(LOADED)[2]):
             self._resume(int(made[-1]))
@@ -181,8 +188,9 @@ class History:
                     self._measured(prefix[:-1], told)
 
     def _measured(self, split: str, numbers: Mapping[str, object]) -> None:
-        """Of a validation split, of updates in training (""), or of an epoch's ("train"), whose loss is of them all."""
-        made, loss = _number(numbers.get("num_updates")), _number(numbers.get("loss"))
+        """Take numbers of a validation split, of some updates in training (""), or of a whole epoch ("train")."""
+        made = _number(numbers.get("num_updates"))
+        loss = _number(numbers.get("loss"))
         if not isfinite(made):
             return
         updates = self.starts[-1] + int(made)
@@ -196,27 +204,30 @@ class History:
             losses[updates] = loss
 
     def _resume(self, made: int) -> None:
-        """Hours that a killed process lost count for nothing: the clock goes on from the checkpoint's."""
-        points, updates = self.phases[-1].points, float(self.starts[-1] + made)
-        known, here = np.array(points), np.array([updates])
-        point = [updates, *(float(interpolate(known, column, here)[0]) for column in (1, 2))]
+        """Go back to a checkpoint: the clock goes on from its hours, so that those lost by a kill do not count."""
+        points = self.phases[-1].points
+        updates = float(self.starts[-1] + made)
+        known = np.array(points)
+        tokens, hours = (float(interpolate(known, column, np.array([updates]))[0]) for column in (1, 2))
         self._forget(updates)
         if made:
-            points.append(point)
-        self._base_hours, self._begins = points[-1][2], False
+            points.append([updates, tokens, hours])
+        self._base_hours = points[-1][2]
+        self._begins = False
 
     def _train(self, updates: int, tokens: float, seconds: float) -> None:
-        """`tokens` an update since the last such line; `seconds` since the process began to train."""
+        """Add a point: `tokens` per update since the one before, `seconds` since the process began to train."""
         self._forget(updates)
         points = self.phases[-1].points
         before, tokens_before, hours = points[-1]
         if self._begins:  # no checkpoint was named: from the start, or the log has no such lines (--log-file)
-            self._base_hours, self._begins = hours, False
+            self._base_hours = hours
+            self._begins = False
         tokens_now = tokens_before + (updates - before) * tokens
         points.append([float(updates), tokens_now, self._base_hours + seconds / 3600])
 
     def _forget(self, updates: float) -> None:
-        """The points of this phase from `updates` on, and the losses after it."""
+        """Remove the points of this phase from `updates` on, and the losses after it."""
         points = self.phases[-1].points
         while len(points) > 1 and points[-1][0] >= updates:
             points.pop()
@@ -231,7 +242,7 @@ def _forget_after(updates: float, losses: dict[int, float]) -> None:
 
 
 def _number(value: object) -> float:
-    """NaN for what is none, such as JSON's ``true``."""
+    """Return a number; NaN for what is none, such as JSON's ``true``."""
     try:
         return nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -239,18 +250,19 @@ def _number(value: object) -> float:
 
 
 def interpolate(points: np.ndarray, column: int, updates: np.ndarray) -> np.ndarray:
-    """A column of `points` at `updates`; beyond the last point it grows as between the last two."""
+    """Return a column of `points` at `updates`; beyond the last point it grows as between the last two."""
     known = points[~np.isnan(points[:, column])]
     if len(known) < 2:
         return np.full(len(updates), np.nan)
-    (before, last) = known[-2], known[-1]
+    before = known[-2]
+    last = known[-1]
     slope = (last[column] - before[column]) / (last[0] - before[0])
     beyond = np.maximum(updates - last[0], 0) * slope
     return np.interp(updates, known[:, 0], known[:, column]) + beyond
 
 
 def read_history(logs: Sequence[Path]) -> History:
-    """Reads the logs of one run: of one phase, or of several, each in the order in which they were written.
+    """Read the logs of one run: of one phase, or of several, each in the order in which they were written.
 
     Raises:
         UserError: a log cannot be read.
@@ -280,7 +292,7 @@ def _lines(log: Path) -> Iterator[str]:
 
 
 def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:
-    """Of forward and backward pass, a sequence's FLOPs shared by its tokens.
+    """Return the FLOPs of a token in forward and backward pass, which share those of a sequence.
 
     Args:
         model, task: the sections of the config, values as text.
@@ -290,17 +302,21 @@ def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:
         KeyError, ValueError: the settings are those of another package's model or task.
     """
     if "encoder_embed_dim" in model:
-        length, memory = int(task["tokens_per_sample"]), 0
+        length = int(task["tokens_per_sample"])
+        memory = 0
         predicted = round(sum(mask_shares(task["mask_prob"])) / 2 * length)
     else:
-        length, memory, predicted = int(task["tgt_len"]), int(model["mem_len"]), None
+        length = int(task["tgt_len"])
+        memory = int(model["mem_len"])
+        predicted = None
     sizes = sizes_of(model, symbols)
     computed = computed_tokens(task, length, predicted or 0)
     forward = count_flops(model["sublayer_pattern"], sizes, computed, memory, predicted=predicted)
     return FORWARD_AND_BACKWARD * forward / length
 
 
-LOGS, LOGS_OF_PHASES = "*.log", "phase[0-9]*/*.log"
+LOGS = "*.log"
+LOGS_OF_PHASES = "phase[0-9]*/*.log"
 STAMP = re.compile(r"^\[?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 STAMPED_WITHIN = 20  # lines; before them stands what a launcher prints
 GENERIC = ("", "lazyformer", "lazyformer_lm")  # as a YAML file has it, which sets pattern and sizes one by one
@@ -308,7 +324,7 @@ Runs = Mapping[str, History]  # by name
 
 
 def logs_of_runs(given: Iterable[str]) -> dict[str, list[Path]]:
-    """Logs by run, from words ``[NAME=]RUN``: a folder that holds ``*.log``, or a log; of one NAME they are one run.
+    """Return logs by run, from words ``[NAME=]RUN``: a folder that holds ``*.log``, or a log; one NAME is one run.
 
     A folder that holds ``phase1``, ``phase2``, ... with logs is a run of these phases.
     A name that is not given is the folder's, or the file's without ``.log``, and stands in brackets.
@@ -320,11 +336,14 @@ def logs_of_runs(given: Iterable[str]) -> dict[str, list[Path]]:
     for word in given:
         name, equals, place = word.partition("=")
         if not equals or "/" in name:
-            name, place = "", word
+            name = ""
+            place = word
         path = Path(place)
         if not path.exists():
             raise UserError(f"{path}: no such file or folder; give a folder of checkpoints, or a log")
-        logs = (list(path.glob(LOGS_OF_PHASES)) or list(path.glob(LOGS))) if path.is_dir() else [path]
+        logs = [path]
+        if path.is_dir():
+            logs = list(path.glob(LOGS_OF_PHASES)) or list(path.glob(LOGS))
         if not logs:
             raise UserError(
                 f"{path}: holds no {LOGS}; our runs write train.log there. Where the output went to a file, give it"
@@ -338,7 +357,7 @@ def logs_of_runs(given: Iterable[str]) -> dict[str, list[Path]]:
 
 
 def _begun(log: Path) -> tuple[str, str]:
-    """When its first line was written; without times, logs follow each other by name."""
+    """Return when its first line was written; without times, logs follow each other by name."""
     for line in islice(_lines(log), STAMPED_WITHIN):
         if found := STAMP.match(line):
             return found[1], log.name
@@ -346,7 +365,7 @@ def _begun(log: Path) -> tuple[str, str]:
 
 
 def histories(runs: Mapping[str, list[Path]]) -> tuple[dict[str, History], list[str]]:
-    """The runs that were validated, by name, and a sentence for each that was not.
+    """Return the runs that were validated, by name, and a sentence for each that was not.
 
     Raises:
         UserError: none was, or losses of different kinds.
@@ -372,7 +391,7 @@ def histories(runs: Mapping[str, list[Path]]) -> tuple[dict[str, History], list[
 
 
 def labels(shown: Runs) -> dict[str, str]:
-    """What a picture calls each run: its arch where that tells it apart, else its name."""
+    """Return what a picture calls each run: its arch where that tells it apart, else its name."""
     archs = [history.arch for history in shown.values()]
     return {
         name: history.arch if archs.count(history.arch) == 1 and history.arch not in GENERIC else name
@@ -381,11 +400,12 @@ def labels(shown: Runs) -> dict[str, str]:
 
 
 def table(shown: Runs, labels: Mapping[str, str]) -> str:
-    """A Markdown table: a run's last and best validation, and what had been spent by the last."""
+    """Return a Markdown table: each run's last and best validation, and what had been spent by the last."""
     rows = []
     for name, history in shown.items():
         losses = history.losses
-        last, best = max(losses), min(losses, key=lambda updates: (isnan(losses[updates]), losses[updates], updates))
+        last = max(losses)
+        best = min(losses, key=lambda updates: (isnan(losses[updates]), losses[updates], updates))
         tokens, hours, flops = (float(history.at(axis, [last])[0]) for axis in AXES[1:])
         spent = {"tokens": f"{tokens:,.0f}" if tokens < 1e6 else f"{tokens / 1e6:,.1f}M"}
         spent |= {"hours": f"{hours:,.3f}", "FLOPs": f"{flops:.2e}"}
@@ -405,7 +425,7 @@ def table(shown: Runs, labels: Mapping[str, str]) -> str:
 
 
 def csv_rows(shown: Runs, training: bool = False) -> Iterator[dict[str, Any]]:
-    """A row a validation, of the training loss too where asked for; what the log does not tell stays empty."""
+    """Yield a row per validation, and per training loss where asked for; what the log does not tell stays empty."""
     for name, history in shown.items():
         of_training = {"train": history.training} if training else {}
         for split, losses in {**of_training, **history.splits}.items():
@@ -418,15 +438,18 @@ def csv_rows(shown: Runs, training: bool = False) -> Iterator[dict[str, Any]]:
 
 
 def draw(shown: Runs, labels: Mapping[str, str], axes: Sequence[str], path: Path, training: bool = False) -> None:
-    """Loss against each of `axes` (of AXES), a panel each, to a PNG: of validation, and of training where asked for.
+    """Draw validation loss against each of `axes` (of AXES), a panel each, to a PNG; training loss where asked for.
 
     A dashed line stands where a phase ends.
     """
-    style_of, drawn, legend = styles(shown), {}, []
+    style_of = styles(shown)
+    drawn = {}
+    legend = []
     with picture(path, 1, len(axes), (4.6 + 1 / len(axes), 4), legend=legend, sharey=True) as (panels,):
         for name, panel in zip(axes, panels, strict=True):
             for run, history in shown.items():
-                losses, colour = history.losses, style_of[run]["color"]
+                losses = history.losses
+                colour = style_of[run]["color"]
                 where = history.at(name, sorted(losses))
                 if not np.isnan(where).all():
                     values = [losses[made] for made in sorted(losses)]
@@ -445,7 +468,7 @@ def draw(shown: Runs, labels: Mapping[str, str], axes: Sequence[str], path: Path
 
 
 def left_out(shown: Runs, axes: Sequence[str]) -> list[str]:
-    """A sentence for each curve that a panel lacks, and why."""
+    """Return a sentence for each curve that a panel lacks, and why."""
     unknown = "the log does not tell tokens (wpb) or time (wall), which fairseq logs with each --log-interval"
     return [
         f"{name}: no curve against {axis}: {(axis == 'flops' and history.why_no_flops) or unknown}"

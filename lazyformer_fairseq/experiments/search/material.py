@@ -4,6 +4,7 @@ For gradient descent the training data is in two disjoint parts: one for the wei
 """
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -90,7 +91,7 @@ class BlocksPart:
     chunks: int = 1
 
     def __len__(self) -> int:
-        return -(-(self.last - self.first) // self.batch_size)
+        return math.ceil((self.last - self.first) / self.batch_size)
 
     def batches(self, epoch: int, start: int) -> Iterator[list[dict[str, Any]]]:
         """Return an epoch's batches from number `start` on, each in its chunks.

@@ -125,7 +125,7 @@ class Search:
         points = [point for front in fronts.values() for point in front["points"] if point["pattern"]]
         described = self._describe([settings.baseline, *(point["pattern"] for point in points)])
         for point in points:
-            point |= described[point["pattern"]]
+            point.update(described[point["pattern"]])
         return {
             "machine": describe_machine(settings.device),
             "versions": describe_versions(),

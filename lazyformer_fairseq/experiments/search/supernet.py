@@ -209,11 +209,11 @@ class MixedDistribution(StoredDistribution):
 
 class _BiasedDistribution(NamedTuple):
     distribution: MixedDistribution
-    bias_N1D: Tensor
+    bias: Tensor  # (N, 1, D)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """P V + b (B, N, T, D)."""
-        return self.distribution.attend(v_BNKD, dropout) + self.bias_N1D
+        return self.distribution.attend(v_BNKD, dropout) + self.bias
 
 
 def _carried(below: Optional[MixedDistribution], own: list[tuple[Tensor, Tensor]]) -> MixedDistribution:

@@ -40,7 +40,7 @@ def table_in(output: str) -> list[list[str]]:
 def test_both_formats_tell_the_same_with_and_without_time_stamps(tmp_path, kind, pattern):
     history = read_history([write_run(tmp_path / "a.log", [9.0, 8.5, 8.25], kind=kind, pattern=pattern)])
     assert history.losses == {10: 9.0, 20: 8.5, 30: 8.25}
-    assert (history.arch, history.pattern) == ("bert_tiny", "M1x2") and "a masked token" in history.measure
+    assert (history.arch, history.pattern) == ("bert_tiny", "M1x2") and "per masked token" in history.measure
     assert history.at("tokens", history.losses) == pytest.approx([1000, 2000, 3000])
     assert history.at("hours", history.losses) == pytest.approx([0.1, 0.2, 0.3])
 
@@ -157,7 +157,7 @@ def test_a_second_split_goes_to_the_table_and_a_run_without_validation_is_named(
         ("silent.log", "nothing to draw: silent: no validation in silent.log, and no update"),
         (
             "bert.log causal.log",
-            "do not compare (bert: validation loss, bits a masked token; causal: validation loss, bits a token)",
+            "do not compare (bert: validation loss, bits per masked token; causal: validation loss, bits per token)",
         ),
         ("bert.log copy/bert.log", "a run is called bert already; give NAME=copy/bert.log"),
         ("bert.log --against miles", "--against miles: give one or more of updates, tokens, hours, flops"),

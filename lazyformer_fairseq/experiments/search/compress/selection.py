@@ -134,6 +134,40 @@ class Selected(NamedTuple):
     ticks: int
 
 
+@dataclass(frozen=True)
+class Costs:
+    """The scores and ticks of sublayers; see :func:`select`."""
+
+    candidates: Candidates
+    scores: Scores
+    ticks: Mapping[str, int]
+
+    def add(
+        self, producers: Mapping[str, Producer], place: int, option: PlannedSublayer
+    ) -> Optional[tuple[dict[str, Producer], float, int]]:
+        """Return what is handed on above an option, and its score and ticks; None where it is not possible."""
+        handed_on = dict(producers)
+        cost = 0 if option.kind.is_identity else self.ticks[option.text]
+        read_from = None
+        if option.kind.reads is not None:
+            producer = producers.get(option.kind.reads)
+            if producer is None:
+                return None
+            planned = self.candidates.by_text[producer.place][producer.text]
+            if option.kind.check_producer(planned.values):
+                return None
+            read_from = producer.place
+            if option.kind.reads in planned.kind.kept_for_consumers and not producer.is_read:
+                cost += self.ticks[producer.text + READ] - self.ticks[producer.text]
+                handed_on[option.kind.reads] = producer._replace(is_read=True)
+        score = self.scores.get(Placed(place, option.text, read_from))
+        if score is None:
+            return None
+        for what in option.kind.hands_on:
+            handed_on[what] = Producer(what, place, option.text, is_read=False)
+        return handed_on, score, cost
+
+
 def select(
     candidates: Candidates, scores: Scores, ticks: Mapping[str, int], limits: Sequence[int], count: int = 1
 ) -> list[list[Selected]]:
@@ -148,6 +182,7 @@ def select(
         limits: in ticks.
         count: patterns per limit.
     """
+    costs = Costs(candidates, scores, ticks)
     last_consumer: dict[int, int] = {}  # from there on nobody needs to know of a place
     for placed in scores:
         if placed.producer is not None:
@@ -159,7 +194,7 @@ def select(
         for state, lower_parts in by_state.items():
             producers = {each.what: each for each in state}
             for option in options:
-                step = _step(candidates, scores, ticks, producers, place, option)
+                step = costs.add(producers, place, option)
                 if step is None:
                     continue
                 handed_on, score, cost = step
@@ -173,37 +208,6 @@ def select(
     found = [each for parts in by_state.values() for each in parts if candidates.pattern(each.by_place)]
     found.sort(key=lambda each: each.score)
     return [[each for each in found if each.ticks <= limit][:count] for limit in limits]
-
-
-def _step(
-    candidates: Candidates,
-    scores: Scores,
-    ticks: Mapping[str, int],
-    producers: Mapping[str, Producer],
-    place: int,
-    option: PlannedSublayer,
-) -> Optional[tuple[dict[str, Producer], float, int]]:
-    """Return what is handed on above an option, and its score and ticks; None where it is not possible."""
-    handed_on = dict(producers)
-    cost = 0 if option.kind.is_identity else ticks[option.text]
-    read_from = None
-    if option.kind.reads is not None:
-        producer = producers.get(option.kind.reads)
-        if producer is None:
-            return None
-        planned = candidates.by_text[producer.place][producer.text]
-        if option.kind.check_producer(planned.values):
-            return None
-        read_from = producer.place
-        if option.kind.reads in planned.kind.kept_for_consumers and not producer.is_read:
-            cost += ticks[producer.text + READ] - ticks[producer.text]
-            handed_on[option.kind.reads] = producer._replace(is_read=True)
-    score = scores.get(Placed(place, option.text, read_from))
-    if score is None:
-        return None
-    for what in option.kind.hands_on:
-        handed_on[what] = Producer(what, place, option.text, is_read=False)
-    return handed_on, score, cost
 
 
 def _undominated(parts: list[Selected], count: int) -> list[Selected]:

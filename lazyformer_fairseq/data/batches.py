@@ -157,9 +157,9 @@ class EpochBatches:
 
     def state_dict(self) -> dict[str, int]:
         """Return where it is, in fairseq's words: the epoch, and how many of its batches were yielded."""
-        is_over = self.done and self.done == len(self)
-        epoch, done = (self._after(), 0) if is_over else (self.epoch, self.done)
-        return {"epoch": epoch, "iterations_in_epoch": done}
+        if self.done and self.done == len(self):
+            return {"epoch": self._after(), "iterations_in_epoch": 0}
+        return {"epoch": self.epoch, "iterations_in_epoch": self.done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the last batch that was yielded; also takes the state that a fairseq checkpoint has."""

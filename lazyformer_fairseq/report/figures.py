@@ -112,7 +112,11 @@ def label_cost(axis: Axes, cost: str) -> None:
     label = OF_COST[cost]
     if cost in SECONDS_OF:
         seconds = most * SECONDS_OF[cost]
-        unit = "hours" if seconds >= 3600 else "minutes" if seconds > 360 else "seconds"
+        unit = "seconds"
+        if seconds >= 3600:
+            unit = "hours"
+        elif seconds > 360:
+            unit = "minutes"
         scale = SECONDS_OF[unit] / SECONDS_OF[cost]
         ticks = MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0, most / scale)
         axis.set_xticks(ticks * scale, [f"{tick:g}" for tick in ticks])

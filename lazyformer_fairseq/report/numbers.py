@@ -28,17 +28,21 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
     """Return the median and, in brackets, `low` and `high`, or how few values there were, of what `spread` returns."""
-    beside = f"{of['low']:.{digits}f} to {of['high']:.{digits}f}" if "low" in of else f"n = {of['n']}"
-    return f"{of['median']:.{digits}f} ({beside})"
+    median = f"{of['median']:.{digits}f}"
+    if "low" not in of:
+        return f"{median} (n = {of['n']})"
+    return f"{median} ({of['low']:.{digits}f} to {of['high']:.{digits}f})"
 
 
 def with_range(values: Sequence[float]) -> str:
     """Return the median and, in brackets, the lowest and the highest where there are several; four digits or more."""
     middle = float(np.median(values))
-    said, *ends = (f"{value:.{1 if abs(middle) >= 100 else 3}f}" for value in (middle, min(values), max(values)))
+    digits = 3
+    if abs(middle) >= 100:
+        digits = 1
     if len(values) < 2:
-        return said
-    return f"{said} ({' to '.join(ends)})"
+        return f"{middle:.{digits}f}"
+    return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def duration(seconds: float) -> str:

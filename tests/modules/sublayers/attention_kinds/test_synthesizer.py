@@ -145,12 +145,11 @@ def test_factors_make_every_position(length):
     assert length not in (64, 512) or a * b == length
 
 
-def test_torchs_attention_needs_queries_of_the_values_size():
-    with pytest.raises(
-        UserError, match="--attention-backend recompute: cannot compute .*choose from auto, eager, mater"
-    ):
-        make_encoder("s[synthesizer=random]", attention_backend="recompute")
-    make_encoder("s[synthesizer=random+dot]", attention_backend="recompute")
+def test_torchs_attention_needs_queries_and_keys():
+    x_BTC = vectors(1, 5)
+    with pytest.raises(UserError, match="--attention-backend recompute: torch's .*choose from auto, eager, mater"):
+        make_encoder("s[synthesizer=random]", attention_backend="recompute")(x_BTC)
+    make_encoder("s[synthesizer=random+dot]", attention_backend="recompute")(x_BTC)
 
 
 def test_weights_that_nothing_reads_need_no_gradient():

@@ -17,7 +17,7 @@ GRAPHS = 256  # of a function, for all networks and shapes of a process; torch's
 
 @functools.cache
 def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile") -> Callable:
-    """`function`, compiled at its first call; always returns the same object.
+    """Return `function`, compiled at its first call; always the same object.
 
     Args:
         whole: what torch cannot compile as one piece is an error; else it runs as it is.

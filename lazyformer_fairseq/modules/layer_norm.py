@@ -32,7 +32,7 @@ class NormOptions(NamedTuple):
 
 
 def layer_norm_class() -> type[nn.Module]:
-    """The LayerNorm class in use."""
+    """Return the LayerNorm class in use."""
     # Python alone is installed too where apex was built without its kernels; its class then cannot be built.
     if torch.cuda.is_available() and importlib.util.find_spec("fused_layer_norm_cuda"):
         try:
@@ -45,7 +45,7 @@ def layer_norm_class() -> type[nn.Module]:
 
 
 def layer_norm(embed_dim: int, eps: float = EPS, kind: str = LAYER, has_bias: bool = True) -> nn.Module:
-    """A norm over the last dimension, of size `embed_dim`; see :class:`NormOptions` for the others."""
+    """Build a norm over the last dimension, of size `embed_dim`; see :class:`NormOptions` for the others."""
     if kind == RMS:
         return RMSNorm(embed_dim, eps=eps)
     if not has_bias:
@@ -58,7 +58,7 @@ class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) g (Zhang and Sennrich, 2019, equation 4); the mean is in single precision or better."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C), in the precision of its input."""
+        """Normalise (..., C), in the precision of its input."""
         if x.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
             return _RMSNorm.apply(x, self.weight, self.eps)[0]
         return F.rms_norm(x, tuple(self.normalized_shape), self.weight.to(x.dtype), self.eps)
@@ -97,7 +97,7 @@ def _exactly(x: Tensor) -> Tensor:
 
 
 def describe_layer_norm(compiles: bool, kind: str = LAYER, has_bias: bool = True) -> str:
-    """For the log.
+    """Describe the norm for the log.
 
     Args:
         compiles: whether training goes through torch.compile.
@@ -111,7 +111,7 @@ def describe_layer_norm(compiles: bool, kind: str = LAYER, has_bias: bool = True
 
 @functools.cache
 def _torchs_where_compiled(fused: type[nn.Module]) -> type[nn.Module]:
-    """The same with torch's own function inside torch.compile, which makes it part of the kernels around it.
+    """Return the class with torch's own function inside torch.compile, which makes it part of the kernels around it.
 
     apex's would end the graph before each LayerNorm, or where it is an operator, stay a kernel of its own.
     """

@@ -30,11 +30,11 @@ class Linear(nn.Linear):
     blocks: int = 1
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., C) -> (..., C')."""
+        """Map (..., C) to (..., C')."""
         return self.multiply(input, self.weight, self.bias)
 
     def multiply(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        """By these weights of its own, all or a part."""
+        """Multiply by these weights of its own, all or a part."""
         # Compilers and exporters know torch's own operator; check for them first, since they record every later check.
         watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
         is_plain = type(self.weight) is nn.Parameter  # others, such as quantised weights, multiply in their own way
@@ -61,7 +61,7 @@ def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_b
 
 
 def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """x (..., I) times the transpose of weight (O, I), plus bias (O): (..., O); fp32 on a CPU, differentiable."""
+    """Return x (..., I) times the transpose of weight (O, I), plus bias (O); fp32 on a CPU, differentiable."""
     return _Product.apply(x, weight, bias, Products(True, True, True))
 
 
@@ -80,7 +80,7 @@ class Products(NamedTuple):
 
 
 def faster_products(rows: int, inputs: int, outputs: int, is_training: bool) -> Products:
-    """Which products of a map of so many rows oneDNN computes; of the first alone where there are no gradients."""
+    """Return which products of a map of so many rows oneDNN computes; the first alone where there are no gradients."""
     rows = min(rows + _zeros(rows), MOST_ROWS)
     shape = f"about {half_octaves(rows):.0f} rows of a map of {inputs} to {outputs}"
 
@@ -114,7 +114,7 @@ def _has_choice(x: Tensor, weight: Tensor) -> bool:
 
 
 def _zeros(rows: int) -> int:
-    """Rows to fill up with zeros: oneDNN keeps 1 to 9 MB for each number of rows it meets, so let few differ."""
+    """Return how many rows to add as zeros: oneDNN keeps 1 to 9 MB for each number of rows, so let few differ."""
     return -rows % (ROWS if rows > 8 * ROWS else ROWS // 2 if rows > 4 * ROWS else ROWS // 4)
 
 
@@ -123,7 +123,7 @@ def _times_by_onednn(gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """(M, O) and (M, I) -> (O, I)."""
+    """Return the gradient of a weight (O, I) from that of the output (M, O) and the input (M, I)."""
     return F.linear(gradient.t(), x.t())
 
 

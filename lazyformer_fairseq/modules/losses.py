@@ -25,7 +25,7 @@ Sample = Mapping[str, Any]  # a batch, as a dataset's collater makes it
 
 
 def causal_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, Tensor, dict]:
-    """Lets the model compute the likelihood of each target, so that nothing makes a (B, T, V) tensor of all bands."""
+    """Let the model compute the likelihood of each target, so that nothing makes a (B, T, V) tensor of all bands."""
     target = sample["target"]
     nll, _ = model(**sample["net_input"], target=target)
     loss, sample_size = nll.sum(), target.ne(pad).sum()
@@ -34,7 +34,7 @@ def causal_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, Tenso
 
 
 def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, dict]:
-    """Asks the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made.
+    """Ask the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made.
 
     Where the batch is of pairs (``--next-sentence``), the gradient is that of both losses: the mean over its pairs
     counts as much as the mean over its masked tokens (BERT, appendix A.2). The logged loss is that of the tokens alone.
@@ -56,14 +56,14 @@ def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, 
 
 
 def positions_of(sample: Sample, pad: int) -> Tensor:
-    """Those of the masked tokens among the B * T of a batch, int64 (M,)."""
+    """Return the places of the masked tokens among the B * T of a batch, int64 (M,)."""
     if (positions := sample.get("masked_positions")) is not None:
         return positions
     return as_positions(sample["target"].ne(pad))  # a batch of fairseq's own tasks
 
 
 def score_masked(model: nn.Module, sample: Sample, positions: Tensor, logits_MV: Tensor) -> tuple[Tensor, dict]:
-    """The summed loss in nats, without that of spans, and what to log."""
+    """Return the summed loss in nats, without that of spans, and what to log."""
     targets = sample["target"].flatten().index_select(0, positions)
     score = compiled(_score) if model.training and getattr(model, "compiles", False) else _score
     loss, ncorrect = score(logits_MV, targets)
@@ -76,7 +76,7 @@ def _to_log(sample: Sample, loss: Tensor, sample_size: Union[int, Tensor]) -> di
 
 
 def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
-    """The summed loss with those of spans and experts; logs these, and the mean span, times tokens."""
+    """Return the summed loss with those of spans and experts; log these, and the mean span, times tokens."""
     loss, network = with_experts(model, loss, sample_size, to_log), network_of(model)
     spans = [] if network is None else network.options.common.get(SPANS, [])
     if not spans:
@@ -88,7 +88,7 @@ def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], 
 
 
 def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
-    """The summed loss with that of experts, if there are any; logs it times predictions, and choices without a slot."""
+    """Return the summed loss with that of experts, if any; log it times predictions, and choices without a slot."""
     network = network_of(model)
     told = None if network is None else network.take_told()
     if told is None:
@@ -103,6 +103,6 @@ def network_of(model: nn.Module) -> Optional[Stack]:
 
 
 def _score(logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy in nats, and how often the most likely word is the target."""
+    """Return the summed cross-entropy in nats, and how often the most likely word is the target."""
     loss = F.cross_entropy(logits_MV.float(), targets_M, reduction="sum")
     return loss, (logits_MV.detach().argmax(dim=-1) == targets_M).sum()

@@ -13,7 +13,7 @@ IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 @functools.cache
 def device_kind(device: str) -> str:
-    """The key of measurements of speed.
+    """Return the key of measurements of speed.
 
     A GPU's name and compute capability. A processor's trade name, which may be as vague as "AMD EPYC", its maker,
     family and model where Linux reports them, and the vector instructions that torch uses.
@@ -32,5 +32,5 @@ def device_kind(device: str) -> str:
 
 
 def compute_capability() -> tuple[int, int]:
-    """Of the GPU in use, as (7, 0): which of NVIDIA's instructions it has."""
+    """Return that of the GPU in use, as (7, 0): which of NVIDIA's instructions it has."""
     return torch.cuda.get_device_capability()

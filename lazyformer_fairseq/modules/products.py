@@ -21,7 +21,7 @@ ROWS = 128  # oneDNN keeps about 1 MB per shape it meets: so only multiples of t
 
 
 def has_onednn() -> bool:
-    """Whether torch multiplies with MKL here, also has oneDNN, and may use it."""
+    """Return whether torch multiplies with MKL here, also has oneDNN, and may use it."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
@@ -31,7 +31,7 @@ def has_onednn() -> bool:
 
 
 def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
-    """Whether oneDNN is known to be faster, or found to be now; see :meth:`TimedSelector.pays`.
+    """Return whether oneDNN is known to be faster, or found to be now; see :meth:`TimedSelector.pays`.
 
     Args:
         what: is multiplied.
@@ -46,19 +46,19 @@ def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
 
 
 def linear_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
-    """x (..., I) times the transpose of weight (O, I), plus bias (O): (..., O); fp32 on a CPU."""
+    """Return x (..., I) times the transpose of weight (O, I), plus bias (O): (..., O); fp32 on a CPU."""
     return torch.ops.mkldnn._linear_pointwise(x, _whole(weight), bias, "none", [], "")
 
 
 def _whole(matrix: Tensor) -> Tensor:
-    """Or a copy that lies alike: oneDNN takes a thousand times the work for part of one as its second factor."""
+    """Return the matrix, or a copy without gaps: oneDNN takes a thousand times as long for part of a larger one."""
     if matrix.stride(0) == 1:
         return matrix.t().contiguous().t()
     return matrix.contiguous()
 
 
 def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = False) -> Tensor:
-    """Products of pairs of matrices: a (X, L, M) times b (X, M, R).
+    """Multiply pairs of matrices: a (X, L, M) times b (X, M, R).
 
     Args:
         out: (X, L, R), for the result.
@@ -79,7 +79,7 @@ def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = Fa
 
 
 def _may_choose(a: Tensor, b: Tensor) -> bool:
-    """A size that is no multiple is one of heads, the same in all batches."""
+    """Return whether oneDNN may multiply these; a size that is no multiple is one of heads, the same in all batches."""
     sizes = a.size(1), a.size(2), b.size(2)
     return (
         a.device.type == "cpu"
@@ -95,7 +95,7 @@ def _multiply_by_mkl(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[Tens
 
 
 def _multiply_by_onednn(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[Tensor]:
-    """One after the other."""
+    """Multiply one pair after the other."""
     for first, second, result in zip(a, b, out, strict=True):
         columns = second.t().contiguous()
         # It would copy a first factor that is turned: better the product of the other two, turned.

@@ -27,7 +27,7 @@ Groups = Sequence[Mapping[str, Any]]  # of an optimizer
 
 
 def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
-    """Leaves each process its part of the experts; None, and all everywhere, where processes do not divide them.
+    """Leave each process its part of the experts; None, and all everywhere, where processes do not divide them.
 
     Call it on every process, on models of the same weights, before DDP and the optimizer take hold of them. DDP leaves
     experts alone then. The weights that stay have a mark, ``expert``, as fairseq calls it.
@@ -82,7 +82,7 @@ class SharedExperts:
         module.exchange = partial(exchange, self.group, self.size)
 
     def norm(self, norm: Tensor, weights: Iterable[Tensor]) -> Tensor:
-        """Of all gradients, each once, from that of the weights that are everywhere; the same on all processes.
+        """Return the norm of all gradients, each once, from that of the weights that all processes have.
 
         Args:
             weights: of an optimizer; those with a mark count here.
@@ -93,17 +93,17 @@ class SharedExperts:
         return (norm.float() ** 2 + squares.to(norm.device)).sqrt()
 
     def own_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a whole model's state what is here."""
+        """Return what is here of a whole model's state."""
         return {name: value for name, value in state.items() if name not in self.stands_for or name in self.own}
 
     def whole_weights(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole model's state from those of all, on the first process; {} on others. All must call it."""
+        """Return the whole model's state from those of all, on the first process; {} on others. All must call it."""
         found = self._gathered({name: value for name, value in state.items() if name in self.own})
         both = {**state, **found}
         return {**{name: both[name] for name in self.keys if name in both}, **both} if self.rank == 0 else {}
 
     def whole_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
-        """The state of the whole model's optimizer, in the same way.
+        """Return the state of the whole model's optimizer, in the same way.
 
         Args:
             state: of this process's optimizer.
@@ -130,7 +130,7 @@ class SharedExperts:
         }
 
     def own_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
-        """Of the state of a whole model's optimizer what is here.
+        """Return what is here of the state of a whole model's optimizer.
 
         Raises:
             UserError: weights were joined to one vector.
@@ -156,7 +156,7 @@ class SharedExperts:
         }
 
     def _gathered(self, mine: Mapping[str, Any]) -> dict[str, Any]:
-        """By name what all processes have, on the first; {} on others."""
+        """Return by name what all processes have, on the first; {} on others."""
         parts = [None] * self.size if self.rank == 0 else None
         first = 0 if self.group is None else distributed.get_global_rank(self.group, 0)
         distributed.gather_object(tree_map_only(Tensor, Tensor.cpu, dict(mine)), parts, first, self.group)
@@ -170,12 +170,12 @@ class SharedExperts:
         return [[names[id(weight)] for weight in group["params"]] for group in groups]
 
     def _whole_groups(self, local: Sequence[Sequence[str]]) -> list[list[str]]:
-        """The names that one process has in each group."""
+        """Return the names that one process has in each group."""
         return [[name for name in self.names if self.stands_for.get(name, name) in {*group}] for group in local]
 
 
 def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: Tensor) -> Tensor:
-    """The outputs of experts that are shared out, for inputs in the order of experts.
+    """Return the outputs of experts that are shared out, for inputs in the order of experts.
 
     Args:
         compute: (inputs in the order of the experts that are here, how many each has) -> outputs.

@@ -267,7 +267,7 @@ FUSED = Fused()
 def attention_with_learned_bias(
     q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, added: Tensor, dropout: float = 0.0
 ) -> Tensor:
-    """torch's attention with additions that get a gradient, by its memory-efficient kernel where that runs.
+    """Compute torch's attention with additions that get a gradient, by its memory-efficient kernel where that runs.
 
     Elsewhere, as on a CPU, torch writes the distribution. The sequences go through in pieces of
     :data:`CHUNK_NUMBERS`; torch.compile sees one piece, as pieces would be a graph for each size.
@@ -299,7 +299,7 @@ def attention_with_learned_bias(
 
 
 def aligned(added: Tensor) -> Tensor:
-    """The same numbers, laid out so that the memory-efficient kernel reads them as they are.
+    """Return the same numbers, laid out so that the memory-efficient kernel reads them as they are.
 
     It wants rows without gaps that begin at multiples of :data:`ALIGNMENT` numbers. torch would copy others in each
     call, and knows nothing of where the first one begins.
@@ -314,7 +314,7 @@ def aligned(added: Tensor) -> Tensor:
 
 
 def has_kernel(precision: torch.dtype, head_size: int, capability: tuple[int, int]) -> bool:
-    """Whether the memory-efficient kernel takes this on a GPU of that compute capability."""
+    """Return whether the memory-efficient kernel takes this on a GPU of that compute capability."""
     half = precision in (torch.float16, torch.bfloat16)
     if not half and precision != torch.float32:
         return False

@@ -37,14 +37,14 @@ class CountedDistribution(NamedTuple):
     time: int
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V (B, N, T, D)."""
+        """Return P V (B, N, T, D)."""
         return WEIGH(v_BNKD, self.pairs, self.time)
 
 
 def attend(
     q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
 ) -> tuple[Tensor, CountedDistribution]:
-    """As :func:`lazyformer_fairseq.modules.attention.attend`."""
+    """Count as :func:`lazyformer_fairseq.modules.attention.attend` computes."""
     batch, heads, time, _ = q_BNTD.shape
     tokens = k_BNKD.size(-2) - scores.extra
     # A learned span, whose bias ends at its mask, counts as one that sees all: it may grow to that.

@@ -35,9 +35,14 @@ class FlexAttention:
         # The compiler traces what is behind a cache; unasked it warns.
         plan_of = _plan.__wrapped__ if torch.compiler.is_compiling() else _plan
         self.plan = plan = plan_of(
-            scores.mask, q_BNTD.shape[1:3], k_BNKD.size(-2), scores.extra, scores.is_causal,
-            scores.seen_BK is not None, q_BNTD.device,
-        )  # fmt: skip
+            scores.mask,
+            q_BNTD.shape[1:3],
+            k_BNKD.size(-2),
+            scores.extra,
+            scores.is_causal,
+            scores.seen_BK is not None,
+            q_BNTD.device,
+        )
         sizes = () if torch.compiler.is_compiling() else (q_BNTD.size(-2), k_BNKD.size(-2))  # as Scores.dense has it
         key = ("flex", scores.mask, scores.extra, *sizes)
         self.block_mask = scores.once(key, lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))
@@ -49,7 +54,7 @@ class FlexAttention:
         return self._kernel()(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
 
     def _kernel(self) -> Callable[..., Tensor]:
-        """torch's function, compiled; on a processor, where it serves to compare with, unfused."""
+        """Return torch's function, compiled; on a processor, where it serves to compare with, unfused."""
         from torch.nn.attention.flex_attention import flex_attention
 
         if torch.compiler.is_compiling() or not _is_compiled(self.q_BNTD.device):
@@ -97,7 +102,7 @@ def _is_compiled(device: torch.device) -> bool:
 
 @functools.cache
 def _compiled(kind: Hashable) -> Callable[..., Tensor]:
-    """torch's function for one combination of what decides how it is compiled.
+    """Return torch's function for one combination of what decides how it is compiled.
 
     torch counts the compilations of a piece of code, and after a few gives up: then this function would write all
     scores. So each combination has a copy of the code, and what torch cannot compile is an error.
@@ -153,7 +158,7 @@ def _plan(mask, heads_and_time, keys: int, extra: int, is_causal: bool, sees_mor
 
 
 def _block_mask(plan: _Plan, scores: Scores, q: Tensor, k: Tensor) -> Any:
-    """torch's BlockMask. Nothing waits for a GPU: how many blocks there are it alone knows."""
+    """Return torch's BlockMask. Nothing waits for a GPU: how many blocks there are it alone knows."""
     from torch.nn.attention.flex_attention import BlockMask
 
     shown, whole = plan.shown[None], plan.whole[None]
@@ -175,19 +180,19 @@ def _block_mask(plan: _Plan, scores: Scores, q: Tensor, k: Tensor) -> Any:
 
 
 def _by_block(flags_BK: Tensor, keys: int, at_end: bool) -> Tensor:
-    """(B, blocks, BLOCK) of flags of tokens; behind them, at keys that are none, False, and `at_end` behind all."""
+    """Return flags of tokens as (B, blocks, BLOCK): False at keys that are no tokens, `at_end` behind all."""
     flags = torch.nn.functional.pad(flags_BK, (0, keys - flags_BK.size(1)), value=False)
     return torch.nn.functional.pad(flags, (0, -keys % BLOCK), value=at_end).unflatten(1, (-1, BLOCK))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """From (B, N, R, C): how many are True in each row, and which come first; int32."""
+    """Return how many are True in each row of (B, N, R, C), and in which order they come; int32."""
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor]) -> Callable[..., Tensor]:
-    """Whether query `q` sees key `k`, for torch, of which it knows a number each."""
+    """Return the function that tells torch whether query `q` sees key `k`, of which it knows a number each."""
     # Numbers of a part, each (N,): in torch 2.10 an index that is a tensor must not stand beside ones that are not.
     # And the compiler for processors wants tensors of their own, no views.
     bands, columns = (
@@ -218,7 +223,7 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 
 
 def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Callable[..., Tensor]]:
-    """What is added to a score, for torch; None for nothing."""
+    """Return the function that adds to a score, for torch; None for nothing."""
     exact = torch.promote_types(q.dtype, torch.float32)  # gradients of many scores are summed there
     found = []
     if scores.table_KN is not None:

@@ -41,11 +41,11 @@ class Implementation:
     keeps_distribution = False
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-        """An empty tensor like `saved`."""
+        """Return an empty tensor like `saved`."""
         raise NotImplementedError
 
     def row_sums(self, d_output: Tensor, output: Tensor) -> Tensor:
-        """rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
+        """Return rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
         zero = output.new_zeros((1,) * output.dim(), dtype=torch.promote_types(output.dtype, torch.float32))
         return torch.addcmul(zero, d_output, output).sum(-1)  # converts as it goes: no copies in single precision
 
@@ -211,7 +211,7 @@ class _Reuse(torch.autograd.Function):
 
 
 def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros of the shapes of dO, V and the row sums; each takes one number of memory."""
+    """Return zeros of the shapes of dO, V and the row sums; each takes one number of memory."""
     sums_dtype = torch.promote_types(v.dtype, torch.float32)
     return (
         v.new_zeros(()).expand(output.shape),
@@ -221,13 +221,13 @@ def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def empty_heads(like: Tensor) -> Tensor:
-    """(B, N, T, D) whose heads lie side by side in memory, so that merging them is a view."""
+    """Return an empty (B, N, T, D) whose heads lie side by side in memory, so that merging them is a view."""
     batch, heads, time, size = like.shape
     return like.new_empty(batch, time, heads, size).transpose(1, 2)
 
 
 def empty_rows(rows: Tensor, like: Tensor) -> Tensor:
-    """As :func:`empty_heads`, as many rows as `rows` has, and as wide as `like`."""
+    """Return memory as :func:`empty_heads` does, as many rows as `rows` has, and as wide as `like`."""
     return empty_heads(like.new_empty(()).expand(*rows.shape[:-1], like.size(-1)))
 
 

@@ -30,7 +30,7 @@ class Band(NamedTuple):
     block: int = 0
 
     def shows(self, queries_T: Tensor, keys_K: Tensor) -> Tensor:
-        """(..., T, K): whether a query sees a key, from their places, (..., T) and (..., K)."""
+        """Return whether queries see keys, (..., T, K), from their places (..., T) and (..., K): tensors or arrays."""
         ahead = keys_K[..., None, :] - queries_T[..., None]
         seen = ahead % self.dilation == 0
         if self.before is not None:
@@ -50,7 +50,7 @@ class Columns(NamedTuple):
     last: int = 0
 
     def shows(self, queries_T: Tensor, keys_K: Tensor) -> Tensor:
-        """(..., T, K): whether a query sees a key, from their places, (..., T) and (..., K)."""
+        """Return whether queries see keys, (..., T, K), from their places (..., T) and (..., K): tensors or arrays."""
         seen = keys_K < self.first
         if self.period:
             seen = seen | (keys_K % self.period >= self.period - self.last)
@@ -68,7 +68,7 @@ class AttentionMask(NamedTuple):
     groups: tuple[tuple[int, tuple[Part, ...]], ...]
 
     def dense(self, time: int, keys: int, device: torch.device) -> Tensor:
-        """(1, T, K), or (N, T, K) where heads differ: True at what is seen. The future is not taken out."""
+        """Return what is seen, (1, T, K), or (N, T, K) where heads differ; the future is not taken out."""
         places = torch.arange(keys, device=device)
         by_group = []
         for heads, parts in self.groups:
@@ -78,20 +78,20 @@ class AttentionMask(NamedTuple):
 
     @property
     def reach(self) -> Optional[int]:
-        """Positions before a query's own that it sees at most; None where there is no limit, or places count."""
+        """Return how many positions before its own a query sees; None where there is no limit, or places count."""
         parts = [part for _, parts in self.groups for part in parts]
         if any(isinstance(part, Columns) or part.before is None or part.block for part in parts):
             return None
         return max(part.before * part.dilation for part in parts)
 
     def within(self, reach: int) -> "AttentionMask":
-        """The same without keys more than so many positions back; of bands alone."""
+        """Return the same mask, of bands alone, without keys more than so many positions back."""
         return AttentionMask(
             tuple((heads, tuple(_shortened(part, reach) for part in parts)) for heads, parts in self.groups)
         )
 
     def flat(self) -> list[int]:
-        """As numbers, for torch operators; :func:`mask_of` reads them."""
+        """Return the mask as numbers, for torch's operators; :func:`mask_of` reads them."""
         numbers = []
         for heads, parts in self.groups:
             numbers += [heads, len(parts)]
@@ -108,7 +108,7 @@ def _shortened(part: Part, reach: int) -> Band:
 
 @functools.lru_cache(maxsize=256)
 def count_pairs(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> int:
-    """Pairs of query and key that a mask shows, over all heads; padding apart."""
+    """Return how many pairs of query and key a mask shows, over all heads; padding apart."""
     return sum(heads * _count_of_head(parts, time, keys, is_causal) for heads, parts in mask.groups)
 
 
@@ -125,7 +125,7 @@ def _count_of_head(parts: tuple[Part, ...], time: int, keys: int, is_causal: boo
 
 @functools.lru_cache(maxsize=1024)  # every forward pass asks
 def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> float:
-    """Of all pairs of query and key, those that a mask shows: above 0, at most 1, with three digits.
+    """Return the share of all pairs of query and key that a mask shows: above 0, at most 1, with three digits.
 
     From a few queries, as texts have many lengths. Their places are spread as multiples of the golden ratio are:
     evenly, and not in step with a mask that repeats.
@@ -141,7 +141,7 @@ def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> f
 
 
 def _count_shown(mask: AttentionMask, queries: Tensor, places: Tensor, is_causal: bool) -> int:
-    """Pairs of some queries and all keys, from their places."""
+    """Return how many pairs of some queries and all keys are shown, from their places."""
     in_time = places <= queries[:, None] if is_causal else torch.ones(len(queries), len(places), dtype=torch.bool)
     return sum(
         heads * int((torch.stack([part.shows(queries, places) for part in parts]).any(0) & in_time).sum())
@@ -150,7 +150,7 @@ def _count_shown(mask: AttentionMask, queries: Tensor, places: Tensor, is_causal
 
 
 def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
-    """The mask whose :meth:`AttentionMask.flat` these are; None for no numbers."""
+    """Return the mask whose :meth:`AttentionMask.flat` these are; None for no numbers."""
     rest = iter(numbers)
 
     def part() -> Part:
@@ -182,7 +182,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def of(cls, mask: Optional[AttentionMask], heads: int, device: torch.device) -> "Numbers":
-        """For so many heads; without a mask they see all."""
+        """Return the numbers of so many heads; without a mask they see all."""
         bands = [[_numbers_of(part) for part in parts if isinstance(part, Band)] for parts in _by_head(mask, heads)]
         columns = [
             [(part.first, max(1, part.period), part.last) for part in parts if isinstance(part, Columns)]
@@ -206,7 +206,7 @@ class Blocks(NamedTuple):
 def blocks_of(
     mask: Optional[AttentionMask], time: int, keys: int, extra: int, is_causal: bool, size: int, device: torch.device
 ) -> Blocks:
-    """The blocks of an attention over T queries and K keys.
+    """Return the blocks of an attention over T queries and K keys.
 
     Args:
         mask: None for all keys.
@@ -236,7 +236,7 @@ def blocks_of(
 
 
 def _groups(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
-    """(heads, parts); one head stands for all where they see alike."""
+    """Return (heads, parts) of each group; one head stands for all where they see alike."""
     if mask is None:
         return ((1, (Band(None, None),)),)
     return mask.groups if len(mask.groups) > 1 else ((1, mask.groups[0][1]),)
@@ -248,7 +248,7 @@ def _by_head(mask: Optional[AttentionMask], heads: int) -> Iterator[tuple[Part, 
 
 
 def _limits(band: Band) -> tuple[int, int]:
-    """(least, most): how far ahead of the query a key may be."""
+    """Return the least and the most that a key may be ahead of the query."""
     least = -_ENDLESS if band.before is None else -band.before * band.dilation
     return least, _ENDLESS if band.after is None else band.after * band.dilation
 

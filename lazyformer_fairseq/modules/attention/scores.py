@@ -67,14 +67,14 @@ class Scores:
         self.outlasts_checkpoints = False  # whether what is written is no part of torch's checkpoint around it
 
     def with_padding(self, padding_mask_BK: Tensor) -> "Scores":
-        """The same over sequences with padding, True in the mask, behind the text of each.
+        """Return the same over sequences with padding, True in the mask, behind the text of each.
 
         A row of padding alone sees its first key: a distribution over no keys, and every gradient, would be NaN.
         """
         return replace(self, lengths_B=(padding_mask_BK.size(1) - padding_mask_BK.sum(-1)).clamp(min=1))
 
     def with_given(self, given_BK: Tensor) -> "Scores":
-        """The same with positions that the caller gives, True in the mask; waits for a GPU."""
+        """Return the same with positions that the caller gives, True in the mask; waits for a GPU."""
         time = given_BK.size(1)
         # A graph must hold for any number of them.
         most = time if torch.compiler.is_compiling() else max(1, int(given_BK.sum(-1).max()))
@@ -82,7 +82,7 @@ class Scores:
         return replace(self, given_BK=given_BK, given_places_BG=places.sort(-1).values[:, :most])
 
     def with_own(self, **parts: Any) -> "Scores":
-        """The same with parts of a sublayer's own; what all sublayers of a forward pass share is written once."""
+        """Return the same with parts of one sublayer; what all sublayers of a forward pass share is written once."""
         own = replace(self, **parts)
         if not parts.keys() & _SHARED:
             own._written, own.outlasts_checkpoints = self._written, self.outlasts_checkpoints
@@ -104,7 +104,7 @@ class Scores:
         return replace(self, **parts)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` returns, the same object for all sublayers of a forward pass that share padding and mask."""
+        """Return what `make` returns, one object for all sublayers of a forward pass that share padding and mask."""
         if key not in self._written:
             with _as_without_checkpoints() if self.outlasts_checkpoints else nullcontext():
                 self._written[key] = make()
@@ -112,22 +112,22 @@ class Scores:
 
     @property
     def learned(self) -> tuple[Optional[Tensor], ...]:
-        """The parts that have gradients; a back end returns these in this order."""
+        """Return the parts that have gradients, in the order in which back ends return those."""
         return tuple(getattr(self, name) for name in LEARNED)
 
     @property
     def is_learning(self) -> bool:
-        """Whether any part will get a gradient in this pass."""
+        """Return whether any part will get a gradient in this pass."""
         return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in self.learned)
 
     def flat(self) -> "FlatScores":
-        """For autograd and torch's operators, whose arguments are tensors and numbers."""
+        """Return two lists for autograd and torch's operators, whose arguments are tensors and numbers."""
         tensors = [*self.learned, *(getattr(self, name) for name in _FIXED)]
         mask = [] if self.mask is None else self.mask.flat()
         return FlatScores(tensors, [self.far, int(self.is_causal), self.extra, *mask])
 
     def is_padding(self, keys: int) -> Optional[Tensor]:
-        """(B, K): True at keys that are padding; None where none is. `keys` are those of tokens, without `extra`."""
+        """Return (B, K), True at keys that are padding; None where none is. `keys` are those of tokens."""
         if self.lengths_B is None:
             return None
         return torch.arange(keys, device=self.lengths_B.device) >= self.lengths_B[:, None]
@@ -135,7 +135,7 @@ class Scores:
     def dense(
         self, time: int, keys: int, like: Tensor, layout: Optional[Callable[[Tensor], Tensor]] = None
     ) -> Optional[Tensor]:
-        """Additions to scores, broadcastable to (B, N, T, K); None if there are none.
+        """Return the additions to scores, broadcastable to (B, N, T, K); None if there are none.
 
         It writes what sublayers share once per forward pass.
 
@@ -161,7 +161,7 @@ class Scores:
         return _laid_out(added, layout)
 
     def _write(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
-        """Bias by distance, -inf at padding, at the future and at what the mask hides."""
+        """Return the bias by distance, with -inf at padding, at the future and at what the mask hides."""
         added = None if self.table_KN is None else self._by_distance(time, keys).to(like.dtype)
         hidden = [mask for mask in self._hidden(time, keys, like.device) if mask is not None]
         for mask in hidden:
@@ -171,7 +171,7 @@ class Scores:
         return added
 
     def _hidden(self, time: int, keys: int, device: torch.device) -> Iterator[Optional[Tensor]]:
-        """Masks broadcastable to (B, N, T, K), True at padding, at the future, and at what the mask hides."""
+        """Yield masks broadcastable to (B, N, T, K), True at padding, at the future, and at what the mask hides."""
         is_padding = self.is_padding(keys)
         yield None if is_padding is None else is_padding[:, None, None, :]
         if self.is_causal:
@@ -181,7 +181,7 @@ class Scores:
             yield ~(seen if self.seen_BK is None else seen | self.seen_BK[:, None, None, :])
 
     def _by_distance(self, time: int, keys: int) -> Tensor:
-        """(1, N, T, K): rows are queries, columns keys.
+        """Return the bias (1, N, T, K): rows are queries, columns keys.
 
         Row i is the window of K distances that starts T - 1 - i behind the first: sliding windows, the last one first.
         This looks each distance up once, where indexing by a (T, K) matrix of buckets would look each pair up.
@@ -198,7 +198,7 @@ def _laid_out(added: Optional[Tensor], layout: Optional[Callable[[Tensor], Tenso
 
 
 def _as_without_checkpoints() -> AbstractContextManager:
-    """autograd keeps what it would keep outside of a checkpoint."""
+    """Let autograd keep what it would keep outside of a checkpoint."""
     return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda kept: kept)
 
 
@@ -216,7 +216,7 @@ class FlatScores(NamedTuple):
 
 
 def relative_shift(by_distance: Tensor) -> Tensor:
-    """Scores by query and distance -> scores by query and key, a view.
+    """Return scores by query and distance as scores by query and key, a view.
 
     Args:
         by_distance: contiguous (..., T, K + 1), the distances K - 1, ..., 0, -1.

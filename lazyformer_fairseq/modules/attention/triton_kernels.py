@@ -34,7 +34,7 @@ class Tiles(NamedTuple):
 
     @property
     def config(self) -> triton.Config:
-        """The same as Triton's config."""
+        """Return the same as Triton's config."""
         sizes = {"BLOCK_Q": self.queries, "BLOCK_K": self.keys}
         return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
 
@@ -83,7 +83,7 @@ class NearBias(NamedTuple):
 
     @classmethod
     def of(cls, scores: Scores, q_BNTD: Tensor) -> "NearBias":
-        """For these queries."""
+        """Return the bias for these queries."""
         table_KN, bucket_by_distance = scores.table_KN, scores.bucket_by_distance
         if table_KN is None or bucket_by_distance is None:
             return cls(None, 0, None)
@@ -100,11 +100,11 @@ class NearBias(NamedTuple):
         return cls(rows, reach, bucket_by_distance[time - 1 - reach : time + reach])
 
     def band_like(self, q: Tensor) -> Optional[Tensor]:
-        """Zeros (B, N, T, 2 reach + 1) for gradients of scores by query and distance; None without a bias."""
+        """Return zeros (B, N, T, 2 reach + 1) for gradients of scores by query and distance; None without a bias."""
         return None if self.rows is None else q.new_zeros(*q.shape[:3], 2 * self.reach + 1)
 
     def table_gradient(self, band: Tensor, far_sums: Tensor, table_KN: Tensor) -> Tensor:
-        """d table (K, N), summed in the same order every time.
+        """Return d table (K, N), summed in the same order every time.
 
         Args:
             band: gradients of the scores at distances nearer than `reach`, (B, N, T, 2 reach + 1).
@@ -121,7 +121,7 @@ class NearBias(NamedTuple):
 
 
 def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
-    """Tiles to choose from, most promising first.
+    """Return tiles to choose from, most promising first.
 
     Args:
         kernel: a key of the table above.
@@ -143,7 +143,7 @@ def launch(
     set_to_zero: tuple[str, ...] = (),
     **others: Any,
 ) -> None:
-    """Runs a kernel, one program for each tile of each head.
+    """Run a kernel, one program for each tile of each head.
 
     Args:
         kernel: which.
@@ -171,32 +171,32 @@ def launch(
 
 @functools.cache
 def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tuple[str, ...]) -> Any:
-    """The kernel; its first call tries the tiles for each class of T (by powers of two), m, D and dtype."""
+    """Return the kernel; its first call tries the tiles for each class of T (by powers of two), m, D and dtype."""
     configs = [choice.config for choice in tiles]
     key = [name for name in ("time_class", "M", "HEAD") if name in kernel.arg_names]
     return triton.autotune(configs, key=key, reset_to_zero=set_to_zero)(kernel)
 
 
 def _strides(tensors: Union[Tensor, tuple[Tensor, ...]]) -> tuple:
-    """Strides of B, N and T."""
+    """Return the strides of B, N and T."""
     if isinstance(tensors, tuple):
         return tuple(map(_strides, tensors))
     return tensors.stride()[:3]
 
 
 def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-    """(P V, log-sum-exp) of an ``s``: (B, N, T, D) and (B, N, T)."""
+    """Return P V and the log-sum-exp of an ``s``: (B, N, T, D) and (B, N, T)."""
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     return _forward(q, k, v, lse, scores, reuses=False), lse
 
 
 def reuse_forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores) -> Tensor:
-    """P V (B, N, T, D) of an ``l``: exp(scores - lse) V, without a running maximum or rescaling."""
+    """Return P V (B, N, T, D) of an ``l``: exp(scores - lse) V, without a running maximum or rescaling."""
     return _forward(q, k, v, lse, scores, reuses=True)
 
 
 def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: Scores) -> Tensor:
-    """dV = P^T dO (B, N, T, D) of an ``l``."""
+    """Return dV = P^T dO (B, N, T, D) of an ``l``."""
     dv = empty_heads(k)
     launch(
         triton_passes.value_gradient_kernel,
@@ -210,7 +210,7 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: 
 
 
 def row_sums(d_output: Tensor, output: Tensor) -> Tensor:
-    """rowsum(dO * O), (B, N, T) in float32."""
+    """Return rowsum(dO * O), (B, N, T) in float32."""
     batch, heads, time, size = output.shape
     sums = output.new_empty(output.shape[:3], dtype=torch.float32)
     rows = 64
@@ -226,7 +226,7 @@ def row_sums(d_output: Tensor, output: Tensor) -> Tensor:
 def block_gradient(
     q: Tensor, k: Tensor, values: list[Tensor], d_outputs: list[Tensor], delta: Tensor, lse: Tensor, scores: Scores
 ) -> list[Tensor]:
-    """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for an ``s`` and all its consumers.
+    """Return dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for a whole block.
 
     Programs add to dQ in float32, in any order. All other sums always run in the same order.
     """
@@ -280,5 +280,5 @@ def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The same, with the entries of a head side by side in memory, as in views of projections already."""
+    """Return the same, with the entries of a head side by side in memory, as in views of projections already."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -24,7 +24,7 @@ NOT_SPECIALIZED = ["reach", "time_class"]
 
 @triton.jit
 def own_tile(time, heads, KEPT: tl.constexpr):
-    """(first row of this program's tile, its KEPT rows, row of the batch, head); a head's are neighbours."""
+    """Return the first row of this program's tile, its KEPT rows, the row of the batch and the head."""
     tiles = (time + KEPT - 1) // KEPT
     program = tl.program_id(0)
     head_of_batch = program // tiles
@@ -34,20 +34,20 @@ def own_tile(time, heads, KEPT: tl.constexpr):
 
 @triton.jit
 def head_of(tensor, strides, b, n):
-    """Where the (T, D) of one head starts in a (B, N, T, D); `strides` are of B, N and T."""
+    """Return where the (T, D) of one head starts in a (B, N, T, D); `strides` are of B, N and T."""
     return tensor + tl.cast(b, tl.int64) * strides[0] + tl.cast(n, tl.int64) * strides[1]
 
 
 @triton.jit
 def rows_of(head, start, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Pointers (ROWS, BLOCK_D) to the rows from `start` on."""
+    """Return pointers (ROWS, BLOCK_D) to the rows from `start` on."""
     first = head + start * tl.cast(stride, tl.int64)
     return first + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
 
 
 @triton.jit
 def inside(start, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(ROWS, BLOCK_D): True at rows below `limit` and at the HEAD entries that a head has."""
+    """Return (ROWS, BLOCK_D), True at rows below `limit` and at the HEAD entries that a head has."""
     return ((start + tl.arange(0, ROWS))[:, None] < limit) & (tl.arange(0, BLOCK_D)[None, :] < HEAD)
 
 
@@ -55,7 +55,7 @@ def inside(start, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.con
 def store_rows(
     tensor, strides, b, n, start, values, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Writes a head's rows from `start` on, those below `limit`; in the tensor's precision."""
+    """Write a head's rows from `start` on, those below `limit`; in the tensor's precision."""
     pointers = rows_of(head_of(tensor, strides, b, n), start, strides[2], ROWS, BLOCK_D)
     tl.store(pointers, values.to(tensor.dtype.element_ty), mask=inside(start, limit, HEAD, ROWS, BLOCK_D))
 
@@ -64,7 +64,7 @@ def store_rows(
 def load_rows(
     head, start, stride, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr
 ):
-    """The rows from `start` on, (ROWS, BLOCK_D), zeros outside; WHOLE promises that all rows are below `limit`."""
+    """Load the rows from `start` on, (ROWS, BLOCK_D), zeros outside; WHOLE promises that all are below `limit`."""
     pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
     if WHOLE and HEAD == BLOCK_D:
         loaded = tl.load(pointers)
@@ -75,7 +75,7 @@ def load_rows(
 
 @triton.jit
 def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """(low, high): of the `full` whole tiles of MOVING rows, those before `low` and from `high` on are far.
+    """Return `low` and `high`: of the `full` whole tiles of MOVING rows, those before and from there on are far.
 
     `kept` is the first of the KEPT rows that stay; without a bias every whole tile is far.
     """
@@ -90,19 +90,19 @@ def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr)
 
 @triton.jit
 def count_tiles(low, high, full, total, NEAR: tl.constexpr):
-    """How many of all `total` tiles are near (the last one, where it is not whole, is), or how many are far."""
+    """Count the near ones of all `total` tiles (the last one, where it is not whole, is near), or the far ones."""
     return high - low + total - full if NEAR else low + full - high
 
 
 @triton.jit
 def nth_tile(j, low, high, full, NEAR: tl.constexpr):
-    """The index of the j-th of them."""
+    """Return the index of the j-th of them."""
     return low + j + tl.where(j < high - low, 0, full - high) if NEAR else j + tl.where(j < low, 0, high - low)
 
 
 @triton.jit
 def near_scores(products, distance, is_key, scale, bias, reach):
-    """Scores of a near tile, in powers of two, -inf where there is no key; `bias` points at distance 0."""
+    """Compute scores of a near tile, in powers of two, -inf where there is no key; `bias` points at distance 0."""
     scores = products * (scale * LOG2_E)
     if bias is not None:
         # One look-up each: the compiler would preload predictable addresses into registers it lacks.
@@ -112,7 +112,7 @@ def near_scores(products, distance, is_key, scale, bias, reach):
 
 @triton.jit
 def far_biases(bias, reach):
-    """What all distances from -reach down share, and what all from reach up share; `bias` points at distance 0."""
+    """Load what all distances from -reach down share, and all from reach up; `bias` points at distance 0."""
     below = 0.0
     above = 0.0
     if bias is not None:
@@ -123,13 +123,13 @@ def far_biases(bias, reach):
 
 @triton.jit
 def length_of(lengths, b, time):
-    """How many keys of a row of the batch are not padding."""
+    """Load how many keys of a row of the batch are not padding."""
     return time if lengths is None else tl.load(lengths + b).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["time", "reach"])
 def write_rows(rows, table, bucket_stride, head_stride, bucket_by_distance, time, reach, BLOCK: tl.constexpr):
-    """`rows` of a NearBias: one program for BLOCK distances of a head."""
+    """Write `rows` of a NearBias: one program for BLOCK distances of a head."""
     n = tl.program_id(1)
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = entry <= 2 * reach
@@ -140,11 +140,29 @@ def write_rows(rows, table, bucket_stride, head_stride, bucket_by_distance, time
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def forward_kernel(
-    q, k, v, bias, lengths, o, lse,
-    q_strides, k_strides, v_strides, o_strides, scale, time, heads, reach, time_class,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, REUSES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """One tile of queries: softmax(scale QK^T + bias) V; writes `lse` (B, N, T), or reads it with REUSES.
+    q,
+    k,
+    v,
+    bias,
+    lengths,
+    o,
+    lse,
+    q_strides,
+    k_strides,
+    v_strides,
+    o_strides,
+    scale,
+    time,
+    heads,
+    reach,
+    time_class,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REUSES: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Compute softmax(scale QK^T + bias) V of a tile of queries; write `lse` (B, N, T), or read it with REUSES.
 
     `time_class` is for the choice of tiles alone.
     """
@@ -202,14 +220,14 @@ def forward_kernel(
 
 @triton.jit
 def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
-    """One number for each query; `beyond` where there is no query."""
+    """Load one number for each query; `beyond` where there is no query."""
     pointers = per_query + queries
     return tl.load(pointers, mask=queries < time, other=beyond) if NEAR else tl.load(pointers)
 
 
 @triton.jit
 def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """(whole tiles of queries, all tiles) that a tile of keys meets: none counts as whole if a key is padding."""
+    """Count whole tiles of queries and all tiles that a tile of keys meets: none is whole if a key is padding."""
     full = tl.where(first_key + KEPT <= length, time // MOVING, 0)
     total = tl.where(first_key < length, (time + MOVING - 1) // MOVING, 0)
     return full, total
@@ -217,9 +235,20 @@ def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexp
 
 @triton.jit
 def transposed_probabilities(
-    k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, NEAR: tl.constexpr,
-):  # fmt: skip
-    """P^T (keys, queries) in float32, zeros at keys of padding, and where there is no query."""
+    k_rows,
+    q_rows,
+    keys,
+    queries,
+    lse,
+    length,
+    time,
+    scale,
+    bias,
+    reach,
+    far_bias,
+    NEAR: tl.constexpr,
+):
+    """Compute P^T (keys, queries) in float32, zeros at keys of padding, and where there is no query."""
     products = tl.dot(k_rows, tl.trans(q_rows), input_precision="ieee")
     log_sums = load_row(lse, queries, time, float("inf"), NEAR) * LOG2_E
     if NEAR:
@@ -233,10 +262,18 @@ def transposed_probabilities(
 
 @triton.jit
 def row_sums_kernel(
-    d_output, output, sums, d_output_strides, output_strides, time, heads,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
-):  # fmt: skip
-    """One tile of queries: rowsum(dO o O)."""
+    d_output,
+    output,
+    sums,
+    d_output_strides,
+    output_strides,
+    time,
+    heads,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+):
+    """Compute rowsum(dO o O) of a tile of queries."""
     first, queries, b, n = own_tile(time, heads, BLOCK_Q)
     d_head, head = head_of(d_output, d_output_strides, b, n), head_of(output, output_strides, b, n)
     d_rows = load_rows(d_head, first, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False).to(tl.float32)
@@ -246,11 +283,28 @@ def row_sums_kernel(
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def value_gradient_kernel(
-    q, k, d_output, lse, bias, lengths, dv,
-    q_strides, k_strides, d_output_strides, dv_strides, scale, time, heads, reach, time_class,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """One tile of keys: dV = P^T dO."""
+    q,
+    k,
+    d_output,
+    lse,
+    bias,
+    lengths,
+    dv,
+    q_strides,
+    k_strides,
+    d_output_strides,
+    dv_strides,
+    scale,
+    time,
+    heads,
+    reach,
+    time_class,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Compute dV = P^T dO of a tile of keys."""
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)
     if bias is not None:
@@ -281,13 +335,39 @@ def value_gradient_kernel(
 
 @triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "far_slots"])
 def key_side_kernel(
-    q, k, values, d_outputs, lse, delta, bias, lengths, dq, dk, dv, band, far_sums, far_slots,
-    q_strides, k_strides, values_strides, d_outputs_strides, dq_strides, dk_strides, dv_strides,
-    scale, time, heads, reach, time_class,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """One tile of keys: dK, dV of the block's first value, and the tile's share of dQ and of the bias's gradient.
+    q,
+    k,
+    values,
+    d_outputs,
+    lse,
+    delta,
+    bias,
+    lengths,
+    dq,
+    dk,
+    dv,
+    band,
+    far_sums,
+    far_slots,
+    q_strides,
+    k_strides,
+    values_strides,
+    d_outputs_strides,
+    dq_strides,
+    dk_strides,
+    dv_strides,
+    scale,
+    time,
+    heads,
+    reach,
+    time_class,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Compute dK and dV of the first value of a tile of keys, and its share of dQ and of the bias's gradient.
 
     `dq` is in float32 and starts as zeros; programs add to it in any order. `band` (B, N, T, 2 reach + 1), zeros at
     first, receives dS by query and distance for distances nearer than `reach`; `far_sums` (B, N, far_slots, 2),

@@ -25,7 +25,7 @@ _SERIES = (1 / 403200, 1 / 45360, 1 / 5760, 1 / 840, 1 / 144, 1 / 30, 1 / 8, 1 /
 def distribution(
     scores: Tensor, exponent_N: Optional[Tensor], dtype: torch.dtype, has_blind_rows: bool = False
 ) -> Tensor:
-    """P, computed in single precision or better; autograd differentiates it, in the exponents too.
+    """Return P, computed in single precision or better; autograd differentiates it, in the exponents too.
 
     Args:
         scores: (..., N, T, K), -inf at keys that are not seen.
@@ -61,7 +61,7 @@ class _Entmax(torch.autograd.Function):
 
 @torch.library.custom_op("lazyformer::entmax", mutates_args=())
 def entmax(scores: Tensor, exponent_N: Tensor) -> Tensor:
-    """alpha-entmax of rows (..., N, T, K), without a gradient, in their precision; zeros in a row that sees no key.
+    """Compute alpha-entmax of rows (..., N, T, K), without a gradient, in their precision; a row that sees no key is 0.
 
     An operator: torch.compile would write its steps out one after the other, and take minutes.
     """
@@ -78,12 +78,12 @@ def _(scores: Tensor, exponent_N: Tensor) -> Tensor:
 
 
 def _is_on_processor(scores: Tensor) -> bool:
-    """Where looking at numbers costs nothing; a GPU would be waited for, and a graph cannot look."""
+    """Return whether looking at numbers costs nothing; a GPU would be waited for, and a graph cannot look."""
     return scores.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
-    """entmax of a piece. `above` is tau, counted from the row's best score."""
+    """Compute entmax of some rows. `above` is tau, counted from the row's best score."""
     step = exponent - 1
     best = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
     below_best = (scores - best) * step
@@ -106,12 +106,12 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _positive(sums: Tensor) -> Tensor:
-    """Sums to divide by; a row that sees nothing has zeros only."""
+    """Return sums to divide by; a row that sees nothing has zeros only."""
     return sums.clamp(min=torch.finfo(sums.dtype).tiny)
 
 
 def _powers(bases: Tensor, exponent: Tensor, may_look: bool) -> tuple[Tensor, Tensor]:
-    """With x = 1 + `bases`: (x^(1 / eps - 1), x^(1 / eps)); both are 0 where x is."""
+    """Return x^(1 / eps - 1) and x^(1 / eps) for x = 1 + `bases`; both are 0 where x is."""
     if may_look and bool((exponent == 1.5).all()):
         roots = 1 + bases
         return roots, roots * roots
@@ -125,7 +125,7 @@ def _powers(bases: Tensor, exponent: Tensor, may_look: bool) -> tuple[Tensor, Te
 
 
 def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N: Tensor) -> Tensor:
-    """dS: with w = p^(2 - alpha), w (dP - the mean of dP weighted by w) (Peters et al., 2019, section 3)."""
+    """Return dS = w (dP - the mean of dP weighted by w), w = p^(2 - alpha) (Peters et al., 2019, section 3)."""
     exponent = exponent_N[:, None, None]
     slopes = probabilities ** (2 - exponent)
     slopes = slopes.masked_fill_(probabilities == 0, 0)
@@ -134,7 +134,7 @@ def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N:
 
 
 def _exponent_gradient(probabilities: Tensor, d_scores: Tensor, exponent_N: Tensor) -> Tensor:
-    """d exponent (N,) (Correia et al., 2019, section 3), in a form that holds near softmax too.
+    """Return d exponent (N,) (Correia et al., 2019, section 3), in a form that holds near softmax too.
 
     Differentiate p^eps = 1 + eps (s - tau) by alpha: dp = w (c - l^2 phi(eps l)), with l = log p, w = p^(2 - alpha),
     phi(z) = (1 - (1 - z) e^z) / z^2, and c such that a row sums to 0. So d exponent is the sum of -dS l^2 phi(eps l).

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq import options, tasks, utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from tabulate import tabulate
 
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
+from lazyformer_fairseq.finetuning.benchmark import head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, load_start_models
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK
+from lazyformer_fairseq.training.loop import moved
 
 BATCH_SIZE = BENCHMARK.usual.batch_size
 
@@ -40,20 +40,24 @@ def main() -> None:
 
     prepared = PreparedTask.load(given.task)
     models = load_start_models({"model": given.checkpoint}, prepared.tokenizer_folder)
-    name, own = prepared.task.name, {"head": None, "head_dropout": None}
-    what = {"benchmark": BENCHMARK, "output": Path("unused"), "models": models, "own": own}
-    usual = {"batch_size": BATCH_SIZE, "warmup_ratio": BENCHMARK.usual.warmup_ratio}
-    (run,) = Grid(**what, **usual, tasks={name: prepared}, lrs=[2e-5], seeds=[1], epochs={name: 1}).runs
-    cuda = torch.cuda.is_available()
-    arguments = run.command(cpu=not cuda)
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
-    cfg.task.no_save = True
-    task = tasks.setup_task(cfg.task)
-    model, criterion = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
-    model.to("cuda" if cuda else "cpu").train()
+    name = prepared.task.name
+    grid = Grid(
+        benchmark=BENCHMARK,
+        output=Path("unused"),
+        models=models,
+        tasks={name: prepared},
+        lrs=[2e-5],
+        seeds=[1],
+        epochs={name: 1},
+        batch_size=BATCH_SIZE,
+        warmup_ratio=BENCHMARK.usual.warmup_ratio,
+        extra=head_settings(None),
+    )
+    objective = BENCHMARK.objective(grid.runs[0].request)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = objective.build_model().to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
-    task.load_dataset("train")
-    dataset = task.dataset("train")
+    dataset = objective.dataset("train")
 
     orders = {"by length": dataset.ordered_indices(), "random": np.random.default_rng(1).permutation(len(dataset))}
     drawn: dict[tuple[str, bool], list[dict]] = {}
@@ -63,13 +67,13 @@ def main() -> None:
     seconds = dict.fromkeys(drawn, 0.0)
     for number in range(-2, given.updates):  # two to warm up
         for name in drawn:
-            batch = utils.move_to_cuda(drawn[name][max(number, 0)]) if cuda else drawn[name][max(number, 0)]
+            batch = moved(drawn[name][max(number, 0)], device)
             start = time.perf_counter()
-            loss, _, _ = criterion(model, batch)
+            loss, _, _ = objective.loss(model, batch)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if cuda:
+            if device == "cuda":
                 torch.cuda.synchronize()
             if number >= 0:
                 seconds[name] += time.perf_counter() - start

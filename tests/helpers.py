@@ -36,7 +36,7 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS_WITH_FAIRSEQ = {"fairseq_plugin", "finetuning"}  # all else works without
+ROOMS_WITH_FAIRSEQ = {"fairseq_plugin"}  # all else works without
 PRETRAINING = "full_sentences_masked_lm --tokens-per-sample 32"
 ASK_NVIDIA_SMI = nvidia_smi._ask.__wrapped__  # without the answers that it keeps
 

@@ -19,13 +19,12 @@ from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, Mask
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdamConfig, MuonConfig, NvLambConfig
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import PolynomialWarmupConfig, WarmupConfig, WSDConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
+from lazyformer_fairseq.fairseq_plugin.tasks.finetuning import GlueConfig, SquadConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
     FullSentencesMaskedLMConfig,
     MaskedPermutedLMConfig,
 )
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingConfig
-from lazyformer_fairseq.finetuning.tasks.squad import SquadConfig
-from lazyformer_fairseq.finetuning.texts import GlueConfig
 from lazyformer_fairseq.patterns import attention_kinds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand

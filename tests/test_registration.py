@@ -29,9 +29,9 @@ OURS = [
     "lazyformer",
     *(f"lazyformer_fairseq.fairseq_plugin.models.{name}" for name in ("huggingface_bert", "lazyformer")),
     "lazyformer_fairseq.fairseq_plugin.optim.optimizers",
+    "lazyformer_fairseq.fairseq_plugin.tasks.finetuning",
     "lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm",
     "lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling",
-    *("lazyformer_fairseq.finetuning.tasks.squad", "lazyformer_fairseq.finetuning.texts"),
 ]
 
 

@@ -24,6 +24,10 @@ COMMANDS = (
     ("export trained theirs --to huggingface", "theirs/model.safetensors"),
     ("import bert imported --sublayer-pattern M2", "imported/warm_start.json"),
     (f"compare data compared --task masked-lm --model bert=sf {SIZES} --tokens-per-sample 32", "compared/results.json"),
+    (
+        "finetune trained --data moods --output tuned --lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
+        "tuned/report/moods.md",
+    ),
     ("lm evaluate language_model/checkpoint_last.pt language_model/data", "perplexity"),
 )
 SLOW_COMMANDS = (
@@ -85,6 +89,10 @@ def folder(tmp_path_factory, data_folder, lm_data) -> Path:
     (folder / "texts").mkdir()
     (folder / "texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_wikitext(folder / "wikitext")
+    (folder / "moods").mkdir()
+    for name in ("train", "dev"):
+        rows = (f"Anna sees the {thing}\t{mood}" for thing, mood in (("garden", "good"), ("river", "bad")) * 6)
+        (folder / "moods" / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     shutil.copytree(before / "tokenizer", folder / "trained" / "tokenizer")
     shutil.copy(before / "checkpoint_last.pt", folder / "trained")
     save_tiny(folder / "bert")

@@ -97,12 +97,11 @@ def _refuse_texts_without_tokens(tokenizer: TextTokenizer, split: SplitFile, inp
             )
 
 
-_tokenizer: Optional[TextTokenizer] = None  # of a worker
+_worker: dict[str, TextTokenizer] = {}  # what processes that encode are forked with
 
 
 def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int):
-    global _tokenizer  # noqa: PLW0603  a worker is forked with it
-    _tokenizer = tokenizer
+    _worker["tokenizer"] = tokenizer
     if processes < 2:
         yield from map(_encode, texts)
         return
@@ -115,4 +114,4 @@ def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: 
 
 
 def _encode(texts: tuple[str, ...]) -> np.ndarray:
-    return np.array(_tokenizer.build_input(*texts), dtype=np.int32)
+    return np.array(_worker["tokenizer"].build_input(*texts), dtype=np.int32)

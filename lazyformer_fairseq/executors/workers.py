@@ -6,49 +6,61 @@ import pkgutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
 
 TAIL = 16384  # bytes of a log
 
 
-class Job(NamedTuple):
-    """A run under way."""
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A process under way.
+
+    Attributes:
+        process: the process.
+        gpu: its GPU, as CUDA_VISIBLE_DEVICES names it; None for the CPU.
+    """
 
     process: BaseProcess
-    place: Optional[str]
+    gpu: Optional[str]
 
     def is_over(self) -> bool:
         """Return whether the process has ended."""
         return not self.process.is_alive()
 
     def failure(self) -> Optional[str]:
-        """How the process ended if it failed; the log may have more."""
+        """Return how the process ended if it failed, else None; the log may say more."""
         code = self.process.exitcode
         if not code:
             return None
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}"
 
 
 class Workers:
-    """So many processes at a time.
+    """A number of processes at a time.
 
     Args:
-        count: of processes; None for one per GPU, or one per core.
+        count: how many processes; None for one per GPU, or one per core.
         gpus: as CUDA_VISIBLE_DEVICES names them; empty for the CPU. More processes than GPUs share them in turn.
-        threads: of each process on a CPU.
-        work: what a process does, as MODULE:FUNCTION: a run's arguments, then the number of threads, are given to it.
+        threads: threads of each process on a CPU.
+        work: what a process does, as MODULE:FUNCTION; it is given the arguments of its job, then the threads.
     """
 
     look_every = 0.1  # seconds between two looks at jobs
 
     def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int, work: str):
         self.count = count or len(gpus) or max(1, len(os.sched_getaffinity(0)) // threads)
-        self._threads, self._work = threads, work
-        self._free = [gpus[number % len(gpus)] if gpus else None for number in range(self.count)]
+        self._threads = threads
+        self._work = work
+        self._free: list[Optional[str]] = [None] * self.count
+        if gpus:
+            self._free = [gpus[number % len(gpus)] for number in range(self.count)]
         self._jobs: list[Job] = []
         self._context = multiprocessing.get_context("spawn" if gpus else "forkserver")
         if not gpus:
@@ -56,29 +68,30 @@ class Workers:
 
     @property
     def free(self) -> int:
-        """Runs that could start now."""
+        """How many jobs could start now."""
         return len(self._free)
 
-    def start(self, runs: Sequence[tuple[Any, ...]]) -> list[Job]:
-        """Starts runs, each with what its function is given beside it; no more than are free."""
-        for run, *given in runs:
-            place = self._free.pop(0)
-            arguments = (self._work, (run, *given, self._threads))
-            process = self._context.Process(target=_work, args=arguments, name=run.name)
-            environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}
+    def start(self, given: Sequence[tuple[Any, ...]]) -> list[Job]:
+        """Start jobs, each with the arguments of its function; no more than are free."""
+        started = []
+        for arguments in given:
+            gpu = self._free.pop(0)
+            process = self._context.Process(target=_work, args=(self._work, (*arguments, self._threads)))
+            environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": gpu or ""}
             with _environment(environment), interrupts_held_back():
                 process.start()
-            self._jobs.append(Job(process, place))
-        return self._jobs[len(self._jobs) - len(runs) :]
+            started.append(Job(process, gpu))
+            self._jobs.append(started[-1])
+        return started
 
     def release(self, job: Job) -> None:
-        """Gives the place of a job that is over to the next one."""
+        """Give the place of a job that is over to the next one."""
         job.process.join()
         self._jobs.remove(job)
-        self._free.append(job.place)
+        self._free.append(job.gpu)
 
     def stop(self) -> None:
-        """Ends all jobs, and waits until they are gone."""
+        """End all jobs, and wait until they are gone."""
         for job in self._jobs:
             job.process.kill()
         for job in self._jobs:
@@ -86,7 +99,7 @@ class Workers:
 
 
 def _work(work: str, arguments: tuple[Any, ...]) -> None:
-    """Runs in the new process."""
+    """Run a job in the new process."""
     end_with_parent()
     try:
         pkgutil.resolve_name(work)(*arguments)
@@ -96,7 +109,7 @@ def _work(work: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Sets the values for processes started meanwhile."""
+    """Set the values for processes started meanwhile."""
     before = dict(os.environ)
     os.environ.update(values)
     try:
@@ -107,7 +120,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def tail(log: Path) -> str:
-    """The end of a log, in which whatever stopped its run is; "" where it cannot be read, as of a pipe."""
+    """Return the end of a log, in which whatever stopped its run is; "" where it cannot be read, as of a pipe."""
     if not log.is_file():
         return ""
     try:
@@ -119,6 +132,6 @@ def tail(log: Path) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log, for a message."""
+    """Return the last line of a log, up to 500 characters."""
     lines = tail(log).strip().splitlines()
     return lines[-1][:500] if lines else "its log is empty"

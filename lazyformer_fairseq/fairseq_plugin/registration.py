@@ -13,15 +13,15 @@ from typing import Any, Optional
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install
 
 REGISTERED = (
+    "fairseq_plugin.criterions.finetuning",
     "fairseq_plugin.criterions.language_modeling",
     "fairseq_plugin.models.huggingface_bert",
     "fairseq_plugin.models.lazyformer",
     "fairseq_plugin.optim.optimizers",
     "fairseq_plugin.optim.schedules",
+    "fairseq_plugin.tasks.finetuning",
     "fairseq_plugin.tasks.full_sentences_masked_lm",
     "fairseq_plugin.tasks.stream_language_modeling",
-    "finetuning.tasks.squad",
-    "finetuning.texts",
 )
 
 

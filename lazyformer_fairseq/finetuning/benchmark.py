@@ -1,29 +1,44 @@
-"""What a grid of fine-tuning runs, its queue and its report need to know of tasks: a file of `finetuning/tasks` each.
+"""The interface between tasks and what runs and reports them: grid, queue, training, report.
 
-A benchmark is one task, or several that stand in one table, as GLUE's do. Its file says how the data is prepared and
-read, what fairseq-train is told, how a model is marked, what it predicts, and what the report prints beside it. The
-rest (start models, rates and seeds, processes or a cluster, resuming, medians and bounds, pictures) is shared.
+A benchmark is one task, or several that share one table, as GLUE's do. Its file in `finetuning/tasks` says how the data
+is prepared and read, what a run learns, what a model predicts, and what the report prints beside its scores. The rest
+(start models, rates and seeds, processes or a cluster, resuming, medians and bounds, pictures) is shared.
 """
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, Optional
+
+import numpy as np
 
 from lazyformer_fairseq.data.labelled_files import TaskDescription
-from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask
+from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask, drawn_rows
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.finetuning.results import Results, ScoredTask
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
+from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
+from lazyformer_fairseq.training.objectives.head import HeadObjective
+from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
+from lazyformer_fairseq.training.objectives.network import Network
+
+BASELINE = "majority class or constant"
+VALID_BATCH_SIZE = 32  # the last digits of scores depend on it
 
 
-class TuningProtocol(NamedTuple):
+@dataclass(frozen=True)
+class TuningProtocol:
     """Settings of fine-tuning where the user says nothing.
 
     Attributes:
-        epochs: of every task.
-        batch_size: rows of an update.
+        tasks: names of tasks.
+        lrs: learning rates.
+        seeds: random seeds.
+        epochs: epochs of every task.
+        batch_size: rows per update.
         warmup_ratio: share of the updates in which the rate rises.
     """
 
@@ -35,14 +50,16 @@ class TuningProtocol(NamedTuple):
     warmup_ratio: float
 
 
-class Score(NamedTuple):
+@dataclass(frozen=True)
+class Score:
     """A number of a report's first table, and a panel of its pictures: a metric on a development split of a task.
 
     Attributes:
-        name: as the paper prints it.
+        name: the name that the paper prints.
         task: name in the table of tasks.
         split: fairseq's name of the development split, a key of the task's `splits`.
-        column: its name in CSV files.
+        metric: name of the metric.
+        column: name of the column in CSV files.
     """
 
     name: str
@@ -52,12 +69,14 @@ class Score(NamedTuple):
     column: str
 
 
-class TableRow(NamedTuple):
+@dataclass(frozen=True)
+class TableRow:
     """A row of the report's first table.
 
     Attributes:
+        name: the model.
         source: "ours", "baseline" or "paper".
-        updates: of pre-training.
+        updates: updates of pre-training.
         scores: name of a score -> percent; those that are known.
         incomplete: tasks whose grid lacks runs.
         one_class: scores on development sets whose rows all have one label.
@@ -71,23 +90,62 @@ class TableRow(NamedTuple):
     one_class: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class RunRequest:
+    """What decides a run's model and data.
+
+    Attributes:
+        data: the task's prepared data.
+        options: the model's options, as pre-trained, with the dropout of fine-tuning.
+        checkpoint: the pre-trained weights.
+        tokens: tokens of the longest input.
+        batch_size: examples per update.
+        seed: the seed of the head, dropout and order.
+        max_train_rows: rows to train on; None for all.
+        no_padding: whether a batch is computed as a row of texts.
+        extra: settings that only this benchmark has, as :meth:`Benchmark.extra_settings` returned them.
+    """
+
+    data: PreparedFolder
+    options: MaskedLMOptions
+    checkpoint: Path
+    tokens: int
+    batch_size: int
+    seed: int
+    max_train_rows: Optional[int] = None
+    no_padding: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def of_objective(self) -> dict[str, Any]:
+        """Return the arguments that every objective takes."""
+        return {
+            "network": Network(self.options),
+            "batch_size": self.batch_size,
+            "batch_size_valid": VALID_BATCH_SIZE,
+            "seed": self.seed,
+            "begins_with": self.checkpoint,
+            "no_padding": self.no_padding,
+            "longest": self.tokens,
+        }
+
+
 class Benchmark(ABC):
     """The tasks that one grid may hold.
 
     Attributes:
-        name: for messages: GLUE, SQuAD.
-        key: on the command line, and of the report's files.
-        tasks: by name.
-        protocols: by name; the first is the default.
+        name: name in messages: GLUE, SQuAD.
+        key: name on the command line, and of the report's files.
+        tasks: the tasks by name.
+        protocols: protocols by name; the first is the default.
         options: fields of the settings that not all benchmarks take, and this one does.
         rows_worth_resuming: a run with fewer rows than these, all epochs counted, is over in minutes: after a kill it
-            starts anew. A longer one saves its optimizer, three times the size of its model, after each epoch, and
+            starts anew. A longer one saves its optimizer, twice the size of its model, after each epoch, and
             resumes from there.
         prepared_in: the folder of prepared data in that of a grid.
         cuts_inputs: whether inputs are cut to the positions that a model has.
-        scores: of the report's first table.
+        scores: the scores of the report's first table.
         average: whether the table has their mean too.
-        baseline_name: of the baseline, for pictures.
+        baseline_name: the baseline's name in pictures.
     """
 
     name: ClassVar[str]
@@ -110,18 +168,23 @@ class Benchmark(ABC):
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def choose_tasks(self, names: Sequence[str]) -> list[str]:
-        """The tasks that were named, else the usual ones; UserError for one that cannot be trained."""
-        if unknown := [name for name in names if name not in self.tasks]:
-            raise UserError(f"--tasks: {unknown[0]!r} is no {self.name} task; known are {', '.join(self.tasks)}")
+        """Return the tasks that were named, else the usual ones.
+
+        Raises:
+            UserError: one of them cannot be trained.
+        """
+        for name in names:
+            if name not in self.tasks:
+                raise UserError(f"--tasks: {name!r} is no {self.name} task; known are {', '.join(self.tasks)}")
         return list(names or self.usual.tasks)
 
     @abstractmethod
     def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
-        """Makes the folders of data that a grid reads, or reuses them. Returns an overview for the user.
+        """Make the folders of data that a grid reads, or reuse them, and return an overview for the user.
 
         Args:
-            wanted: official files, a tokenizer's folder and tasks are named; no tasks: those that have files.
-            positions: of the models, at which the overview counts inputs that are cut.
+            wanted: names official files, a tokenizer's folder and tasks; no tasks: those that have files.
+            positions: positions of the models, at which the overview counts inputs that are cut.
 
         Raises:
             UserError: a file is missing or wrong, or data of other settings is in the way.
@@ -129,29 +192,30 @@ class Benchmark(ABC):
 
     @abstractmethod
     def load(self, folder: Path, names: Sequence[str]) -> Mapping[str, PreparedFolder]:
-        """Task -> its prepared data in `folder`, checked; UserError where some is missing or damaged."""
+        """Return the prepared data of each task in `folder`, checked; UserError where some is missing or damaged."""
+
+    def num_examples(self, request: RunRequest) -> int:
+        """Return how many examples an epoch has."""
+        rows, _ = request.data.size_of("train")
+        return min(rows, request.max_train_rows or rows)
 
     def longest_input(self, wanted: GridSettings) -> Optional[int]:
-        """Tokens of the longest input that will be prepared, where they must fit the model."""
+        """Return the tokens of the longest input that will be prepared, where they must fit the model."""
         return None
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedFolder]) -> dict[str, Any]:
-        """Settings that decide results and that only runs of this benchmark have, as JSON."""
+        """Return settings that decide results and that only runs of this benchmark have, as JSON."""
         return {}
 
     @abstractmethod
-    def train_options(
-        self, task: ScoredTask, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
-    ) -> list[str]:
-        """What fairseq-train is told of task, criterion and head.
+    def objective(self, request: RunRequest) -> HeadObjective:
+        """Return what a run learns."""
 
-        Args:
-            tokens: of the longest input.
-            max_rows: to train on; None for all.
-            own: as :meth:`extra_settings` returned them.
-        """
+    @abstractmethod
+    def baselines(self, request: RunRequest, split: str) -> dict[str, dict[str, float]]:
+        """Return each metric of answers that need no model, by their name; they may learn from training labels."""
 
     # --- report -------------------------------------------------------------------------------------------------------
 
@@ -161,46 +225,52 @@ class Benchmark(ABC):
         return {score.name: (score.name,) for score in self.scores}
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Rows under our models: baselines, and models of papers."""
-        found = {score.name: results.baseline(score.task, score.split, score.metric) for score in self.scores}
-        known = {name: value for name, value in found.items() if value is not None}
-        return [TableRow(self.baseline_name, "baseline", None, known)]
+        """Return rows under our models: baselines, and models of papers."""
+        scores = {}
+        for score in self.scores:
+            value = results.baseline(score.task, score.split, score.metric)
+            if value is not None:
+                scores[score.name] = value
+        return [TableRow(self.baseline_name, "baseline", None, scores)]
 
     def notes(self, results: Results) -> Iterator[str]:
-        """What a reader needs to compare the numbers with others, a sentence or two each."""
+        """Yield what a reader needs to compare the numbers with others, a sentence or two each."""
         yield "A score is the median over seeds at each learning rate, and of these medians the best; times 100."
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
-        """Writes what the runs (task -> folder, or checkpoint) predict of unlabelled data into `folder`.
+        """Write what the runs (task -> folder, or checkpoint) predict for unlabelled data into `folder`.
 
         Returns:
-            What the command prints, a line of each file, and remarks.
+            What the command prints: a line per file, and remarks.
         """
         raise UserError(f"{self.name} has no data without labels to predict")
 
 
 class TextsBenchmark(Benchmark):
-    """Tasks that label texts or pairs, whose runs are those of task and criterion ``glue``.
+    """Tasks that label texts or pairs of texts.
 
     Attributes:
-        names_task: whether fairseq-train is told which task it is; else the folder of data says it.
-        prepared: what the folder of a task is.
+        prepared: the class of a task's folder.
     """
 
-    names_task: ClassVar[bool] = True
     prepared: ClassVar[type[PreparedTask]] = PreparedTask
-    options = frozenset(("max_train_rows", "glue_head"))
-    baseline_name = "majority class or constant"
+    options = frozenset(("max_length", "max_train_rows", "glue_head"))
+    baseline_name = BASELINE
 
     def place(self, folder: Path, name: str) -> Path:
-        """Where a task lies in the folder of prepared data."""
+        """Return where a task lies in the folder of prepared data."""
         return folder / name
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedTask]:
-        """Raises a UserError for a task prepared with another tokenizer than the first, too."""
-        if missing := [name for name in names if not self.prepared.is_at(self.place(folder, name))]:
+        """Return the prepared data of each task.
+
+        Raises:
+            UserError: some is missing or damaged, or was prepared with another tokenizer than the first task.
+        """
+        missing = [name for name in names if not self.prepared.is_at(self.place(folder, name))]
+        if missing:
             raise UserError(
                 f"{folder}: {', '.join(missing)} not prepared; give the official files by --data, or name the tasks "
                 "that you want, as in --tasks CoLA RTE"
@@ -215,25 +285,42 @@ class TextsBenchmark(Benchmark):
                     prepared.read(split, None, 0)
         return found
 
-    def train_options(
-        self, task: TaskDescription, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
-    ) -> list[str]:
-        return [
-            *("--task", "glue", "--criterion", "glue", "--tokens-per-sample", str(tokens)),
-            *(("--glue-task", task.name) if self.names_task else ()),
-            *(("--max-train-rows", str(max_rows)) if max_rows else ()),
-            *(("--glue-head", own["head"]) if own["head"] else ()),
-            *(("--pooler-dropout", repr(own["head_dropout"])) if own["head_dropout"] is not None else ()),
-        ]
-
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedTask]) -> dict[str, Any]:
+        """Return kind and dropout of the head."""
         return head_settings(given.glue_head)
+
+    def objective(self, request: RunRequest) -> LabelledTextsObjective:
+        """Return the classes or scores of a task."""
+        arguments = request.of_objective()
+        dropout = request.extra["head_dropout"]
+        if dropout is not None:
+            arguments["network"] = Network(replace(request.options, pooler_dropout=dropout))
+        return LabelledTextsObjective(
+            data=str(request.data.folder),
+            head_kind=request.extra["head"] or "dense",
+            max_train_rows=request.max_train_rows,
+            **arguments,
+        )
+
+    def baselines(self, request: RunRequest, split: str) -> dict[str, dict[str, float]]:
+        """Return the metrics of the best answer of a model that has seen the training labels but no text."""
+        task: TaskDescription = request.data.task
+        seen = request.data.read("train", None, 0).targets
+        seen = seen[drawn_rows(len(seen), request.max_train_rows or len(seen))]
+        targets = request.data.read(split, None, 0).targets
+        constant = seen.mean() if task.is_regression else np.bincount(seen).argmax()
+        guesses = np.full(len(targets), constant)
+        return {BASELINE: {name: METRICS[name](guesses, np.array(targets)) for name in task.metrics}}
 
 
 def head_settings(text: Optional[str]) -> dict[str, Any]:
-    """Kind and dropout of the head from ``KIND[:DROPOUT]``, None for a default; a linear one's is 0.1, as published."""
+    """Read kind and dropout of the head from ``KIND[:DROPOUT]``; None stands for a default.
+
+    A linear head's default dropout is 0.1, as published.
+    """
     kind, _, dropout = (text or "dense").partition(":")
     if kind not in ("dense", "linear") or not re.fullmatch(r"(0(\.\d+)?)?", dropout):
         raise UserError(f"--glue-head {text}: give dense or linear, or a dropout below 1 too, as in dense:0.1")
-    usual = None if kind == "dense" else 0.1
-    return {"head": None if kind == "dense" else kind, "head_dropout": float(dropout) if dropout else usual}
+    if kind == "dense":
+        return {"head": None, "head_dropout": float(dropout) if dropout else None}
+    return {"head": kind, "head_dropout": float(dropout or 0.1)}

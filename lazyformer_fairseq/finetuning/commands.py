@@ -8,7 +8,6 @@ import click
 
 from lazyformer_fairseq.arguments import named_path, refuse_missing
 from lazyformer_fairseq.child_process import stoppable
-from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.finetuning.settings import OF_BENCHMARKS, TASK_NAMES, GridSettings, PredictSettings
 from lazyformer_fairseq.options import Command, refuse_given, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
@@ -19,7 +18,6 @@ TEXTS = (".tsv", ".csv", ".jsonl", ".txt")  # endings of files of texts
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
     """Prepares what is missing; trains what is missing of a grid and reports, where there are checkpoints."""
-    needs_fairseq("lazyformer finetune", "transformers' Trainer, see docs/trainers.md")
     refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")
@@ -94,7 +92,6 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
     if not has_texts and output is None:
         raise click.UsageError(f"give --output; or a MODEL, and a file of texts that ends in {', '.join(TEXTS)}")
     if not has_texts:
-        needs_fairseq("lazyformer predict for a whole benchmark", "lazyformer predict MODEL TEXTS")
         refuse_filled_folder(output)
     from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
     from lazyformer_fairseq.finetuning.registry import best_run

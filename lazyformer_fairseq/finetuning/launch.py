@@ -21,11 +21,10 @@ from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
 from lazyformer_fairseq.finetuning.registry import (
-    MODULES,
+    BENCHMARKS,
     benchmark_of_grid,
     benchmark_of_task,
     best_runs,
-    find_benchmark,
 )
 from lazyformer_fairseq.finetuning.results import RESULT, read_run
 from lazyformer_fairseq.finetuning.settings import CUSTOM_OPTIONS, SPECIAL_OPTIONS, GridSettings, PredictSettings
@@ -43,12 +42,12 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> tuple[Benchmar
         UserError: neither, or what the user's own files have wrong in them.
     """
     if task is None:
-        return find_custom_task(given) or find_benchmark("glue"), given
-    if task in MODULES:
-        return find_benchmark(task), given
+        return find_custom_task(given) or BENCHMARKS["glue"], given
+    if task in BENCHMARKS:
+        return BENCHMARKS[task], given
     if not task.endswith((".yaml", ".yml")):
-        known = ", ".join(MODULES)
-        raise UserError(f"--task {task}: is none of {known}, and no YAML file of your own{nearest(task, MODULES)}")
+        known = ", ".join(BENCHMARKS)
+        raise UserError(f"--task {task}: is none of {known}, and no YAML file of your own{nearest(task, BENCHMARKS)}")
     return task_of_yaml(Path(task), given)
 
 
@@ -79,7 +78,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         wanted = replace(given, tokenizer=tokenizer, tasks=tuple(names))
         if (longest := benchmark.longest_input(wanted)) is not None:
             refuse_short_models(models, longest)
-        click.echo(benchmark.prepare(wanted, [model.max_positions for model in models]))
+        click.echo(benchmark.prepare(wanted, [model.options.max_positions for model in models]))
     prepared = benchmark.load(folder if is_official else given.data or folder, names)
     if not is_official:
         models = load_start_models(checkpoints, next(iter(prepared.values())).tokenizer_folder)
@@ -96,7 +95,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         max_train_rows=given.max_train_rows,
         no_padding=given.no_padding,
         warmup_ratio=protocol.warmup_ratio if given.warmup_ratio is None else given.warmup_ratio,
-        own=benchmark.extra_settings(given, prepared),
+        extra=benchmark.extra_settings(given, prepared),
     )
     for run in grid.runs:
         run.result()  # refuses one of other settings
@@ -129,10 +128,11 @@ def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given:
 def refuse_short_models(models: Sequence[StartModel], longest: int) -> None:
     """Raises a UserError for a model that has fewer positions than inputs have tokens."""
     for model in models:
-        if model.max_positions < longest:
+        positions = model.options.max_positions
+        if positions < longest:
             raise UserError(
-                f"{model.checkpoint}: has {model.max_positions} positions, but inputs have up to {longest} tokens; "
-                f"prepare them with --max-length {model.max_positions}, in a folder of their own"
+                f"{model.checkpoint}: has {positions} positions, but inputs have up to {longest} tokens; "
+                f"prepare them with --max-length {positions}, in a folder of their own"
             )
 
 
@@ -188,7 +188,7 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
         return lines
     of_task: dict[str, Path] = {}
     for source in sources:
-        path, benchmark = source / RESULT, find_benchmark("squad")
+        path, benchmark = source / RESULT, BENCHMARKS["squad"]
         name = next(iter(benchmark.tasks))
         if path.is_file():
             result = read_run(path)

@@ -1,6 +1,5 @@
 """The table of benchmarks, and the way from a task's name or a grid's folder to its benchmark."""
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -9,19 +8,11 @@ from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
 from lazyformer_fairseq.finetuning.results import BEST, GRID_FILE, read_grid, read_results
+from lazyformer_fairseq.finetuning.tasks import glue, squad
 from lazyformer_fairseq.finetuning.tasks.custom import CustomTask
 
-# Name on the command line -> module that has the benchmark as BENCHMARK; imported when it is asked for, since SQuAD's
-# needs fairseq. A new benchmark is a file, and a row here and in TASK_NAMES of settings.py.
-MODULES = {
-    "glue": "lazyformer_fairseq.finetuning.tasks.glue",
-    "squad": "lazyformer_fairseq.finetuning.tasks.squad",
-}
-
-
-def find_benchmark(key: str) -> Benchmark:
-    """Return the benchmark of this name on the command line."""
-    return importlib.import_module(MODULES[key]).BENCHMARK
+# A new benchmark is a file, and a row here and in TASK_NAMES of settings.py.
+BENCHMARKS: dict[str, Benchmark] = {benchmark.key: benchmark for benchmark in (glue.BENCHMARK, squad.BENCHMARK)}
 
 
 def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, Any]] = None) -> Benchmark:
@@ -37,10 +28,10 @@ def benchmark_of_task(name: str, where: Path, description: Optional[dict[str, An
     """
     if description is not None:
         return CustomTask(TaskDescription.from_json(description, where))
-    for benchmark in map(find_benchmark, MODULES):
+    for benchmark in BENCHMARKS.values():
         if name in benchmark.tasks:
             return benchmark
-    raise UserError(f"{where}: {name!r} is no task of {', '.join(MODULES)}")
+    raise UserError(f"{where}: {name!r} is no task of {', '.join(BENCHMARKS)}")
 
 
 def benchmark_of_grid(folder: Path) -> Benchmark:

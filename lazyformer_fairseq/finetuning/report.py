@@ -91,9 +91,6 @@ def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
     dropouts = (f" with dropout {run.head_dropout}" * (run.head_dropout is not None) for run in runs)
     if (heads := {(run.head or "dense") + said for run, said in zip(runs, dropouts, strict=True)}) - {"dense"}:
         yield f"Head: {_either(heads)}; the default is dense."
-    for task, found in of_task.items():
-        if started := {run.started_from for run in found} - {None}:
-            yield f"{task}: runs started from the {_either(started)} checkpoint, which the paper does not do."
 
 
 def _training_rows(results: Results, task: str, runs: Sequence[Run]) -> str:

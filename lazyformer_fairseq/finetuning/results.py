@@ -25,9 +25,11 @@ from lazyformer_fairseq.storage.json_files import read_as, read_json, refuse_oth
 CONFIDENCE = 0.95
 FORMAT_VERSION = 1
 GRID_FILE = "grid.json"
-RESULT, FAILED, SETTINGS = "result.json", "failed.json", "settings.json"  # of a run
-LOG, BEST, LAST = "train.log", "checkpoint_best.pt", "checkpoint_last.pt"
-ATTEMPT = "=== fairseq-train "  # each attempt begins with such a line in the log
+RESULT = "result.json"  # of a run
+FAILED = "failed.json"
+LOG = "train.log"
+BEST = "checkpoint_best.pt"
+LAST = "checkpoint_last.pt"
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")  # folders are called so
 REMEDY = "remove it and run the grid again"
 
@@ -118,7 +120,6 @@ class Run:
         seconds: it took.
         head, head_dropout: of the classification head; None for a dense one, and for the checkpoint's own dropout.
         batch_size, warmup_ratio: None for LazyFormer's.
-        started_from: task whose fine-tuned checkpoint it started from, where it was not the pre-trained one.
         best_epoch, selected_by: of the epoch that was kept, and the metric that chose it.
         settings: all that decides the result.
         description: of a user's own task.
@@ -138,7 +139,6 @@ class Run:
     seconds: Amount
     updates: Optional[Count] = None
     rows_in_file: Optional[Count] = None
-    started_from: Optional[str] = None
     head: Optional[str] = None
     head_dropout: Optional[Amount] = None
     baselines: Optional[dict[str, Marks]] = None

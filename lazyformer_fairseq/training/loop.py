@@ -50,6 +50,7 @@ class TrainingLoop:
         updates: made so far.
         seconds: per update, including those before a stop.
         history: values by name that checkpoints keep of all updates so far, `seconds` among them.
+        log: what the objective logged of the last batch it trained on.
 
     Raises:
         UserError: what is found there is damaged, or of another model.
@@ -74,6 +75,7 @@ class TrainingLoop:
         self.updates = self._skipped_in_a_row = 0
         self.batches = objective.batches()
         self.history: dict[str, Any] = {}
+        self.log: Mapping[str, Any] = {}
         if found := [path for path in (folder / CHECKPOINT, start) if path and path.exists()]:
             self._resume(found[0])
         self.schedule.step_update(self.updates)
@@ -97,16 +99,33 @@ class TrainingLoop:
             batch = next(self._pass)
         return batch
 
+    def rest_of_epoch(self) -> Iterator[int]:
+        """Train on the batches that are left of the epoch. Yield the tokens of each, once it is trained on."""
+        for batch in self._pass:
+            before = self.updates
+            seconds = self._train_and_time(batch)
+            if self.updates > before:
+                self.seconds.append(seconds)
+            yield batch["ntokens"]
+        self._pass = iter(self.batches)
+
+    def _train_and_time(self, batch: Batch) -> float:
+        """Train on a batch, and return the seconds it took."""
+        wait_for(self.device)
+        start = time.perf_counter()
+        self.train_on(batch)
+        wait_for(self.device)
+        return time.perf_counter() - start
+
     def update(self) -> int:
         """Trains on one batch, or on the next until fp16's scale fits; returns their tokens."""
-        before, seconds, tokens = self.updates, 0.0, 0
+        before = self.updates
+        seconds = 0.0
+        tokens = 0
         while self.updates == before:
             batch = self._next_batch()
-            wait_for(self.device)
-            start = time.perf_counter()
-            self.train_on(batch)
-            wait_for(self.device)
-            seconds, tokens = seconds + time.perf_counter() - start, tokens + batch["ntokens"]
+            seconds += self._train_and_time(batch)
+            tokens += batch["ntokens"]
         self.seconds.append(seconds)
         return tokens
 
@@ -121,6 +140,7 @@ class TrainingLoop:
         self.weights.clear()
         batch = moved(self.objective.at_update(batch, self.updates), self.device, self.half)
         loss, size, log = self.objective.loss(self.model, batch)
+        self.log = log
         self.weights.backward(loss)
         # A batch may predict nothing; it is an update all the same, of zero gradients.
         share = 1 / (size.clamp(min=1).float() if torch.is_tensor(size) else float(size) or 1.0)
@@ -155,8 +175,8 @@ class TrainingLoop:
         logs = [self.objective.loss(self.model, batch)[2] for batch in batches]
         return self.objective.measures(logs)
 
-    def save(self, with_optimizer: bool = True) -> None:
-        """Writes a checkpoint, whole or not at all. Without the optimizer a model cannot resume."""
+    def save(self, with_optimizer: bool = True, name: str = CHECKPOINT) -> None:
+        """Write a checkpoint into the folder, whole or not at all. Without the optimizer a model cannot resume."""
         self.history["seconds"] = self.seconds
         if self.objective.tokenizer_folder is not None:
             keep_tokenizer(self.objective.tokenizer_folder, self.folder)
@@ -185,7 +205,7 @@ class TrainingLoop:
         }
         if with_optimizer:
             state["last_optimizer_state"] = {**self.optimizer.optimizer.state_dict(), **self.weights.state_dict()}
-        checkpoint_file.save(checkpoint_file.on_cpu(state), self.folder / CHECKPOINT)
+        checkpoint_file.save(checkpoint_file.on_cpu(state), self.folder / name)
 
     def _resume(self, path: Path) -> None:
         try:
@@ -219,5 +239,5 @@ class TrainingLoop:
 
 
 def moved(batch: Batch, device: Union[str, torch.device], half: Optional[torch.dtype] = None) -> Batch:
-    """A batch on a device; what is a number with a fraction, in this precision."""
-    return tree_map_only(Tensor, lambda each: each.to(device, half if each.is_floating_point() else None), batch)
+    """Return a batch on a device, its float32 tensors in this precision; scores in float64 stay exact."""
+    return tree_map_only(Tensor, lambda each: each.to(device, half if each.dtype is torch.float32 else None), batch)

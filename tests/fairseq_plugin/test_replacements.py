@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_named_all_of_it(table, caplog):
 
 
 def test_whose_task_a_command_names():
-    from lazyformer_fairseq.finetuning.texts import GlueTask
+    from lazyformer_fairseq.fairseq_plugin.tasks.finetuning import GlueTask
 
     for task, ours in (("glue", True), ("masked_lm", False), ("stream_language_modeling", True), (None, False)):
         assert names_task_of_ours(SimpleNamespace(task=task)) == ours

@@ -3,34 +3,37 @@
 import functools
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
-import fairseq_cli.train
 import pytest
 import torch
 from glue_results import write_result
 from helpers import ROOT, load_script, toy_texts, train_tokenizer
 from hydra import compose, initialize_config_dir
-from in_process import config_of
 from toy_squad import START
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning import commands, one_run
+from lazyformer_fairseq.executors.cluster import Cluster
+from lazyformer_fairseq.executors.workers import Workers
+from lazyformer_fairseq.finetuning import commands, training
 from lazyformer_fairseq.finetuning.benchmark import head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, Run, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
-from lazyformer_fairseq.finetuning.one_run import fine_tune
 from lazyformer_fairseq.finetuning.paper_numbers import PAPER_TASKS, PROTOCOLS
-from lazyformer_fairseq.finetuning.queue import FINE_TUNE, Cluster, RunQueue, Workers, choose_executor
-from lazyformer_fairseq.finetuning.results import RunKey
+from lazyformer_fairseq.finetuning.queue import FINE_TUNE, RunQueue, choose_executor
+from lazyformer_fairseq.finetuning.results import RunKey, development_splits
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
+from lazyformer_fairseq.finetuning.training import fine_tune, optimization_of
 from lazyformer_fairseq.storage.run_lock import run_lock
+from lazyformer_fairseq.training.loop import TrainingLoop
+from lazyformer_fairseq.training.run_record import read_metrics, read_run
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def grid(prepared, tmp_path):
     def build(*tasks: str, output="out", lrs=(2e-5, 3e-5), seeds=(1, 2), epochs=10, **more) -> Grid:
         models = load_start_models({"m": START}, prepared[tasks[0]].tokenizer_folder)
         given = {"batch_size": 32, "warmup_ratio": 0.06, "lrs": lrs, "seeds": seeds, "models": models, **more}
-        given |= {"own": head_settings(given.pop("head", None)), "tasks": {name: prepared[name] for name in tasks}}
+        given |= {"extra": head_settings(given.pop("head", None)), "tasks": {name: prepared[name] for name in tasks}}
         return Grid(benchmark=GLUE, output=tmp_path / output, epochs=dict.fromkeys(tasks, epochs), **given)
 
     return build
@@ -59,33 +62,33 @@ def test_every_combination_is_a_run_and_the_grid_on_disk_grows(grid, tmp_path):
 
 
 @pytest.mark.filterwarnings(r"ignore:\s*'\S+' is validated against ConfigStore schema")
-def test_the_command_is_table_5_as_the_yaml_has_it(grid):
-    cfg = config_of(*grid("MNLI", lrs=(4e-5,), max_train_rows=50).runs[0].command(cpu=True))
+def test_a_run_is_table_5_as_the_yaml_has_it(grid):
+    run = grid("MNLI", lrs=(4e-5,), max_train_rows=50).runs[0]
+    optimization = optimization_of(run, "cpu")
+    objective = GLUE.objective(run.request)
     with initialize_config_dir(str(ROOT / "configs" / "finetuning"), version_base="1.1"):
         yaml = compose("mnli")
-    assert cfg.optimization.lr == [4e-5] and yaml.optimization.max_epoch == 10
-    for group, names in {
-        "optimization": "max_epoch clip_norm",
-        "optimizer": "_name adam_eps weight_decay",
-        "lr_scheduler": "_name warmup_ratio",
-        "dataset": "batch_size valid_subset",
-        "checkpoint": "best_checkpoint_metric maximize_best_checkpoint_metric no_epoch_checkpoints",
-        "task": "_name glue_task",
-        "criterion": "_name",
-    }.items():
-        for name in names.split():
-            assert cfg[group][name] == yaml[group][name], (group, name)
-    assert eval(cfg.optimizer.adam_betas) == eval(yaml.optimizer.adam_betas)
-    assert (cfg.model.dropout, cfg.model.sublayer_pattern, cfg.model.max_positions) == (0.1, "M2x2", 64)
-    assert cfg.task.max_train_rows == 50 and cfg.checkpoint.finetune_from_model == str(START)
-    short, long = (grid("CoLA", epochs=epochs).runs[0].command(cpu=True) for epochs in (10, 10_000))
-    assert "--no-last-checkpoints" in short and "--no-last-checkpoints" not in long, "a long one can go on"
+    assert (optimization.rate, run.epochs, run.updates) == (4e-5, yaml.optimization.max_epoch, 20)
+    assert optimization.clip_norm == yaml.optimization.clip_norm
+    assert optimization.optimizer == yaml.optimizer._name
+    for name, value in optimization.optimizer_options.items():
+        assert value == yaml.optimizer[name] or eval(value) == eval(yaml.optimizer[name]), name
+    assert optimization.schedule == yaml.lr_scheduler._name
+    assert optimization.schedule_options == {"warmup_ratio": yaml.lr_scheduler.warmup_ratio}
+    assert objective.batch_size == yaml.dataset.batch_size
+    assert development_splits(run.task) == yaml.dataset.valid_subset.split(",")
+    assert run.task.selecting_metric == yaml.checkpoint.best_checkpoint_metric
+    model = objective.network.options
+    assert (model.dropout, model.sublayer_pattern, model.max_positions) == (0.1, "M2x2", 64)
+    assert (objective.max_train_rows, objective.begins_with, objective.longest) == (50, START, 64)
+    short, long = (grid("CoLA", epochs=epochs).runs[0].is_worth_resuming for epochs in (10, 10_000))
+    assert long and not short
 
 
 def test_a_head_is_what_was_asked_for(grid):
     def settings_of(head) -> tuple[str, float]:
-        cfg = config_of(*grid("CoLA", head=head).runs[0].command(cpu=True))
-        return str(cfg.task.glue_head), cfg.model.pooler_dropout
+        objective = GLUE.objective(grid("CoLA", head=head).runs[0].request)
+        return objective.head_kind, objective.network.options.pooler_dropout
 
     assert settings_of(None) == settings_of("dense") == ("dense", 0.0)
     assert settings_of("dense:0.1") == ("dense", 0.1)
@@ -115,14 +118,12 @@ def test_pars_protocol_is_that_of_its_table_4(prepared, tmp_path, monkeypatch):
         seen: list[GridSettings] = []
         commands.finetune(command, standalone_mode=False)
         runs = grid_and_executor(GLUE, *seen)[0].runs
-        cfg = config_of(*runs[0].command(cpu=True))
-        of_batches = (cfg.dataset.batch_size, cfg.lr_scheduler.warmup_ratio)
-        assert cfg.task.no_padding == ("--no-padding" in words)
-        return (len(runs), cfg.optimization.lr, cfg.optimization.max_epoch, *of_batches)
+        assert runs[0].request.no_padding == ("--no-padding" in words)
+        return len(runs), runs[0].lr, runs[0].epochs, runs[0].grid.batch_size, runs[0].grid.warmup_ratio
 
-    assert settings_of("--protocol", "par") == (5, [2.4e-5], 3, 128, 0.1)
-    assert settings_of("--protocol", "par", "--batch-size", "16", "--warmup-ratio", "0") == (5, [2.4e-5], 3, 16, 0.0)
-    assert settings_of("--epochs", "2", "--no-padding") == (20, [2e-5], 2, 32, 0.06)
+    assert settings_of("--protocol", "par") == (5, 2.4e-5, 3, 128, 0.1)
+    assert settings_of("--protocol", "par", "--batch-size", "16", "--warmup-ratio", "0") == (5, 2.4e-5, 3, 16, 0.0)
+    assert settings_of("--epochs", "2", "--no-padding") == (20, 2e-5, 2, 32, 0.06)
     assert PROTOCOLS["par"].tasks == ("SST-2", "MRPC")
 
 
@@ -158,10 +159,10 @@ def test_a_model_is_described_and_options_younger_than_it_have_their_defaults(tm
     of_folder = {"m": folder / START.name}
     assert name_checkpoints([str(folder)]) == name_checkpoints([f"m={folder}"]) == of_folder, "= stands in the path"
     (model,) = load_start_models(checkpoints, START.parent / "tokenizer")
-    assert (model.name, model.updates, model.max_positions) == ("m2x2", 30, 64)
+    assert (model.name, model.updates, model.options.max_positions) == ("m2x2", 30, 64)
     assert model.parameters > 10_000
-    assert ("--attention-backend", "auto") in zip(model.options, model.options[1:], strict=False)
-    assert "--compile" not in model.options
+    assert model.options.attention_backend == "auto"
+    assert model.options.dropout == 0.1
 
 
 def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
@@ -350,13 +351,16 @@ def test_a_process_gives_what_a_run_in_this_one_gives(small):
     assert (sts["metrics"], sts["best_epoch"]) == (same["metrics"], same["best_epoch"])
     assert set(mnli["metrics"]) == set(mnli["baseline"]) == {"dev_matched", "dev_mismatched"}
     assert (mnli["train_rows"], mnli["max_train_rows"], mnli["rows_in_file"], mnli["updates"]) == (32, 32, 64, 30)
-    assert (mnli["started_from"], mnli["head"], mnli["head_dropout"]) == (None, "linear", 0.1)
+    assert (mnli["head"], mnli["head_dropout"]) == ("linear", 0.1)
     assert sts["baseline"]["dev"][sts["selected_by"]] == 0
     assert 0 < sts["train_seconds"] < sts["seconds"] and sts["tokens_per_second"] > 0
     for run, result in zip(one.runs, (mnli, sts), strict=True):
         state = torch.load(run.folder / "checkpoint_best.pt")
         first = next(iter(result["metrics"].values()))
-        assert state["extra_state"]["best"] == pytest.approx(first[result["selected_by"]], abs=1e-6)
+        best = state["extra_state"]["history"]["epochs"][result["best_epoch"] - 1]
+        assert next(iter(best["metrics"].values())) == first
+        assert read_run(run.folder).trainer == run.settings
+        assert read_metrics(run.folder)[-1].updates == run.updates
         assert "last_optimizer_state" not in state and state["cfg"]["model"]["pooler_dropout"] == 0.1
         heads = [name for name in state["model"] if name.startswith("classification_heads")]
         assert heads == [f"classification_heads.{run.task.head_name}.out_proj.{part}" for part in ("weight", "bias")]
@@ -370,30 +374,36 @@ def test_a_long_run_goes_on_from_its_last_epoch(small, monkeypatch):
     (whole,) = small("CoLA", output="whole", seeds=(1,), epochs=3).runs
     fine_tune(whole)
 
-    original = fairseq_cli.train.validate_and_save
+    original = TrainingLoop.evaluate
 
-    def killed_in_the_third_epoch(cfg, trainer, task, epoch_itr, *rest):
-        if epoch_itr.epoch == 3:
+    def killed_in_the_third_epoch(loop, split):
+        if loop.updates == 3 * one.updates // 3:
             raise KeyboardInterrupt
-        return original(cfg, trainer, task, epoch_itr, *rest)
+        return original(loop, split)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(fairseq_cli.train, "validate_and_save", killed_in_the_third_epoch)
+        patched.setattr(TrainingLoop, "evaluate", killed_in_the_third_epoch)
         fine_tune(one)
     before = (one.folder / "checkpoint_last.pt").read_bytes()
     assert one.result() is None
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(one_run, "evaluate", Mock(side_effect=KeyboardInterrupt))
+        patched.setattr(training, "write_json", Mock(side_effect=KeyboardInterrupt))
         fine_tune(one)
-    fine_tune(one)  # nothing is left to train
-    assert "epoch 002 | valid" not in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
+
+    def epochs_trained() -> list[str]:
+        return re.findall(r"epoch (\d) of 3", (one.folder / "train.log").read_text())
+
+    assert epochs_trained() == ["1", "2", "3"]
+    fine_tune(one)  # nothing is left to train, or all is trained again
     assert one.result().metrics == whole.result().metrics
+    lines = read_metrics(one.folder, "valid")
+    assert [line.epoch for line in lines] == [1, 2, 3]
     assert not (one.folder / "checkpoint_last.pt").exists()
 
     (one.folder / "result.json").unlink()
     (one.folder / "checkpoint_last.pt").write_bytes(before[:1000])
     fine_tune(one)
-    assert "epoch 001 | valid" in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
+    assert epochs_trained()[-3:] == ["1", "2", "3"]
     assert one.result().metrics == whole.result().metrics
 
 
@@ -401,7 +411,7 @@ def test_a_long_run_goes_on_from_its_last_epoch(small, monkeypatch):
 def test_submitit(small, tmp_path):
     pytest.importorskip("submitit")
     one = small("CoLA", seeds=(1,), max_train_rows=32)
-    queue = RunQueue(one, Cluster("local", tmp_path / "jobs", {"timeout_min": "3"}, at_once=2))
+    queue = RunQueue(one, Cluster("local", tmp_path / "jobs", options={"timeout_min": "3"}, at_once=2, work=fine_tune))
     queue.run()
     assert not queue.failed, queue.failed
     assert (results(one)[0]["train_rows"], results(one)[0]["rows_in_file"]) == (32, 64)

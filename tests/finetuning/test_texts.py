@@ -23,8 +23,9 @@ from lazyformer_fairseq.data.labelled_files import Example, SplitFile
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.metrics import METRICS
+from lazyformer_fairseq.fairseq_plugin.criterions.finetuning import GlueCriterion
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.finetuning.texts import GlueCriterion
+from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,8 @@ def make(name, count=19):
         targets, predictions = random.integers(task.num_classes, size=count), logits.argmax(dim=1).numpy()
     inputs = [np.array([index, *[2] * random.integers(1, 9)]) for index in range(count)]
     data = LabelledTextsDataset(inputs, targets, pad=1, shuffle=False)
-    criterion = GlueCriterion(SimpleNamespace(description=task, head_name=task.head_name))
+    objective = LabelledTextsObjective(data="nowhere", task=name)
+    criterion = GlueCriterion(SimpleNamespace(objective=objective))
     return criterion, Answers(task.head_name, logits), data, predictions, targets
 
 
@@ -112,6 +114,7 @@ def make(name, count=19):
 def test_metrics_are_those_of_the_whole_split(name, workers):
     criterion, model, data, predictions, targets = make(name)
     criterion.eval()
+    model.eval()
     logs = [criterion(model, batch)[2] for batch in batches(data, size=4)]
     values = logged(criterion, logs, workers)
     for metric in TASKS[name].metrics:
@@ -168,7 +171,7 @@ def test_splits_of_the_folder_s_own_task_are_cut_as_asked_and_scores_exact(glue_
     task = setup_task(glue_config(toy_glue / "CoLA").task)
     for split in ("train", "valid", "test"):
         task.load_dataset(split)
-    assert task.description.name == "CoLA"
+    assert task.objective.description.name == "CoLA"
     assert [len(task.dataset(split)) for split in ("train", "valid", "test")] == [64, 20, 1]
     assert task.dataset("train").targets.tolist() == [0, 1] * 32 and task.dataset("test").targets is None
     assert task.dataset("train")[1]["source"].tolist()[0] == task.source_dictionary.bos()
@@ -194,7 +197,7 @@ def test_tokenizer_is_found_beside_the_checkpoint(toy_glue, glue_config, data_fo
     with pytest.raises(UserError, match=re.escape(f"no tokenizer at {tmp_path}/tokenizer or {folder}/tokenizer")):
         setup_task(cfg.task)
     Tokenizer.load(data_folder / "tokenizer").save(tmp_path / "tokenizer")
-    assert setup_task(cfg.task).tokenizer_folder == tmp_path / "tokenizer"
+    assert setup_task(cfg.task).objective.tokenizer_folder == tmp_path / "tokenizer"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from lazyformer_fairseq import LazyFormerConfig, LazyFormerForMaskedLM, LazyForm
 from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.texts import GlueConfig, GlueCriterion, GlueTask
+from lazyformer_fairseq.fairseq_plugin.criterions.finetuning import GlueCriterion
+from lazyformer_fairseq.fairseq_plugin.tasks.finetuning import GlueConfig, GlueTask
 from lazyformer_fairseq.huggingface import MaskedTextCollator, ShardTrainer, tokenizer_for_transformers
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.models import heads

@@ -28,6 +28,7 @@ from lazyformer_fairseq.storage.arrays import refuse_packed
 
 NOT_HERE = 0  # <s>: start and end of an answer that a window does not hold
 USUAL_ANSWERS = 20  # kept per question, as in run_squad.py
+USUAL_ANSWER = 30  # tokens of the longest answer, as there
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
     jobs = []
     for name in MODELS:
         objective = LabelledTextsObjective(
-            network(settings, name),
+            network=network(settings, name),
             data=str(folder / "acceptability"),
             batch_size=32,
             seed=settings.seed,

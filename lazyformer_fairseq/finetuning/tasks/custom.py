@@ -50,7 +50,7 @@ class CustomTask(TextsBenchmark):
         row: of the table of tasks.
     """
 
-    names_task, prepared = False, PreparedCustomTask
+    prepared = PreparedCustomTask
     options = frozenset(("max_length", "max_train_rows", "glue_head", *settings.CUSTOM_OPTIONS))
 
     def __init__(self, row: TaskDescription):
@@ -63,7 +63,7 @@ class CustomTask(TextsBenchmark):
             batch_size=32,
             warmup_ratio=0.06,
         )
-        self.protocols = {"its own": usual, LAZYFORMER: PROTOCOLS[LAZYFORMER]._replace(tasks=usual.tasks)}
+        self.protocols = {"its own": usual, LAZYFORMER: replace(PROTOCOLS[LAZYFORMER], tasks=usual.tasks)}
         self.scores = (Score(row.selecting_metric, row.name, "valid", row.selecting_metric, row.selecting_metric),)
 
     def place(self, folder: Path, name: str) -> Path:

@@ -1,7 +1,4 @@
-"""GLUE: its official files prepared, the paper's table, and the files that gluebenchmark.com takes.
-
-The runs themselves are those of task and criterion ``glue``, in `finetuning/texts.py`.
-"""
+"""GLUE: its official files prepared, the paper's table, and the files that gluebenchmark.com takes."""
 
 import os
 from collections import Counter
@@ -10,22 +7,27 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
+import torch
 from tabulate import tabulate
 
 from lazyformer_fairseq.data import labelled_files
+from lazyformer_fairseq.data.encoding import encode_split
 from lazyformer_fairseq.data.glue import TASKS, find_task
 from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, targets_of, write_split
 from lazyformer_fairseq.data.text.interface import TextTokenizer, told_cut
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation.match import heads_in_checkpoint
 from lazyformer_fairseq.finetuning import paper_numbers
 from lazyformer_fairseq.finetuning.benchmark import TableRow, TextsBenchmark
 from lazyformer_fairseq.finetuning.paper_numbers import PROTOCOLS, SCORES
-from lazyformer_fairseq.finetuning.results import BEST, Results
+from lazyformer_fairseq.finetuning.results import BEST, RESULT, Results
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.json_files import sha256_of
+from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 
 LONGEST = 512  # ids of an input where nobody says
 HEADER = ("index", "prediction")
@@ -240,8 +242,6 @@ def _write(
     prefix: Path, task: TaskDescription, file: SplitFile, tokenizer: TextTokenizer, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes a split, FOLDER/SPLIT. Returns its entry in the manifest."""
-    from lazyformer_fairseq.data.encoding import encode_split
-
     inputs, counts = encode_split(tokenizer, file, settings["max_length"], len(os.sched_getaffinity(0)))
     examples = EncodedExamples(inputs, targets_of(task, file.examples))
     write_split(prefix.parent, prefix.name, examples, len(tokenizer.dictionary))
@@ -281,45 +281,72 @@ def _output_of(run: Path) -> Path:
 def predict_task(
     task: TaskDescription, run: Path, data: Path, wanted: PredictSettings
 ) -> dict[str, tuple[list[str], str]]:
-    """The words predicted for each test split, in the order of its rows; and a sentence on rows that were cut."""
-    from lazyformer_fairseq.evaluation.hub import logits_of  # loads fairseq, which reports need not
+    """Predict each test split of a task.
 
-    model, glue_task = load_finetuned(task, run, data, wanted.tokenizer)
+    Returns:
+        For each split the predicted words, in the order of its rows, and a sentence on rows that were cut.
+
+    Raises:
+        UserError: no checkpoint, no head in it that fits, no tokenizer, or a file that is missing or wrong.
+    """
+    checkpoint = run / BEST
+    if not checkpoint.is_file():
+        result = checkpoint.with_name(RESULT)
+        raise UserError(
+            f"{checkpoint}: no such checkpoint; remove {result}, and run it again with --keep-checkpoints best"
+        )
+    state = checkpoints.load(checkpoint)
+    head = heads_in_checkpoint(state["model"]).get(task.head_name)
+    if head is None or head.outputs != task.num_classes:
+        raise UserError(
+            f"{checkpoint}: has no classification head {task.head_name!r} of {task.name}; give one fine-tuned for it"
+        )
+    tokenizer_folder = _tokenizer_folder(run, data, wanted.tokenizer)
+    try:
+        loaded = hub.load_state(state, checkpoint, load_tokenizer(tokenizer_folder))
+    except UserError as error:
+        raise UserError(f"{checkpoint}, on {data}: {error}") from error
+    loaded.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    objective = LabelledTextsObjective(
+        data=str(data),
+        task=task.name,
+        tokenizer_folder=tokenizer_folder,
+        longest=loaded.longest_of(task.head_name),
+    )
+    objective.observe(loaded.model)
     words = {}
     for split in leaderboard_splits(task):
-        glue_task.load_dataset(split)
-        dataset, bar = glue_task.dataset(split), submission_file(task, split)
+        dataset = objective.dataset(split)
+        file = submission_file(task, split)
         predictions = np.empty(len(dataset), np.float32 if task.is_regression else np.int64)
-        for index, logits in logits_of(model, glue_task.head_name, dataset, wanted.max_tokens, bar, "rows"):
-            predictions[index] = logits[:, 0] if task.is_regression else logits.argmax(-1)
-        count = glue_task.cut[split]
-        cut = told_cut(count, len(dataset), glue_task.longest, "rows") if count else ""
+        for rows, logits in hub.logits_of(loaded.model, task.head_name, dataset, wanted.max_tokens, file, "rows"):
+            predictions[rows] = logits[:, 0] if task.is_regression else logits.argmax(-1)
+        count = objective.cut[split]
+        cut = told_cut(count, len(dataset), objective.longest, "rows") if count else ""
         words[split] = prediction_words(task, predictions), cut
     return words
 
 
-def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Optional[Path]) -> tuple[Any, Any]:
-    """The model of a run, in evaluation mode and on the GPU if there is one, and its task ``glue`` on `data`."""
-    from lazyformer_fairseq.finetuning import grid  # loads fairseq, which reports need not
+def _tokenizer_folder(run: Path, data: Path, given: Optional[Path]) -> Path:
+    """Return the tokenizer of prepared data; else the given one, or one of the run or of its data.
 
-    def changes() -> dict[str, Any]:
-        """The given tokenizer, else one beside the checkpoint, or of the data that the run was trained on.
-
-        Prepared data has its own, which the task finds and compares with the given one.
-        """
-        found = tokenizer
-        if found is None and not PreparedTask.is_at(data):
-            candidates = [run / "tokenizer", _output_of(run) / "tasks" / run.absolute().parent.name / "tokenizer"]
-            found = next(filter(Path.is_dir, candidates), None)
-            if found is None:
-                known = " or ".join(map(str, candidates))
-                raise UserError(f"no tokenizer at {known}; give the checkpoint's by --tokenizer")
-        return {"glue_task": task.name, "tokenizer_folder": found and str(found)}
-
-    head = ("glue_head_name", task.head_name)
-    wanted = f"no classification head %r of {task.name}; give one fine-tuned for it"
-    fits = lambda found: found.outputs == task.num_classes  # noqa: E731
-    return grid.load_finetuned(run / BEST, data, head, fits, wanted, changes)
+    Raises:
+        UserError: there is none, or data was prepared with another than the given one.
+    """
+    if PreparedTask.is_at(data):
+        folder = PreparedTask.load(data).tokenizer_folder
+        if given is not None and tokenizer_hashes(given) != tokenizer_hashes(folder):
+            raise UserError(f"--tokenizer {given}: {data} was prepared with another tokenizer; leave the option out")
+        return folder
+    if given is not None:
+        return given
+    candidates = [run / "tokenizer", _output_of(run) / "tasks" / run.absolute().parent.name / "tokenizer"]
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    known = " or ".join(map(str, candidates))
+    raise UserError(f"no tokenizer at {known}; give the checkpoint's by --tokenizer")
 
 
 def prediction_words(task: TaskDescription, predictions: np.ndarray) -> list[str]:

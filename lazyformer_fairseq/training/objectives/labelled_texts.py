@@ -1,116 +1,107 @@
 """Classes or scores of texts, of a task of GLUE by its official files or of one that was prepared."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.encoding import read_examples
 from lazyformer_fairseq.data.glue import find_task
 from lazyformer_fairseq.data.labelled_files import TaskDescription
-from lazyformer_fairseq.data.prepared_folder import PreparedTask, load_prepared
-from lazyformer_fairseq.data.text.dictionary_file import Dictionary
-from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.evaluation import checkpoints, match
+from lazyformer_fairseq.data.prepared_folder import PreparedTask, draw_rows, load_prepared
 from lazyformer_fairseq.evaluation.metrics import METRICS
-from lazyformer_fairseq.modules import losses
+from lazyformer_fairseq.training.objectives.head import HeadObjective
 from lazyformer_fairseq.training.objectives.interface import (
     Batch,
     Log,
-    Objective,
     Scalar,
     in_bits,
     mean_per_prediction,
     total,
 )
-from lazyformer_fairseq.training.objectives.network import Network
 
 
-@dataclass
-class LabelledTextsObjective(Objective):
+@dataclass(kw_only=True)
+class LabelledTextsObjective(HeadObjective):
     """Classification or regression of texts and pairs of texts.
 
+    GLUE's scores are regressed as they are in the file (STS-B: 0 to 5), as BERT and RoBERTa do; a user's own in
+    standard deviations from their mean.
+
     Attributes:
-        network: the model.
         data: a folder of a task's official files, or of the task as prepared.
-        batch_size: texts per batch.
-        seed: the seed of the order.
         task: the task's name in GLUE; None for what the folder holds.
-        begins_with: a checkpoint whose weights the model starts from.
-        batch_size_valid: texts per validation batch; by default as in training.
+        head_kind: ``dense``, RoBERTa's two linear maps, or ``linear``.
+        head_name: the head's name; by default the task's.
+        max_train_rows: rows to train on, the same for all seeds; None for all.
+        tokenizer_folder: by default the one of prepared data, else the one beside the checkpoint.
+        cut: rows that were cut, by the name of a split that was read.
     """
 
-    network: Network
     data: str
-    batch_size: int
-    seed: int
     task: Optional[str] = None
-    begins_with: Optional[Path] = None
-    batch_size_valid: Optional[int] = None
+    head_kind: str = "dense"
+    head_name: Optional[str] = None
+    max_train_rows: Optional[int] = None
+    tokenizer_folder: Optional[Path] = None
+    cut: dict[str, int] = field(default_factory=dict)
     CRITERION: ClassVar[str] = "GlueCriterion"
+
+    def __post_init__(self):
+        if self.tokenizer_folder is not None:
+            return
+        if PreparedTask.is_at(self.data):
+            self.tokenizer_folder = load_prepared(self.data).tokenizer_folder
+        elif self.begins_with is not None:
+            self.tokenizer_folder = self.begins_with.parent / "tokenizer"
 
     @cached_property
     def description(self) -> TaskDescription:
         """The task's row of the table."""
         return find_task(self.task) if self.task else load_prepared(self.data).task
 
-    @cached_property
-    def tokenizer_folder(self) -> Path:
-        """The tokenizer of prepared data, else the one beside the checkpoint."""
-        if PreparedTask.is_at(self.data):
-            return load_prepared(self.data).tokenizer_folder
-        return self.begins_with.parent / "tokenizer"
-
-    @cached_property
-    def tokenizer(self) -> TextTokenizer:
-        """The loaded tokenizer."""
-        return load_tokenizer(self.tokenizer_folder)
-
     @property
-    def dictionary(self) -> Dictionary:
-        """The symbols of inputs."""
-        return self.tokenizer.dictionary
-
-    def build_model(self) -> nn.Module:
-        """Build the model with the task's head, and with the weights that it starts from."""
-        model = self.network.build(self.dictionary)
-        model.register_classification_head(self.description.head_name, self.description.num_classes)
-        if self.begins_with is not None:
-            match.load_weights(model, checkpoints.load(self.begins_with)["model"])
-        self.longest = model.max_positions()
-        self._has_token_types = model.cfg.token_types > 1
-        self._marks_first_text = bool(model.encoder.sentence_encoder.asking)
-        return model
+    def head(self) -> tuple[str, int, str]:
+        """The head's name, its number of outputs, and its kind."""
+        return self.head_name or self.description.head_name, self.description.num_classes, self.head_kind
 
     def dataset(self, split: str) -> LabelledTextsDataset:
-        """Return a split, as the model that was built reads it."""
+        """Read a split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
         examples = read_examples(self.description, self.data, split, self.tokenizer, self.longest)
-        eos = self.dictionary.eos()
+        self.cut[split] = examples.cut
+        if split == "train" and self.max_train_rows:
+            examples = draw_rows(examples, self.max_train_rows)
+        marks_before = self.dictionary.eos() if self.marks_first_text else None
         return LabelledTextsDataset(
-            examples.inputs,
-            examples.targets,
-            pad=self.dictionary.pad(),
-            shuffle=split == "train",
-            seed=self.seed,
-            types_after=eos if self._has_token_types else None,
-            marks_before=eos if self._marks_first_text else None,
+            examples.inputs, examples.targets, marks_before=marks_before, **self.dataset_options(split)
         )
 
-    def batches(self) -> EpochBatches:
-        """Return the training batches."""
-        return EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed)
+    def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
+        """Return the summed cross-entropy of classes, or squared error of scores, of logits (B, classes).
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict[str, Any]]:
-        """Compute the loss of the labels; see :func:`labels_loss`."""
-        return labels_loss(model, batch, self.description, self.description.head_name)
+        In evaluation `rows` holds each example's prediction and target, float64 (B, 2).
+        """
+        targets = batch["target"]
+        log = {}
+        if self.description.is_regression:
+            mean, deviation = self.description.standard or (0.0, 1.0)
+            targets = (targets - mean) / deviation
+            predictions = logits.squeeze(-1)
+            loss = F.mse_loss(predictions, targets.float(), reduction="sum")
+        else:
+            predictions = logits.detach().argmax(dim=-1)
+            loss = F.cross_entropy(logits, targets, reduction="sum")
+            log["ncorrect"] = (predictions == targets).sum()
+        if not training:
+            log["rows"] = torch.stack([predictions.detach().double(), targets.double()], dim=1).cpu().numpy()
+        return loss, log
 
     @staticmethod
     def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
@@ -122,54 +113,33 @@ class LabelledTextsObjective(Objective):
         accuracy = mean_per_prediction(logs, "ncorrect")
         return {"loss": Scalar(in_bits(loss), examples), "accuracy": Scalar(accuracy, examples, digits=4)}
 
-    def measures(self, logs: Sequence[Log]) -> dict[str, float]:
-        """Return the loss, and the task's metrics of the whole split."""
-        predictions, targets = torch.cat([log["rows"] for log in logs]).cpu().numpy().T
-        found = {name: METRICS[name](predictions, targets) for name in self.description.metrics}
-        return {**found, "loss": super().measures(logs)["loss"]}
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the task's metrics."""
+        return self.description.metrics
 
-    def held_out(self, split: str) -> EpochBatches:
-        """Return the batches of a split, in order."""
-        return EpochBatches(self.dataset(split), self.batch_size_valid or self.batch_size, shuffle=False)
+    @staticmethod
+    def metric(name: str, rows: np.ndarray) -> float:
+        """Compute a metric of the whole split."""
+        predictions, targets = rows.T
+        return METRICS[name](predictions, targets)
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return the settings that checkpoints keep."""
-        task = {"_name": "glue", "data": self.data, "glue_task": self.description.name, "seed": self.seed}
+        task = {
+            "_name": "glue",
+            "data": self.data,
+            "glue_task": None if self.description.is_custom else self.description.name,
+            "glue_head_name": self.head_name,
+            "glue_head": self.head_kind,
+            "tokens_per_sample": self.longest,
+            "max_train_rows": self.max_train_rows,
+            "no_padding": self.no_padding,
+            "seed": self.seed,
+        }
         return {"model": self.network.settings(), "task": task, "criterion": {"_name": "glue"}}
 
     def task_state(self) -> dict[str, Any]:
-        """Return what the head's classes are called."""
+        """Return the names of the head's classes."""
         row = replace(self.description, longest=self.longest)
-        return {"heads": {row.head_name: row.as_json()}}
-
-
-def labels_loss(
-    model: nn.Module, batch: Batch, task: TaskDescription, head_name: str
-) -> tuple[Tensor, int, dict[str, Any]]:
-    """Compute the summed cross-entropy of classes, or squared error of scores, plus the loss that keeps experts busy.
-
-    GLUE's scores are regressed as they are in the file (STS-B: 0 to 5), as BERT and RoBERTa do; a user's own in
-    standard deviations from their mean.
-
-    Returns:
-        The loss, the number of examples, and what to log; in evaluation mode also `rows`, float64 (B, 2): each
-        example's prediction and target.
-    """
-    targets = batch["target"]
-    logits = model(**batch["net_input"], classification_head_name=head_name)[0].float()
-    if task.is_regression:
-        mean, deviation = task.standard or (0.0, 1.0)
-        predictions = logits.squeeze(-1)
-        targets = (targets - mean) / deviation
-        loss = F.mse_loss(predictions, targets.float(), reduction="sum")
-        log = {}
-    else:
-        predictions = logits.detach().argmax(dim=-1)
-        loss = F.cross_entropy(logits, targets, reduction="sum")
-        log = {"ncorrect": (predictions == targets).sum()}
-
-    if not model.training:
-        log["rows"] = torch.stack([predictions.detach().double(), targets.double()], dim=1)
-    size = len(targets)
-    log |= {"loss": loss.detach(), "ntokens": batch["ntokens"], "nsentences": batch["nsentences"], "sample_size": size}
-    return losses.with_experts(model, loss, size, log), size, log
+        return {"heads": {self.head[0]: row.as_json()}}

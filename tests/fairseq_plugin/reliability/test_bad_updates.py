@@ -22,12 +22,12 @@ from helpers import assert_equal_state, mostly_slow, train_in_two_processes, tra
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.criterions.finetuning import GlueCriterion
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion, MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.reliability import bad_updates
 from lazyformer_fairseq.fairseq_plugin.reliability import options as reliability_options
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import GoodCheckpoints
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
-from lazyformer_fairseq.finetuning.texts import GlueCriterion
 
 TINY = f"{TINY} --disable-validation"
 SAVING = f"{TINY} --save-interval-updates 4 --max-skipped-updates 3"

@@ -34,6 +34,7 @@ from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
+from lazyformer_fairseq.data.prepared_squad import PreparedSquad, prepare_squad
 from lazyformer_fairseq.data.shards import check_shards, check_totals
 from lazyformer_fairseq.data.squad import SPLITS, read_squad
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
@@ -47,7 +48,6 @@ from lazyformer_fairseq.experiments.trainings import Finished
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.finetuning.results import read_results
-from lazyformer_fairseq.finetuning.squad_data import PreparedSquad, prepare_squad
 from lazyformer_fairseq.finetuning.tasks import custom
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.language_modeling import images

@@ -15,8 +15,8 @@ from torch import nn
 from toy_squad import START, article, write_squad, write_toy_squad
 from validation import batches, logged
 
+from lazyformer_fairseq.data import prepared_squad
 from lazyformer_fairseq.data.datasets.question_windows import (
-    QuestionWindowsDataset,
     SpanCollector,
     WindowSettings,
     make_windows,
@@ -24,10 +24,11 @@ from lazyformer_fairseq.data.datasets.question_windows import (
 from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
+from lazyformer_fairseq.fairseq_plugin.criterions.finetuning import SquadCriterion
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.finetuning import squad_data
-from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, baselines
+from lazyformer_fairseq.finetuning.settings import GridSettings
+from lazyformer_fairseq.finetuning.tasks.squad import BENCHMARK, baselines
+from lazyformer_fairseq.training.objectives.spans import SpansObjective
 
 CONTEXT = "Anna sees Ben . Cara sees Dan . Anna sees Eva . Finn hears Gina ."
 QUESTIONS = [("Who?", "Cara"), ("Whom?", "Ben"), ("And?", "Anna sees Eva"), ("Who hears?", "Finn")]
@@ -53,15 +54,21 @@ def made(tmp_path):
     path = write_squad(tmp_path / "dev-v1.1.json", article("One", (CONTEXT, QUESTIONS)))
     file = read_squad(path)
     windows = make_windows(tokenizer, file, WindowSettings(16, 4, 4))
-    data = QuestionWindowsDataset(file, windows, "valid", longest_answer=4, pad=tokenizer.special.pad, shuffle=False)
-    task = {"marks_questions": False, "head_name": "squad", "dictionary": tokenizer.dictionary}
-    return SquadCriterion(SimpleNamespace(**task, dataset=lambda split: data)), Spans(len(tokenizer.symbols)), data
+    objective = SpansObjective(
+        read=lambda split: prepared_squad.PreparedSplit(file, windows),
+        tokenizer_folder=tmp_path / "tokenizer",
+        task_settings={},
+        longest_answer=4,
+    )
+    criterion = SquadCriterion(SimpleNamespace(objective=objective))
+    return criterion, Spans(len(tokenizer.symbols)), objective.dataset("valid")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_marks_are_of_whole_questions_whatever_the_batches(made, workers):
     criterion, model, data = made
     criterion.eval()
+    model.eval()
     assert len(data) >= 2 * len(QUESTIONS)
     with torch.no_grad():
         logs = [criterion(model, batch)[2] for batch in batches(data, size=3)]
@@ -130,7 +137,7 @@ def load(cfg, *splits):
 def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
     files = {"train": folders / "train-v1.1.json", "valid": folders / "dev-v1.1.json"}
     settings = WindowSettings(15, 2, 6)
-    prepared = squad_data.prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", settings)
+    prepared = prepared_squad.prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", settings)
     assert [prepared.manifest["splits"][split]["rows"] for split in ("train", "valid")] == [120, 24]
     sizes = ("--tokens-per-sample", 15, "--doc-stride", 2, "--max-question-tokens", 6)
     official, _ = load(config(*sizes), "valid")
@@ -142,7 +149,7 @@ def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
         setup_task(config("--tokens-per-sample", 32, data=prepared.folder).task)
     (prepared.folder / "valid.npz").write_bytes((prepared.folder / "train.npz").read_bytes())
     with pytest.raises(UserError, match="valid.npz: damaged, not the file that manifest.json names"):
-        squad_data.PreparedSquad.load(prepared.folder).read("valid")
+        prepared_squad.PreparedSquad.load(prepared.folder).read("valid")
 
 
 @pytest.mark.parametrize(
@@ -188,8 +195,9 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
     (tmp_path / "open.json").write_text(json.dumps(content))
     file = read_squad(tmp_path / "open.json", needs_answers=False)
-    dataset = task.dataset_of(squad_data.PreparedSplit(file, make_windows(task.tokenizer, file)), "valid")
-    task.datasets["valid"] = as_fairseq(dataset)
+    objective = task.objective
+    objective.read = lambda split: prepared_squad.PreparedSplit(file, make_windows(objective.tokenizer, file))
+    dataset = objective.dataset("valid")
     batch = dataset.collater([dataset[0]])
     with pytest.raises(UserError, match="open.json: has questions without an answer"):
         task.build_criterion(config().criterion)(model, batch)
@@ -231,7 +239,7 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
 def on_disk(folders, tmp_path):
     """What is prepared of the official file to train on."""
     files = {"train": folders / "train-v1.1.json"}
-    return squad_data.prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", WindowSettings(15, 2, 6))
+    return prepared_squad.prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", WindowSettings(15, 2, 6))
 
 
 def test_half_a_file_other_folders_and_splits_are_refused(on_disk, folders, tmp_path):
@@ -255,28 +263,28 @@ def test_half_a_file_other_folders_and_splits_are_refused(on_disk, folders, tmp_
     ):
         path.write_text(json.dumps({**manifest, **change}))
         with pytest.raises(UserError, match=words):
-            squad_data.PreparedSquad.load(on_disk.folder)
+            prepared_squad.PreparedSquad.load(on_disk.folder)
     with pytest.raises(UserError, match="nowhere.json: no such file"):
-        squad_data.prepare_squad({"train": tmp_path / "nowhere.json"}, folders / "tokenizer", tmp_path / "other")
+        prepared_squad.prepare_squad({"train": tmp_path / "nowhere.json"}, folders / "tokenizer", tmp_path / "other")
 
 
-def wanted(data: Path, output: Path, **more) -> squad_data.GridSettings:
+def wanted(data: Path, output: Path, **more) -> GridSettings:
     given = {"data": data, "tokenizer": START.parent / "tokenizer", "output": output, "max_length": 64}
-    return squad_data.GridSettings(**{**given, **more})
+    return GridSettings(**{**given, **more})
 
 
 def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_path):
-    prepared = squad_data.prepare(wanted(toy_squad, tmp_path))
-    text = squad_data.overview(prepared)
+    text = BENCHMARK.prepare(wanted(toy_squad, tmp_path))
+    prepared = prepared_squad.PreparedSquad.load(tmp_path / "data")
     train = next(line for line in text.splitlines() if line.startswith("train-v1.1.json"))
     assert train.split()[1:5] == ["8", "16", "48", "0"]
     assert prepared.facts("train", 64).warnings() == []
     assert "note: dev-v1.1.json: has 12 questions; the official file has 10,570" in text
     before = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
-    assert squad_data.prepare(wanted(toy_squad, tmp_path)).sha256 == prepared.sha256
+    assert BENCHMARK.prepare(wanted(toy_squad, tmp_path)) == text
     assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="was prepared before with other max length"):
-        squad_data.prepare(wanted(toy_squad, tmp_path, max_length=80))
+        BENCHMARK.prepare(wanted(toy_squad, tmp_path, max_length=80))
 
 
 def test_questions_that_are_cut_are_counted(tmp_path):
@@ -284,7 +292,8 @@ def test_questions_that_are_cut_are_counted(tmp_path):
     for name in ("train", "dev"):
         asked = [(question, "Anna"), ("Who?", "Anna"), (question, "Ben")]
         write_squad(tmp_path / f"{name}-v1.1.json", article("One", ("Anna sees Ben.", asked)))
-    prepared = squad_data.prepare(wanted(tmp_path, tmp_path / "out"))
+    BENCHMARK.prepare(wanted(tmp_path, tmp_path / "out"))
+    prepared = prepared_squad.PreparedSquad.load(tmp_path / "out" / "data")
     (said,) = prepared.facts("valid", 64).warnings("m")
     assert said == (
         "2 of 3 questions of dev-v1.1.json are longer than the 16 tokens that m reads; what goes beyond is cut off"
@@ -299,12 +308,12 @@ def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
     write_squad(tmp_path / "files" / "train-v1.1.json", *train)
     write_squad(tmp_path / "files" / "dev-v1.1.json", *dev)
     with pytest.raises(UserError, match="8 mistakes.*--skip-mistakes"):
-        squad_data.prepare(wanted(tmp_path / "files", tmp_path / "out"))
+        BENCHMARK.prepare(wanted(tmp_path / "files", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    prepared = squad_data.prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True))
-    text = squad_data.overview(prepared)
+    text = BENCHMARK.prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True))
+    prepared = prepared_squad.PreparedSquad.load(tmp_path / "out" / "data")
     assert text.count("left out: article ") == 9
     assert "(id Article 6-0-1)" in text and text.count("has no answer") == 2
     assert [len(prepared.read(split).file.questions) for split in ("train", "valid")] == [40, 11]
     with pytest.raises(UserError, match="no room for a context"):
-        squad_data.prepare(wanted(toy_squad, tmp_path / "new", max_length=4))
+        BENCHMARK.prepare(wanted(toy_squad, tmp_path / "new", max_length=4))

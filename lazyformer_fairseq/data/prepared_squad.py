@@ -18,13 +18,11 @@ from lazyformer_fairseq.data.squad import SPLITS, SquadFile, read_squad
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.checked import Count
 from lazyformer_fairseq.storage.indexed_format import type_of_ids
 from lazyformer_fairseq.storage.json_files import sha256_of
 
-PREPARED_IN = "data"  # of a grid's folder
 OFFICIAL_QUESTIONS = {"train": 87_599, "valid": 10_570}
 
 
@@ -209,23 +207,6 @@ def window_settings(longest: Optional[int]) -> WindowSettings:
         longest,
         min(USUAL.stride, longest // 2),
         min(USUAL.longest_question, longest // 4),
-    )
-
-
-def prepare(wanted: GridSettings) -> PreparedSquad:
-    """Prepare the official files into OUT/data, or reuse what is there.
-
-    Raises:
-        UserError: a file is missing or wrong, or the folder holds what was prepared in another way.
-    """
-    files = {split: wanted.data / name for split, name in SPLITS.items()}
-    output = wanted.output / PREPARED_IN
-    return prepare_squad(
-        files,
-        wanted.tokenizer,
-        output,
-        window_settings(wanted.max_length),
-        wanted.skip_mistakes,
     )
 
 

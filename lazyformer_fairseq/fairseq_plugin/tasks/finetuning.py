@@ -1,0 +1,344 @@
+"""fairseq's tasks ``glue`` and ``squad``: fine-tuning objectives, run by ``fairseq-train``.
+
+They find the data and the tokenizer, check what would fail late, and hand the rest to
+:class:`~lazyformer_fairseq.training.objectives.labelled_texts.LabelledTextsObjective` or
+:class:`~lazyformer_fairseq.training.objectives.spans.SpansObjective`.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import register_task
+from omegaconf import II, MISSING
+
+from lazyformer_fairseq.data.datasets.question_windows import USUAL, USUAL_ANSWER, WindowSettings, make_windows
+from lazyformer_fairseq.data.glue import TASKS, find_task
+from lazyformer_fairseq.data.labelled_files import TaskDescription
+from lazyformer_fairseq.data.prepared_folder import PreparedTask, load_prepared
+from lazyformer_fairseq.data.prepared_squad import PreparedSplit, PreparedSquad
+from lazyformer_fairseq.data.shards import keep_tokenizer
+from lazyformer_fairseq.data.squad import METRICS, SPLITS, read_squad
+from lazyformer_fairseq.data.text.interface import SETTINGS_FILE
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.kinds import as_fairseq
+from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
+from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.training.objectives.head import HeadObjective
+from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
+from lazyformer_fairseq.training.objectives.spans import SpansObjective
+
+logger = logging.getLogger(__name__)
+
+TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits]
+
+
+@dataclass
+class FineTuningConfig(ReliabilityConfig):
+    """Options that both tasks have, and those of fairseq's that they read."""
+
+    data: str = option(MISSING, "folder of official files, or of data as prepared")
+    # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
+    tokenizer_folder: Optional[str] = option(
+        None, "default: prepared data's, else tokenizer/ beside the checkpoint or in data"
+    )
+    no_padding: bool = option(False, "compute texts in a row, unpadded")
+    seed: int = II("common.seed")
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
+    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
+    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
+    valid_subset: str = II("dataset.valid_subset")
+
+
+class FineTuningTask(EncoderTask):
+    """An objective with a head, as a task of fairseq's.
+
+    Attributes:
+        objective: reads the data and computes the loss.
+    """
+
+    def __init__(self, cfg: FineTuningConfig, objective: HeadObjective):
+        super().__init__(cfg, objective.dictionary)
+        self.objective = objective
+        self._wanted = objective.longest
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """Build the model with the objective's head.
+
+        Raises:
+            UserError: ``--tokens-per-sample`` is more than the model has, or the model is no masked LM of ours.
+        """
+        if not issubclass(ARCH_MODEL_REGISTRY[cfg._name], MaskedLM):
+            raise UserError(
+                f"--arch {cfg._name}: is no masked language model of this package, which --task {self.cfg._name} "
+                "needs; give one, such as bert_base"
+            )
+        model = super().build_model(cfg, from_checkpoint)
+        most = model.max_positions()
+        self.objective.longest = self._wanted
+        if self._wanted is not None and self._wanted > most:
+            raise UserError(f"--tokens-per-sample {self._wanted}: the model has {most} positions; give as many at most")
+        self.objective.attach(model)
+        self.state.merge_state_dict(self.objective.task_state())
+        return model
+
+    def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """Build the criterion of the same name.
+
+        Raises:
+            UserError: the criterion has another name.
+        """
+        name = self.cfg._name
+        if cfg._name != name:
+            raise UserError(f"--criterion {cfg._name}: --task {name} has its own; give --criterion {name}")
+        return super().build_criterion(cfg, from_checkpoint)
+
+    def load_dataset(self, split: str, **kwargs) -> None:
+        """Read and encode a split; call it when the model is built. Keep the tokenizer beside checkpoints.
+
+        Raises:
+            UserError: no such split or file, or rows in it that are wrong.
+        """
+        self.datasets[split] = as_fairseq(self.objective.dataset(split))
+        if split == "train" and not self.cfg.no_save:
+            keep_tokenizer(self.objective.tokenizer_folder, Path(self.cfg.save_dir))
+
+    def max_positions(self) -> Optional[int]:
+        """Return how many tokens an input may have."""
+        return self.objective.longest
+
+
+# --- classes and scores -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GlueConfig(FineTuningConfig):
+    """Options of the task ``glue``."""
+
+    data: str = option(MISSING, "folder of the task's official files, train.tsv and so on, or of the task as prepared")
+    glue_task: Optional[str] = option(None, f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name")
+    # Not `max_positions`: the model has an option of that name already, and one option would set both.
+    tokens_per_sample: Optional[int] = option(
+        None, "longer inputs are cut to so many tokens, all counted; default: the model's positions"
+    )
+    glue_head_name: Optional[str] = option(None, "name of the classification head; default: the task's in lower case")
+    glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(
+        "dense",
+        "on <s>: dense is RoBERTa's (two linear maps), linear is one; --pooler-dropout is the dropout",
+    )
+    max_train_rows: Optional[int] = option(None, "train on so many rows, drawn once for all seeds; default: on all")
+
+
+@register_task("glue", dataclass=GlueConfig)
+class GlueTask(FineTuningTask):
+    """Classes or scores of texts and pairs (LazyFormer, appendix A, Table 5)."""
+
+    @classmethod
+    def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
+        """Find the task's row of the table and the tokenizer.
+
+        Raises:
+            UserError: an option that does not fit the task, or no tokenizer where it should be.
+        """
+        is_prepared = PreparedTask.is_at(cfg.data)
+        description = load_prepared(cfg.data).task if is_prepared and not cfg.glue_task else _named_task(cfg)
+        if not kwargs.get("from_checkpoint"):
+            _check_glue_options(cfg, description)
+        prepared = load_prepared(cfg.data).tokenizer_folder if is_prepared else None
+        objective = LabelledTextsObjective(
+            data=cfg.data,
+            task=None if description.is_custom or (is_prepared and not cfg.glue_task) else description.name,
+            head_kind=str(cfg.glue_head),
+            head_name=cfg.glue_head_name,
+            max_train_rows=cfg.max_train_rows,
+            longest=cfg.tokens_per_sample,
+            no_padding=cfg.no_padding,
+            seed=cfg.seed,
+            tokenizer_folder=find_tokenizer(cfg, prepared),
+        )
+        what = "scores" if description.is_regression else f"classes {', '.join(description.labels)}"
+        logger.info(
+            "%s: %s; dictionary of %d symbols from %s",
+            description.name,
+            what,
+            len(objective.dictionary),
+            objective.tokenizer_folder,
+        )
+        return cls(cfg, objective)
+
+
+def _named_task(cfg: GlueConfig) -> TaskDescription:
+    """Return the row of the task that the options, or the data folder's name, name."""
+    try:
+        return find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
+    except UserError as error:
+        raise UserError(f"{error}; give one of them by --glue-task") from None
+
+
+def _check_glue_options(cfg: GlueConfig, description: TaskDescription) -> None:
+    """Refuse options that would fail late, or select the worst checkpoint."""
+    check_options(cfg, description.name, description.metrics)
+    if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task != description:
+        raise UserError(f"{cfg.data}: holds {load_prepared(cfg.data).task.name}, not {description.name}")
+    for split in cfg.valid_subset.split(","):
+        if split in description.splits and description.splits[split].label is None:
+            raise UserError(f"--valid-subset {cfg.valid_subset}: {description.name}'s split {split} has no labels")
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SquadConfig(FineTuningConfig):
+    """Options of the task ``squad``."""
+
+    data: str = option(
+        MISSING,
+        f"folder of the official files {', '.join(SPLITS.values())}, or of SQuAD as prepared",
+    )
+    train_file: str = option(SPLITS["train"], "name of the file to train on, in the folder of official files")
+    valid_file: str = option(SPLITS["valid"], "name of the file to validate on, in the folder of official files")
+    skip_mistakes: bool = option(
+        False,
+        "leave out what is wrong in the files, as answers that are not at their place",
+    )
+    tokens_per_sample: Optional[int] = option(None, f"tokens of an input; default: {USUAL.longest}, or as prepared")
+    doc_stride: Optional[int] = option(
+        None,
+        f"of a long context's inputs each is so many tokens further on; default: {USUAL.stride}, or as prepared",
+    )
+    max_question_tokens: Optional[int] = option(
+        None,
+        f"longer questions are cut to so many tokens; default: {USUAL.longest_question}, or as prepared",
+    )
+    max_answer_tokens: int = option(USUAL_ANSWER, "longest answer that is predicted")
+    squad_head_name: str = option("squad", "name of the head")
+
+
+@register_task("squad", dataclass=SquadConfig)
+class SquadTask(FineTuningTask):
+    """Spans of a text that answer questions."""
+
+    @classmethod
+    def setup_task(cls, cfg: SquadConfig, **kwargs) -> "SquadTask":
+        """Find the tokenizer and the sizes of windows.
+
+        Raises:
+            UserError: an option that does not fit, or no tokenizer where it should be.
+        """
+        if not kwargs.get("from_checkpoint"):
+            check_options(cfg, "SQuAD", list(METRICS))
+        if cfg.max_answer_tokens < 1:
+            raise UserError(f"--max-answer-tokens {cfg.max_answer_tokens}: must be 1 at least")
+        prepared = PreparedSquad.load(cfg.data) if PreparedSquad.is_at(cfg.data) else None
+        settings = _window_settings(cfg, prepared)
+        folder = find_tokenizer(cfg, prepared and prepared.tokenizer_folder)
+        objective = SpansObjective(
+            read=prepared.read if prepared else lambda split: _read_official(cfg, split, folder, settings),
+            tokenizer_folder=folder,
+            task_settings={},
+            longest_answer=cfg.max_answer_tokens,
+            head_name=cfg.squad_head_name,
+            longest=settings.longest,
+            no_padding=cfg.no_padding,
+            seed=cfg.seed,
+        )
+        logger.info("SQuAD v1.1: dictionary of %d symbols from %s; %s", len(objective.dictionary), folder, settings)
+        return cls(cfg, objective)
+
+
+def _read_official(cfg: SquadConfig, split: str, tokenizer_folder: Path, settings: WindowSettings) -> PreparedSplit:
+    files = {"train": cfg.train_file, "valid": cfg.valid_file}
+    if split not in files:
+        raise UserError(f"SQuAD has no split {split!r}; it has {', '.join(files)}")
+    file = read_squad(Path(cfg.data) / files[split], cfg.skip_mistakes)
+    for mistake in file.left_out:
+        logger.warning("%s, left out: %s", file.path, mistake)
+    return PreparedSplit(file, make_windows(load_tokenizer(tokenizer_folder), file, settings))
+
+
+def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSettings:
+    """Return the sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
+    usual = prepared.settings if prepared else USUAL
+    given = {
+        "longest": cfg.tokens_per_sample,
+        "stride": cfg.doc_stride,
+        "longest_question": cfg.max_question_tokens,
+    }
+    wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
+    if prepared and wanted != usual:
+        raise UserError(
+            f"{cfg.data}: was prepared with {usual}, the options ask for {wanted}; leave --tokens-per-sample, "
+            "--doc-stride and --max-question-tokens out, or prepare the data anew"
+        )
+    return wanted
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> None:
+    """Refuse paths that are not there, and options that would keep the worst checkpoint or fail late.
+
+    Args:
+        cfg: the task's options.
+        what: the data's name, for messages.
+        metrics: names of the task's metrics, besides the loss.
+
+    Raises:
+        UserError: an option does not fit.
+    """
+    if not Path(cfg.data).is_dir():
+        raise UserError(f"{cfg.data}: no such folder; give the one with {what}'s official files")
+    if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
+        raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; give a checkpoint, *.pt")
+    metric = cfg.best_checkpoint_metric
+    if metric not in ("loss", *metrics):
+        raise UserError(f"--best-checkpoint-metric {metric}: {what} has loss, {', '.join(metrics)}")
+    if cfg.maximize_best_checkpoint_metric != (metric != "loss"):
+        change = "drop" if metric == "loss" else "add"
+        raise UserError(
+            f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best; {change} "
+            "--maximize-best-checkpoint-metric"
+        )
+    if not cfg.finetune_from_model:
+        logger.warning("no --finetune-from-model: a run that is not resumed starts from random weights")
+
+
+def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
+    """Return the tokenizer's folder: prepared data's own; else the one given, beside the checkpoint or the data.
+
+    Args:
+        cfg: the task's options.
+        prepared: the tokenizer's folder in prepared data; None for official files.
+
+    Raises:
+        UserError: none is there, or data was prepared with another than the one given.
+    """
+    if prepared is not None:
+        given = Path(cfg.tokenizer_folder or prepared)
+        load_tokenizer(given)  # raises what is wrong with it
+        if (given / SETTINGS_FILE).read_bytes() != (prepared / SETTINGS_FILE).read_bytes():
+            raise UserError(
+                f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with "
+                "this one, or leave the option out"
+            )
+        return prepared
+    if cfg.tokenizer_folder:
+        return Path(cfg.tokenizer_folder)
+    neighbours = [Path(cfg.finetune_from_model).parent] if cfg.finetune_from_model else []
+    candidates = [folder / "tokenizer" for folder in (*neighbours, Path(cfg.data))]
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer-folder")

@@ -1,0 +1,149 @@
+"""Objectives that train a head on top of a pre-trained encoder, with all weights of the encoder."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from torch import Tensor, nn
+
+from lazyformer_fairseq.data.batches import EpochBatches
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
+from lazyformer_fairseq.evaluation import checkpoints, match
+from lazyformer_fairseq.modules import losses
+from lazyformer_fairseq.modules.networks.documents import check_takes_documents
+from lazyformer_fairseq.training.objectives.interface import Batch, Log, Objective
+from lazyformer_fairseq.training.objectives.network import Network
+
+
+@dataclass(kw_only=True)
+class HeadObjective(Objective):
+    """A head's loss on examples that are read whole.
+
+    Attributes:
+        network: the model; None where another trainer builds it and calls :meth:`attach`.
+        batch_size: examples per batch.
+        seed: the seed of the order.
+        begins_with: a checkpoint whose weights the model starts from.
+        batch_size_valid: examples per validation batch; by default as in training.
+        no_padding: compute the texts of a batch in a row, without padding.
+        longest: tokens of an input; None for as many as the model has positions.
+    """
+
+    network: Optional[Network] = None
+    batch_size: int = 32
+    seed: int = 1
+    begins_with: Optional[Path] = None
+    batch_size_valid: Optional[int] = None
+    no_padding: bool = False
+    longest: Optional[int] = None
+
+    # As the model reads inputs, once it is known.
+    marks_first_text = False
+    has_token_types = False
+
+    @property
+    @abstractmethod
+    def head(self) -> tuple[str, int, str]:
+        """The head's name, its number of outputs, and what it is, a key of :data:`heads.HEADS`."""
+
+    @abstractmethod
+    def dataset(self, split: str) -> LabelledTextsDataset:
+        """Read a split, as the model that was built reads it."""
+
+    @abstractmethod
+    def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
+        """Return the summed loss of logits, and what else to log: in evaluation also `rows`, float64 (B, columns)."""
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The loaded tokenizer."""
+        return load_tokenizer(self.tokenizer_folder)
+
+    @property
+    def dictionary(self) -> Dictionary:
+        """The symbols of inputs."""
+        return self.tokenizer.dictionary
+
+    def build_model(self) -> nn.Module:
+        """Build the model with the head, and with the weights that it starts from."""
+        model = self.network.build(self.dictionary)
+        self.attach(model)
+        if self.begins_with is not None:
+            match.load_weights(model, checkpoints.load(self.begins_with)["model"])
+        return model
+
+    def attach(self, model: nn.Module) -> None:
+        """Add the head to a model that reads the inputs.
+
+        Raises:
+            UserError: ``--no-padding`` is asked for, and the model cannot do without.
+        """
+        if self.no_padding:
+            check_takes_documents(model, "--no-padding")
+        self.observe(model)
+        model.register_classification_head(*self.head)
+
+    def observe(self, model: nn.Module) -> None:
+        """Remember how a model reads inputs."""
+        if self.longest is None:
+            self.longest = model.max_positions()
+        self.has_token_types = model.cfg.token_types > 1
+        self.marks_first_text = bool(model.encoder.sentence_encoder.asking)
+
+    def dataset_options(self, split: str) -> dict[str, Any]:
+        """Return the arguments that every dataset of this objective takes."""
+        return {
+            "pad": self.dictionary.pad(),
+            "shuffle": split == "train",
+            "seed": self.seed,
+            "types_after": self.dictionary.eos() if self.has_token_types else None,
+            "in_a_row": self.no_padding,
+        }
+
+    def batches(self) -> EpochBatches:
+        """Return the training batches."""
+        return EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed)
+
+    def held_out(self, split: str) -> EpochBatches:
+        """Return the batches of a split, in order."""
+        return EpochBatches(self.dataset(split), self.batch_size_valid or self.batch_size, shuffle=False)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict[str, Any]]:
+        """Compute the loss of the head's answers, plus the loss that keeps experts busy.
+
+        Returns:
+            The summed loss, the number of examples, and what to log; in evaluation mode also `rows`.
+        """
+        logits = model(**batch["net_input"], classification_head_name=self.head[0])[0].float()
+        loss, log = self.score(batch, logits, model.training)
+        size = len(batch["target"])
+        log |= {
+            "loss": loss.detach(),
+            "ntokens": batch["ntokens"],
+            "nsentences": batch["nsentences"],
+            "sample_size": size,
+        }
+        return losses.with_experts(model, loss, size, log), size, log
+
+    def measures(self, logs: Sequence[Log]) -> dict[str, float]:
+        """Return the loss, and the metrics of the whole split."""
+        rows = np.concatenate([log["rows"] for log in logs])
+        metrics = {name: self.metric(name, rows) for name in self.metric_names}
+        return {**metrics, "loss": super().measures(logs)["loss"]}
+
+    @property
+    @abstractmethod
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics of a split."""
+
+    @staticmethod
+    @abstractmethod
+    def metric(name: str, rows: np.ndarray) -> float:
+        """Compute a metric of a split from the rows of all its examples."""

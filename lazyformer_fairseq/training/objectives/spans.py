@@ -1,0 +1,134 @@
+"""Spans of a text that answer questions (SQuAD v1.1)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWER, QuestionWindowsDataset
+from lazyformer_fairseq.data.prepared_squad import PreparedSplit
+from lazyformer_fairseq.data.squad import METRICS
+from lazyformer_fairseq.modules.networks.heads import SPAN
+from lazyformer_fairseq.training.objectives.head import HeadObjective
+from lazyformer_fairseq.training.objectives.interface import Batch, Log, Scalar, in_bits, mean_per_prediction, total
+
+
+@dataclass(kw_only=True)
+class SpansObjective(HeadObjective):
+    """The start and the end of the answer among the tokens of a window (Devlin et al., 2019, section 4.2).
+
+    The loss is the mean of the two cross-entropies. As in BERT's run_squad.py all tokens take part, those of the
+    question too; padding alone does not, for here it depends on what else is in the batch.
+
+    Attributes:
+        read: returns the questions and the windows of a split.
+        tokenizer_folder: the tokenizer that the windows were made with.
+        task_settings: further settings of the task that checkpoints keep: data, sizes of windows.
+        longest_answer: tokens of the longest answer that is predicted.
+        head_name: the head's name.
+    """
+
+    read: Callable[[str], PreparedSplit]
+    tokenizer_folder: Path
+    task_settings: dict[str, Any]
+    longest_answer: int = USUAL_ANSWER
+    head_name: str = "squad"
+    CRITERION: ClassVar[str] = "SquadCriterion"
+
+    def __post_init__(self):
+        self._datasets: dict[str, QuestionWindowsDataset] = {}
+
+    @property
+    def head(self) -> tuple[str, int, str]:
+        """The head's name, its two outputs, and its kind."""
+        return self.head_name, 2, SPAN
+
+    def dataset(self, split: str) -> QuestionWindowsDataset:
+        """Read `train` or `valid`, once."""
+        if split not in self._datasets:
+            self._datasets[split] = self.dataset_of(self.read(split), split)
+        return self._datasets[split]
+
+    def dataset_of(self, prepared: PreparedSplit, split: str) -> QuestionWindowsDataset:
+        """Return windows as the model reads them; answers are needed to train and to validate, not to predict."""
+        return QuestionWindowsDataset(
+            prepared.file,
+            prepared.windows,
+            split,
+            self.longest_answer,
+            marks_questions=self.marks_first_text,
+            **self.dataset_options(split),
+        )
+
+    def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
+        """Return the summed loss of logits (B, T, 2).
+
+        In evaluation `rows` holds for each window the number of its question, its own number, the score of its best
+        answer, and each metric of that answer.
+        """
+        is_padding_BT = batch["net_input"]["src_tokens"].eq(self.dictionary.pad())
+        loss = span_loss(logits, batch["target"], is_padding_BT)
+        if training:
+            return loss, {}
+        return loss, {"rows": self._rows(batch, logits.detach().cpu().numpy())}
+
+    def _rows(self, batch: Batch, logits_BT2: np.ndarray) -> np.ndarray:
+        dataset = self.dataset(batch["split"])
+        windows = batch["id"].cpu().numpy()
+        rows = []
+        for window, answer in zip(windows.tolist(), dataset.best_answers(windows, logits_BT2), strict=True):
+            question = int(dataset.windows.question[window])
+            if answer is None:
+                rows.append((question, window, -np.inf, *[0.0] * len(METRICS)))
+                continue
+            right = dataset.file.questions[question].answer_texts
+            rows.append((question, window, answer.score, *(metric(answer.text, right) for metric in METRICS.values())))
+        return np.array(rows, np.float64)
+
+    @staticmethod
+    def scalars(logs: Sequence[Log]) -> dict[str, Scalar]:
+        """Return `loss`, in bits per window."""
+        return {"loss": Scalar(in_bits(mean_per_prediction(logs, "loss")), total(logs, "sample_size"))}
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Exact match and F1."""
+        return tuple(METRICS)
+
+    @staticmethod
+    def metric(name: str, rows: np.ndarray) -> float:
+        """Compute a metric, 0 to 1: the mean over questions, each with the best answer of all its windows."""
+        question, window, score = rows[:, :3].T
+        best_first = np.lexsort((window, -score, question))
+        _, first_of_question = np.unique(question[best_first], return_index=True)
+        column = 3 + list(METRICS).index(name)
+        return float(rows[best_first[first_of_question], column].mean())
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return the settings that checkpoints keep."""
+        task = {
+            "_name": "squad",
+            **self.task_settings,
+            "squad_head_name": self.head_name,
+            "max_answer_tokens": self.longest_answer,
+            "no_padding": self.no_padding,
+            "seed": self.seed,
+        }
+        return {"model": self.network.settings(), "task": task, "criterion": {"_name": "squad"}}
+
+
+def span_loss(logits_BT2: Tensor, targets_B2: Tensor, is_padding_BT: Tensor) -> Tensor:
+    """Return half the summed cross-entropies of starts and ends, nats.
+
+    Args:
+        logits_BT2: logits of each token as start and as end.
+        targets_B2: the tokens that are.
+        is_padding_BT: tokens that take no part.
+    """
+    logits_B2T = logits_BT2.transpose(1, 2).masked_fill(is_padding_BT[:, None], -torch.inf)
+    return F.cross_entropy(logits_B2T.flatten(0, 1), targets_B2.flatten(), reduction="sum") / 2

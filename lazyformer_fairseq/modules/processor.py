@@ -4,6 +4,8 @@ import functools
 import platform
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lazyformer_fairseq.executors.cpuinfo import first_core
 
@@ -34,3 +36,8 @@ def device_kind(device: str) -> str:
 def compute_capability() -> tuple[int, int]:
     """Return that of the GPU in use, as (7, 0): which of NVIDIA's instructions it has."""
     return torch.cuda.get_device_capability()
+
+
+def has_numbers(x: Tensor) -> bool:
+    """Return whether x has numbers that one may read; fake and meta tensors, by which costs are counted, have none."""
+    return not (x.is_meta or isinstance(x, FakeTensor))

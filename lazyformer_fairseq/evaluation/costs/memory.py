@@ -1,38 +1,68 @@
-"""Memory of a training update from pattern, sizes and batch, by formula: what :func:`.latency.peak_memory` measures.
+"""Memory of a training update, measured: torch's MemTracker follows an update of fake tensors, which hold no numbers.
 
-Each kind of sublayer and each back end counts its own, as with FLOPs; here an update goes through them as torch does.
-Libraries' own memory (CUDA's context, cuBLAS, MKL) and what an allocator cannot use of what it holds do not count.
+A fake tensor has a shape, a precision and a storage of known size, so a model of any size is measured in seconds on any
+machine. For GPUs, :class:`_GpuKernels` replaces the two functions that they compute by other kernels than a processor.
+Operators of our own count by what they return. What they need for a moment inside, what libraries hold (CUDA's context,
+cuBLAS, MKL) and what an allocator cannot use of what it holds are left out.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
-from lazyformer_fairseq.evaluation.costs import flops
-from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.networks.recomputed import runs_of, segments_of
-from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, Sizes
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-RANDOM_STATE = 5056  # bytes of a processor's generator of random numbers
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
+from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
+from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+
+SINGLE = 4  # bytes of a number in single precision, in which optimizers work
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class UpdateMemory(NamedTuple):
-    """Bytes of an update.
+@dataclass(frozen=True)
+class Batch:
+    """What one process computes at once.
+
+    Attributes:
+        sequences: B, or streams of a causal model.
+        tokens: T, of a sequence.
+        predicted: tokens of the batch that the head of a masked language model predicts.
+        memory: M, tokens of each stream that a causal model remembers.
+        is_permuted: whether the tokens of a sequence come in any order, with their positions and turns.
+    """
+
+    sequences: int
+    tokens: int
+    predicted: int = 0
+    memory: int = 0
+    is_permuted: bool = False
+
+
+@dataclass(frozen=True)
+class UpdateMemory:
+    """Bytes of an update of one process.
 
     Attributes:
         weights: in the precision of the model.
-        gradients: of all weights, in it.
-        optimizer: two moments, Adam's or LAMB's, or one of a matrix that Muon takes; in half precision the weights in
-            single precision and their gradients too.
+        gradients: of all weights, in the same precision, and the copy that processes send each other.
+        optimizer: two moments, Adam's or LAMB's, or one of a matrix that Muon updates; in half precision also the
+            weights and their gradients in single precision.
         carried: what streams remember from one update to the next.
-        activations: all else, at the peak of the update: what autograd keeps, and what is there for a moment. Gradients
-            that are there by then are not among these.
-        peak: the most there is at once.
+        activations: all else that is there at the peak of the update.
+        peak: the most that is there at once.
     """
 
     weights: int
@@ -43,139 +73,170 @@ class UpdateMemory(NamedTuple):
     peak: int
 
 
-def count_update_memory(
-    pattern: str,
-    sizes: Sizes,
-    run: Pass,
-    predicted: Optional[int] = None,
+def measure_update_memory(
+    options: MaskedLMOptions | CausalLMOptions,
+    vocab_size: int,
+    batch: Batch,
+    precision: str = "fp32",
+    device: str = "cpu",
     accumulates: bool = False,
     processes: int = 1,
-    optimizer: str = "",
+    single_moments: int = 0,
+    elsewhere: int = 0,
 ) -> UpdateMemory:
-    """Counts one update: forward pass, loss, backward pass, a step of fused Adam, LAMB or Muon.
+    """Return the memory of an update: forward pass, loss, backward pass and a step of a fused optimizer.
 
     Args:
-        run: its forward and backward pass.
-        predicted: tokens of a batch that the head predicts; None for all.
+        options: of the model, among them its back end of attention.
+        vocab_size: V.
+        batch: of one process.
+        precision: a key of :data:`DTYPES`.
+        device: type of the device, ``cuda`` or ``cpu``, which need not be there.
         accumulates: whether gradients of an earlier batch of the same update are there.
-        processes: several hold what they send each other, and share experts out.
-        optimizer: ``muon``, or one with two moments.
+        processes: of the training; several hold a copy of their gradients, which they send each other.
+        single_moments: parameters of which the optimizer keeps one moment, not two.
+        elsewhere: parameters of experts that other processes hold.
 
     Raises:
-        UserError: the pattern cannot be read, or a kind of sublayer does not count its memory.
+        UserError: the model cannot be built, or its computation depends on the numbers in its tensors.
     """
-    sublayers = plan(pattern, sizes.direction)
-    elsewhere = sum(flops.count_experts_elsewhere(planned, sizes, processes) for planned in sublayers)
-    parameters = flops.count_parameters(pattern, sizes) - elsewhere
-    weights = gradients = parameters * run.number
-    held = count_optimizer_bytes(parameters, run.number, count_single_moments(pattern, sizes, optimizer))
-    buckets = gradients if processes > 1 else 0
-    carried = _count_carried(sublayers, sizes, run)
-    before = weights + held + buckets + carried + (gradients if accumulates else 0)
-    highest, activations = 0, 0
-    for now, made in _moments(sublayers, sizes, run, predicted, processes):
-        # Reversible layers hand over all gradients at their end, and add none up before.
-        there = before + now + (0 if accumulates and not run.reversible else made)
-        if there > highest:
-            highest, activations = there, now
-    return UpdateMemory(weights, gradients + buckets, held, carried, activations, highest)
+    tracked = _track(options, vocab_size, batch, DTYPES[precision], device, accumulates)
+    here = 1 - elsewhere / tracked.parameters  # of weights, gradients and moments
+    weights = round(here * tracked.weights)
+    gradients = round(here * tracked.gradients)
+    sent = weights if processes > 1 else 0
+    in_single_precision = 2 if precision == "fp32" else 4
+    optimizer = round(here * SINGLE * in_single_precision * tracked.parameters) - SINGLE * single_moments
+    constant = weights + sent + optimizer + tracked.carried
+    return UpdateMemory(
+        weights=weights,
+        gradients=weights + sent,
+        optimizer=optimizer,
+        carried=tracked.carried,
+        activations=tracked.activations,
+        peak=constant + max(weights, gradients + tracked.activations),
+    )
 
 
-def count_optimizer_bytes(parameters: int, number: int, single_moments: int = 0) -> int:
-    """Adam's two moments; below single precision the weights and gradients that it works with, too (fairseq).
+@dataclass(frozen=True)
+class _Tracked:
+    """What was tracked of forward and backward pass.
 
-    Args:
-        single_moments: parameters with one moment.
+    Attributes:
+        parameters: their number.
+        weights, carried: bytes.
+        gradients: bytes of those that are there at the peak.
+        activations: bytes of all else at the peak.
     """
-    return SINGLE * (parameters * (2 if number >= SINGLE else 4) - single_moments)
+
+    parameters: int
+    weights: int
+    carried: int
+    gradients: int
+    activations: int
 
 
-def count_single_moments(pattern: str, sizes: Sizes, optimizer: str) -> int:
-    """Parameters of which an optimizer keeps one moment, not two."""
-    return flops.count_matrix_parameters(pattern, sizes) if optimizer == "muon" else 0
+class _PeakTracker(MemTracker):
+    """torch's tracker without its statistics of each module, which take most of its time."""
+
+    def _pre_fw_hook(self, *of_module: Any) -> None:
+        """Ignore a module that begins or ends."""
+
+    _post_fw_hook = _pre_bw_hook = _post_bw_hook = _pre_fw_hook
 
 
-def _moments(
-    sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass, predicted: Optional[int], processes: int
-) -> Iterator[tuple[int, int]]:
-    """(bytes of activations, bytes of gradients of weights made so far), at the highest points of an update."""
-    is_causal = sizes.direction == CAUSAL
-    network, head_kind = (CausalDecoder, AdaptiveSoftmax) if is_causal else (Encoder, MaskedLMHead)
-    costs = [count_sublayer_memory(planned, sizes, run) for planned in sublayers]
-    embedding = network.count_embedding_memory(sizes, run)
-    predicted = run.batch * run.time if predicted is None else predicted
-    head = head_kind.count_memory(sizes, run, predicted)
-    groups, between, at_all_times, in_backward = _recomputed(sublayers, sizes, run)
-    kept, scratch = embedding.kept + at_all_times, 0
-    for group in groups:
-        inside = kept
-        for cost in (costs[place] for place in group):
-            inside, scratch = inside + cost.kept, max(scratch, cost.scratch)
-            yield inside + cost.forward + scratch, 0
-        kept = inside if between is None else kept + between
-    kept += head.kept
-    yield kept + head.forward + scratch, 0
-    yield kept + head.backward + scratch, 0
-    kept += in_backward - head.kept
-    made, more = flops.count_other_parameters(sizes) * run.number, 0
-    pendings = _pending_at(sublayers, costs)
-    for group in reversed(groups):
-        if between is not None:
-            kept += sum(costs[place].kept for place in group) - between
-        for place in reversed(group):
-            cost = costs[place]
-            more = max(more, cost.more_scratch)
-            yield kept + cost.backward + pendings[place] + scratch + more, made
-            elsewhere = flops.count_experts_elsewhere(sublayers[place], sizes, processes)
-            made += (flops.count_sublayer_parameters(sublayers[place], sizes) - elsewhere) * run.number
-            kept -= cost.kept
-    made += sum(flops.count_common_parameters(sublayers, sizes).values()) * run.number
-    # The embedding's gradient of the table that both share, which adds to the head's.
-    table = max(words * width for words, width in sizes.bands) if is_causal else sizes.vocab_size * sizes.embed_dim
-    table = 0 if (sizes.untied_softmax if is_causal else sizes.untied_lm_head) else table
-    yield kept + embedding.backward + scratch + more + table * run.number, made
+def _track(
+    options: MaskedLMOptions | CausalLMOptions,
+    vocab_size: int,
+    batch: Batch,
+    dtype: torch.dtype,
+    device: str,
+    accumulates: bool,
+) -> _Tracked:
+    usual = torch.get_default_dtype()
+    with FakeTensorMode(), _GpuKernels() if device == "cuda" else nullcontext():
+        torch.set_default_dtype(dtype)
+        try:
+            build = CausalLM if isinstance(options, CausalLMOptions) else MaskedLM
+            model = build(options, vocab_size).train()
+        finally:
+            torch.set_default_dtype(usual)
+
+        memory = StreamMemory()
+        if batch.memory:
+            attending = sum(sublayer.attends for sublayer in model.decoder.sublayers)
+            shape = batch.sequences, batch.memory, model.decoder.embed_dim
+            memory.states = [torch.empty(shape, dtype=dtype) for _ in range(attending)]
+        if accumulates:
+            for weight in model.parameters():
+                weight.grad = torch.zeros_like(weight)
+
+        tracker = _PeakTracker()
+        tracker.track_external(model, *memory.states)
+        try:
+            with tracker:
+                loss_of = _causal_loss if isinstance(model, CausalLM) else _masked_loss
+                torch.autograd.backward(loss_of(model, batch, vocab_size, memory))
+        except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+            raise UserError(f"the memory of {options.sublayer_pattern} is not known before it runs: {error}") from error
+        peak = next(iter(tracker.get_tracker_snapshot("peak").values()))
+        at_peak = {reference.name: held for reference, held in peak.items() if reference != "Total"}
+    weights = sum(weight.nbytes for weight in model.parameters())
+    carried = sum(state.nbytes for state in memory.states)
+    return _Tracked(
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        weights=weights,
+        carried=carried,
+        gradients=at_peak["GRAD"],
+        activations=peak["Total"] - at_peak["GRAD"] - weights - carried,
+    )
 
 
-def _recomputed(
-    sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass
-) -> tuple[list[list[int]], Optional[int], int, int]:
-    """Places that are computed anew together; bytes kept between two of these, None where all is kept; bytes kept at
-    all times, and more in the backward pass."""
-    # What streams remembered before this pass goes into it once more.
-    remembered = _count_carried(sublayers, sizes, run)
-    if run.reversible:
-        runs, stream = runs_of(sublayers), run.batch * run.time * sizes.embed_dim * max(SINGLE, run.number)
-        states = RANDOM_STATE * len(runs)
-        return runs, 0, 2 * stream + states + remembered, 2 * stream + run.tokens(sizes.embed_dim)
-    if run.checkpoints:
-        segments = segments_of(sublayers, sizes.direction)
-        return segments, run.tokens(sizes.embed_dim), RANDOM_STATE * len(segments) + remembered, 0
-    return [list(range(len(sublayers)))], None, 0, 0
+def _masked_loss(model: MaskedLM, batch: Batch, vocab_size: int, memory: StreamMemory) -> Tensor:
+    shape = batch.sequences, batch.tokens
+    tokens = torch.randint(vocab_size, shape)
+    places = torch.arange(batch.predicted)
+    permuted = {}
+    if batch.is_permuted:
+        permuted = {"positions": torch.zeros_like(tokens), "turns": torch.zeros(shape[0], 3, shape[1]).long()}
+    logits, _ = model(tokens, masked_tokens=places, has_padding=False, **permuted)
+    return F.cross_entropy(logits.float(), tokens.flatten()[places], reduction="sum")
 
 
-def _pending_at(sublayers: Sequence[PlannedSublayer], costs: Sequence[Memory]) -> list[int]:
-    """For each sublayer, the gradients that consumers above it have left for a sublayer at its place or below."""
-    found, of_maker = [0] * len(sublayers), 0
-    for number, planned in reversed(list(enumerate(sublayers))):
-        found[number] = of_maker
-        if planned.kind.reads == DISTRIBUTION:
-            maker = max(below for below in range(number) if DISTRIBUTION in sublayers[below].kind.hands_on)
-            of_maker = costs[maker].pending
-        elif DISTRIBUTION in planned.kind.hands_on:
-            of_maker = 0
-    return found
+def _causal_loss(model: CausalLM, batch: Batch, vocab_size: int, memory: StreamMemory) -> Tensor:
+    tokens = torch.randint(vocab_size, (batch.sequences, batch.tokens))
+    nll, _ = model(tokens, memory=memory if batch.memory else None, target=tokens)
+    return nll.sum()
 
 
-def count_sublayer_memory(planned: PlannedSublayer, sizes: Sizes, run: Pass) -> Memory:
-    """Of one sublayer with the residual connection around it; without its input, which the one below keeps."""
-    module = planned.kind.module(sizes.direction)
-    inner = module.count_memory(sizes, planned, run)
-    return ResidualSublayer.count_memory(inner, sizes, run) if module.is_residual else inner
+class _GpuKernels(TorchFunctionMode):
+    """Dropout and attention as a GPU computes them, on a processor's tensors.
+
+    A GPU's dropout keeps a mask of booleans where a processor's keeps what it multiplied by. Its attention is fused
+    also where additions to scores learn, or the distribution goes through dropout; a processor would write it out.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function or the one that takes its place."""
+        if function is F.dropout:
+            return _dropout(*args, **kwargs)
+        if function is F.scaled_dot_product_attention:
+            return _fused_attention(*args, **kwargs)
+        return function(*args, **(kwargs or {}))
 
 
-def _count_carried(sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass) -> int:
-    """Bytes that a :class:`~lazyformer_fairseq.modules.networks.stack.StreamMemory` keeps between two segments."""
-    if sizes.direction != CAUSAL:
-        return 0
-    attending = sum(planned.kind.module(CAUSAL).attends for planned in sublayers)
-    return attending * run.batch * run.memory * sizes.embed_dim * run.number
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if not training or p == 0:
+        return x
+    return torch.native_dropout(x, p, train=True)[0]
+
+
+def _fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, **how: Any
+) -> Tensor:
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, float("-inf"))
+        attn_mask = attn_mask.expand(*q.shape[:-1], k.size(-2))
+    fused = torch.ops.aten._scaled_dot_product_efficient_attention
+    return fused(q, k, v, attn_mask, compute_log_sumexp=True, dropout_p=dropout_p, **how)[0]

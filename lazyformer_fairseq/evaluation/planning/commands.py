@@ -68,7 +68,7 @@ class Planning:
 def plan(config: Optional[Path], asked: Planning) -> None:
     """Print whether a training fits its GPUs, how an update is shared among them, and how long it takes.
 
-    Memory is counted by formula, for each back end of attention: see docs/training.md. No GPU is needed.
+    Memory is measured on tensors without numbers, which takes some seconds and no GPU: see docs/training.md.
 
     \b
     lazyformer plan --arch lazyformer_m2x6_s (on this machine's GPUs, or its processor)

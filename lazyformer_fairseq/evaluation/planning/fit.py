@@ -2,19 +2,16 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from dataclasses import asdict, dataclass
+from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
-from lazyformer_fairseq.evaluation.costs.memory import UpdateMemory
+from lazyformer_fairseq.evaluation.costs.memory import DTYPES, SINGLE, UpdateMemory
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR, PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import Job
-from lazyformer_fairseq.modules.attention import BACK_ENDS
-from lazyformer_fairseq.modules.attention.memory_formulas import NOT_IN_TRITON, fallback_backend
 from lazyformer_fairseq.modules.attention.selection import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
-from lazyformer_fairseq.modules.memory_costs import NUMBER, SINGLE
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.grammar import plan as planned
@@ -24,6 +21,19 @@ from lazyformer_fairseq.report.tables import markdown_table
 USABLE = 0.9
 GB, TERA, HOUR = 1e9, 1e12, 3600
 BY_TRITON = ("fused", "flex")  # on a GPU; GPUs that have bf16 have what it needs
+# The back end that writes each distribution, and the one that writes none: a plan shows both.
+KEEPING, RECOMPUTING = "eager", "recompute"
+# Features of scores that back ends lack; of those that a GPU has, whether one is here or not.
+LACKS = {
+    "eager": frozenset(),
+    "materialize": frozenset({"entmax"}),
+    "recompute": frozenset({"entmax", "synthetic"}),
+    "fused": frozenset({"entmax"}),
+    "flex": frozenset({"entmax", "learned", "synthetic", "unturned"}),
+}
+NOT_IN_TRITON = frozenset({"causal", "positions", "learned", "synthetic", "unturned", "oblong", "mask", "extra"})
+# FlexAttention has no backward pass on a processor's tensors. It too keeps no distribution.
+MEASURED_AS = {"flex": RECOMPUTING}
 
 
 @dataclass(frozen=True)
@@ -56,23 +66,31 @@ class Place:
         return f"{on}{self.processes} x {self.memory / GB:.1f} GB, {self.precision}"
 
 
-class Fit(NamedTuple):
+@dataclass(frozen=True)
+class Fit:
     """A batch on a back end.
 
     Attributes:
+        back_end: of attention.
         batch: sequences that a process takes at once; 0 where not even one fits.
         update_freq: batches of a process in an update.
         memory: of a process; of one sequence where none fits.
+        of_one: bytes of activations of one sequence.
     """
 
     back_end: str
     batch: int
     update_freq: int
     memory: UpdateMemory
+    of_one: int
 
 
 def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
-    """The largest batch that fits and divides a process's share of an update.
+    """Return the largest batch that fits and divides a process's share of an update.
+
+    An update's peak is the highest of several moments, and at each of them memory is linear in the batch. So a line
+    through two measured batches lies below all larger ones: those that exceed the memory by the line do so for sure.
+    The largest one left is measured. All in all that takes three or four measurements of a few seconds.
 
     Raises:
         UserError: an update does not divide among the processes, or the back end cannot compute this.
@@ -87,23 +105,52 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
     possible = possible_back_ends(job, place.device)
     if possible and back_end not in (AUTO, *possible):
         raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
-    for batch in (size for size in range(most, 0, -1) if share % size == 0):
-        found = count_on(job, place, back_end, batch, share)
-        if found.peak <= USABLE * place.memory:
-            return Fit(back_end, batch, share // batch, found)
-    return Fit(back_end, 0, share, found)
+
+    limit = USABLE * place.memory
+    first, *larger = [size for size in range(1, most + 1) if share % size == 0]
+    one = measure_on(job, place, back_end, first, share)
+    if one.peak > limit:
+        return Fit(back_end, 0, share, one, one.activations)
+    best = Fit(back_end, first, share, one, one.activations)
+    each = 0.0
+    if larger:
+        second = measure_on(job, place, back_end, larger[0], share)
+        each = (second.peak - one.peak) / (larger[0] - first)
+        if second.peak <= limit:
+            best = Fit(back_end, larger[0], share // larger[0], second, one.activations)
+    for batch in reversed(larger[1:]):
+        # A batch that is the whole share finds no gradients of earlier ones.
+        accumulated = one.weights if batch == share else 0
+        if one.peak + each * (batch - first) - accumulated > limit:
+            continue
+        memory = measure_on(job, place, back_end, batch, share)
+        if memory.peak <= limit:
+            return Fit(back_end, batch, share // batch, memory, one.activations)
+    return best
 
 
-def count_on(job: Job, place: Place, back_end: str, batch: int, share: int) -> UpdateMemory:
-    """Memory of a process; ``auto`` counts as the hungriest back end that it may take there."""
-    names = _auto_may_take(job, place, batch) if back_end == AUTO else [back_end]
-    how = {"accumulates": batch < share, "processes": place.processes}
-    counts = [job.count_memory(batch, place.precision, place.device, name, **how) for name in names]
-    return max(counts, key=lambda count: count.peak)
+def measure_on(job: Job, place: Place, back_end: str, batch: int, share: int) -> UpdateMemory:
+    """Return the memory of a process; that of ``auto`` on the hungriest back end that it may take there."""
+    name = back_end
+    if back_end == AUTO:
+        number = DTYPES[place.precision].itemsize
+        keys = job.memory_length + job.computed
+        distributions = batch * job.sizes.num_heads * job.computed * keys * number * len(_makers(job))
+        has_room = distributions <= SHARE_OF_MEMORY * place.memory
+        possible = possible_back_ends(job, place.device)
+        name = RECOMPUTING if RECOMPUTING in possible and not has_room else KEEPING
+    return job.measure_memory(
+        batch,
+        place.precision,
+        place.device,
+        MEASURED_AS.get(name, name),
+        accumulates=batch < share,
+        processes=place.processes,
+    )
 
 
 def possible_back_ends(job: Job, device: str) -> list[str]:
-    """Those that compute all attention of the job. None of them if nothing attends.
+    """Return those that compute all attention of the job; none if nothing attends.
 
     On a GPU ``fused`` is Triton's, and ``flex`` is for GPUs alone; which of them runs on a given GPU is not asked here.
     """
@@ -117,51 +164,43 @@ def _makers(job: Job) -> list[PlannedSublayer]:
 
 def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
     features = job.features
-    for choice in variant_classes(maker.shaper.values):
-        features |= choice.features(maker.shaper.values)
+    for variant in variant_classes(maker.shaper.values):
+        features |= variant.features(maker.shaper.values)
     if name == "materialize" and device == "cuda":
         return False
     if name == "fused" and device == "cuda" and features & NOT_IN_TRITON:
         return False
     if name == "flex" and device != "cuda":
         return False
-    return fallback_backend(name, job.config.attention_dropout > 0, features) == name
-
-
-def _auto_may_take(job: Job, place: Place, batch: int) -> list[str]:
-    possible = possible_back_ends(job, place.device)
-    number, keys = NUMBER[place.precision], job.memory_length + job.computed
-    distributions = batch * job.sizes.num_heads * job.computed * keys * number * len(_makers(job))
-    small = [
-        name
-        for name in possible
-        if not BACK_ENDS[name].keeps_distribution or distributions <= SHARE_OF_MEMORY * place.memory
-    ]
-    return small or ["eager"]
+    if job.config.attention_dropout > 0 and name not in (KEEPING, RECOMPUTING):
+        return False
+    return features.isdisjoint(LACKS[name])
 
 
 def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:
-    """The largest one that does, and in words why; 1, and a warning, where none does.
+    """Return the largest batch that fits, and why in words; 1, and a warning, where none does.
 
     Raises:
         UserError: as :func:`fit` does.
     """
     found = fit(job, place, job.attention_backend)
-    gigabytes = f"{found.memory.peak / 1e9:.1f} GB of a GPU's {place.memory / 1e9:.1f} GB, by formula"
+    gigabytes = f"{found.memory.peak / GB:.1f} GB of a GPU's {place.memory / GB:.1f} GB"
     if not found.batch:
         return 1, f"even one at a time may not fit: it takes {gigabytes}; see lazyformer plan"
     return found.batch, f"{found.batch} at a time take {gigabytes}; --no-fit or --batch-size N for another"
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """A job on a place.
 
     Attributes:
-        fits: of each back end, and of ``auto``.
-        chosen: the one of the back end that the training names.
-        one: bytes of activations of one sequence by back end.
-        teraflops: that training reaches on a GPU, TFLOP/s.
-        whose: in words, where nobody gave it.
+        job: what is trained.
+        place: where.
+        fits: of back ends that keep distributions and that do not, and of the chosen one.
+        chosen: the fit of the back end that the training names.
+        teraflops: TFLOP/s that training reaches on a GPU.
+        whose: where this number is from, in words; empty if the user gave it.
         data_bytes: of the data on disk; None where none are known.
     """
 
@@ -169,37 +208,38 @@ class Plan(NamedTuple):
     place: Place
     fits: list[Fit]
     chosen: Fit
-    one: dict[str, int]
     teraflops: float
     whose: str
     data_bytes: Optional[int]
 
     @property
     def hours(self) -> float:
+        """Return the hours of the whole training."""
         return self.job.flops / (self.teraflops * TERA) / self.place.processes / HOUR
 
     @property
     def speed(self) -> str:
-        """In words, with its source."""
+        """Return the speed in words, with its source."""
         return f"--teraflops {self.teraflops:.3g}{self.whose}"
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of one checkpoint, all in single precision: weights, moments, from half precision the optimizer's weights."""
-        a_parameter = 3 if NUMBER[self.place.precision] == SINGLE else 4
-        return SINGLE * (a_parameter * self.job.parameters - self.job.single_moments)
+        """Return the size of a checkpoint in single precision: weights, moments, the optimizer's copy of weights."""
+        copies = 3 if self.place.precision == "fp32" else 4
+        return SINGLE * (copies * self.job.parameters - self.job.single_moments)
 
 
 def make_plan(
     job: Job, place: Place, back_end: str, teraflops: Optional[float] = None, data_bytes: Optional[int] = None
 ) -> Plan:
-    """Raises UserErrors as :func:`fit` does."""
-    names = possible_back_ends(job, place.device) or ["eager"]
-    fits = [fit(job, place, name) for name in names]
-    chosen = fit(job, place, back_end)
-    one = {name: count_on(job, place, name, 1, 2).activations for name in names}
-    speed = (teraflops, "") if teraflops else usual_speed(place.device, place.precision)
-    return Plan(job, place, fits, chosen, one, *speed, data_bytes)
+    """Return the plan of a job. Raises UserErrors as :func:`fit` does."""
+    possible = possible_back_ends(job, place.device) or [KEEPING]
+    fits = {name: fit(job, place, name) for name in (KEEPING, RECOMPUTING) if name in possible}
+    chosen = fits.get(back_end) or fit(job, place, back_end)
+    if back_end != AUTO:
+        fits[back_end] = chosen
+    speed, whose = (teraflops, "") if teraflops else usual_speed(place.device, place.precision)
+    return Plan(job, place, list(fits.values()), chosen, speed, whose, data_bytes)
 
 
 @functools.cache
@@ -225,7 +265,7 @@ def as_text(plan: Plan) -> str:
     rows = [
         {
             "back end": found.back_end,
-            "activations of a sequence, GB": _gb(plan.one[found.back_end]),
+            "activations of a sequence, GB": _gb(found.of_one),
             "largest batch": found.batch or "none",
             "all memory then, GB": _gb(found.memory.peak) if found.batch else "-",
             "--update-freq": found.update_freq if found.batch else "-",
@@ -264,7 +304,7 @@ def _sentences(plan: Plan) -> list[str]:
         words.append(
             f"An update: {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {unit} "
             f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {unit} of {job.time} "
-            f"tokens, counted {how}."
+            f"tokens, measured {how}."
         )
     else:
         words.append(
@@ -281,15 +321,11 @@ def _sentences(plan: Plan) -> list[str]:
         f"Disk: {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB, "
         f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB; {data}."
     )
-    of_cuda = "CUDA and " * (place.device == "cuda")
-    rest = f"By formula; {1 - USABLE:.0%} of the memory stays free for {of_cuda}gaps between tensors."
-    by_triton = [found.back_end for found in plan.fits if found.back_end in BY_TRITON]
-    if by_triton and place.device == "cuda" and place.precision != "bf16":
-        need = "need" if len(by_triton) > 1 else "needs"
-        rest += f" {' and '.join(by_triton)} {need} compute capability 8.0, which a V100 or T4 lacks."
-    if job.estimated:
-        rest += f" The memory of {', '.join(job.estimated)} is an estimate, and may be off by more than a tenth."
-    return [*words, rest]
+    gaps = "CUDA and gaps between tensors" if place.device == "cuda" else "gaps between tensors"
+    words.append(f"Memory is measured on tensors without numbers; {1 - USABLE:.0%} of it stays free for {gaps}.")
+    if chosen.back_end in BY_TRITON and place.device == "cuda" and place.precision != "bf16":
+        words.append(f"{chosen.back_end} needs compute capability 8.0, which a V100 or T4 lacks.")
+    return words
 
 
 def _remedies(plan: Plan, unit: str) -> str:
@@ -300,20 +336,31 @@ def _remedies(plan: Plan, unit: str) -> str:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Bytes, sequences, FLOPs and hours."""
-    job, place, chosen = plan.job, plan.place, plan.chosen
+    """Return bytes, sequences, FLOPs and hours."""
+    job = plan.job
+    chosen = plan.chosen
+    back_ends = {
+        found.back_end: {"batch_size": found.batch, "update_freq": found.update_freq, **asdict(found.memory)}
+        for found in plan.fits
+    }
     return {
-        **{name: getattr(job, name) for name in ("name", "pattern", "parameters")},
-        **{"gpus": place.processes, "gpu_memory": place.memory, "precision": place.precision},
-        **{"batch_size": chosen.batch, "update_freq": chosen.update_freq, "memory": chosen.memory._asdict()},
-        "back_ends": {
-            found.back_end: {"batch_size": found.batch, "update_freq": found.update_freq, **found.memory._asdict()}
-            for found in plan.fits
-        },
-        **{name: getattr(job, name) for name in ("max_update", "tokens", "flops")},
-        **{"flops_per_second": plan.teraflops * TERA, "hours": plan.hours},
-        **{"checkpoint_bytes": plan.checkpoint_bytes, "checkpoints": job.checkpoints},
-        "is_estimate": bool(job.estimated),
+        "name": job.name,
+        "pattern": job.pattern,
+        "parameters": job.parameters,
+        "gpus": plan.place.processes,
+        "gpu_memory": plan.place.memory,
+        "precision": plan.place.precision,
+        "batch_size": chosen.batch,
+        "update_freq": chosen.update_freq,
+        "memory": asdict(chosen.memory),
+        "back_ends": back_ends,
+        "max_update": job.max_update,
+        "tokens": job.tokens,
+        "flops": job.flops,
+        "flops_per_second": plan.teraflops * TERA,
+        "hours": plan.hours,
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        "checkpoints": job.checkpoints,
     }
 
 

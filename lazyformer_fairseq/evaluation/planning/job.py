@@ -10,13 +10,16 @@ from omegaconf import OmegaConf
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_parameters
-from lazyformer_fairseq.evaluation.costs.memory import UpdateMemory, count_single_moments, count_update_memory
+from lazyformer_fairseq.evaluation.costs.flops import (
+    count_experts_elsewhere,
+    count_flops,
+    count_matrix_parameters,
+    count_parameters,
+)
+from lazyformer_fairseq.evaluation.costs.memory import Batch, UpdateMemory, measure_update_memory
 from lazyformer_fairseq.evaluation.usual_sizes import arch_named, usual_symbols
-from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
-from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.options import computed_tokens, mask_shares, refuse_out_of_bounds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
@@ -56,6 +59,7 @@ class Job:
     optimizer: str = ""
     task: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    _measured: dict[tuple[Any, ...], UpdateMemory] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self):
         """Raises a UserError for a number that no training has."""
@@ -91,7 +95,7 @@ class Job:
     @property
     def single_moments(self) -> int:
         """Parameters of which the optimizer keeps one moment, not two."""
-        return count_single_moments(self.pattern, self.sizes, self.optimizer)
+        return count_matrix_parameters(self.pattern, self.sizes) if self.optimizer == "muon" else 0
 
     @property
     def tokens(self) -> int:
@@ -124,29 +128,50 @@ class Job:
         once = count_flops(self.pattern, self.sizes, self.computed, self.memory_length, predicted=predicted)
         return 3 * once * self.per_update * self.max_update
 
-    @property
-    def estimated(self) -> list[str]:
-        """Sublayers whose memory is an estimate."""
-        sublayers = plan(self.pattern, self.sizes.direction)
-        return sorted(
-            {each.text for each in sublayers if not all(row.counts_memory for row in variant_classes(each.values))}
-        )
-
-    def count_memory(
-        self, batch: int, precision: str, device: str, back_end: str, accumulates: bool = False, processes: int = 1
+    def measure_memory(
+        self,
+        batch: int,
+        precision: str,
+        device: str,
+        back_end: str,
+        accumulates: bool = False,
+        processes: int = 1,
     ) -> UpdateMemory:
-        """Of one process."""
-        run, predicted = self.run(batch, precision, device, back_end), round(self.masked * batch * self.time)
-        return count_update_memory(self.pattern, self.sizes, run, predicted, accumulates, processes, self.optimizer)
+        """Return the memory of one process, on fake tensors, in a few seconds.
 
-    def run(self, batch: int, precision: str, device: str, back_end: str) -> Pass:
-        """Forward and backward pass of a batch."""
-        c = self.config
-        drops = (c.dropout > 0, c.attention_dropout > 0, c.activation_dropout > 0)
-        is_pre_norm = c.decoder_normalize_before if self.is_causal else c.encoder_normalize_before
-        recomputed = c.checkpoint_activations, c.reversible
-        how = (*drops, str(c.activation_fn), is_pre_norm, lambda maker: back_end, *recomputed)
-        return Pass(batch, self.computed, self.memory_length, precision, device, self.features, *how)
+        Args:
+            batch: sequences that the process takes at once.
+            precision: fp32, fp16 or bf16.
+            device: cuda or cpu.
+            back_end: of attention.
+            accumulates: whether gradients of an earlier batch of the same update are there.
+            processes: of the training.
+        """
+        key = batch, precision, device, back_end, accumulates, processes
+        if key in self._measured:
+            return self._measured[key]
+        sublayers = plan(self.pattern, self.sizes.direction)
+        options = replace(self.config, attention_backend=back_end)
+        if not self.is_causal:
+            options = replace(options, max_positions=max(options.max_positions, self.time), compile=False)
+        self._measured[key] = measure_update_memory(
+            options,
+            self.vocab_size,
+            Batch(
+                sequences=batch,
+                tokens=self.computed,
+                predicted=round(self.masked * batch * self.time),
+                memory=self.memory_length,
+                is_permuted=self.computed > self.time,
+            ),
+            precision=precision,
+            device=device,
+            accumulates=accumulates,
+            processes=processes,
+            single_moments=self.single_moments,
+            elsewhere=sum(count_experts_elsewhere(planned, self.sizes, processes) for planned in sublayers),
+        )
+        return self._measured[key]
 
     @property
     def features(self) -> frozenset[str]:

@@ -51,7 +51,7 @@ class Launch:
     precision: Optional[str] = PRECISION(
         shown="on GPUs bf16 where all have it, else fp16; on a CPU bf16 where it multiplies in it, causal models fp32"
     )
-    fit: bool = option(True, "Take as large a batch as fits the GPUs' memory by formula, unless you give one.")
+    fit: bool = option(True, "Take as large a batch as fits the GPUs' memory, unless you give one.")
     dry_run: bool = option(False, "Print the command, on standard error what `lazyformer plan` prints; run nothing.")
 
     def __post_init__(self):
@@ -114,7 +114,7 @@ class Launch:
             )
 
     def batch(self, job: Job, otherwise: int) -> int:
-        """Sequences that a process takes at once: what fits the GPUs by formula.
+        """Sequences that a process takes at once: what fits the GPUs.
 
         Args:
             job: what is trained.
@@ -128,8 +128,8 @@ class Launch:
 
         try:
             size, why = batch_that_fits(job_of_launch(*job), Place(self.world, memory, self._precision))
-        except UserError as error:  # such as of a kind of sublayer whose memory nobody counts
-            size, why = otherwise, f"the memory is not counted: {error}"
+        except UserError as error:  # such as an update that does not divide among the GPUs
+            size, why = otherwise, f"the memory is not measured: {error}"
         click.echo(f"--batch-size {size or 'as the file says'}: {why}", err=True)
         return size
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.patterns.kinds import CausalSizes
+from lazyformer_fairseq.modules.processor import has_numbers
 
 
 def band_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
@@ -131,19 +130,6 @@ class AdaptiveSoftmax(nn.Module):
         self.band_weight = nn.Parameter(torch.empty(others, embedding.embed_dim)) if others else None
         self.band_bias = nn.Parameter(torch.zeros(others)) if others else None
 
-    @staticmethod
-    def count_memory(sizes: CausalSizes, run: Pass, predicted: int) -> Memory:
-        """With its loss: the head's distribution over the first band, and each further band's over its own words.
-
-        How many words are of which band depends on the text: counted by Zipf's law.
-        """
-        (first, _), *others = sizes.bands
-        logits = predicted * (first + len(others))
-        kept = logits * SINGLE
-        for (words, width), share in zip(others, _shares_by_rank(sizes), strict=True):
-            kept += int(predicted * share) * (words * SINGLE + (sizes.embed_dim + width) * run.number)
-        return Memory(kept, logits * SINGLE, 2 * logits * SINGLE)
-
     def negative_log_likelihood(self, features: Tensor, target: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """-log P of the targets, in nats. A band beyond the first computes scores only for targets of its own.
 
@@ -163,7 +149,7 @@ class AdaptiveSoftmax(nn.Module):
             if number + 1 < len(others):
                 is_here = is_here & (target < band.start + band.size)
             in_head = in_head.masked_fill(is_here, first.size + number)
-            rows_by_band.append(is_here.nonzero().squeeze(-1))
+            rows_by_band.append(_rows(is_here, band, sum(self.sizes)))
         nll = _nats(self.first_scores(features, embedding), in_head)
         # Empty bands too: in training on several GPUs every weight needs a gradient, even one of zeros.
         for band, bias, rows in zip(others, biases[1:], rows_by_band, strict=True):
@@ -202,9 +188,9 @@ def _at_least_float32(scores: Tensor) -> Tensor:
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def _shares_by_rank(sizes: CausalSizes) -> list[float]:
-    """Of a text's words, those of each band but the first, if a word is as frequent as its rank is low."""
-    bounds = [*sizes.cutoffs, sizes.vocab_size]
-    return [
-        math.log(upper / lower) / (math.log(sizes.vocab_size) + 0.5772) for lower, upper in itertools.pairwise(bounds)
-    ]
+def _rows(is_here: Tensor, band: Band, vocab_size: int) -> Tensor:
+    """Return the places of a band's targets; of targets without numbers as many as Zipf's law expects."""
+    if has_numbers(is_here):
+        return is_here.nonzero().squeeze(-1)
+    share = math.log((band.start + band.size) / band.start) / (math.log(vocab_size) + 0.5772)
+    return torch.arange(round(share * len(is_here)), device=is_here.device)

@@ -12,7 +12,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
-from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBand
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
@@ -141,20 +140,6 @@ class CausalDecoder(Stack):
         encoded = F.dropout(encoded, self.dropout, self.training)
         positions = RelativePositions(encoded, self.content_bias, self.position_bias)
         return Context(scores, self.back_end(), positions)
-
-    @staticmethod
-    def count_embedding_memory(sizes: CausalSizes, run: Pass) -> Memory:
-        """The first sublayer's input and the features, dropout masks, vectors of narrow bands, the future's mask.
-
-        Encoded distances are there too; pre-norm LayerNorm remembers the features.
-        """
-        c = sizes.embed_dim
-        x, mask = run.tokens(c), run.mask_of_tokens(c) if run.dropout else 0
-        narrow = sum(run.tokens(width) for _, width in sizes.bands if width != c)
-        norm = x + 2 * SINGLE * run.batch * run.time if run.normalize_before else 0
-        distances = (run.keys + 1) * c * run.number * (2 + run.dropout)
-        future = run.time * run.keys * (1 + run.number)
-        return Memory(2 * (x + mask) + narrow + norm + distances + future, 2 * x, 2 * x)
 
     def forward(
         self, tokens_BT: Tensor, memory: Optional[StreamMemory] = None, return_all: bool = False

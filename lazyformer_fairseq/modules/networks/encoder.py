@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
-from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.documents import Documents, TextInARow
 from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted, check_turns, sees
 from lazyformer_fairseq.modules.networks.stack import Stack
@@ -21,8 +20,6 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
-
-INDEX = 8  # bytes of one
 
 
 def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
@@ -332,17 +329,6 @@ class Encoder(Stack):
             raise UserError("token types are given, but the model has none (--token-types)")
         x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
         return F.dropout(x, self.dropout, self.training)
-
-    @staticmethod
-    def count_embedding_memory(sizes: EncoderSizes, run: Pass) -> Memory:
-        """The first sublayer's input, a dropout mask, and what LayerNorm remembers (pre-norm: the last one).
-
-        Of permuted tokens also the bias of each pair, where it comes from, and its gradient.
-        """
-        x, mask = run.tokens(sizes.embed_dim), run.mask_of_tokens(sizes.embed_dim) if run.dropout else 0
-        pairs = run.batch * run.time**2 if "learned" in run.features else 0
-        of_pairs = pairs * (2 * sizes.num_heads * run.number + INDEX + 1)
-        return Memory(of_pairs + 2 * x + mask + 2 * SINGLE * run.batch * run.time, x, 2 * x)
 
     @property
     def asking(self) -> list[str]:

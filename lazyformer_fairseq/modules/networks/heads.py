@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.layer_norm import NormOptions, layer_norm
-from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 
 class MaskedLMHead(nn.Module):
@@ -43,13 +41,6 @@ class MaskedLMHead(nn.Module):
         if is_untied:
             self.weight = nn.Parameter(nn.init.normal_(torch.empty_like(embed_tokens.weight), std=0.02))
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
-
-    @staticmethod
-    def count_memory(sizes: EncoderSizes, run: Pass, predicted: int) -> Memory:
-        """With its loss: four of (M, C), or one, and the logits' distribution; its gradient is there twice."""
-        logits, states = predicted * sizes.vocab_size, 1 if sizes.plain_lm_head else 4
-        kept = states * predicted * sizes.embed_dim * run.number + logits * SINGLE
-        return Memory(kept, logits * (run.number + (SINGLE if run.number < SINGLE else 0)), 2 * logits * SINGLE)
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
         """Logits from features (B, T, C).

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
-from lazyformer_fairseq.modules.attention.memory_formulas import count_memory, count_reuse_memory, fallback_backend
+from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attention,
     AttentionOutput,
@@ -27,7 +25,6 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     build_choices,
     build_values,
     build_vectors,
-    count_made,
     has_positions,
     make_vectors,
     projections,
@@ -42,7 +39,7 @@ from lazyformer_fairseq.modules.sublayers.interface import (
     by_document,
 )
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES, Sizes
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
 # Where queries, keys and values are projected: a linear map, the number of the part of its outputs, of how many.
 Projections = Mapping[str, tuple[str, int, int]]
@@ -139,32 +136,6 @@ class AttentionSublayer(Sublayer):
         return merge_heads(attended.output_BNTD), {DISTRIBUTION: attended.distribution, **handed_on}
 
 
-def count_attention_memory(
-    sizes: Sizes, planned: PlannedSublayer, run: Pass, projected: int, is_consumer: bool = False
-) -> Memory:
-    """Of a sublayer that attends.
-
-    Args:
-        planned: whose settings shape the scores.
-        projected: bytes of what it projects and autograd keeps.
-        is_consumer: whether it reads the distribution of `planned`.
-    """
-    shape = run.batch, sizes.num_heads, run.time, run.keys, sizes.embed_dim
-    where = run.number, run.mask, run.device, run.attention_dropout, run.features
-    size = AttentionSize(*shape, *where, planned.consumers.count(DISTRIBUTION))
-    for choice in variant_classes(planned.values):
-        size = choice.attention_size(sizes, planned.values, size)
-    back_end = fallback_backend(run.back_end(planned), size.dropout, size.features)
-    inner = (count_reuse_memory if is_consumer else count_memory)(back_end, size)
-    output = run.tokens(sizes.embed_dim)
-    # When the distribution is gone, gradients of all projections are there twice: one by one, and side by side.
-    backward = max(output + inner.backward, 2 * projected - inner.kept)
-    more = (each.count_more_kept(planned.values, is_consumer, BACK_ENDS[back_end].keeps_distribution)
-            for each in variant_classes(planned.values))  # fmt: skip
-    kept = inner.kept + projected + (1 + sum(more)) * output
-    return inner._replace(kept=kept, forward=output + inner.forward, backward=backward)
-
-
 class ChoosingAttention(AttentionSublayer):
     """The base of ``s``: its settings choose what it computes.
 
@@ -193,12 +164,6 @@ class ChoosingAttention(AttentionSublayer):
         return make_vectors(self.key_makers, split_heads(k_BKC, self.num_heads), scores, keys)
 
 
-def count_remembered(sizes: Sizes, run: Pass) -> tuple[int, int]:
-    """Bytes of a projection (B, K, C) of memory and segment, and of a copy of both, which there is with a memory."""
-    of_keys = run.batch * run.keys * sizes.embed_dim * run.number
-    return of_keys, of_keys if run.memory else 0
-
-
 class SelfAttention(ChoosingAttention):
     """softmax(QK^T / sqrt(D) + bias) V with an output projection, or what its settings make of it."""
 
@@ -217,13 +182,6 @@ class SelfAttention(ChoosingAttention):
         kept = projections(planned.values)
         names = ["q"] * ("queries" in kept) + ["k"] * ("keys" in kept) + ["v"]
         return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
-
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """Queries, keys, values, output, and what the back end keeps."""
-        compared = len(projections(planned.values))
-        parts = compared * (1 + count_made(planned.values, run)) + 1
-        return count_attention_memory(sizes, planned, run, round(parts * run.tokens(sizes.embed_dim)))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         needs_input = self.choices or self.is_key_producer
@@ -273,21 +231,6 @@ class RelativeAttention(ChoosingAttention):
         self.position_proj = Linear(embed_dim, embed_dim, bias=False) if compares else None
         self.out_proj = Linear(embed_dim, embed_dim, bias=False)
         self.start_copies()
-
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """Queries that meet keys and queries that meet distances, these, keys, values, memory and input, output."""
-        kept = projections(planned.values)
-        of_keys, inputs = count_remembered(sizes, run)
-        meets_distances = "keys" in kept and not has_positions(planned.values)
-        queries = run.tokens(sizes.embed_dim) * ("queries" in kept) * (1 + meets_distances)
-        made = count_made(planned.values, run)
-        # Where there are others, projected queries are gone; keys are a part of what values are a part of.
-        queries += round(run.tokens(sizes.embed_dim) * ("queries" in kept) * max(0, made - 1))
-        projected = queries + round(of_keys * (1 + ("keys" in kept) * (1 + made)))
-        found = count_attention_memory(sizes, planned, run, projected)
-        distances = (run.keys + 1) * sizes.embed_dim * run.number if meets_distances else 0
-        return found._replace(kept=found.kept + inputs + distances)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         if memory_BMC is not None:
@@ -348,13 +291,6 @@ class LazyAttention(AttentionSublayer):
         self.value_makers = build_values(replace(options, values=values))
         self.start_copies()
 
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """Values, output, and what the back end keeps."""
-        values, inputs = count_remembered(sizes, run)
-        found = count_attention_memory(sizes, planned.producer, run, values, is_consumer=True)
-        return found._replace(kept=found.kept + inputs)
-
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Attends with the given distribution, which includes biases and masks already."""
         x_BKC = with_memory(memory_BMC, x_BTC)
@@ -396,16 +332,6 @@ class SharedKeysAttention(AttentionSublayer):
         self.query_makers = build_vectors(replace(options, values=values), are_keys=False)
         if options.is_causal and not has_positions(values):
             self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
-
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """Queries, output, what the back end keeps, and on ``eager`` copies of keys and values."""
-        shaper = planned.shaper
-        meets_distances = "positions" in run.features and not has_positions(shaper.values)
-        queries = run.tokens(sizes.embed_dim) * (1 + meets_distances)
-        copies = 2 * count_remembered(sizes, run)[0] if run.back_end(shaper) == "eager" else 0
-        found = count_attention_memory(sizes, replace(shaper, consumers=()), run, queries + copies)
-        return found._replace(pending=0)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         y_BTC, _ = by_document(self._attend, [x_BTC, self.q_proj(x_BTC)], below, shared)

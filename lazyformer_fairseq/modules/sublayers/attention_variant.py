@@ -4,18 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Optional, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention import ReusableAttention
-from lazyformer_fairseq.modules.attention.blockwise import Blockwise
 from lazyformer_fairseq.modules.attention.masks import AttentionMask
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.memory_costs import AttentionSize, Pass
 from lazyformer_fairseq.modules.sublayers.interface import RelativePositions, Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
-from lazyformer_fairseq.patterns.kinds import CAUSAL, Sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +77,10 @@ class AttentionVariant(nn.Module):
 
     Attributes:
         refuses: features of the network's scores that it cannot stand with, each with the reason and the remedy.
-        counts_memory: whether the formula of memory holds with it within a tenth; else it is an estimate.
         copies: by the name of a linear map of its own, which projection it starts as a copy of: "q", "k" or "v". The
             module of its values may have some, too.
         has_probabilities: whether the distribution on ``eager`` has `probabilities`, (B, N, T, K) of tokens, which a
             search mixes.
-        makes_vectors: whether it makes others of queries and keys, which autograd then keeps beside those projected.
         has_positions: whether its scores know of positions by themselves: a causal model then adds none.
         takes_permuted: as of a :class:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer`.
         why_no_segments: why a causal model with it carries no memory from one segment to the next, though it may attend
@@ -94,10 +88,8 @@ class AttentionVariant(nn.Module):
     """
 
     refuses: ClassVar[Mapping[str, str]] = {}
-    counts_memory: ClassVar[bool] = False
     copies: ClassVar[Mapping[str, str]] = {}
     has_probabilities: ClassVar[bool] = True
-    makes_vectors: ClassVar[bool] = False
     has_positions: ClassVar[bool] = False
     takes_permuted: ClassVar[bool] = False
     why_no_segments: ClassVar[str] = ""
@@ -116,11 +108,6 @@ class AttentionVariant(nn.Module):
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         """Changes what comes in, has the rest of the choices attend (`inner`), and changes what comes out."""
         return inner(attention)
-
-    @classmethod
-    def count_more_kept(cls, values: Settings, is_consumer: bool, keeps_distribution: bool) -> int:
-        """Tensors of the input's size that autograd keeps besides, of an ``s`` or of a consumer of its distribution."""
-        return 0
 
     @classmethod
     def projections(cls, values: Settings) -> frozenset[str]:
@@ -144,11 +131,6 @@ class AttentionVariant(nn.Module):
         """
         return None
 
-    @classmethod
-    def count_vectors(cls, run: Pass) -> float:
-        """Tensors like queries, or keys, that autograd keeps besides those projected and those that are compared."""
-        return 0
-
     # What it sees of a causal model's memory.
 
     @classmethod
@@ -162,21 +144,6 @@ class AttentionVariant(nn.Module):
         return self.most_reach
 
     # Which back end computes it.
-
-    @classmethod
-    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
-        """What the innermost attention's memory depends on, given that without this choice.
-
-        What the choice itself takes besides does not count; see `counts_memory`.
-        """
-        size = size._replace(features=cls._with_features(size.features, values))
-        is_causal = sizes.direction == CAUSAL
-        mask = cls.mask_of(values, sizes.num_heads, is_causal)
-        if mask is None:
-            return size
-        head = size.width // size.heads
-        q, k = (torch.empty(size.batch, size.heads, length, head, device="meta") for length in (size.time, size.keys))
-        return size._replace(in_tiles=Blockwise.stored_size(q, k, Scores(is_causal=is_causal, mask=mask)))
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
@@ -234,12 +201,6 @@ def make_vectors(
     for maker in makers.values():
         x_BNTD = maker(x_BNTD, scores, keys, places_AG)
     return x_BNTD
-
-
-def count_made(values: Settings, run: Pass) -> float:
-    """Tensors like queries, or keys, that an ``s`` of these settings keeps besides those that it projects."""
-    makers = [choice for choice in variant_classes(values) if choice.makes_vectors]
-    return bool(makers) + sum(maker.count_vectors(run) for maker in makers)
 
 
 def has_positions(values: Settings) -> bool:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention import check_heads
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
@@ -19,7 +18,7 @@ from lazyformer_fairseq.modules.sublayers.interface import (
     by_document,
 )
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT, Sizes
+from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT
 
 CACHED = 2**16  # sums that a filter's gradient adds up at a time: a quarter of a megabyte, which stays near the core
 
@@ -63,12 +62,6 @@ class Convolution(Sublayer):
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Convolution":
         heads = options.num_heads if planned.values["form"] == LIGHTWEIGHT else 0
         return cls(options.embed_dim, planned.values["width"], heads)
-
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """Both halves of the projection, the gated half and the convolved one."""
-        x = run.tokens(sizes.embed_dim)
-        return Memory(4 * x, x, 2 * x)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         convolved, _ = by_document(partial(self._convolved, memory_BMC), [self._gated(x_BTC)], below, shared)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.layer_norm import NormOptions, layer_norm
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
+from lazyformer_fairseq.modules.processor import has_numbers
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
     Output,
@@ -19,7 +19,6 @@ from lazyformer_fairseq.modules.sublayers.interface import (
     by_document,
 )
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import Sizes
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -84,31 +83,6 @@ class FeedForward(Sublayer):
 
     def last_map(self) -> nn.Module:
         return self.fc2
-
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """What the activation and the second map remember: two of (B, T, W), of which ReLU shares one, and a mask.
-
-        With a gate four: both halves, what the gate lets through, and the product of the two. Of experts each has that
-        for the tokens that go to it, all of which find a slot here, and inputs and outputs of these besides.
-        """
-        own, top = cls._count_own_memory(sizes, bool(planned.values["gate"]), run), planned.values["top"]
-        if not planned.values["experts"]:
-            return own
-        routed = top * run.tokens(sizes.embed_dim)
-        exact = SINGLE * run.batch * run.time * sizes.embed_dim if run.number < SINGLE else 0
-        return Memory(top * own.kept + 2 * routed + exact, top * own.forward + routed, top * own.backward + routed)
-
-    @staticmethod
-    def _count_own_memory(sizes: Sizes, is_gated: bool, run: Pass) -> Memory:
-        hidden, output = run.tokens(sizes.ffn_embed_dim), run.tokens(sizes.embed_dim)
-        if is_gated:
-            mask = run.mask_of_tokens(sizes.ffn_embed_dim) if run.activation_dropout else 0
-            return Memory(4 * hidden + mask, output + (hidden if mask else 0), max(output, 2 * hidden))
-        remembered = 2 if run.activation_dropout or run.activation != "relu" else 1
-        mask = run.mask_of_tokens(sizes.ffn_embed_dim) if run.activation_dropout else 0
-        gradients = hidden * (3 - remembered)  # one of the remembered is gone by then
-        return Memory(remembered * hidden + mask, output + (hidden if mask else 0), max(output, gradients))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         return self.compute(x_BTC), {}
@@ -203,7 +177,7 @@ class Experts(Sublayer):
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         x_SC = x_BTC.flatten(0, 1)
-        if x_BTC.is_meta:
+        if not has_numbers(x_BTC):
             return self._evenly(x_SC).view_as(x_BTC), {}
         gates_SE = self.gates(x_SC)
         if not self.training and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
@@ -326,10 +300,6 @@ class Identity(Sublayer):
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Identity":
         return cls()
 
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        return Memory(0)
-
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         return x_BTC, {}
 
@@ -354,17 +324,6 @@ class ResidualSublayer(nn.Module):
         self.dropout = dropout
         self.normalize_before = normalize_before
         self.layer_norm = layer_norm(embed_dim, *norm)
-
-    @staticmethod
-    def count_memory(inner: Memory, sizes: Sizes, run: Pass) -> Memory:
-        """Of `inner` and what stands around it: a dropout mask, the input and the output of LayerNorm, two sums a row.
-
-        In the backward pass gradients of the output, and of what goes past, take the place of LayerNorm's two.
-        """
-        x = run.tokens(sizes.embed_dim)
-        mask = run.mask_of_tokens(sizes.embed_dim) if run.dropout else 0
-        kept = inner.kept + 2 * x + mask + 2 * SINGLE * run.batch * run.time
-        return inner._replace(kept=kept, forward=max(inner.forward, x), backward=max(inner.backward - mask, 2 * x))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """As :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`.

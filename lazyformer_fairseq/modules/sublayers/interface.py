@@ -8,12 +8,10 @@ from typing import Any, ClassVar, NamedTuple, Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.errors import NotCounted, UserError
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.patterns.attention_kinds import Value
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import Sizes
 
 # What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
 SharedState = Mapping[str, Any]
@@ -111,16 +109,6 @@ class Sublayer(nn.Module):
         if (found := getattr(self, "out_proj", None)) is None:
             raise UserError(f"--zero-last-maps: {type(self).__name__} has no out_proj, and no last_map of its own")
         return found
-
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """What it takes in an update, without its input and what the residual connection around it takes.
-
-        Raises:
-            NotCounted: nobody has counted that.
-        """
-        why = f"nobody counts the memory of {planned.kind.name}: its class has no count_memory"
-        raise NotCounted(f"{planned.text}: {why}")
 
     @abstractmethod
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
+from lazyformer_fairseq.modules.processor import has_numbers
 from lazyformer_fairseq.modules.sublayers.attention import with_memory
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
@@ -32,7 +32,7 @@ from lazyformer_fairseq.modules.sublayers.interface import (
     by_document,
 )
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import BRC, MINGRU, NBRC, Sizes
+from lazyformer_fairseq.patterns.kinds import BRC, MINGRU, NBRC
 
 # On a processor: numbers of a step that cost more than calling torch does, and those that stay near the core.
 AT_ONCE, CACHED = 2**13, 2**17
@@ -77,19 +77,6 @@ class Recurrent(Sublayer):
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Recurrent":
         return cls(options.embed_dim, planned.values["cell"], options.is_causal, options.max_positions)
-
-    @classmethod
-    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
-        """What is projected, in single precision, the states, in both precisions, and the memory.
-
-        Backward the gradient of what is projected comes besides, and is rearranged; before, a block of steps needs
-        about four times its numbers.
-        """
-        parts, keys = 2 if planned.values["cell"] == MINGRU else 3, run.batch * run.keys * sizes.embed_dim
-        exact, own = SINGLE * keys, run.number * keys
-        kept = (parts + 1) * exact + own + own * run.memory // run.keys
-        block = 4 * SINGLE * (min(CACHED, parts * keys) if run.device == "cpu" else parts * keys)
-        return Memory(kept, 2 * parts * own, parts * exact + max(block, parts * own))
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         projected = self.in_proj(with_memory(memory_BMC, x_BTC))
@@ -181,7 +168,8 @@ def _mingru(x: Tensor) -> tuple[Tensor, Tensor]:
 def _at_a_time(x_TSBG: Tensor) -> list[slice]:
     """Steps whose numbers stay near a processor's core, block by block; all of them elsewhere."""
     time = len(x_TSBG)
-    block = max(1, CACHED * time // x_TSBG.numel()) if x_TSBG.device.type == "cpu" else time
+    is_cached = x_TSBG.device.type == "cpu" and has_numbers(x_TSBG)
+    block = max(1, CACHED * time // x_TSBG.numel()) if is_cached else time
     return [slice(start, start + block) for start in range(0, time, block)]
 
 
@@ -243,7 +231,7 @@ def _as_given(x: Tensor) -> torch.autocast:
 
 def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
     states = x_TSBG.new_empty(_states_shape(x_TSBG, weight))
-    if x_TSBG.is_meta and weight is not None:  # where products are counted: all of them in one
+    if not has_numbers(x_TSBG) and weight is not None:  # where costs are counted: all steps in one
         return _step(*_parts(x_TSBG), states, weight)
     before = torch.zeros_like(states[0])
     with _as_given(x_TSBG):
@@ -311,6 +299,8 @@ def _hand_back(
         g = scan(by_before.roll(-1, 0).flip(0), d).flip(0)
         return g, by_before[0] * g[0]
     found = torch.empty_like(d_TSBH)
+    if not has_numbers(d_TSBH):
+        return found, handed
     for d, of_state, of_gates, g in reversed(list(zip(d_TSBH, by_before, by_gates, found, strict=True))):
         torch.add(d, handed, out=g)
         handed = torch.baddbmm(of_state * g, (of_gates * g[..., None, :]).flatten(-2), weight.mT)
@@ -337,6 +327,8 @@ def scan(a_T: Tensor, b_T: Tensor, chunks: Optional[int] = None) -> Tensor:
     a, h = (F.pad(each, (0,) * (2 * each.dim() - 1) + (more,)) for each in (a_T, b_T))
     a, h = a.unflatten(0, (chunks, length)), (h if more else h.clone()).unflatten(0, (chunks, length))
     kept = a.clone() if chunks > 1 else a
+    if not has_numbers(h):
+        return h.flatten(0, 1)[:time]
     for (before, state), keep in zip(pairwise(h.unbind(1)), a.unbind(1)[1:], strict=True):
         state.addcmul_(keep, before)
     for (before, product), keep in zip(pairwise(kept.unbind(1)), a.unbind(1)[1:], strict=True) if chunks > 1 else ():

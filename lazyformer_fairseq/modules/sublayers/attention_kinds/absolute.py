@@ -22,7 +22,7 @@ class Absolute(AttentionVariant):
         UserError: two sublayers of one network have tables of different lengths.
     """
 
-    has_positions = counts_memory = True
+    has_positions = True
     why_no_segments: ClassVar[str] = "absolute positions count from where a text starts"
 
     def __init__(self, options: SublayerOptions):

@@ -21,7 +21,7 @@ class Entmax(AttentionVariant):
             from a standard normal distribution, as in the published code.
     """
 
-    counts_memory = takes_permuted = True
+    takes_permuted = True
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
-from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention import merge_heads, split_heads
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
-from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
-from lazyformer_fairseq.patterns.kinds import Sizes
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 # Matrices (k, n) of a network of L layers of N heads, by `share`: "none" 2 N L, "heads" 2 L, "kv" L, "layers" 1.
 NONE, HEADS, KV, LAYERS = "none", "heads", "kv", "layers"
@@ -34,7 +32,6 @@ class Linformer(AttentionVariant):
         common_weights: by their names here, the names of those that the whole network shares.
     """
 
-    counts_memory = True
     refuses: ClassVar[Mapping[str, str]] = {
         "bias": "its keys mix all positions and have no distance to a query, which T5's bias needs; "
         "give --relative-position-buckets 0"
@@ -98,10 +95,6 @@ class Linformer(AttentionVariant):
             )
         keys = first_columns(self.key_projection, time)
         return keys, keys if self.value_projection is None else first_columns(self.value_projection, time)
-
-    @classmethod
-    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
-        return size._replace(keys=min(values["linformer"], size.keys))
 
 
 def text_alone(x: Tensor, is_padding_BT: Optional[Tensor]) -> Tensor:

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
-from lazyformer_fairseq.patterns.kinds import Sizes
 
 
 class Persistent(AttentionVariant):
@@ -50,13 +48,6 @@ class Persistent(AttentionVariant):
         beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # a synthesizer's factors, of which vectors have none
         k_BNKD = _append(attention.k_BNKD, F.pad(keys_NMD, (0, beside)))
         return inner(replace(attention, k_BNKD=k_BNKD).with_scores(extra=extra))
-
-    @classmethod
-    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
-        """With more keys."""
-        size = super().attention_size(sizes, values, size)
-        more = values["persistent"]
-        return size._replace(keys=size.keys + more, in_tiles=size.in_tiles and size.in_tiles + size.rows * more)
 
 
 class PersistentValues(nn.Module):

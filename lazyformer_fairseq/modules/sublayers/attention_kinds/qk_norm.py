@@ -5,7 +5,6 @@ from typing import Optional
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.memory_costs import SINGLE, Pass
 from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
@@ -20,17 +19,11 @@ class QKNorm(AttentionVariant):
     share the gains; a ``k`` has one of its own for its queries.
     """
 
-    counts_memory = makes_vectors = takes_permuted = True
+    takes_permuted = True
 
     @classmethod
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "HeadNorm":
         return HeadNorm(options.head_size, eps=1e-6)
-
-    @classmethod
-    def count_vectors(cls, run: Pass) -> float:
-        """On a processor what the gain multiplies; in half precision that in single precision, and so the input."""
-        single = SINGLE / run.number
-        return 0 if run.device == "cuda" else 1 if single == 1 else 2 * single
 
 
 class HeadNorm(nn.RMSNorm):

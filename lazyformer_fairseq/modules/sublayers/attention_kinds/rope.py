@@ -30,8 +30,7 @@ class Rope(AttentionVariant):
         UserError: heads of an odd size.
     """
 
-    counts_memory = True
-    has_positions = makes_vectors = takes_permuted = True
+    has_positions = takes_permuted = True
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.processor import has_numbers
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 
@@ -34,15 +35,14 @@ class Span(AttentionVariant):
             STEP. Keys beyond are not computed. :func:`measure_spans` keeps it up to date.
     """
 
-    counts_memory = True
-
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.limit, self.ramp = options.values["span"], options.values["ramp"]
         self.penalty_weight = options.values["span_loss"]
         self.is_causal = options.is_causal
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
-        self.set_longest(1.0 if self.shares.is_meta else 0.0)  # what is counted without numbers is what it may become
+        # Where costs are counted without numbers, a span is as long as it may become.
+        self.set_longest(0.0 if has_numbers(self.shares) else 1.0)
         options.common.setdefault(SPANS, []).append(self)
 
     @classmethod
@@ -117,6 +117,8 @@ def measure_spans(spans: Iterable[Span]) -> None:
         for span in spans:
             if span.training:
                 span.shares.data.clamp_(0, 1)  # past autograd: a graph of a pass before may still be alive
+        if not has_numbers(spans[0].shares):
+            return
         largest = torch.stack([span.shares.max() for span in spans]).tolist()
     for span, share in zip(spans, largest, strict=True):
         span.set_longest(share)

@@ -23,8 +23,6 @@ class Sparse(AttentionVariant):
         UserError: ``heads=split`` with one head.
     """
 
-    counts_memory = True
-
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.mask = self.mask_of(options.values, options.num_heads, options.is_causal)

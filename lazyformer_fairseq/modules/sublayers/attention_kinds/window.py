@@ -46,7 +46,6 @@ class Window(AttentionVariant):
         UserError: more dilated heads than there are.
     """
 
-    counts_memory = True
     copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
 
     def __init__(self, options: SublayerOptions):
@@ -83,11 +82,6 @@ class Window(AttentionVariant):
             if number:
                 groups.append((number, (Band(width, 0 if is_causal else width, step), *columns)))
         return AttentionMask(tuple(groups))
-
-    @classmethod
-    def count_more_kept(cls, values: Settings, is_consumer: bool, keeps_distribution: bool) -> int:
-        """What global tokens see, and the output without theirs where a back end needs it to differentiate."""
-        return (2 - is_consumer) + (not keeps_distribution) if values["global"] else 0
 
     @classmethod
     def why_no_memory(cls, values: Settings) -> str:

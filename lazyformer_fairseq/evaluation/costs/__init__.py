@@ -1,1 +1,1 @@
-"""What a model costs: parameters and FLOPs counted, memory by formula, seconds and memory by measurement."""
+"""What a model costs: parameters and FLOPs counted, seconds and memory measured."""

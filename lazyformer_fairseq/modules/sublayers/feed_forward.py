@@ -284,10 +284,14 @@ class Experts(Sublayer):
         return torch.stack(list(weighted)).sum(0)
 
     def _evenly(self, x_SC: Tensor) -> Tensor:
-        """For what counts without numbers: the gate's products, and all experts chosen equally often."""
-        F.linear(x_SC, self.gate.weight)
-        parts = zip(self.experts.values(), x_SC.repeat(self.top, 1).tensor_split(self.count), strict=True)
-        return torch.cat([expert.compute(part) for expert, part in parts]).view(self.top, *x_SC.shape).sum(0)
+        """Return what costs as much, where tensors have no numbers: all experts are chosen equally often."""
+        tokens = len(x_SC)
+        weights_SK, _ = F.linear(x_SC, self.gate.weight).softmax(-1).topk(self.top, -1)
+        tokens_P = torch.arange(tokens, device=x_SC.device).repeat(self.top)
+        parts = x_SC.index_select(0, tokens_P).tensor_split(self.count)
+        outputs = [expert.compute(part) for expert, part in zip(self.experts.values(), parts, strict=True)]
+        outputs_PC = torch.cat(outputs) * weights_SK.t().flatten()[:, None]
+        return outputs_PC.new_zeros(x_SC.shape).index_add(0, tokens_P, outputs_PC)
 
 
 class Identity(Sublayer):

@@ -42,7 +42,7 @@ def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[Binary
     """
     path = Path(path).absolute()
     if path.is_dir():
-        raise UserError(f"{path}: is a folder, and a file is to be written; give another name")
+        raise UserError(f"{path}: is a folder, and a file is to be written; remove it, or give another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     if durable:
         remove_leftovers(path.parent, path.name)

@@ -131,6 +131,8 @@ REPLACEMENTS = (
         "of weights in fp16 or bf16 the rounded ones alone are saved, and gradients are added in half precision",
         INSTEAD)
       for name in ("FP16Optimizer", "MemoryEfficientFP16Optimizer")),
+    Replacement(RUN, "fairseq.logging.progress_bar:progress_bar", "record:recording_progress",
+                "what a run measures is only printed, and read back from logs by patterns"),
     # fairseq writes one name by a rename, copies the others in place, checks nothing, and stops at a full disk.
     Replacement(RUN, "fairseq.checkpoint_utils:load_checkpoint", "trainer:loading_the_intact_one",
                 "where checkpoint_last.pt is damaged the run stops, where it is missing it starts anew"),

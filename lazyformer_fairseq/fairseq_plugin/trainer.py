@@ -27,6 +27,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
+from lazyformer_fairseq.fairseq_plugin.record import RunRecorder
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import LAST, NotSavedError, choose_for_all, listed_name
 from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_ours, listed_updates
@@ -52,6 +53,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         takes_signals: whether it is to; a driver of several trainings takes them itself.
         guard: judges updates; None where processes see different gradients.
         screen: what the run shows, for ``--log-seconds``.
+        recorder: writes ``run.json`` and ``metrics.jsonl``.
         epoch_iterator: the one in use, for whoever saves between epochs.
         not_saved: why the last save failed, or None.
         experts: those of the model, shared out over processes; None where each holds all.
@@ -79,6 +81,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self.preemption = Preemption(self)
         self.guard = UpdateGuard(self) if can_be_guarded(self) else None
         self.screen = Screen(self)
+        self.recorder = RunRecorder(self)
         self._passes: Optional[tuple[int, int]] = None  # of the update under way: begun, and all
 
     @override
@@ -284,6 +287,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
                 self.guard.load(extra_state, reset_optimizer)
             if extra_state is None:
                 return None
+            self.recorder.rewind(self.get_num_updates())
             self.back_ends = SELECTOR.load_state_dict(extra_state.get("attention_back_ends", {}))
             if not (reset_optimizer or reset_meters):
                 _resume_early_stopping(extra_state.get("early_stopping"))
@@ -453,6 +457,7 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
     if not is_over:
         with refused_in_words(partial(in_training, trainer, [trainer._dummy_batch])):
             trainer.screen.introduce()  # which times a pass
+        trainer.recorder.begin()
     return extra_state, epoch_itr
 
 

@@ -90,14 +90,25 @@ class MetricsLine:
 
 
 def write_run(folder: Path, record: RunRecord) -> None:
-    """Write ``run.json``, and warn where the run was started before with other values."""
+    """Write ``run.json``, and log with which values the run continues that differ from those it began with."""
     path = folder / RUN
     content = _as_json(record)
     if path.is_file():
-        changed = differences(_as_json(read_run(folder)), content)
+        changed = differences(_by_full_name(_as_json(read_run(folder))), _by_full_name(content))
         if changed:
-            logger.warning("%s: the run continues with other values than it began with (%s)", folder, changed)
+            logger.info("%s: the run continues with other values than it began with: %s", folder, changed)
     write_json(path, content)
+
+
+def _by_full_name(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a record by names such as ``schedule.max_update``, without its command."""
+    found = {}
+    for section, options in content.items():
+        if isinstance(options, dict):
+            found |= {f"{section}.{name}": value for name, value in options.items()}
+        elif section != "command":
+            found[section] = options
+    return found
 
 
 def _as_json(record: RunRecord) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def test_choosing_leaves_no_trace_in_what_is_computed(chosen):
 
 
 def test_each_product_of_a_run_s_rows_is_chosen_once(chosen):
+    chosen.time_at_once()
     module = Linear(INPUTS, OUTPUTS)
     for rows in (ROWS, ROWS, ROWS + 10 * 128, ROWS + 40 * 128):
         module(torch.randn(rows, INPUTS)).sum().backward()

@@ -226,6 +226,8 @@ class OnBackEnd:
 
         def used(maker: PlannedSublayer) -> str:
             name = by_maker[layers_of_block(maker), maker.shaper.settings]
+            if name == "recompute" and weight.device.type == "cpu" and training and self.buckets and not has_dropout:
+                return "fused"  # torch fuses no bias that learns
             return "unfused" if name == "recompute" and _torch_attention(weight.device, has_dropout) != name else name
 
         return used

@@ -59,6 +59,7 @@ MIXED = AttentionMask(((1, (Band(6, 6), Columns(2))), (1, (Band(3, 3, 2), Band(N
 def test_gradients(parts, is_causal, extra, monkeypatch):
     """torch refuses gradients on a processor, although it computes them."""
     monkeypatch.setattr(torchs, "_validate_device", lambda *given: None)
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False, raising=False)
     case = Case(MIXED, memory=20 if is_causal else 0, extra=extra, is_causal=is_causal, parts=parts)
     torch.testing.assert_close(case.by("flex"), case.by("eager"), atol=1e-11, rtol=1e-9)
 

@@ -39,7 +39,8 @@ from lazyformer_fairseq.experiments.search.training import STATE, load_state
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.fairseq_plugin.replacements import EVALUATING_MODULES
 from lazyformer_fairseq.finetuning.grid import load_start_models
-from lazyformer_fairseq.finetuning.tasks.glue import load_finetuned
+from lazyformer_fairseq.finetuning.settings import PredictSettings
+from lazyformer_fairseq.finetuning.tasks.glue import predict_task
 from lazyformer_fairseq.language_modeling.evaluate import load_model
 from lazyformer_fairseq.storage.checkpoint_file import UNSAFE_LOADS
 from lazyformer_fairseq.storage.indexed_format import check_items, read_index
@@ -152,7 +153,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         lambda: LazyFormerModel.from_pretrained(folder, "model.pt"),
         lambda: hub_utils.from_pretrained(str(folder), "model.pt", str(data_folder)),
         lambda: load_start_models({"evil": evil}, tokenizer),
-        lambda: load_finetuned(TASKS["CoLA"], folder, cola, tokenizer),
+        lambda: predict_task(TASKS["CoLA"], folder, cola, PredictSettings(tokenizer=tokenizer)),
         lambda: load_model(evil, data_folder),
         lambda: checkpoint_utils.load_model_ensemble([str(evil)]),
         lambda: load_state(folder / STATE),

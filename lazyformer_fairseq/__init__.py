@@ -30,7 +30,7 @@ _PUBLIC = {
     "CausalLanguageModel": "fairseq_plugin.models",
     "LazyFormerModel": "fairseq_plugin.models",
     "build": "modules.networks.named",
-    "load": "evaluation.hub",
+    "load": "evaluation.loading",
     "open_masked_text": "data.masked_text",
     "save": "evaluation.export",
     **dict.fromkeys(_OF_TRANSFORMERS, "huggingface"),

@@ -13,7 +13,7 @@ import torch
 from helpers import dictionary_of
 from torch import Tensor
 
-from lazyformer_fairseq.evaluation.hub import model_of, tasks_of_heads
+from lazyformer_fairseq.evaluation.loading import model_of, tasks_of_heads
 from lazyformer_fairseq.huggingface.code import write_code
 from lazyformer_fairseq.huggingface.export import choose_head
 from lazyformer_fairseq.huggingface.forms import Source, write_custom

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.evaluation.export import write_model
-from lazyformer_fairseq.evaluation.hub import LazyFormerHub, model_of
+from lazyformer_fairseq.evaluation.inference import TrainedModel
+from lazyformer_fairseq.evaluation.loading import model_of
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.training.warm_start.start import SUBLAYERS, Trained, WarmStart
 
@@ -60,5 +61,5 @@ def write_encoder(folder: Path, data_folder: Path, pattern: str, *head: object, 
     if head:
         model.register_classification_head(*head)
     folder.mkdir(exist_ok=True)
-    write_model(LazyFormerHub(model, tokenizer), folder)
+    write_model(TrainedModel(model, tokenizer), folder)
     return folder

@@ -18,7 +18,8 @@ from safetensors.torch import save_model
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.checkpoints import ARCHITECTURE, CONFIG_FILE, FORMAT, FORMAT_VERSION, WEIGHTS_FILE
-from lazyformer_fairseq.evaluation.hub import LazyFormerHub, as_hub, load
+from lazyformer_fairseq.evaluation.inference import TrainedModel
+from lazyformer_fairseq.evaluation.loading import load, trained_model
 from lazyformer_fairseq.evaluation.match import dictionary_hash
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, plain_options
@@ -29,11 +30,11 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
     """Writes a checkpoint's model and tokenizer to the folder `out`, whole or not at all.
 
     Args:
-        folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.hub.load`.
+        folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
         out: must not exist yet, or be empty.
 
     Raises:
-        UserError: what :func:`~lazyformer_fairseq.evaluation.hub.load` raises, or `out` exists.
+        UserError: what :func:`~lazyformer_fairseq.evaluation.loading.load` raises, or `out` exists.
     """
     loaded = load(folder, checkpoint_file)
     with atomic_folder(Path(out)) as unfinished:
@@ -54,12 +55,12 @@ def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) ->
         raise UserError(f"save: takes masked language models, not a {type(model).__name__}")
     weights = {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
     weights["dictionary_sha256"] = dictionary_hash(tokenizer.dictionary)
-    loaded = as_hub(plain_options(MaskedLMOptions, model.cfg), weights, tokenizer, Path(folder))
+    loaded = trained_model(plain_options(MaskedLMOptions, model.cfg), weights, tokenizer, Path(folder))
     with atomic_folder(Path(folder)) as unfinished:
         write_model(loaded, unfinished)
 
 
-def write_model(loaded: LazyFormerHub, folder: Path) -> None:
+def write_model(loaded: TrainedModel, folder: Path) -> None:
     """Writes a model and its tokenizer into a folder that is there already, file by file."""
     options = asdict(plain_options(MaskedLMOptions, loaded.model.cfg))
     config = {"format": FORMAT, "format_version": FORMAT_VERSION, "architecture": ARCHITECTURE}

@@ -19,7 +19,7 @@ from lazyformer_fairseq.data.prepared_folder import PreparedFolder, SplitFacts
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.match import dictionary_hash
 from lazyformer_fairseq.finetuning import results
 from lazyformer_fairseq.finetuning.benchmark import Benchmark, RunRequest
@@ -98,7 +98,7 @@ def _load_start_model(name: str, path: Path, tokenizer_folder: Path, symbols: to
     state = checkpoints.load(path)
     weights = state["model"]
     given = state["cfg"].get("model")
-    if hub.is_causal(state) or not isinstance(given, dict) or "sublayer_pattern" not in given:
+    if loading.is_causal(state) or not isinstance(given, dict) or "sublayer_pattern" not in given:
         raise UserError(f"{path}: not a checkpoint of this package's models for fine-tuning, masked language models")
     if "dictionary_sha256" not in weights:
         raise UserError(f"{path}: not a checkpoint of this package's models: it does not name its dictionary")

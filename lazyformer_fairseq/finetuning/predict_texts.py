@@ -24,7 +24,7 @@ from lazyformer_fairseq.data.labelled_files import (
 )
 from lazyformer_fairseq.data.text.interface import told_cut
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, inference, loading
 from lazyformer_fairseq.evaluation.metrics import METRICS
 from lazyformer_fairseq.finetuning.settings import PredictSettings
 from lazyformer_fairseq.finetuning.tasks.custom import columns_of
@@ -58,8 +58,8 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     if output.suffix.lower() not in ENDINGS[:-1]:
         raise UserError(f"--output {output}: name a file that ends in {', '.join(ENDINGS[:-1])}")
     checkpoint = checkpoint_at(model)
-    tokenizer = hub.tokenizer_beside(checkpoint, wanted.tokenizer)
-    loaded = hub.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
+    tokenizer = loading.tokenizer_beside(checkpoint, wanted.tokenizer)
+    loaded = loading.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
     head = loaded.choose_head(wanted.head)
     task = loaded.tasks[head]
     added = added_to(task)
@@ -82,7 +82,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     return [f"{output}: {tally.rows:,} rows", *tally.lines()]
 
 
-def fields_added(answer: hub.Prediction, task: TaskDescription) -> dict[str, Any]:
+def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[str, Any]:
     """Return the fields that stand after a row's own; their values are None where the row has no text."""
     if answer.label is None:
         return dict.fromkeys(added_to(task))
@@ -180,7 +180,7 @@ class Tally:
         self.pairs = array("d")  # answer, target, answer, target ...
         self.why_not = ""
 
-    def add(self, row: FileRow, answer: hub.Prediction) -> None:
+    def add(self, row: FileRow, answer: inference.Prediction) -> None:
         """Count a row and its answer."""
         self.rows += 1
         if answer.is_cut:
@@ -194,7 +194,7 @@ class Tally:
         elif not self.why_not:
             self._mark(row, answer)
 
-    def _mark(self, row: FileRow, answer: hub.Prediction) -> None:
+    def _mark(self, row: FileRow, answer: inference.Prediction) -> None:
         try:
             label = self.reader.label_of(row)
             if not label or not label.strip():

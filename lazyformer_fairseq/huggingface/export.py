@@ -17,7 +17,7 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.match import dictionary_hash, heads_in_checkpoint
 from lazyformer_fairseq.huggingface.forms import (
     BERT,
@@ -57,7 +57,7 @@ def export_to_huggingface(
     Before it takes its name, the model is read back from it and compared with the checkpoint's.
 
     Args:
-        folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.hub.load`.
+        folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
         out: must not exist yet, or be empty.
         form: "bert" or "modernbert" for one of transformers, "custom" for a model with code of its own, "auto" for the
             first that is possible.
@@ -72,7 +72,7 @@ def export_to_huggingface(
     """
     path = checkpoint_at(Path(folder), checkpoint_file)
     state = checkpoints.load(path)
-    if hub.is_causal(state):
+    if loading.is_causal(state):
         if form in (BERT, MODERN) or head is not None:
             raise UserError(f"{path}: is a causal language model: leave --as and --head out")
         with atomic_folder(Path(out)) as unfinished:
@@ -82,7 +82,7 @@ def export_to_huggingface(
             card = causal_card(state, Path(out).name, has_tokenizer)
             (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         return CAUSAL
-    loaded = hub.load_state(state, path, hub.tokenizer_beside(path))
+    loaded = loading.load_state(state, path, loading.tokenizer_beside(path))
     chosen = choose_head(state["model"], head, path, loaded.tasks)
     if chosen is not None:
         loaded.fold_unit(chosen.name)

@@ -18,7 +18,7 @@ from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.export import write_model
 from lazyformer_fairseq.evaluation.match import PREFIX, dictionary_hash, heads_in_checkpoint
 from lazyformer_fairseq.extras import refuse_without_extra
@@ -73,7 +73,7 @@ def import_to(
         notes: list[str] = []
         tasks = None
         if is_ours(path):
-            loaded = hub.load(checkpoint_at(path))
+            loaded = loading.load(checkpoint_at(path))
             cfg, weights, tokenizer = loaded.model.cfg, loaded.model.state_dict(), loaded.tokenizer
             tasks = loaded.tasks
         else:
@@ -90,7 +90,7 @@ def import_to(
         if warm is not None:
             start = warm.start(Trained(cfg, weights, tokenizer.dictionary), tokenizer, path.absolute().name)
             cfg, weights = start.new.cfg, start.new.weights
-        loaded = hub.as_hub(cfg, weights, tokenizer, path, tasks)
+        loaded = loading.trained_model(cfg, weights, tokenizer, path, tasks)
         with atomic_folder(out) as unfinished:
             write_model(loaded, unfinished)
             if start is not None:
@@ -168,7 +168,7 @@ def _read_hub(
     try:
         cfg = read_options(MaskedLMOptions, options)
         with torch.device("meta"):  # sizes first, without memory
-            model = hub.model_of(cfg, dictionary)
+            model = loading.model_of(cfg, dictionary)
             if conversion.classes:
                 model.register_classification_head(conversion.head_name, conversion.classes)
             if conversion.has_spans:

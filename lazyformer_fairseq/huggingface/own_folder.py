@@ -10,7 +10,7 @@ from lazyformer_fairseq import huggingface
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import hub
+from lazyformer_fairseq.evaluation import loading
 from lazyformer_fairseq.evaluation.match import PREFIX, dictionary_hash
 from lazyformer_fairseq.huggingface import families
 from lazyformer_fairseq.huggingface.settings import options_of
@@ -76,7 +76,7 @@ def read_own(
     if f"{families.HEAD}weight" not in weights:
         notes.append("it has no masked-LM head, so that this one starts fresh: pre-train it before fill_mask")
         with torch.device("meta"):
-            sizes = hub.model_of(options, dictionary).state_dict()
+            sizes = loading.model_of(options, dictionary).state_dict()
         weights |= families.fresh_head({name: weight.shape for name, weight in sizes.items()})
         weights[f"{families.HEAD}weight"] = weights[families.WORDS]
     weights["dictionary_sha256"] = dictionary_hash(dictionary)

@@ -27,7 +27,7 @@ from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, check_memory_fits, cut_tokens, item_length
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
@@ -122,7 +122,7 @@ def load_model(
             "scripts/train_language_model.sh, or of fairseq-train --task stream_language_modeling"
         )
     dictionary = load_dictionary(data / "dict.txt")
-    model = hub.build(state, dictionary, checkpoint)
+    model = loading.build(state, dictionary, checkpoint)
     return Loaded(model.to(device, PRECISIONS[precision]).eval(), dictionary, task["tgt_len"])
 
 

@@ -14,7 +14,7 @@ from lazyformer_fairseq import open_masked_text
 from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.hub import model_of
+from lazyformer_fairseq.evaluation.loading import model_of
 from lazyformer_fairseq.modules.networks.options import options_of_arch
 
 OPTIONS = {

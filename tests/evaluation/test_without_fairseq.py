@@ -17,7 +17,7 @@ import lazyformer_fairseq
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.storage import checkpoint_file
 
 TRAINED_MODELS = ROOT / "tests" / "fixtures" / "checkpoints"
@@ -107,7 +107,7 @@ def test_commands_write_the_same_files(command, without_fairseq, tmp_path, monke
 def test_a_causal_language_model_is_built_from_its_checkpoint():
     path = TRAINED_MODELS / "language_model" / "checkpoint_last.pt"
     dictionary = load_dictionary(path.parent / "data" / "dict.txt")
-    model = hub.build(checkpoints.load(path), dictionary, path).eval()
+    model = loading.build(checkpoints.load(path), dictionary, path).eval()
     ids = torch.arange(4, 25)[None]
     expected = json.loads((TRAINED_MODELS / "expected.json").read_text())["language_model"]["nats_of_ids_5_to_24"]
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused_and_not_run(content, said, tmp
     checkpoint_file.save(content, path)
     dictionary = load_dictionary(TRAINED_MODELS / "language_model" / "data" / "dict.txt")
     with pytest.raises(UserError, match=said):
-        hub.build(checkpoints.load(path), dictionary, path)
+        loading.build(checkpoints.load(path), dictionary, path)
     assert not (tmp_path / "ran").exists()
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(checkpoint_file.DamagedCheckpointError):

@@ -23,7 +23,8 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.export import write_model
-from lazyformer_fairseq.evaluation.hub import LazyFormerHub, load
+from lazyformer_fairseq.evaluation.inference import TrainedModel
+from lazyformer_fairseq.evaluation.loading import load
 from lazyformer_fairseq.evaluation.match import PER_POSITION
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.importing import import_to
@@ -51,7 +52,7 @@ VARIANTS = [
 ]
 
 
-def imported(source: Path, *options: Any, **named: Any) -> LazyFormerHub:
+def imported(source: Path, *options: Any, **named: Any) -> TrainedModel:
     out = source.with_name("out")
     import_to(source, out, *options, **named)
     return load(out)

@@ -13,7 +13,8 @@ from trained_encoders import write_encoder
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
-from lazyformer_fairseq.evaluation.hub import LazyFormerHub, load
+from lazyformer_fairseq.evaluation.inference import TrainedModel
+from lazyformer_fairseq.evaluation.loading import load
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.forms import BERT, CUSTOM
 from lazyformer_fairseq.huggingface.importing import import_to
@@ -32,7 +33,7 @@ def paragraphs(real_data) -> SquadFile:
     return SquadFile(file.path, [Paragraph(each.title, each.context[:300], each.questions[:1]) for each in some])
 
 
-def our_answers(hub: LazyFormerHub, file: SquadFile) -> list[str]:
+def our_answers(hub: TrainedModel, file: SquadFile) -> list[str]:
     sizes = {"settings": WindowSettings(LONGEST, 128, 128), "longest_answer": LONGEST_ANSWER}
     return [hub.answer(each.questions[0].text, each.context, **sizes)[0].text for each in file.paragraphs]
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import hub
+from lazyformer_fairseq.evaluation import loading
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.modules import losses
@@ -247,7 +247,7 @@ def load_original(path: str, task: FairseqTask) -> nn.Module:
         UserError: as `load_safely`, or it is no encoder of ours, or has another dictionary.
     """
     file = checkpoint_at(Path(path))
-    if hub.is_causal(state := load_safely(file)):
+    if loading.is_causal(state := load_safely(file)):
         raise UserError(f"{file}: is a causal language model; give a masked one")
-    model = hub.build(state, task.source_dictionary, file)
+    model = loading.build(state, task.source_dictionary, file)
     return model.eval().requires_grad_(False)

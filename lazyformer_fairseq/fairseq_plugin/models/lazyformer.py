@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import hub, match
+from lazyformer_fairseq.evaluation import loading, match
 from lazyformer_fairseq.fairseq_plugin.models import config
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
@@ -68,12 +68,12 @@ class LazyFormerModel(MaskedLM, CheckedModel):
 
     @classmethod
     def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
-        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`evaluation.hub.load`."""
+        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`evaluation.loading.load`."""
 
         def make(options: MaskedLMOptions, dictionary: Any) -> LazyFormerModel:
             return cls(OmegaConf.structured(MaskedLMConfig(**vars(options))), dictionary)
 
-        return hub.load(folder, checkpoint_file, make, load_safely)
+        return loading.load(folder, checkpoint_file, make, load_safely)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""

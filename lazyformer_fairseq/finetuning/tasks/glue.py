@@ -18,7 +18,7 @@ from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTas
 from lazyformer_fairseq.data.text.interface import TextTokenizer, told_cut
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, inference, loading
 from lazyformer_fairseq.evaluation.match import heads_in_checkpoint
 from lazyformer_fairseq.finetuning import paper_numbers
 from lazyformer_fairseq.finetuning.benchmark import TableRow, TextsBenchmark
@@ -303,7 +303,7 @@ def predict_task(
         )
     tokenizer_folder = _tokenizer_folder(run, data, wanted.tokenizer)
     try:
-        loaded = hub.load_state(state, checkpoint, load_tokenizer(tokenizer_folder))
+        loaded = loading.load_state(state, checkpoint, load_tokenizer(tokenizer_folder))
     except UserError as error:
         raise UserError(f"{checkpoint}, on {data}: {error}") from error
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -320,7 +320,7 @@ def predict_task(
         dataset = objective.dataset(split)
         file = submission_file(task, split)
         predictions = np.empty(len(dataset), np.float32 if task.is_regression else np.int64)
-        for rows, logits in hub.logits_of(loaded.model, task.head_name, dataset, wanted.max_tokens, file, "rows"):
+        for rows, logits in inference.logits_of(loaded.model, task.head_name, dataset, wanted.max_tokens, file, "rows"):
             predictions[rows] = logits[:, 0] if task.is_regression else logits.argmax(-1)
         count = objective.cut[split]
         cut = told_cut(count, len(dataset), objective.longest, "rows") if count else ""

@@ -24,7 +24,7 @@ from lazyformer_fairseq.data.squad import SPLITS, SquadFile, read_squad, score
 from lazyformer_fairseq.data.text.interface import told_cut
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder, load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, inference, loading
 from lazyformer_fairseq.evaluation.match import heads_in_checkpoint
 from lazyformer_fairseq.finetuning.benchmark import Benchmark, RunRequest, Score, TableRow, TuningProtocol
 from lazyformer_fairseq.finetuning.paper_numbers import SEEDS
@@ -197,7 +197,7 @@ class Squad(Benchmark):
         loaded, objective, settings = load_squad_model(checkpoint, wanted)
         windows = question_windows.make_windows(loaded.tokenizer, read, settings)
         dataset = objective.dataset_of(PreparedSplit(read, windows), "valid")
-        answers = hub.find_answers(
+        answers = inference.find_answers(
             loaded.model, objective.head_name, dataset, wanted.n_best, wanted.max_tokens, file.name
         )
         texts = best_texts(read, answers)
@@ -234,7 +234,7 @@ def best_texts(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dic
 
 def load_squad_model(
     checkpoint: Path, wanted: PredictSettings
-) -> tuple[hub.LazyFormerHub, SpansObjective, question_windows.WindowSettings]:
+) -> tuple[inference.TrainedModel, SpansObjective, question_windows.WindowSettings]:
     """Return a model in evaluation mode, on the GPU if there is one, how it reads windows, and their sizes.
 
     Raises:
@@ -252,7 +252,7 @@ def load_squad_model(
     if head is None or head.kind != SPAN:
         raise UserError(f"{checkpoint}: has no span head {name!r}; give a checkpoint fine-tuned on SQuAD")
     folder = find_tokenizer_folder(wanted.tokenizer or checkpoint)
-    loaded = hub.load_state(state, checkpoint, load_tokenizer(folder))
+    loaded = loading.load_state(state, checkpoint, load_tokenizer(folder))
     loaded.to("cuda" if torch.cuda.is_available() else "cpu")
 
     settings = question_windows.WindowSettings(

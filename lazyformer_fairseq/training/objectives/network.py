@@ -7,7 +7,7 @@ from torch import nn
 
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import hub
+from lazyformer_fairseq.evaluation import loading
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBert, HuggingFaceBertOptions
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
 
@@ -37,7 +37,7 @@ class Network:
         try:
             if isinstance(self.options, HuggingFaceBertOptions):
                 return HuggingFaceBert(self.options, len(dictionary), dictionary.pad())
-            return hub.model_of(self.options, dictionary)
+            return loading.model_of(self.options, dictionary)
         except ValueError as error:
             raise UserError(str(error)) from error
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError, whole_number
-from lazyformer_fairseq.evaluation.hub import model_of
+from lazyformer_fairseq.evaluation.loading import model_of
 from lazyformer_fairseq.evaluation.match import PER_POSITION
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions

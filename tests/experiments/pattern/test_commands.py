@@ -9,7 +9,7 @@ from helpers import count_parameters, dictionary_of
 from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
-from lazyformer_fairseq.evaluation.hub import model_of
+from lazyformer_fairseq.evaluation.loading import model_of
 from lazyformer_fairseq.experiments.pattern.look import DROPPED, SEEN, Seen, build_network, look, text_picture
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.export import export
-from lazyformer_fairseq.evaluation.hub import LazyFormerHub
+from lazyformer_fairseq.evaluation.inference import TrainedModel
 from lazyformer_fairseq.fairseq_plugin.models import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.finetuning.grid import load_start_models
 
@@ -193,7 +193,7 @@ def test_damage_and_another_dictionary_are_named(copy, tmp_path):
 
 
 @pytest.fixture
-def hub() -> LazyFormerHub:
+def hub() -> TrainedModel:
     return LazyFormerModel.from_pretrained(ENCODER)
 
 

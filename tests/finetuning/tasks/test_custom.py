@@ -19,7 +19,8 @@ from toy_squad import START
 from lazyformer_fairseq.data.labelled_files import TaskDescription, class_name, read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedCustomTask, PreparedTask
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.hub import LazyFormerHub, tasks_of_heads
+from lazyformer_fairseq.evaluation.inference import TrainedModel
+from lazyformer_fairseq.evaluation.loading import tasks_of_heads
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning import predict_texts
 from lazyformer_fairseq.finetuning.grid import Run
@@ -555,7 +556,7 @@ def test_texts_that_cannot_be_labelled_leave_nothing_behind(moods, run_of_moods,
         def stop(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        stopped.setattr(LazyFormerHub, "predict_rows", stop)
+        stopped.setattr(TrainedModel, "predict_rows", stop)
         assert "stopped; nothing was written" in invoke("predict", run_of_moods, "short.tsv", code=130)
     assert not list(tmp_path.glob("*predictions*"))
     write(Path("unseen.tsv"), ("text", "label"), ("anna", "angry"))

@@ -12,7 +12,7 @@ from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, hub
+from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.evaluation.export import write_model
 from lazyformer_fairseq.experiments.search import latency
@@ -65,7 +65,7 @@ class Original:
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
         """Build the encoder in another pattern, with fresh weights; return it and its stack."""
-        model = hub.model_of(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
+        model = loading.model_of(replace(self.trained.cfg, sublayer_pattern=pattern), self.dictionary).to(self.device)
         return model, model.encoder.sentence_encoder
 
 
@@ -84,13 +84,13 @@ def load_original(path: Path) -> Original:
                 f"{error}\nA BERT of the Hub becomes a checkpoint of this package first: lazyformer import"
             ) from None
         raise
-    if hub.is_causal(state):
+    if loading.is_causal(state):
         raise UserError(
             f"{checkpoint}: is a causal language model; search compress takes masked-LM encoders, for only their "
             "weights can start another pattern (docs/huggingface.md)"
         )
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
-    model = hub.build(state, tokenizer.dictionary, checkpoint)
+    model = loading.build(state, tokenizer.dictionary, checkpoint)
     return Original(Trained(model.cfg, model.state_dict(), tokenizer.dictionary), tokenizer, model.cfg.max_positions)
 
 
@@ -223,7 +223,7 @@ def _write_start(
     by_place = tuple(row["found"]["by_place"])
     start = scorer.start({"sublayer_pattern": candidates.pattern(by_place)}, candidates.origins(by_place))
     start.record["source"] = path.absolute().name
-    loaded = hub.as_hub(start.new.cfg, start.new.weights, original.tokenizer, folder)
+    loaded = loading.trained_model(start.new.cfg, start.new.weights, original.tokenizer, folder)
     with atomic_folder(folder) as unfinished:
         write_model(loaded, unfinished)
         write_record(unfinished, start.record)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.data.text.interface import SpecialIds
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_parameters
-from lazyformer_fairseq.evaluation.hub import LazyFormerHub
+from lazyformer_fairseq.evaluation.inference import TrainedModel
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.named import build
@@ -205,7 +205,7 @@ def test_texts_come_with_positions():
     model.register_classification_head("choice", 3)
     special = SpecialIds(*(getattr(dictionary, name)() for name in ("bos", "pad", "eos", "unk")), mask=0)
     letters = SimpleNamespace(special=special, build_input=lambda text: [dictionary.index(each) for each in text])
-    hub = LazyFormerHub(model, letters)
+    hub = TrainedModel(model, letters)
     ids = hub.encode("abcdefgh", "hag")
     is_a = ids.eq(dictionary.index("a"))
     expected, _ = model(ids, features_only=True, global_positions=is_a)

@@ -1,10 +1,8 @@
-"""``lazyformer_fairseq.load(folder)``: a checkpoint and its tokenizer, ready for raw text; answers of heads."""
+"""Answers of a trained model on raw text: features, classes, scores, filled masks and spans."""
 
-import logging
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -14,31 +12,21 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 
-from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
 from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
-from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import TaskDescription
 from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
 from lazyformer_fairseq.data.text.normalisation import MASK
-from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation import checkpoints, match
-from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
-from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN, SpanHead
-from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
-from lazyformer_fairseq.modules.networks.named import network
-from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.evaluation import match
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SpanHead
 from lazyformer_fairseq.progress import Progress
-
-logger = logging.getLogger(__name__)
 
 
 class Filling(NamedTuple):
-    """One answer of :meth:`LazyFormerHub.fill_mask`: the text, its probability, and the word that fills the mask."""
+    """One answer of :meth:`TrainedModel.fill_mask`: the text, its probability, and the word that fills the mask."""
 
     text: str
     probability: float
@@ -46,7 +34,7 @@ class Filling(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """An answer of :meth:`LazyFormerHub.predict` on a text: the likeliest class, or a score without probabilities.
+    """An answer of :meth:`TrainedModel.predict` on a text: the likeliest class, or a score without probabilities.
 
     Attributes:
         label: None where there is no text to answer on; then there are no probabilities.
@@ -59,156 +47,7 @@ class Prediction(NamedTuple):
     is_cut: bool = False
 
 
-Make = Callable[[Any, Any], Any]
-
-
-def model_of(options: Options, dictionary: Any) -> Union[MaskedLM, CausalLM]:
-    """The model of a dictionary, whose hash its weights keep."""
-    model = network(options, len(dictionary), dictionary.pad())
-    model.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
-    return model
-
-
-def load(
-    folder: Union[str, Path],
-    checkpoint_file: Optional[str] = None,
-    make: Make = model_of,
-    read: Callable[[Path], dict[str, Any]] = checkpoints.load,
-) -> "LazyFormerHub":
-    """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
-
-    Args:
-        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
-            one of the checkpoints in it.
-        checkpoint_file: name in `folder`; by default the best, else the last.
-        make: of options and a dictionary makes a model with fresh weights.
-        read: reads a checkpoint.
-
-    Raises:
-        UserError: where a file is missing, damaged, unsafe or does not belong to the others.
-    """
-    checkpoint = checkpoint_at(Path(folder), checkpoint_file)
-    tokenizer = tokenizer_beside(checkpoint)  # first: that it is missing is the likelier mistake
-    return load_state(read(checkpoint), checkpoint, tokenizer, make)
-
-
-def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTokenizer:
-    """That of a folder, by default of the one beside a checkpoint. Raises a UserError where there is none."""
-    folder = folder or checkpoint.parent / "tokenizer"
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
-    return load_tokenizer(folder)
-
-
-def is_causal(state: dict) -> bool:
-    """Whether the content of a checkpoint is a causal language model's."""
-    return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
-
-
-def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = model_of) -> "LazyFormerHub":
-    """As :func:`load`, from what a checkpoint holds, and a tokenizer."""
-    if is_causal(state):
-        raise UserError(f"{checkpoint}: is a causal language model, which `lazyformer lm evaluate` reads")
-    model = build(state, tokenizer.dictionary, checkpoint, make)
-    logger.info("loaded %s", checkpoint)
-    return LazyFormerHub(model, tokenizer, tasks_of_heads(state, checkpoint))
-
-
-def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescription]:
-    """What each classification head of a checkpoint was trained on; older ones know it by the head's name alone.
-
-    Raises a UserError, which names `path`, where the checkpoint's own account is damaged.
-    """
-    found, saved = {}, state.get("task_state")
-    saved = saved.get("heads") if isinstance(saved, dict) else None
-    for name, head in match.heads_in_checkpoint(state["model"]).items():
-        rows = [task for task in TASKS.values() if task.head_name == name]
-        if isinstance(saved, dict) and name in saved:
-            rows = [TaskDescription.from_json(saved[name], path)]
-        labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()
-        unknown = TaskDescription(name, {}, (), labels, standard=None if labels else (0.0, 1.0))
-        if head.kind != SPAN and name != NEXT_SENTENCE:
-            found[name] = next((task for task in rows if task.num_classes == head.outputs), unknown)
-    return found
-
-
-def as_hub(
-    cfg: MaskedLMOptions,
-    weights: Mapping[str, Tensor],
-    tokenizer: TextTokenizer,
-    path: Path,
-    tasks: Optional[Mapping[str, TaskDescription]] = None,
-) -> "LazyFormerHub":
-    """A model of these options and weights, ready for text.
-
-    Args:
-        path: for messages.
-        tasks: see :class:`LazyFormerHub`.
-
-    Raises:
-        UserError: as :func:`build` does.
-    """
-    state = {"cfg": {"model": asdict(cfg)}, "model": dict(weights)}
-    return LazyFormerHub(build(state, tokenizer.dictionary, path), tokenizer, tasks)
-
-
-def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> Any:
-    """The model that a checkpoint's settings describe, a masked or a causal LM, with its weights.
-
-    Args:
-        state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
-        path: for messages.
-
-    Raises:
-        UserError: the two do not belong together, or to `dictionary`.
-    """
-    not_ours = f"{path}: not a checkpoint of this package's models"
-    try:
-        options, weights = state["cfg"]["model"], state["model"]
-        _refuse_unknown_names(state["cfg"], path)
-        options = {name: value for name, value in options.items() if name != "_name"}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{not_ours} ({error!r})") from error
-    try:
-        cfg = read_options(CausalLMOptions if is_causal(state) else MaskedLMOptions, options)
-    except UserError as error:
-        raise UserError(f"{not_ours}, or of a later version: {error}") from error
-    if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
-        raise UserError(f"{not_ours}: its weights are no tensors")
-    try:
-        # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
-        with torch.device("meta"):
-            sizes = assemble(make, cfg, dictionary, weights)
-        own = {**sizes.state_dict(), "dictionary_sha256": match.dictionary_hash(dictionary)}
-        match.check_same_weights(weights, own, sizes.per_word)
-        model = assemble(make, cfg, dictionary, weights)
-        model.load_state_dict(weights)
-    except (ValueError, KeyError, IndexError, RuntimeError) as error:
-        raise UserError(f"{path}: {error}") from error
-    return model
-
-
-def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
-    """Raises a UserError for a model or task that is not ours, nor one that fairseq knows where it is loaded."""
-    models = {"lazyformer", "lazyformer_lm", *ARCHITECTURES, *CAUSAL_ARCHITECTURES}
-    for part, registry, ours in (("model", "ARCH_MODEL_REGISTRY", models), ("task", "TASK_REGISTRY", None)):
-        known = getattr(sys.modules.get(f"fairseq.{part}s"), registry, ours)
-        name = (cfg.get(part) or {}).get("_name")
-        if name is not None and known is not None and name not in known:
-            raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it if it is yours")
-
-
-def assemble(make: Make, cfg: Options, dictionary: Any, weights: dict[str, Tensor]) -> Any:
-    """A model with fresh weights, and the classification heads that these weights have."""
-    model = make(cfg, dictionary)
-    for name, head in match.heads_in_checkpoint(weights).items():
-        model.register_classification_head(name, head.outputs, head.kind)
-    if match.has_pooler(weights):
-        model.register_pooler()
-    return model
-
-
-class LazyFormerHub(nn.Module):
+class TrainedModel(nn.Module):
     """A trained model with its tokenizer: raw text in.
 
     Attributes:
@@ -484,7 +323,7 @@ class LazyFormerHub(nn.Module):
 
 
 def _warn_of_cuts(is_cut: Sequence[bool], longest: int, what: str = "texts") -> None:
-    """Warn the caller of a method of :class:`LazyFormerHub` where texts had to be cut."""
+    """Warn the caller of a method of :class:`TrainedModel` where texts had to be cut."""
     if any(is_cut):
         warnings.warn(told_cut(sum(is_cut), len(is_cut), longest, what), stacklevel=3)
 

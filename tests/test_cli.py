@@ -154,7 +154,7 @@ def test_help_and_the_version_are_light(run):
     ("words", "offered"),
     [
         ("lazyformer ", "plain,search"),
-        ("lazyformer search run --", "plain,--latency-price"),
+        ("lazyformer search run --", "plain,--latencies"),
         ("lazyformer lm evaluate nowhere ", "file,"),
     ],
 )

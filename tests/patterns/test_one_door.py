@@ -7,7 +7,7 @@ from helpers import ROOT
 from lazyformer_fairseq.patterns.kinds import kinds
 
 # Where a letter is no kind's: "s" ends an English plural, "k" is short for keys.
-NO_KINDS = {"data/text/moses.py", "huggingface/families.py"}
+NO_KINDS = {"data/text/library_recipe.py", "data/text/moses.py", "huggingface/families.py"}
 NO_PATTERNS = {"lr", "lrs", "fr"}  # learning rates, French
 OF_KINDS = ("modules/sublayers/",)  # one file a kind
 

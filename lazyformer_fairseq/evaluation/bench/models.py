@@ -25,7 +25,7 @@ from lazyformer_fairseq.modules.networks import huggingface_bert, named
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions, has_transformers
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
-from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, Sizes
@@ -217,7 +217,11 @@ class OnBackEnd:
                 names.append(shared.back_end(*given))
                 return names[-1]
 
-            network.run(x_BTC, shared._replace(back_end=record))
+            memory = None
+            if self.model.memory:
+                memory = StreamMemory()
+                memory.states = [weight.new_zeros(batch, self.model.memory, network.embed_dim)] * len(network.plan)
+            network.run(x_BTC, shared._replace(back_end=record), memory=memory)
         makers = [planned for planned in network.plan if planned.kind.computes_scores]
         by_maker = {
             (layers_of_block(maker), maker.shaper.settings): name for maker, name in zip(makers, names, strict=True)

@@ -300,6 +300,8 @@ def compose_yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[st
     """
     from hydra import compose, initialize_config_dir  # takes a third of a second
 
+    if path.suffix != ".yaml":
+        raise UserError(f"{path}: hydra reads files whose names end in .yaml alone; rename it to {path.stem}.yaml")
     read_yaml(path, "give a training's settings")  # within limits, and with errors that name the line
     # Settings that the file does not list can be given too, as fairseq's dataclasses have them.
     words = [f"++{word}" if re.match(r"\w+\.", word) else word for word in overrides]

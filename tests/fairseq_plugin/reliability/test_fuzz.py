@@ -260,8 +260,12 @@ class Targets(dict[str, Target]):
             "lengths", lambda path: read_lengths(str(path)), 1_000, b"tgt_len: 64\nmem_len: 640\nsame_length: true\n"
         )
         self.add("task in YAML", custom.read_yaml, 1_000, b"name: x\ndata: d\nlabels: [a, b]\nkind: classes\n")
+
+        def plan_yaml(path: Path) -> None:
+            job_of_yaml(Path(shutil.copyfile(path, path.with_name("plan.yaml"))))
+
         self.add(
-            "plan in YAML", job_of_yaml, 1_000, b"model: {_name: lazyformer, dropout: 0.1}\ntask: {mask_prob: 0.15}\n"
+            "plan in YAML", plan_yaml, 1_000, b"model: {_name: lazyformer, dropout: 0.1}\ntask: {mask_prob: 0.15}\n"
         )
 
         def remember(path: Path) -> None:

@@ -97,8 +97,13 @@ class EpochBatches:
 
     Attributes:
         epoch: that of the next pass, from 1.
-        done: batches of it that were yielded.
+        done: batches of it that were yielded, by all processes together.
+        shard: this process among those that share each update, from 0.
+        shards: processes; each is dealt every `shards`-th batch.
     """
+
+    shard = 0
+    shards = 1
 
     def __init__(
         self,
@@ -137,17 +142,23 @@ class EpochBatches:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         how = {"num_workers": self.workers, "pin_memory": torch.cuda.is_available()}
-        rest = [batch.tolist() for batch in self.indices[self.done :]]
-        for batch in DataLoader(
-            self.dataset,
-            batch_sampler=rest,
-            collate_fn=self.dataset.collater,
-            **how,
-        ):
-            self.done += 1
+        rest = [batch.tolist() for batch in self._dealt(self.indices[self.done :])]
+        for batch in DataLoader(self.dataset, batch_sampler=rest, collate_fn=self.dataset.collater, **how):
+            self.done = min(self.done + self._consumed(), len(self))
             yield batch
+        while self.done < len(self):  # the other processes have one more
+            self.done = len(self)
+            yield {}
         self.epoch = self._after()
         self.done = 0
+
+    def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
+        """Return those of the rest of the epoch that this process reads."""
+        return batches[self.shard :: self.shards]
+
+    def _consumed(self) -> int:
+        """Return how many batches all processes read together when each reads one."""
+        return self.shards
 
     def _after(self) -> int:
         """Return the next epoch."""
@@ -156,12 +167,16 @@ class EpochBatches:
         return self.epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it is, in fairseq's words: the epoch, and how many of its batches were yielded."""
+        """Return where it is, in fairseq's words: the epoch, and how many rounds of its batches were yielded.
+
+        `consumed` counts batches, whatever the number of processes.
+        """
         if self.done and self.done == len(self):
             return {"epoch": self._after(), "iterations_in_epoch": 0}
-        return {"epoch": self.epoch, "iterations_in_epoch": self.done}
+        rounds = -(-self.done // self._consumed())
+        return {"epoch": self.epoch, "iterations_in_epoch": rounds, "consumed": self.done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the last batch that was yielded; also takes the state that a fairseq checkpoint has."""
         self.epoch = state["epoch"]
-        self.done = state["iterations_in_epoch"]
+        self.done = state.get("consumed", state["iterations_in_epoch"])

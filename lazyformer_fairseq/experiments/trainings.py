@@ -29,6 +29,7 @@ from lazyformer_fairseq.storage.run_lock import file_lock
 from lazyformer_fairseq.training.loop import Diverged, TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.optimization import OptimizationConfig
+from lazyformer_fairseq.training.stop_signals import StopRequest
 
 RESULT, LOG = "result.json", "train.log"
 PROGRESS = "progress.json"  # for the process that waits for this one
@@ -136,6 +137,7 @@ class Training(TrainingLoop):
         for name, value in point.items():
             plain = value if isinstance(value, int) else float(value)  # a checkpoint holds none of numpy's numbers
             self.curve.setdefault(name, []).append(plain)
+        self.log_metrics("valid", point)
         self.validation_seconds = monotonic() - began
 
     def give_up(self) -> None:
@@ -191,12 +193,22 @@ def train(
 
 
 def train_in_turn(trainings: Sequence[Training], progress: Progress, plan: Callable[[], object] = lambda: None) -> None:
-    """Trains all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
+    """Train all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
 
     Args:
         progress: counts updates.
         plan: called before every update; may change totals.
+
+    Raises:
+        SystemExit: a signal asked for it; all are saved after the update under way, and the same command resumes.
     """
+    with StopRequest().listening() as stop:
+        for training in trainings:
+            training.stop = stop
+        _take_turns(trainings, progress, plan)
+
+
+def _take_turns(trainings: Sequence[Training], progress: Progress, plan: Callable[[], object]) -> None:
     for training in trainings:
         if not training.curve:
             training.validate()
@@ -215,6 +227,11 @@ def train_in_turn(trainings: Sequence[Training], progress: Progress, plan: Calla
             print(f"{behind.job}: diverged. {error}", flush=True)
             behind.give_up()
         progress.update(behind.updates - before)
+        if code := behind.stop.agreed_code():
+            for training in trainings:
+                training.save()
+            print("stopped by a signal: all is saved, and the same command resumes", flush=True)
+            raise SystemExit(code)
         if behind.is_due():
             behind.validate()
             behind.save()

@@ -28,7 +28,7 @@ from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
 from lazyformer_fairseq.fairseq_plugin.record import RunRecorder
-from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
+from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import TrainerGuard, can_be_guarded
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import LAST, NotSavedError, choose_for_all, listed_name
 from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_ours, listed_updates
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
@@ -79,7 +79,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
         SELECTOR.measures, SELECTOR.waits = self.is_data_parallel_master, False
         self.back_ends: dict[str, Any] = {}
         self.preemption = Preemption(self)
-        self.guard = UpdateGuard(self) if can_be_guarded(self) else None
+        self.guard = TrainerGuard(self) if can_be_guarded(self) else None
         self.screen = Screen(self)
         self.recorder = RunRecorder(self)
         self._passes: Optional[tuple[int, int]] = None  # of the update under way: begun, and all

@@ -1,12 +1,15 @@
-"""Trains one update at a time, so that several models can take turns in one process and their times are comparable.
+"""Trains an objective one update at a time, so that several models can take turns in one process.
 
-An update is that of fairseq-train with the same settings in one process, to the bit where its arithmetic allows: the
-same batches, the same random numbers, gradients divided by what a batch predicts, clipped and applied in the same
-order. Checkpoints have fairseq's layout.
+An update is that of fairseq-train with the same settings, to the bit where its arithmetic allows: the same batches,
+the same random numbers, gradients divided by what a batch predicts, clipped and applied in the same order. Checkpoints
+have fairseq's layout. Under torchrun all processes share each update, as fairseq's do: batches are dealt to them in
+turn, and gradients are summed.
 """
 
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -21,14 +24,19 @@ from lazyformer_fairseq.evaluation.costs.latency import wait_for
 from lazyformer_fairseq.modules.timing import SELECTOR
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.checked import Amount, as_kind
+from lazyformer_fairseq.training import run_record
 from lazyformer_fairseq.training.gradients import HalfWeights, Weights
 from lazyformer_fairseq.training.muon import mark_matrices
-from lazyformer_fairseq.training.objectives.interface import Batch, Objective
+from lazyformer_fairseq.training.objectives.interface import Batch, Log, Objective
 from lazyformer_fairseq.training.optimization import OptimizationConfig
+from lazyformer_fairseq.training.processes import join_processes
+from lazyformer_fairseq.training.run_record import MetricsLine, MetricsLog, RunRecord
+from lazyformer_fairseq.training.stop_signals import StopRequest
+from lazyformer_fairseq.training.update_guard import BadUpdate, Reaction, SkippedUpdate, UpdateGuard
 
 CHECKPOINT = "checkpoint_last.pt"
 HISTORY = "history"  # in a checkpoint's extra state, so that its checksum is the history's too
-MOST_SKIPPED = 10  # updates in a row whose numbers are not finite
+LOG_INTERVAL = 100  # updates between two lines of metrics.jsonl
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -36,13 +44,21 @@ class Diverged(UserError):
     """A loss or gradient was not finite in many updates in a row."""
 
 
+@dataclass
+class _Interval:
+    """What was logged since the last line of ``metrics.jsonl``."""
+
+    logs: list[Log]
+    tokens: int = 0
+
+
 class TrainingLoop:
     """Trains a model, one update at a time; resumes from the last checkpoint, of this class or of fairseq-train's.
 
     Args:
-        objective: what it learns.
-        optimization: how.
-        folder: for checkpoints; a training found there resumes.
+        objective: what the model learns.
+        optimization: optimizer, schedule and precision.
+        folder: for checkpoints and the run's record; a training found there resumes.
         start: a checkpoint of another training, to go on from where `folder` has none.
 
     Attributes:
@@ -50,7 +66,10 @@ class TrainingLoop:
         updates: made so far.
         seconds: per update, including those before a stop.
         history: values by name that checkpoints keep of all updates so far, `seconds` among them.
-        log: what the objective logged of the last batch it trained on.
+        log: what the objective logged of the last batch that it trained on.
+        guard: judges updates.
+        stop: what signals asked for, for a driver that listens to them.
+        processes: that share each update.
 
     Raises:
         UserError: what is found there is damaged, or of another model.
@@ -60,30 +79,44 @@ class TrainingLoop:
         self, objective: Objective, optimization: OptimizationConfig, folder: Path, start: Optional[Path] = None
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        self.objective, self.optimization, self.folder = objective, optimization, folder
+        self.objective = objective
+        self.optimization = optimization
+        self.folder = folder
+        self.processes = join_processes(optimization.device)
+        self.guard = UpdateGuard()
+        self.stop = StopRequest()
+        self.updates = 0
+        self.history: dict[str, Any] = {}
+        self.log: Log = {}
+
         SELECTOR.waits = False
         np.random.seed(optimization.seed)
         torch.manual_seed(optimization.seed)
-        self.device, self.half = torch.device(optimization.device), HALF.get(optimization.precision)
+        self.device = torch.device(optimization.device)
+        self.half = HALF.get(optimization.precision)
         self.model = objective.build_model().to(self.device, self.half)
         if optimization.optimizer == "muon":
             mark_matrices(self.model)
-        weights, scales = self.model.parameters(), self.half is torch.float16
-        self.weights = Weights(weights) if self.half is None else HalfWeights(weights, scales)
+        if self.half is None:
+            self.weights = Weights(self.model.parameters())
+        else:
+            self.weights = HalfWeights(self.model.parameters(), scales=self.half is torch.float16)
         self.optimizer = optimization.build_optimizer(self.weights.updated)
         self.schedule = optimization.build_schedule(self.optimizer)
-        self.updates = self._skipped_in_a_row = 0
-        self.batches = objective.batches()
-        self.history: dict[str, Any] = {}
-        self.log: Mapping[str, Any] = {}
-        if found := [path for path in (folder / CHECKPOINT, start) if path and path.exists()]:
+        self.batches = objective.batches(self.processes)
+
+        found = [path for path in (folder / CHECKPOINT, start) if path and path.exists()]
+        if found:
             self._resume(found[0])
         self.schedule.step_update(self.updates)
         self.seconds: list[float] = self.from_history("seconds", list[Amount], [])
         self._pass: Iterator[Batch] = iter(self.batches)
+        self._interval = _Interval(logs=[])
+        self._metrics: Optional[MetricsLog] = None
 
     @property
     def parameters(self) -> int:
+        """The number of the model's weights."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def from_history(self, name: str, kind: Any, default: Any) -> Any:
@@ -93,44 +126,67 @@ class TrainingLoop:
         remedy = f"remove {self.folder} to start anew"
         return as_kind(kind, self.history[name], f"{self.folder / CHECKPOINT}, its {name}", remedy)
 
-    def _next_batch(self) -> Batch:
-        if (batch := next(self._pass, None)) is None:  # the epoch is over
-            self._pass = iter(self.batches)
-            batch = next(self._pass)
-        return batch
+    # An update.
+
+    def update(self) -> int:
+        """Train on one batch, or `update_freq` of them, and again until fp16's scale fits.
+
+        Returns:
+            The tokens of these batches, over all processes.
+        """
+        before = self.updates
+        seconds = 0.0
+        tokens = 0
+        if self._metrics is None:
+            self._begin_record()
+        while self.updates == before:
+            batches = self._next_batches()
+            seconds += self._train_and_time(batches)
+            tokens += sum(batch["ntokens"] for batch in batches if batch)
+        if self.processes.count > 1:
+            tokens = int(self.processes.sum(torch.tensor(tokens, device=self.device)))
+        self.seconds.append(seconds)
+        self._interval.tokens += tokens
+        if self.updates % LOG_INTERVAL == 0:
+            self._log_interval()
+        return tokens
 
     def rest_of_epoch(self) -> Iterator[int]:
         """Train on the batches that are left of the epoch. Yield the tokens of each, once it is trained on."""
         for batch in self._pass:
             before = self.updates
-            seconds = self._train_and_time(batch)
+            seconds = self._train_and_time([batch])
             if self.updates > before:
                 self.seconds.append(seconds)
             yield batch["ntokens"]
         self._pass = iter(self.batches)
 
-    def _train_and_time(self, batch: Batch) -> float:
-        """Train on a batch, and return the seconds it took."""
+    def _train_and_time(self, batches: Sequence[Batch]) -> float:
+        """Make an update, and return the seconds it took."""
         wait_for(self.device)
         start = time.perf_counter()
-        self.train_on(batch)
+        self.train_on(batches)
         wait_for(self.device)
         return time.perf_counter() - start
 
-    def update(self) -> int:
-        """Trains on one batch, or on the next until fp16's scale fits; returns their tokens."""
-        before = self.updates
-        seconds = 0.0
-        tokens = 0
-        while self.updates == before:
-            batch = self._next_batch()
-            seconds += self._train_and_time(batch)
-            tokens += batch["ntokens"]
-        self.seconds.append(seconds)
-        return tokens
+    def _next_batches(self) -> list[Batch]:
+        """Return this process's batches of an update; the last update of an epoch may have fewer."""
+        batches: list[Batch] = []
+        while len(batches) < self.optimization.update_freq:
+            batch = next(self._pass, None)
+            if batch is not None:
+                batches.append(batch)
+                continue
+            self._pass = iter(self.batches)  # the epoch is over
+            if batches:
+                break
+        return batches
 
-    def train_on(self, batch: Batch) -> None:
-        """One update. What is random in it depends on the seed and its number alone.
+    def train_on(self, batches: Sequence[Batch]) -> None:
+        """Make one update. What is random in it depends on the seed and its number alone.
+
+        Args:
+            batches: whose gradients are summed; an empty one stands for what other processes read alone.
 
         Raises:
             Diverged: this and others before it had a loss or gradient that is not finite.
@@ -138,46 +194,151 @@ class TrainingLoop:
         torch.manual_seed(self.optimization.seed + self.updates)
         self.model.train()
         self.weights.clear()
-        batch = moved(self.objective.at_update(batch, self.updates), self.device, self.half)
-        loss, size, log = self.objective.loss(self.model, batch)
-        self.log = log
-        self.weights.backward(loss)
+        logs = []
+        sizes = []
+        for batch in filter(None, batches):
+            of_update = self.objective.at_update(batch, self.updates)
+            loss, size, log = self.objective.loss(self.model, moved(of_update, self.device, self.half))
+            self.weights.backward(loss)
+            self.log = log
+            logs.append(log)
+            sizes.append(size)
+        loss, size = self._sum_over_processes(logs, sizes)
         # A batch may predict nothing; it is an update all the same, of zero gradients.
         share = 1 / (size.clamp(min=1).float() if torch.is_tensor(size) else float(size) or 1.0)
         norm = self.weights.clip(share, self.optimization.clip_norm, self.optimizer.param_groups)
-        norm_is_finite, loss_is = torch.stack([norm, log["loss"].to(norm)]).isfinite().tolist()
-        if not norm_is_finite and self.weights.lower_scale():
-            return  # the update is to be made again, on the next batch
-        if norm_is_finite and loss_is:
+
+        numbers = torch.stack([norm, loss.to(norm) * share]).tolist()  # one copy from the device
+        if not np.isfinite(numbers[0]) and self.weights.lower_scale():
+            return  # the update is to be made again, on the next batches
+        try:
+            self.guard.judge(loss=numbers[1], gradient_norm=numbers[0])
+        except BadUpdate as bad:
+            self._skip(bad, loss=numbers[1], gradient_norm=numbers[0], batches=batches)
+        else:
             self.optimizer.optimizer.step()
             self.weights.write_back()
-            self._skipped_in_a_row = 0
-        else:
-            self._skip()
+            self.guard.accept(numbers[1])
+            self._interval.logs.extend(logs)
         self.updates += 1
         self.schedule.step_update(self.updates)
 
-    def _skip(self) -> None:
-        self._skipped_in_a_row += 1
+    def _sum_over_processes(self, logs: Sequence[Log], sizes: Sequence[Any]) -> tuple[Tensor, Any]:
+        """Sum gradients, losses, predictions and signals over all processes.
+
+        Returns:
+            The loss without penalties, and the number of predictions.
+        """
+        loss = sum(log["loss"] for log in logs)
+        size = sum(sizes)
+        if self.processes.count == 1:
+            self.stop.agree(self.stop.note())
+            return loss, size
+        self.processes.sum_gradients(self.weights.own)
+        sums = torch.tensor([float(loss), float(size), self.stop.note()], dtype=torch.float64, device=self.device)
+        loss, size, asked = self.processes.sum(sums)
+        self.stop.agree(asked.item())
+        return loss, size
+
+    def _skip(self, bad: BadUpdate, loss: float, gradient_norm: float, batches: Sequence[Batch]) -> None:
+        """Leave weights and optimizer as they are; end the training after many bad updates in a row."""
+        samples = [torch.as_tensor(batch["id"]).tolist() for batch in batches if "id" in batch]
+        skipped = SkippedUpdate(
+            update=self.updates + 1,
+            epoch=self.batches.epoch,
+            reason=str(bad),
+            loss=loss,
+            gradient_norm=gradient_norm,
+            learning_rate=self.optimizer.get_lr(),
+            samples=samples,
+        )
+        reaction = self.guard.skip(skipped)
         self.weights.clear()
         self.objective.forget()
-        if self._skipped_in_a_row == MOST_SKIPPED:
+        if reaction is not Reaction.CONTINUE:
+            self.guard.write_report(self.folder, [list(self.guard.bad)], list(self.guard.losses), "nats")
             raise Diverged(
-                f"{self.folder}: {MOST_SKIPPED} updates in a row, up to update {self.updates + 1}, had a loss or "
-                "gradient that is NaN or Inf; try a lower --lr"
+                f"{self.folder}: {self.guard.skipped_in_a_row} updates in a row, up to update {self.updates + 1}, "
+                "had a loss or gradient that is NaN or Inf; try a lower --lr"
             )
 
     @torch.no_grad()
     def evaluate(self, split: str = "valid") -> dict[str, float]:
-        """What the objective measures on a split."""
+        """Return the objective's metrics of a split; each process reads all of it."""
         self.model.eval()
         batches = (moved(batch, self.device, self.half) for batch in self.objective.held_out(split))
         logs = [self.objective.loss(self.model, batch)[2] for batch in batches]
         return self.objective.measures(logs)
 
+    # The record.
+
+    def _begin_record(self) -> None:
+        """Write ``run.json``, and drop lines of ``metrics.jsonl`` of updates that are to be made again."""
+        if self.processes.rank == 0:
+            run_record.write_run(self.folder, self.describe())
+            self._metrics = MetricsLog(self.folder, self.updates)
+
+    def describe(self) -> RunRecord:
+        """Return everything that decides the result of this training."""
+        optimization = self.optimization
+        settings = self.objective.settings()
+        return RunRecord(
+            command=tuple(sys.argv),
+            model=settings["model"],
+            parameters=self.parameters,
+            task=settings["task"],
+            criterion=settings["criterion"],
+            data=run_record.hash_data(self.objective.data_folders()),
+            optimizer={"name": optimization.optimizer, **optimization.resolved_optimizer_options()},
+            schedule={
+                "name": optimization.schedule,
+                "lr": optimization.rate,
+                "max_update": optimization.updates,
+                **optimization.resolved_schedule_options(),
+            },
+            batch={
+                "batch_size": self.objective.batch_size,
+                "update_freq": optimization.update_freq,
+                "clip_norm": optimization.clip_norm,
+            },
+            precision=optimization.precision,
+            seed=optimization.seed,
+            processes=self.processes.count,
+            **run_record.describe_here(self.device),
+        )
+
+    def log_metrics(self, split: str, values: Mapping[str, Any]) -> None:
+        """Add a line to ``metrics.jsonl``."""
+        if self.processes.rank > 0:
+            return
+        if self._metrics is None:
+            self._begin_record()
+        line = MetricsLine(
+            updates=self.updates,
+            split=split,
+            seconds=sum(self.seconds),
+            values=run_record.finite_values(values),
+            epoch=self.batches.epoch,
+        )
+        self._metrics.append(line)
+
+    def _log_interval(self) -> None:
+        """Add the line of the updates since the last one, of this process's batches."""
+        interval = self._interval
+        self._interval = _Interval(logs=[])
+        scalars = self.objective.scalars(interval.logs) if interval.logs else {}
+        values = {name: scalar.value for name, scalar in scalars.items()}
+        rates = {"lr": self.optimizer.get_lr(), "tokens": interval.tokens, "skipped": self.guard.skipped}
+        self.log_metrics("train", values | rates)
+
+    # Checkpoints.
+
     def save(self, with_optimizer: bool = True, name: str = CHECKPOINT) -> None:
         """Write a checkpoint into the folder, whole or not at all. Without the optimizer a model cannot resume."""
         self.history["seconds"] = self.seconds
+        carried = self.objective.state_dict()  # which all processes gather
+        if self.processes.rank > 0:
+            return
         if self.objective.tokenizer_folder is not None:
             keep_tokenizer(self.objective.tokenizer_folder, self.folder)
         made_by = "FP16Optimizer" if isinstance(self.weights, HalfWeights) else type(self.optimizer).__name__
@@ -197,10 +358,11 @@ class TrainingLoop:
             "extra_state": {
                 "train_iterator": {"version": 2, "shuffle": self.batches.shuffle, **self.batches.state_dict()},
                 "attention_back_ends": SELECTOR.state_dict(),
+                "bad_updates": self.guard.state_dict(),
                 "previous_training_time": sum(self.seconds),
                 HISTORY: self.history,
                 "val_loss": None,
-                **self.objective.state_dict(),
+                **carried,
             },
         }
         if with_optimizer:
@@ -208,6 +370,11 @@ class TrainingLoop:
         checkpoint_file.save(checkpoint_file.on_cpu(state), self.folder / name)
 
     def _resume(self, path: Path) -> None:
+        """Take everything over from a checkpoint.
+
+        Raises:
+            UserError: it is damaged, of another model, or nothing resumes from it.
+        """
         try:
             state = checkpoint_file.load(path)
         except UserError as error:
@@ -221,13 +388,17 @@ class TrainingLoop:
             raise UserError(f"{path}: is of another model; remove {self.folder} to start anew ({error})") from None
         try:
             checkpoint_file.check_place(path, state)
-            last, history, extra = dict(last), state["optimizer_history"][-1], state["extra_state"]
+            last = dict(last)
+            history = state["optimizer_history"][-1]
+            extra = state["extra_state"]
             self.weights.load_state_dict(last)
             self.optimizer.load_state_dict(last)
             self._resume_schedule(history["lr_scheduler_state"])
             self.updates = history["num_updates"]
             self.batches.load_state_dict(extra["train_iterator"])
             SELECTOR.load_state_dict(extra.get("attention_back_ends", {}))
+            if "bad_updates" in extra:
+                self.guard.load_state_dict(extra["bad_updates"])
             self.objective.load_state_dict(extra)
             self.history = dict(extra.get(HISTORY, {}))  # fairseq-train's checkpoints have none
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

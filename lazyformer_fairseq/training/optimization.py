@@ -48,6 +48,7 @@ class OptimizationConfig:
         optimizer_options: its options by name.
         schedule: a key of :data:`SCHEDULES`.
         schedule_options: its options by name.
+        update_freq: batches per update and process.
         clip_norm: the norm that gradients are clipped to; 0 for never.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         device: ``cpu`` or ``cuda``.
@@ -60,6 +61,7 @@ class OptimizationConfig:
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     schedule: str = "linear_warmup"
     schedule_options: Mapping[str, Any] = field(default_factory=dict)
+    update_freq: int = 1
     clip_norm: float = 0.0
     precision: str = "fp32"
     device: str = "cpu"
@@ -83,15 +85,25 @@ class OptimizationConfig:
             **fields,
         )
 
+    def resolved_optimizer_options(self) -> dict[str, Any]:
+        """Return all options of the optimizer, defaults included."""
+        _, options = row_of("--optimizer", OPTIMIZERS, self.optimizer)
+        return vars(options(**self.optimizer_options))
+
+    def resolved_schedule_options(self) -> dict[str, Any]:
+        """Return all options of the schedule, defaults included."""
+        _, options = row_of("--lr-scheduler", SCHEDULES, self.schedule)
+        return vars(options(**self.schedule_options))
+
     def build_optimizer(self, weights: Iterable[nn.Parameter]) -> Any:
         """Return an :class:`~lazyformer_fairseq.training.optimizers.AdamLike` of these weights."""
-        make, options = row_of("--optimizer", OPTIMIZERS, self.optimizer)
-        cfg = SimpleNamespace(**vars(options(**self.optimizer_options)), lr=[self.rate])
+        make, _ = row_of("--optimizer", OPTIMIZERS, self.optimizer)
+        cfg = SimpleNamespace(**self.resolved_optimizer_options(), lr=[self.rate])
         return make(cfg, weights)
 
     def build_schedule(self, optimizer: Any) -> Any:
         """Return the schedule of an optimizer's rate."""
-        make, options = row_of("--lr-scheduler", SCHEDULES, self.schedule)
+        make, _ = row_of("--lr-scheduler", SCHEDULES, self.schedule)
         length = {"lr": [self.rate], "max_update": self.updates, "max_epoch": 0}
-        cfg = SimpleNamespace(**vars(options(**self.schedule_options)), **length)
+        cfg = SimpleNamespace(**self.resolved_schedule_options(), **length)
         return make(cfg, optimizer)

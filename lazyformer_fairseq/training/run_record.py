@@ -94,7 +94,9 @@ def write_run(folder: Path, record: RunRecord) -> None:
     path = folder / RUN
     content = _as_json(record)
     if path.is_file():
-        changed = differences(_by_full_name(_as_json(read_run(folder))), _by_full_name(content))
+        before = _as_json(read_run(folder))
+        before["command"] = content["command"]
+        changed = differences(_by_full_name(before), _by_full_name(content))
         if changed:
             logger.info("%s: the run continues with other values than it began with: %s", folder, changed)
     write_json(path, content)

@@ -18,13 +18,14 @@ from lazyformer_fairseq.evaluation.planning.fit import Place, Plan
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options_of_arch
 from lazyformer_fairseq.options import chosen
-from lazyformer_fairseq.training.loop import CHECKPOINT, MOST_SKIPPED, TrainingLoop
+from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.objectives.masked_lm import MaskedLMObjective
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.objectives.permuted_lm import PermutedLMObjective
 from lazyformer_fairseq.training.objectives.stream_lm import StreamLMObjective
 from lazyformer_fairseq.training.optimization import OptimizationConfig
+from lazyformer_fairseq.training.update_guard import MOST_SKIPPED
 
 UPDATES, HALF = 8, 3
 MASKED = "--task full_sentences_masked_lm --tokens-per-sample 32 --criterion masked_lm_accuracy --max-positions 32"
@@ -184,9 +185,9 @@ def test_a_batch_that_predicts_nothing_is_an_update_and_has_no_part_in_a_validat
     batch = next(iter(objective.batches()))
     empty = {**batch, "target": torch.full_like(batch["target"], objective.dictionary.pad())}
     empty.pop("masked_positions", None)
-    training.train_on(empty)
+    training.train_on([empty])
     assert training.updates == 1
-    assert training._skipped_in_a_row == 0
+    assert training.guard.skipped_in_a_row == 0
     if what == "masked":
         _, _, log = objective.loss(training.model.eval(), batch)
         _, _, nothing = objective.loss(training.model, empty)
@@ -210,11 +211,11 @@ def test_updates_without_numbers_are_skipped_and_many_in_a_row_end_it(precision,
 def test_an_overflow_halves_the_scale_of_the_loss_and_is_no_update(folders, tmp_path):
     training = TrainingLoop(objective_of("masked", folders["masked"]), optimization_of(ADAM, "fp16"), tmp_path)
     training.weights.scale.value = 2.0**40
-    read, following = [], training._next_batch
-    training._next_batch = lambda: read.append(following()) or read[-1]
+    read, following = [], training._next_batches
+    training._next_batches = lambda: read.append(following()) or read[-1]
     tokens = training.update()
     assert len(read) == 1 + 40 - math.log2(training.weights.scale.value) > 2
-    assert tokens == sum(batch["ntokens"] for batch in read)
+    assert tokens == sum(batch["ntokens"] for batches in read for batch in batches)
     assert training.updates == len(training.seconds) == 1
 
 

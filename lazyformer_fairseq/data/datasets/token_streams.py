@@ -299,7 +299,7 @@ class EpochSegments(EpochBatches):
     """The segments of streams in order, epoch after epoch, as fairseq-train reads them; every one is a whole batch.
 
     Args:
-        tokens, rows, tgt_len, eos, pad, item: as of :func:`cut_tokens`.
+        tokens, rows, tgt_len, eos, pad, item, shard, shards: as of :func:`cut_tokens`.
         cut: of every epoch, but for its number.
     """
 
@@ -312,8 +312,11 @@ class EpochSegments(EpochBatches):
         pad: int,
         cut: Cut = EVEN,
         item: int = 0,
+        shard: int = 0,
+        shards: int = 1,
     ):
-        self._streams = lambda epoch: cut_tokens(tokens, rows, tgt_len, eos, pad, item, cut=cut._replace(epoch=epoch))
+        how = {"item": item, "shard": shard, "shards": shards}
+        self._streams = lambda epoch: cut_tokens(tokens, rows, tgt_len, eos, pad, cut=cut._replace(epoch=epoch), **how)
         super().__init__(self._streams(1), batch_size=1, shuffle=False)
 
     @property
@@ -326,6 +329,13 @@ class EpochSegments(EpochBatches):
                 [np.array([segment]) for segment in range(len(self.dataset))],
             )
         return self._batches[1]
+
+    def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
+        """Return all segments: each process reads its own streams."""
+        return batches
+
+    def _consumed(self) -> int:
+        return 1
 
     def _after(self) -> int:
         """Segments keep their order, but another epoch cuts other ones."""

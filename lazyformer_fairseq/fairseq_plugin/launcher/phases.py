@@ -16,10 +16,10 @@ from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missi
 from lazyformer_fairseq.child_process import STOPPED, run_to_its_end
 from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.fairseq_plugin.launcher.recipes import RECIPES, with_warmup_of
-from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings
+from lazyformer_fairseq.training.stop_signals import EXIT_CODE
 
 LAST, FINISHED = "checkpoint_last.pt", "finished.json"
 OWN = {

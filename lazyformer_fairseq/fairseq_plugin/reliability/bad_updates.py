@@ -1,21 +1,17 @@
-"""NaN, Inf and loss spikes: judges each update, skips bad ones, and rolls back or stops after many in a row.
+"""NaN, Inf and loss spikes in fairseq's trainer: the adapter of :mod:`lazyformer_fairseq.training.update_guard`.
 
-fairseq raises FloatingPointError at the first NaN in full precision and bf16, and the run is over. Here the guard
-judges an update once its gradient has been summed over all processes, before the optimizer steps. A bad update leaves
-``train_step`` by an exception unknown to fairseq: weights, optimizer, EMA and meters stay untouched.
+fairseq raises FloatingPointError at the first NaN in full precision and bf16, and the run is over. Here a bad update
+leaves ``train_step`` by an exception unknown to fairseq: weights, optimizer, EMA and meters stay untouched.
 
 fairseq still handles an overflow of fp16's loss scaler: the scaler halves its scale and fairseq tries the update
 again. An overflow is about the scale, not the numbers, until the scale is at its minimum; only then is the update bad.
 """
 
-import json
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any, Optional
 
 import torch
@@ -26,63 +22,42 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.storage.checkpoint_file import look_into
-from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.training.update_guard import REPORT, BadUpdate, Reaction, SkippedUpdate, UpdateGuard
 
 logger = logging.getLogger(__name__)
-
-RECENT = 100  # updates that the median loss is taken over
-ENOUGH = 20  # updates before the median means something: in the first ones the loss falls fast
-REPORT = "bad_updates.json"
-
-WHAT_TO_TRY = (
-    "Read 'samples': a few batches alone point to bad data, ever new ones to the settings",
-    "Lower --lr, lengthen --warmup-ratio, or set --clip-norm",
-    "Train in bf16 (--bf16) rather than fp16, or in full precision, which has room for larger numbers",
-    "Give --max-rollbacks a larger number and run the same command again: it resumes from the last checkpoint",
-    "Copy an older checkpoint over checkpoint_last.pt; where losses rise before the first bad update, one from before",
-    "Raise or leave out --loss-spike if the reason is a spike and the loss came down again by itself",
-)
-
-
-class BadUpdate(Exception):
-    """The numbers of an update cannot be trusted; raised before the optimizer steps."""
 
 
 class ScalerOverflow(Exception):
     """fairseq's OverflowError under a name that it does not catch: its handler needs a GPU."""
 
 
-class UpdateGuard:
-    """The guard of one trainer. All processes of a run see the same numbers, so all decide the same.
+class TrainerGuard(UpdateGuard):
+    """The guard of one of fairseq's trainers.
 
-    Attributes:
-        skipped, rollbacks: counts over the whole run, saved with checkpoints.
-        skipped_in_a_row: since the last good update or rollback.
-        losses: of the last good updates, in the criterion's own unit.
-        bad: the last bad updates, for the report.
+    Raises:
+        UserError: ``--loss-spike`` is out of range.
     """
 
     def __init__(self, trainer):
-        self.trainer = trainer
         # Other tasks have no such options: the defaults then apply.
-        self.max_in_a_row, self.max_rollbacks, self.spike = (
+        max_in_a_row, max_rollbacks, spike = (
             getattr(trainer.cfg.task, name, getattr(ReliabilityConfig, name))
             for name in ("max_skipped_updates", "max_rollbacks", "loss_spike")
         )
-        if self.spike and not self.spike > 1:
-            raise UserError(f"--loss-spike {self.spike}: must be more than 1, or 0 for never")
-        self.losses: deque[float] = deque(maxlen=RECENT)
+        if spike and not spike > 1:
+            raise UserError(f"--loss-spike {spike}: must be more than 1, or 0 for never")
+        super().__init__(max_in_a_row, max_rollbacks, spike)
+        self.trainer = trainer
         self.checkpoints = GoodCheckpoints(trainer.cfg.checkpoint.save_dir, trainer.checkpoint_suffix)
-        self.bad: deque[dict[str, Any]] = deque(maxlen=100)
-        self.skipped = self.skipped_in_a_row = self.rollbacks = 0
-        self.first_bad = 0
         self.begin_update()
         trainer.get_criterion().register_forward_hook(self.hear_batch)
 
     def begin_update(self) -> None:
+        """Forget the numbers of the update before."""
         self.logs: list[dict] = []
         self.sample_sizes: list = []
-        self.loss = self.gradient_norm = None
+        self.loss: Optional[float] = None
+        self.gradient_norm: Optional[float] = None
 
     def hear_batch(self, criterion, _, output: tuple) -> None:
         """Forward hook of the criterion: keeps what it logs for a batch, and the sample size, still on the device."""
@@ -107,14 +82,13 @@ class UpdateGuard:
         except BadUpdate as bad:
             if trainer.cfg.common.amp:
                 trainer.optimizer.scaler.update()  # it has unscaled the gradients and expects a step
-            self.skip(bad, samples)
+            self.skip_update(bad, samples)
         except ScalerOverflow as overflow:
             logger.info("NOTE: gradient overflow detected, ignoring gradient, %s", overflow)
             trainer.zero_grad()
         else:
             if trainer.get_num_updates() > before:
-                self.skipped_in_a_row = 0
-                self.losses.extend([] if self.loss is None else [self.loss])
+                self.accept(self.loss)
         # fairseq's own kind of meter, so that a run without the plugin can read the checkpoint.
         metrics.log_scalar("skipped", self.skipped, weight=0, priority=710)
         metrics.log_scalar("rollbacks", self.rollbacks, weight=0, priority=711)
@@ -131,7 +105,7 @@ class UpdateGuard:
             norm = clip()
             if amp and not norm.isfinite():
                 return norm  # an overflow, which torch's scaler handles within the optimizer's step
-            return self.judge(norm)
+            return self.judge_on_host(norm)
         except OverflowError as overflow:
             if trainer.cuda:
                 raise
@@ -142,20 +116,14 @@ class UpdateGuard:
                 trainer.optimizer.scaler._iter += 1  # as its own skipping does; the next overflow divides by it
             raise BadUpdate("the gradient is NaN or Inf at the smallest loss scale") from error
 
-    def judge(self, gradient_norm: torch.Tensor) -> torch.Tensor:
-        """Raises BadUpdate, or returns the gradient's norm, moved to the CPU.
+    def judge_on_host(self, gradient_norm: torch.Tensor) -> torch.Tensor:
+        """Raise BadUpdate, or return the gradient's norm, moved to the CPU.
 
         One copy brings norm, sample size and all logged values to the host. Right after this fairseq checks that the
         norm is finite and reads the others for its meters; each read would wait for the GPU.
         """
         on_host = self.read_numbers(gradient_norm)
-        if not math.isfinite(self.gradient_norm):
-            raise BadUpdate("the gradient is NaN or Inf")
-        if self.loss is not None and not math.isfinite(self.loss):
-            raise BadUpdate("the loss is NaN or Inf")
-        is_known = self.spike and self.loss is not None and len(self.losses) >= ENOUGH
-        if is_known and self.loss > self.spike * median(self.losses) > 0:
-            raise BadUpdate(f"the loss is more than --loss-spike {self.spike:g} times the recent median")
+        self.judge(self.loss, self.gradient_norm)
         return on_host
 
     def read_numbers(self, gradient_norm: torch.Tensor) -> torch.Tensor:
@@ -188,33 +156,36 @@ class UpdateGuard:
     def in_unit(self, loss: Optional[float]) -> Optional[float]:
         return loss / math.log(2) if loss is not None and self.unit == "bits" else loss
 
-    def skip(self, reason: BadUpdate, samples: list) -> None:
-        """Counts the update, whose gradient nobody will use; after too many in a row rolls back, or stops the run.
+    def skip_update(self, reason: BadUpdate, samples: list) -> None:
+        """Count the update, whose gradient nobody will use; after too many in a row roll back, or stop the run.
 
         A skipped update counts as one of the run's, so schedule, data and checkpoints continue as without the skip.
 
         Raises:
             UserError: there were too many rollbacks already, or there is no checkpoint yet.
         """
-        trainer, update = self.trainer, self.trainer.get_num_updates()
-        if not self.skipped_in_a_row:
-            self.first_bad = update
-        self.skipped += 1
-        self.skipped_in_a_row += 1
-        numbers = {"loss": self.in_unit(self.loss), "gradient_norm": self.gradient_norm}
-        place = {"update": update + 1, "epoch": getattr(trainer.epoch_iterator, "epoch", None), "reason": str(reason)}
-        found = [torch.as_tensor(sample["id"]).tolist() for sample in samples if sample and "id" in sample]
-        self.bad.append({**place, **numbers, "learning_rate": trainer.get_lr(), "samples": found})
+        trainer = self.trainer
+        update = trainer.get_num_updates()
+        skipped = SkippedUpdate(
+            update=update + 1,
+            epoch=getattr(trainer.epoch_iterator, "epoch", None),
+            reason=str(reason),
+            loss=self.in_unit(self.loss),
+            gradient_norm=self.gradient_norm,
+            learning_rate=trainer.get_lr(),
+            samples=[torch.as_tensor(sample["id"]).tolist() for sample in samples if sample and "id" in sample],
+        )
+        reaction = self.skip(skipped)
         self._warn(
-            f"update {update + 1} is skipped: {reason} (loss {self.in_unit(self.loss)} {self.unit}, gradient norm "
+            f"update {update + 1} is skipped: {reason} (loss {skipped.loss} {self.unit}, gradient norm "
             f"{self.gradient_norm}); {self.skipped_in_a_row} in a row, {self.skipped} in all"
         )
         trainer.zero_grad()
         if getattr(trainer.optimizer, "_multiply_factor", None) is not None and trainer.optimizer.scaler is None:
             trainer.optimizer._multiply_factor = 1.0  # fairseq expects that bf16 never skips a step
-        if self.skipped_in_a_row < self.max_in_a_row:
+        if reaction is Reaction.CONTINUE:
             trainer.set_num_updates(update + 1)
-        elif self.rollbacks < self.max_rollbacks:
+        elif reaction is Reaction.ROLL_BACK:
             self._roll_back()
         else:
             self._stop(f"after {self.rollbacks} rollbacks (--max-rollbacks)")
@@ -238,7 +209,7 @@ class UpdateGuard:
         folder = write_report(self)
         raise UserError(
             f"stopped at update {self.trainer.get_num_updates() + 1}: {self.skipped_in_a_row} updates in a row had bad "
-            f"numbers ({self.bad[-1]['reason']}), {why}. {folder / REPORT} says which batches, and what to try"
+            f"numbers ({self.bad[-1].reason}), {why}. {folder / REPORT} says which batches, and what to try"
         )
 
     def _warn(self, message: str) -> None:
@@ -246,19 +217,12 @@ class UpdateGuard:
         if self.trainer.is_data_parallel_master:
             logger.warning(message)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"skipped": self.skipped, "rollbacks": self.rollbacks, "losses": list(self.losses)}
-
     def load(self, extra_state: Optional[dict[str, Any]], starts_anew: bool) -> None:
         """From a checkpoint; None if there is none. A run that starts from another's weights counts anew."""
         if extra_state is not None and not starts_anew and "bad_updates" in extra_state:
             self.load_state_dict(extra_state["bad_updates"])
         if self.trainer.is_data_parallel_master:
             self.checkpoints.leave_behind(self.trainer.get_num_updates())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.skipped, self.rollbacks = state["skipped"], state["rollbacks"]
-        self.losses = deque(state["losses"], maxlen=RECENT)
 
 
 def can_be_guarded(trainer) -> bool:
@@ -351,32 +315,16 @@ def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional
     return path
 
 
-def write_report(guard: UpdateGuard) -> Path:
-    """Writes ``bad_updates.json`` into the folder of checkpoints, which it returns. Every process must call it.
-
-    Losses: per unit of sample size, as bits per masked token. Samples: dataset indices, by process and batch.
-    """
+def write_report(guard: TrainerGuard) -> Path:
+    """Write ``bad_updates.json`` into the folder of checkpoints, and return the folder. Every process must call it."""
     trainer = guard.trainer
     folder = Path(trainer.cfg.checkpoint.save_dir)
     bad_of_processes = [list(guard.bad)]
-    if (processes := trainer.data_parallel_world_size) > 1:
+    processes = trainer.data_parallel_world_size
+    if processes > 1:
         bad_of_processes = [None] * processes
         torch.distributed.all_gather_object(bad_of_processes, list(guard.bad))
     if trainer.is_data_parallel_master:
-        updates = [
-            {**same_update[0], "samples": [of_process["samples"] for of_process in same_update]}
-            for same_update in zip(*bad_of_processes, strict=True)
-        ]
-        report = {
-            "stopped_at_update": trainer.get_num_updates() + 1,
-            "reason": updates[-1]["reason"],
-            **{name: getattr(guard, name) for name in ("skipped", "skipped_in_a_row", "rollbacks")},
-            **{"max_skipped_updates": guard.max_in_a_row, "max_rollbacks": guard.max_rollbacks},
-            **{"loss_spike": guard.spike, "bad_updates": updates},
-            "unit_of_losses": guard.unit,
-            "losses_of_last_good_updates": [guard.in_unit(loss) for loss in guard.losses],
-            "what_to_try": WHAT_TO_TRY,
-        }
-        # JSON has no NaN and no Inf: they become strings.
-        write_json(folder / REPORT, json.loads(json.dumps(report), parse_constant=lambda word: str(float(word))))
+        losses = [guard.in_unit(loss) for loss in guard.losses]
+        guard.write_report(folder, bad_of_processes, losses, guard.unit)
     return folder

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,9 +14,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import lack_of_fairseq
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
-INTERRUPTED = 128 + signal.SIGINT  # 130, as shells have it for a process that Ctrl-C ended
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # the process that hands signals on to its children
 WITH_FAIRSEQ = ("fairseq", "fairseq_cli", "hydra")  # come and go together
 # Where a file, its folder or its disk is not what a command needs, and only the user can change that.

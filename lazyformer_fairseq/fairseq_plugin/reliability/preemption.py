@@ -35,66 +35,61 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import FORWARDED
 from lazyformer_fairseq.fairseq_plugin.reliability.options import names_task_of_ours, refuse_no_batch
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
+from lazyformer_fairseq.training.stop_signals import EXIT_CODE, INTERRUPTED, MANY, SIGNALS, StopRequest
 
 logger = logging.getLogger(__name__)
 
 
 WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
-MANY = 2.0**20  # a Ctrl-C in the sum of signals: more than there are processes
 
 
 class UpdateGivenUp(BaseException):
     """No Exception, which fairseq would save a whole crash.pt for."""
 
 
-class Preemption:
+class Preemption(StopRequest):
     """Takes signals for one trainer, and makes all processes of the run save and end after the same update.
 
     Attributes:
-        signal: the one that this process received; None for none.
         saved: the checkpoint is written, if the run's options leave it one.
+        exiting: a byte that data workers see too: 1 when this process is about to exit.
     """
 
     def __init__(self, trainer):
-        self._trainer, self._before = weakref.ref(trainer), {}
-        self.signal, self.saved = None, False
-        self.exiting = mmap.mmap(-1, 1)  # a byte that data workers see too: 1 when this process is about to exit
-        self._asked, self._arrived = 0.0, None
+        super().__init__()
+        self._trainer = weakref.ref(trainer)
+        self.saved = False
+        self.exiting = mmap.mmap(-1, 1)
+        self._arrived = None
         self._busy = False
 
     def listen(self) -> None:
-        """Takes the signals over, from the main thread; Python delivers them to no other."""
+        """Take the signals over, and prepare what data workers need to outlive them."""
         if threading.current_thread() is threading.main_thread():
             if os.environ.get(FORWARDED) == str(os.getppid()):
                 os.setpgid(0, 0)  # else a terminal's Ctrl-C comes twice
             Finalize(None, self.exiting.__setitem__, (0, 1), exitpriority=10)  # before data workers are terminated
             get_temp_dir()  # for the workers' sockets, and removed at exit; one of their own they would leave behind
-            for number in SIGNALS:
-                if signal.getsignal(number) == signal.SIG_IGN:  # as whoever started this process wants it
-                    continue
-                before = signal.signal(number, self._hear)
-                earlier = getattr(before, "__self__", None)  # of an earlier run in the same process
-                self._before[number] = earlier._before[number] if isinstance(earlier, Preemption) else before
+            super().listen()
 
     def _hear(self, number: int, frame) -> None:
         if self.signal is None:
             gc.collect()  # trainers are part of cycles
-        trainer = self._trainer()
-        if trainer is None:  # training is over: the signal means what it meant before
-            signal.signal(number, self._before[number] or signal.SIG_DFL)
+        if self._trainer() is None:  # training is over: the signal means what it meant before
+            signal.signal(number, self._handlers[number] or signal.SIG_DFL)
             signal.raise_signal(number)
-        elif self.signal is None:
-            self.signal = signal.Signals(number)
-            if signal.SIGINT in self._before:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next Ctrl-C need not wait for Python
-            if number == signal.SIGINT and trainer.is_data_parallel_master:
-                under_way = "update" if trainer.cuda else "pass"
-                os.write(
-                    2, f"\nCtrl-C: the run saves after this {under_way} and ends; once more ends it at once\n".encode()
-                )
+        else:
+            super()._hear(number, frame)
+
+    def _acknowledge(self) -> None:
+        if self._trainer().is_data_parallel_master:
+            super()._acknowledge()
+
+    def _under_way(self) -> str:
+        return "update" if self._trainer().cuda else "pass"
 
     @contextmanager
     def busy(self):
@@ -106,24 +101,21 @@ class Preemption:
             self._busy = before
 
     def agree(self, asked) -> None:
-        """Takes how many processes received a signal, those of a Ctrl-C as :data:`MANY` each; the same for all.
+        """Take the sum of all processes' notes.
 
         From a GPU it comes in the background: what is to be waited for is over by then, the optimizer's step need not.
         """
-        self._asked, self._arrived = asked, None
+        self._arrived = None
         if torch.is_tensor(asked) and asked.is_cuda:
-            self._asked = asked.to("cpu", non_blocking=True)
+            asked = asked.to("cpu", non_blocking=True)
             self._arrived = torch.cuda.current_stream().record_event()
-
-    def note(self) -> float:
-        """This process's part of the sum that :meth:`agree` takes."""
-        return {None: 0.0, signal.SIGINT: MANY}.get(self.signal, 1.0)
+        super().agree(asked)
 
     def agreed_code(self) -> int:
-        """The exit code that all processes end with; 0 as long as none was sent a signal."""
+        """Return the exit code that all processes end with; 0 as long as none was sent a signal."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return 0 if not self._asked else INTERRUPTED if self._asked >= MANY else EXIT_CODE
+        return super().agreed_code()
 
     def give_up_if_interrupted(self) -> None:
         """Before a pass of an update. All processes come here, and agree.
@@ -174,8 +166,8 @@ class Preemption:
         if trainer.data_parallel_world_size > 1:  # the first one to go would have torchrun end the one that writes
             torch.distributed.barrier(distributed_utils.get_global_group())
         end_reader(trainer.epoch_iterator)
-        if signal.SIGINT in self._before:
-            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        if signal.SIGINT in self._handlers:
+            signal.signal(signal.SIGINT, self._handlers[signal.SIGINT])
         sys.stdout.flush()
         raise SystemExit(self.agreed_code())
 

@@ -24,7 +24,8 @@ from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run
 
 from lazyformer_fairseq.fairseq_plugin.reliability import command_line
-from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import FORWARDED
+from lazyformer_fairseq.training.stop_signals import EXIT_CODE, INTERRUPTED, SIGNALS
 
 
 class Agent(LocalElasticAgent):

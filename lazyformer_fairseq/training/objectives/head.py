@@ -18,8 +18,9 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.evaluation import checkpoints, match
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.documents import check_takes_documents
-from lazyformer_fairseq.training.objectives.interface import Batch, Log, Objective
+from lazyformer_fairseq.training.objectives.interface import Batch, Log, Objective, dealt
 from lazyformer_fairseq.training.objectives.network import Network
+from lazyformer_fairseq.training.processes import ALONE, Processes
 
 
 @dataclass(kw_only=True)
@@ -107,9 +108,9 @@ class HeadObjective(Objective):
             "in_a_row": self.no_padding,
         }
 
-    def batches(self) -> EpochBatches:
-        """Return the training batches."""
-        return EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed)
+    def batches(self, processes: Processes = ALONE) -> EpochBatches:
+        """Return the training batches of this process."""
+        return dealt(EpochBatches(self.dataset("train"), self.batch_size, seed=self.seed), processes)
 
     def held_out(self, split: str) -> EpochBatches:
         """Return the batches of a split, in order."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.training.processes import ALONE, Processes
 
 Batch = Mapping[str, Any]
 Log = Mapping[str, Any]  # sums over a batch, by name
@@ -39,11 +40,13 @@ class Objective(ABC):
 
     Attributes:
         dictionary: the symbols of inputs and targets.
+        batch_size: inputs per batch.
         tokenizer_folder: the tokenizer to keep beside checkpoints; None where there is none.
         CRITERION: the name of the loss in checkpoints.
     """
 
     dictionary: Any
+    batch_size: int
     tokenizer_folder: Optional[Path] = None
     CRITERION = ""
 
@@ -52,8 +55,12 @@ class Objective(ABC):
         """Build the model, with fresh weights or those the objective begins with; called once, before all else."""
 
     @abstractmethod
-    def batches(self) -> EpochBatches:
-        """Return the training batches."""
+    def batches(self, processes: Processes = ALONE) -> EpochBatches:
+        """Return the training batches; where several processes share each update, those of this one."""
+
+    @abstractmethod
+    def data_folders(self) -> list[Path]:
+        """Return the folders that the data is read from."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Number, dict[str, Any]]:
@@ -103,6 +110,13 @@ class Objective(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Restore that state from a checkpoint's extra state."""
+
+
+def dealt(batches: EpochBatches, processes: Processes) -> EpochBatches:
+    """Return batches, of which this process reads its share."""
+    batches.shard = processes.rank
+    batches.shards = processes.count
+    return batches
 
 
 def mean(scalars: Sequence[Scalar]) -> float:

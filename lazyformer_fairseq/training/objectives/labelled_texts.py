@@ -83,6 +83,10 @@ class LabelledTextsObjective(HeadObjective):
             examples.inputs, examples.targets, marks_before=marks_before, **self.dataset_options(split)
         )
 
+    def data_folders(self) -> list[Path]:
+        """Return the folder that the data is read from."""
+        return [Path(self.data)]
+
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
         """Return the summed cross-entropy of classes, or squared error of scores, of logits (B, classes).
 

@@ -22,12 +22,14 @@ from lazyformer_fairseq.training.objectives.interface import (
     Log,
     Objective,
     Scalar,
+    dealt,
     in_bits,
     mean_per_prediction,
     total,
 )
 from lazyformer_fairseq.training.objectives.network import Network
 from lazyformer_fairseq.training.objectives.stream_lm import next_token_scalars
+from lazyformer_fairseq.training.processes import ALONE, Processes
 
 
 @dataclass
@@ -80,9 +82,13 @@ class MaskedLMObjective(Objective):
             raise UserError("--next-sentence: is for fairseq-train; leave it out")
         return model
 
-    def batches(self) -> EpochBatches:
-        """Return the training batches."""
-        return EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed)
+    def batches(self, processes: Processes = ALONE) -> EpochBatches:
+        """Return the training batches of this process."""
+        return dealt(EpochBatches(self.texts.split("train"), self.batch_size, seed=self.seed), processes)
+
+    def data_folders(self) -> list[Path]:
+        """Return the folders that the data is read from."""
+        return [Path(folder) for folder in self.texts.folders]
 
     def at_update(self, batch: Batch, update: int) -> Batch:
         """Return a batch with the length and the masks of an update."""

@@ -65,6 +65,10 @@ class SpansObjective(HeadObjective):
             **self.dataset_options(split),
         )
 
+    def data_folders(self) -> list[Path]:
+        """Return the folder that the data is read from."""
+        return [Path(self.task_settings["data"])]
+
     def score(self, batch: Batch, logits: Tensor, training: bool) -> tuple[Tensor, dict[str, Any]]:
         """Return the summed loss of logits (B, T, 2).
 

@@ -32,6 +32,7 @@ from lazyformer_fairseq.training.objectives.interface import (
     total,
 )
 from lazyformer_fairseq.training.objectives.network import Network
+from lazyformer_fairseq.training.processes import ALONE, Processes
 
 
 @dataclass
@@ -41,7 +42,7 @@ class StreamLMObjective(Objective):
     Attributes:
         network: the model.
         data: a folder of `lazyformer lm`.
-        batch_size: streams.
+        batch_size: streams per process.
         seed: the seed of cuts.
         text: options of :class:`StreamOptions`, by name.
     """
@@ -74,21 +75,29 @@ class StreamLMObjective(Objective):
         check_items(prefix, len(self.dictionary), eos=None)  # characters have no ends
         return tokens
 
-    def batches(self) -> EpochSegments:
-        """Return the segments of the streams, in order."""
+    def batches(self, processes: Processes = ALONE) -> EpochSegments:
+        """Return the segments of this process's streams, in order."""
         options = self.options
         segments = EpochSegments(
             self.tokens(),
-            self.batch_size,
+            self.batch_size * processes.count,
             options.tgt_len,
             self.dictionary.eos(),
             self.dictionary.pad(),
             Cut(options.roll, options.varlen, self.seed),
             item_length(self.data),
+            shard=processes.rank,
+            shards=processes.count,
         )
         check_memory_fits(self.mem_len, segments.dataset)
         self._shape = shape_of(segments.dataset, self.mem_len, options)
+        first = processes.rank * self.batch_size
+        self._rows = slice(first, first + self.batch_size)
         return segments
+
+    def data_folders(self) -> list[Path]:
+        """Return the folder of the text."""
+        return [Path(self.data)]
 
     def at_update(self, batch: Batch, update: int) -> Batch:
         """Return a batch with the memory of the segments before it."""
@@ -122,7 +131,7 @@ class StreamLMObjective(Objective):
         """Restore the memory, if the checkpoint has one."""
         saved = state.get(CHECKPOINT_KEY)
         if saved is not None:
-            self.memory.restore(saved, self._shape, slice(None))
+            self.memory.restore(saved, self._shape, self._rows)
 
 
 def next_token_scalars(logs: Sequence[Log]) -> dict[str, Scalar]:

@@ -69,9 +69,10 @@ def finished(data_folder, tmp_path_factory) -> tuple[Path, list]:
             interrupts.clear()
             raise KeyboardInterrupt
 
-        def train_on(batch, train=self.train_on):
+        def train_on(of_update, train=self.train_on):
+            (batch,) = of_update
             batches.append((getattr(self, "name", None), self.optimization.seed, self.updates, batch))
-            return train(batch)
+            return train(of_update)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(self, "train_on", train_on)
@@ -508,10 +509,10 @@ def test_a_model_that_diverges_ends_in_no_number_and_the_others_go_on(data_folde
     """By a schedule that no trial of two updates has room for, which measures the costs nevertheless."""
     train_on = TrainingLoop.train_on
 
-    def diverge(self, batch):
+    def diverge(self, batches):
         if getattr(self, "name", None) == "mine" and self.updates == 2:
             raise Diverged("NaN")
-        train_on(self, batch)
+        train_on(self, batches)
 
     monkeypatch.setattr(TrainingLoop, "train_on", diverge)
     schedule = ("--lr-scheduler", "wsd", "--decay-share", "0.6")

@@ -49,10 +49,10 @@ def finished(settings, tmp_path_factory) -> tuple[Path, dict[str, list[torch.Ten
             raise KeyboardInterrupt
         return update(training)
 
-    def looked_at(training, batch):
+    def looked_at(training, batches):
         if training.folder.parent == folder:
-            seen[training.name].append(batch["net_input"]["src_tokens"])
-        return train_on(training, batch)
+            seen[training.name].append(batches[0]["net_input"]["src_tokens"])
+        return train_on(training, batches)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(DemoTraining, "update", interrupted)

@@ -23,12 +23,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.modules import timing
 from lazyformer_fairseq.modules.attention import selection
 from lazyformer_fairseq.storage.checkpoint_file import save
+from lazyformer_fairseq.training.stop_signals import EXIT_CODE
 
 OPTIONS = f"{TINY} --update-freq 2 --dropout 0.2 --attention-dropout 0.1 --clip-norm 1.0 --log-interval 3"
 TIMES = {"wps", "ups", "wall", "train_wall"}

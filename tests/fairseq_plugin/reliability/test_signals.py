@@ -21,9 +21,9 @@ from helpers import PRETRAINING, ROOT, assert_equal_state, train_words, updates_
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints, torchrun
-from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, INTERRUPTED
 from lazyformer_fairseq.fairseq_plugin.reliability.torchrun import Agent
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
+from lazyformer_fairseq.training.stop_signals import EXIT_CODE, INTERRUPTED
 
 
 @pytest.fixture

@@ -1,0 +1,59 @@
+"""The processes that share a training, as torchrun starts them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that share each update.
+
+    Attributes:
+        rank: from 0; the first process writes checkpoints and records.
+        count: of processes.
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes."""
+        if self.count > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
+        """Sum gradients over all processes, as one message per precision; a weight without one counts as zeros."""
+        if self.count == 1:
+            return
+        for weight in weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        for dtype in dict.fromkeys(weight.dtype for weight in weights):
+            gradients = [weight.grad for weight in weights if weight.dtype == dtype]
+            message = torch.cat([gradient.flatten() for gradient in gradients])
+            distributed.all_reduce(message)
+            parts = message.split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+
+ALONE = Processes()
+
+
+def join_processes(device: str) -> Processes:
+    """Join the processes that torchrun started; one process where it did not.
+
+    Each process of a node takes the GPU of its number there; processors use gloo.
+    """
+    if not distributed.is_initialized():
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return ALONE
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    return Processes(distributed.get_rank(), distributed.get_world_size())

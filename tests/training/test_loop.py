@@ -150,7 +150,7 @@ def test_a_checkpoint_is_as_large_as_is_planned_and_has_the_word_table_once(prec
     )
     ours = TrainingLoop(objective_of("masked", data), optimization, tmp_path / "ours")
     job = job_of_launch("bert_tiny", None, str(data), ["--max-positions", "32", "--tokens-per-sample", "32"])
-    planned = Plan(job, Place(1, 0, precision), [], None, {}, 1.0, "", None).checkpoint_bytes
+    planned = Plan(job, Place(1, 0, precision), [], None, 1.0, "", None).checkpoint_bytes
     for training in (ours, theirs):
         training.update()
         training.save()

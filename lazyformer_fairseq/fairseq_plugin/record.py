@@ -5,10 +5,11 @@ bar; :class:`RecordingBar` stands around it and appends the same numbers to ``me
 """
 
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from numbers import Number
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
@@ -177,10 +178,19 @@ def recording_progress(progress_bar: Any, iterator: Any, *args: Any, **kwargs: A
     return RecordingBar(progress_bar(iterator, *args, **kwargs), kwargs.get("epoch"))
 
 
-def _named(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section of fairseq's settings with its ``_name`` as `name`."""
-    options = {name: value for name, value in section.items() if name != "_name"}
-    return {"name": section["_name"], **options}
+def _named(section: Union[Mapping[str, Any], Namespace]) -> dict[str, Any]:
+    """Return a section of fairseq's settings with its ``_name`` as `name`.
+
+    fairseq's older models, such as RoBERTa's, have their arguments as a namespace, whose `arch` names the model.
+    """
+    if isinstance(section, Namespace):
+        options = dict(vars(section))
+        name = options["arch"]
+    else:
+        options = dict(section)
+        name = options["_name"]
+    options.pop("_name", None)
+    return {"name": name, **options}
 
 
 def _number_of(value: Any) -> Optional[float]:

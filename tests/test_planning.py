@@ -57,8 +57,8 @@ def test_an_update_stays_what_it_is_on_any_number_of_gpus_that_it_divides_among(
 
 def test_auto_plans_for_the_hungriest_that_it_may_take():
     job = job_of_arch("bert_base")
-    peaks = [job.measure_memory(8, "fp16", "cuda", name).peak for name in ("eager", "recompute", "fused")]
-    assert max(peaks) == peaks[0]
+    peaks = [job.measure_memory(8, "fp16", "cuda", name).peak for name in ("eager", "recompute")]
+    assert peaks[0] > peaks[1]
     assert fit(job, V100).memory == fit(job, V100, "eager").memory
     with pytest.raises(UserError, match="--attention-backend fused: cannot compute M1x12"):  # attention dropout
         fit(job, V100, "fused")

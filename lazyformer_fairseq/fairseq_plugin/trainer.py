@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from lazyformer_fairseq.data.datasets.masked_blocks import CHANGING
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.planning.fit import can_recompute
 from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
@@ -553,13 +554,12 @@ def before_training(model: torch.nn.Module, error: BaseException) -> str:
 
 
 def _can_recompute(model: torch.nn.Module) -> bool:
-    """Whether ``--attention-backend recompute`` can take the place of one that keeps distributions, or may."""
+    """Return whether ``--attention-backend recompute`` can take the place of one that keeps distributions, or may."""
     stacks = [each for each in model.modules() if isinstance(each, Stack)]
-    with suppress(UserError):
-        for stack in stacks:
-            stack.check_back_end("recompute")
-        return any(stack.attention_backend not in ("recompute", "fused") for stack in stacks)
-    return False
+    for stack in stacks:
+        if not all(can_recompute(sublayer) for sublayer in stack.plan if sublayer.kind.computes_scores):
+            return False
+    return any(stack.attention_backend not in ("recompute", "fused") for stack in stacks)
 
 
 def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:

@@ -162,6 +162,12 @@ def _makers(job: Job) -> list[PlannedSublayer]:
     return [each for each in planned(job.pattern, job.sizes.direction) if each.kind.computes_scores]
 
 
+def can_recompute(sublayer: PlannedSublayer) -> bool:
+    """Return whether the back end that keeps no distribution computes an attending sublayer."""
+    values = sublayer.shaper.values
+    return all(LACKS[RECOMPUTING].isdisjoint(variant.features(values)) for variant in variant_classes(values))
+
+
 def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
     features = job.features
     for variant in variant_classes(maker.shaper.values):

@@ -176,7 +176,7 @@ def _track(
         try:
             with tracker:
                 loss_of = _causal_loss if isinstance(model, CausalLM) else _masked_loss
-                torch.autograd.backward(loss_of(model, batch, vocab_size, memory))
+                _run_backward(loss_of(model, batch, vocab_size, memory))
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise UserError(f"the memory of {options.sublayer_pattern} is not known before it runs: {error}") from error
         peak = next(iter(tracker.get_tracker_snapshot("peak").values()))
@@ -207,6 +207,23 @@ def _causal_loss(model: CausalLM, batch: Batch, vocab_size: int, memory: StreamM
     tokens = torch.randint(vocab_size, (batch.sequences, batch.tokens))
     nll, _ = model(tokens, memory=memory if batch.memory else None, target=tokens)
     return nll.sum()
+
+
+def _run_backward(loss: Tensor) -> None:
+    """Compute all gradients.
+
+    torch.autograd.backward itself would leave :class:`_GpuKernels` before what activation checkpointing computes again,
+    so that it would not be what was computed at first.
+    """
+    torch.autograd.graph._engine_run_backward(
+        (loss,),
+        (torch.ones_like(loss),),
+        False,  # keep_graph
+        False,  # create_graph
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 class _GpuKernels(TorchFunctionMode):

@@ -36,7 +36,7 @@ def write_result(
         "selected_by": task.selecting_metric,
         "baseline": {file: dict.fromkeys(task.metrics, baseline) for file in files},
         **{"train_rows": 100, "seconds": 36.0, "train_seconds": 30.0, "tokens_per_second": 1000.0},
-        **{"started_from": None, "versions": {}, **more},
+        **{"versions": {}, **more},
     }
     path = run_folder(folder, key) / "result.json"
     path.write_text(json.dumps(result))

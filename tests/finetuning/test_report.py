@@ -104,11 +104,10 @@ def test_of_some_tasks_ones_own_numbers_stand_first_and_the_papers_table_has_the
     ("more", "said"),
     [
         (
-            {"epochs": 3, "started_from": "MNLI"},
+            {"epochs": 3},
             [
                 "The protocol has rates 2e-05, 3e-05, 4e-05, 5e-05 and 5 seeds",
                 "Epochs: MNLI 3, RTE 3; the protocol has 10.",
-                "RTE: runs started from the MNLI checkpoint",
                 "Hours of all runs (12) together: 0.12.",
                 # results of older versions do not know the file's rows
                 "rows: MNLI 100 (the official file has 392,702), RTE 100 (the official file has 2,490).",

@@ -232,7 +232,7 @@ class Targets(dict[str, Target]):
         result = {
             **{"format_version": 1, "model": "m", "checkpoint": "c", "updates": 3, "task": "CoLA", "lr": 2e-5},
             **{"seed": 1, "epochs": 10, "metrics": {"dev": {"matthews": 0.5, "accuracy": 0.7}}, "train_rows": 9},
-            **{"baseline": {"dev": {"matthews": 0.0, "accuracy": 0.6}}, "seconds": 1.0, "started_from": None},
+            **{"baseline": {"dev": {"matthews": 0.0, "accuracy": 0.6}}, "seconds": 1.0},
         }
         grid = {"models": {"m": "c"}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
         contents = {run: json.dumps(result).encode(), Path("grid.json"): json.dumps(grid).encode()}

@@ -132,7 +132,7 @@ def test_a_command_works(command, made, run, tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "prints"),
-    [(LOOP, "True 2"), (TRAINER, "LazyFormerForMaskedLM"), (DEMO, "fills masks in held-out sentences")],
+    [(LOOP, "True 2"), (TRAINER, "LazyFormerForMaskedLM"), (DEMO, "Picture: demo/loss.png")],
     ids=["a loop", "Trainer", "the demo"],
 )
 def test_code_of_ones_own_trains(code, prints, run):

@@ -126,7 +126,7 @@ class RunRecorder:
         line = MetricsLine(
             updates=updates,
             split=_TRAIN if tag == _INTERVAL else tag,
-            seconds=Trainer.cumulative_training_time(self.trainer),
+            seconds=float(Trainer.cumulative_training_time(self.trainer)),  # a tensor where processes share it
             values=run_record.finite_values(values),
             epoch=epoch,
         )

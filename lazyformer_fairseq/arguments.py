@@ -26,7 +26,9 @@ class ExistingPath(click.Path):
 
     def __init__(self, missing: str = "no such file or folder", holds: str = "", is_file: bool = False):
         super().__init__(path_type=Path)
-        self.missing, self.holds, self.is_file = missing, holds, is_file
+        self.missing = missing
+        self.holds = holds
+        self.is_file = is_file
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Path:
         """Raises a UserError where it is missing."""
@@ -49,7 +51,10 @@ def checkpoint_at(path: Path, name: Optional[str] = None) -> Path:
         return path
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a checkpoint, or a folder of checkpoints")
-    names = [name] if name else CHECKPOINTS
+    if name:
+        names = [name]
+    else:
+        names = CHECKPOINTS
     found = [path / name for name in names if (path / name).is_file()]
     if not found:
         raise UserError(f"{path}: holds no {' or '.join(names)}")
@@ -59,7 +64,9 @@ def checkpoint_at(path: Path, name: Optional[str] = None) -> Path:
 def named_path(text: str) -> tuple[Optional[str], Path]:
     """Name and path of ``NAME=PATH``; None and all of it where that is there: folders are called ``lr=1e-4`` too."""
     name, _, path = text.partition("=")
-    return (name, Path(path)) if path and not Path(text).exists() else (None, Path(text))
+    if path and not Path(text).exists():
+        return (name, Path(path))
+    return (None, Path(text))
 
 
 def refuse_missing(*paths: Optional[Path]) -> None:
@@ -73,7 +80,10 @@ def refuse_missing_folders(data: str) -> None:
     """Raises a UserError unless each of the folders in fairseq's ``FOLDER:FOLDER...`` is there."""
     for folder in data.split(":"):
         if not folder or not Path(folder).is_dir():
-            where = "" if folder == data else f"{data}: "
+            if folder == data:
+                where = ""
+            else:
+                where = f"{data}: "
             raise UserError(f"{where}{folder or 'an empty name'} is no folder")
 
 
@@ -89,7 +99,8 @@ def options_by_name(words: Sequence[str]) -> dict[str, str]:
             name, _, value = word.lstrip("-").partition("=")
             name = name.rpartition(".")[2].replace("-", "_")
             found[name] = value.strip("'\"")
-            name = "" if value else name
+            if value:
+                name = ""
         elif name:
             found[name], name = word, ""
     return found

@@ -77,7 +77,10 @@ def run_to_its_end(command: Sequence[str]) -> Ended:
 
     Where this process is killed, the command gets SIGTERM (on Linux; elsewhere it goes on by itself).
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+    else:
+        libc = None
     end_too = libc and (lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
     with (
         _Signals() as signals,
@@ -116,7 +119,8 @@ class _Signals:
 def output_to(path: Path) -> Iterator[None]:
     """Appends to the file all that this process logs or prints meanwhile, exceptions and code outside Python too."""
     root = logging.getLogger()
-    before, kept = (root.handlers, root.level), (os.dup(1), os.dup(2))
+    before = (root.handlers, root.level)
+    kept = (os.dup(1), os.dup(2))
     with open(path, "a", buffering=1, encoding="utf-8", opener=own_file) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))

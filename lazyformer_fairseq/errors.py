@@ -24,10 +24,14 @@ def whole_number(text: str) -> Optional[int]:
     ``str.isdigit`` takes a superscript for a digit, which ``int`` does not, and ``int`` refuses 5,000 digits.
     """
     is_number = text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
-    return int(text) if is_number else None
+    if is_number:
+        return int(text)
+    return None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about a name that is not known: ``; did you mean bert_base?``, or nothing."""
     names = get_close_matches(name, list(known), n=3)
-    return f"; did you mean {', '.join(names)}?" if names else ""
+    if names:
+        return f"; did you mean {', '.join(names)}?"
+    return ""

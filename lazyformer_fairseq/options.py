@@ -48,7 +48,9 @@ AMOUNTS = (
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout")
 SHARES = (*DROPOUTS, "adam_betas", "lamb_betas", "muon_momentum")
 WHOLE_SHARES = ("mask_prob", "leave_unmasked_prob", "random_token_prob", "warmup_ratio", "decay_share")
-LONGEST, MOST, ONE_ITSELF = 10**7, 10**9, math.nextafter(1, 2)
+LONGEST = 10**7
+MOST = 10**9
+ONE_ITSELF = math.nextafter(1, 2)
 BOUNDS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(LENGTHS, (1, LONGEST)),
     **dict.fromkeys(COUNTS, (1, MOST)),
@@ -154,7 +156,8 @@ def takes(settings: type, into: str = "settings") -> Callable:
                 given[into] = settings(**{one.name: given.pop(one.name) for one in fields})
             return command(**given)
 
-        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        run.__doc__ = command.__doc__
+        run.__name__ = command.__name__
         run.__click_params__ = list(getattr(command, "__click_params__", ()))
         for one in reversed(fields):
             _click_option(one, hints[one.name])(run)
@@ -193,7 +196,8 @@ def chosen(settings: type, options: Mapping[str, Any]) -> dict[str, Any]:
 def check(settings: Any) -> None:
     """Raises a UserError, which names the option, where a value is out of its bounds or none of its choices."""
     for one in dataclasses.fields(settings):
-        said, value = one.metadata.get("option"), getattr(settings, one.name)
+        said = one.metadata.get("option")
+        value = getattr(settings, one.name)
         if said is None or value is None:
             continue
         if value == () and one.default:
@@ -279,13 +283,17 @@ def duration(text: str) -> float:
 def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
     said: Option = one.metadata["option"]
     kind, is_optional, is_several = _kind_of(hint)
-    flag, default = flag_of(one), None if one.default is MISSING else one.default
+    flag = flag_of(one)
+    default = None if one.default is MISSING else one.default
     how: dict[str, Any] = {"cls": OptionInSection, "section": said.section, "help": said.help, "default": default}
     how["required"] = one.default is MISSING and one.default_factory is MISSING
     how["show_default"] = said.shown or not (default is False or default in (None, (), ""))
     if kind is bool:
         is_pair = "/" in flag or (default is False and not is_optional)
-        names = flag if is_pair else f"{flag}/--no-{flag.removeprefix('--')}"
+        if is_pair:
+            names = flag
+        else:
+            names = f"{flag}/--no-{flag.removeprefix('--')}"
         return click.option(names, *said.flags[1:], one.name, is_flag=True, **how)
     how["metavar"] = said.metavar
     if is_several:
@@ -350,7 +358,9 @@ def _several(said: Option, kind: type, is_optional: bool) -> Callable:
         found = tuple(_read(word, said, kind) for text in given for word in divided(text))
         if twice := [value for value in found if found.count(value) > 1]:
             raise click.BadParameter(f"{twice[0]} is there twice")
-        return found if given or not is_optional else None
+        if given or not is_optional:
+            return found
+        return None
 
     return convert
 
@@ -372,7 +382,10 @@ def _within(said: Option, value: float) -> bool:
 
 
 def _bounds(said: Option) -> str:
-    words = [f"{'more than' if said.is_open else 'at least'} {said.low:g}"] if math.isfinite(said.low) else []
+    if math.isfinite(said.low):
+        words = [f"{'more than' if said.is_open else 'at least'} {said.low:g}"]
+    else:
+        words = []
     words += [f"at most {said.high:g}"] if math.isfinite(said.high) else []
     return " and ".join(words) or "a number"
 
@@ -413,7 +426,10 @@ class Command(click.Command):
         current = None
         for arg in args:
             if re.match(r"--?[A-Za-z]", arg):
-                current = arg if arg in several else None
+                if arg in several:
+                    current = arg
+                else:
+                    current = None
                 found += [] if current else [arg]
             else:
                 found += [current, arg] if current else [arg]

@@ -16,7 +16,8 @@ class Progress(tqdm):
 
     def __init__(self, iterable: Any = None, *args: Any, **options: Any):
         self.is_bar = (options.get("file") or sys.stderr).isatty()
-        self._said, self._has_said = time.monotonic(), False
+        self._said = time.monotonic()
+        self._has_said = False
         if not self.is_bar:
             total = options.get("total") or (len(iterable) if hasattr(iterable, "__len__") else None)
             options.setdefault("bar_format", WITHOUT_TOTAL if total is None else LINE)
@@ -57,5 +58,6 @@ class Progress(tqdm):
             self._say()
 
     def _say(self) -> None:
-        self._said, self._has_said = time.monotonic(), True
+        self._said = time.monotonic()
+        self._has_said = True
         print(self, file=self.fp, flush=True)

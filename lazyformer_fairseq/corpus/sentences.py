@@ -374,7 +374,8 @@ class QuickSentencizer:
         while mark := PERHAPS_FINAL.search(text, position):
             begin = max(position, spaced.rfind(" ", position, mark.start()) + 1)
             end = spaced.find(" ", mark.end())
-            end = len(text) if end < 0 else end
+            if end < 0:
+                end = len(text)
             chunk = self._chunk(text[begin:end])
             for start in chunk.starts:
                 if begin + start > last:
@@ -398,7 +399,8 @@ class QuickSentencizer:
             if letter.isalnum() or letter.isspace():
                 return position, position
             end = spaced.find(" ", position)
-            end = len(text) if end < 0 else end
+            if end < 0:
+                end = len(text)
             first_word = self._chunk(text[position:end]).first_word
             if first_word is not None:
                 return position + first_word, position
@@ -429,7 +431,8 @@ class QuickSentencizer:
                 raise _NeedsSpacyError  # else spaCy takes the quotes and the like around it off one by one
             is_final = token.text in self._final_marks
             if not is_final and not token.is_punct:
-                first_word = token.idx if first_word is None else first_word
+                if first_word is None:
+                    first_word = token.idx
                 if is_open:
                     starts.append(token.idx)
                 is_open = False

@@ -269,7 +269,10 @@ def run_tasks(
     """
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [rank for rank in range(len(sizes)) if not (folder / f"{rank:05d}.json").exists()]
-    scale = {"unit": "B", "unit_scale": True} if max(sizes) > 1 else {"unit": " tasks"}
+    if max(sizes) > 1:
+        scale = {"unit": "B", "unit_scale": True}
+    else:
+        scale = {"unit": " tasks"}
     done = sum(sizes) - sum(sizes[rank] for rank in waiting)
     run = partial(run_task, task, folder)
     lock = folder.parent / WORKERS_LOCK

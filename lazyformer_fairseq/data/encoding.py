@@ -32,7 +32,8 @@ def read_examples(
     """
     if PreparedTask.is_at(data):
         examples = load_prepared(data).read(split, longest, tokenizer.special.eos)
-        size, most = len(examples.inputs), int(examples.inputs.sizes.max())
+        size = len(examples.inputs)
+        most = int(examples.inputs.sizes.max())
         logger.info("%s/%s: %d examples, the longest %d tokens", data, split, size, most)
         _warn_of_cuts(examples, most, f"{data}/{split}")
         return examples
@@ -76,8 +77,11 @@ def encode_split(
     whole = list(Progress(encoded, total=len(texts), **shown))
     _refuse_texts_without_tokens(tokenizer, split, whole)
     ids = np.concatenate(whole)
-    is_unknown, word = ids == tokenizer.special.unk, np.cumsum(tokenizer.starts_of_words(ids))
-    words, unknown_words, unknown = int(word[-1]), len(np.unique(word[is_unknown])), int(is_unknown.sum())
+    is_unknown = ids == tokenizer.special.unk
+    word = np.cumsum(tokenizer.starts_of_words(ids))
+    words = int(word[-1])
+    unknown_words = len(np.unique(word[is_unknown]))
+    unknown = int(is_unknown.sum())
     counts = {
         "truncated": sum(max_length is not None and len(each) > max_length for each in whole),
         **{"tokens": len(ids), "unknown_tokens": unknown, "unknown_token_share": unknown / max(len(ids), 1)},

@@ -24,7 +24,8 @@ def _splits(
 
 
 _BINARY = ("0", "1")
-_ACCURACY, _AND_F1 = ("accuracy",), ("accuracy", "f1")
+_ACCURACY = ("accuracy",)
+_AND_F1 = ("accuracy", "f1")
 _SENTENCES = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _INFERENCE = ("contradiction", "entailment", "neutral")

@@ -148,7 +148,9 @@ class TaskDescription:
     @property
     def remedy(self) -> str:
         """What to do where a file is wrong."""
-        return "write a line of names, and rows under it" if self.is_custom else "download the task's data again"
+        if self.is_custom:
+            return "write a line of names, and rows under it"
+        return "download the task's data again"
 
     def target(self, word: str) -> Union[int, float, str]:
         """The class (from 0) or the score for a label column's `word`; the word itself while neither are known.
@@ -236,7 +238,8 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
         _refuse_missing_columns(task, path, layout, header=first.fields)
         reader = reader_of(path, first.fields, layout.texts, layout.label)
     else:
-        reader, rows = reader_of(path, first.fields, layout.texts, layout.label), itertools.chain([first], rows)
+        reader = reader_of(path, first.fields, layout.texts, layout.label)
+        rows = itertools.chain([first], rows)
     file = _read_rows(task, reader, rows)
     if not file.examples:
         raise UserError(f"{path}: has no row of data; {task.remedy}")
@@ -263,7 +266,8 @@ def read_rows(path: Path, seen: Callable[[int], Any] = lambda size: None) -> Ite
     Raises:
         UserError: the file cannot be read, is not UTF-8, or a line is no row; the message names it.
     """
-    lines, kind = _lines(path, seen), path.suffix.lower()
+    lines = _lines(path, seen)
+    kind = path.suffix.lower()
     if kind == ".csv":
         yield from _csv_rows(path, lines)
     elif kind == ".jsonl":
@@ -296,7 +300,8 @@ def _lines(path: Path, seen: Callable[[int], Any] = lambda size: None) -> Iterat
 
 def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[FileRow]:
     csv.field_size_limit(2**31 - 1)  # a text may have more than the 131,072 characters that are usual
-    reader, start = csv.reader((f"{line}\n" for _, line in lines), strict=True), 1
+    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
+    start = 1
     while True:
         try:
             fields = next(reader, None)
@@ -384,9 +389,15 @@ class RowReader:
         return self._plain(row, self.label, "a row has one label, which is a word, a number, true or false")
 
     def _plain(self, row: FileRow, place: int, remedy: str) -> str:
-        value = None if row.whole is None else row.whole.get(self.names[place])
+        if row.whole is None:
+            value = None
+        else:
+            value = row.whole.get(self.names[place])
         if isinstance(value, (list, dict)):
-            kind = "a list" if isinstance(value, list) else "an object"
+            if isinstance(value, list):
+                kind = "a list"
+            else:
+                kind = "an object"
             raise UserError(
                 f"{self.path}, line {row.line}: the field {self.names[place]!r} is {kind}, {row.fields[place][:40]}; "
                 f"{remedy}"
@@ -430,12 +441,16 @@ def _refuse_missing_columns(task: TaskDescription, path: Path, layout: Split, he
     if missing := [name for name in wanted if name not in header]:
         lacking, found = (", ".join(map(repr, names)) for names in (missing, header))
         official = "Is it the official file of this split, header and all?"
-        remedy = "Both files need the same names there" if task.is_custom else official
+        if task.is_custom:
+            remedy = "Both files need the same names there"
+        else:
+            remedy = official
         raise UserError(f"{path}, line 1: the header lacks {lacking}; found {found}. {remedy}")
 
 
 def _read_rows(task: TaskDescription, reader: RowReader, rows: Iterator[FileRow]) -> SplitFile:
-    path, width = reader.path, len(reader.names)
+    path = reader.path
+    width = len(reader.names)
     file = SplitFile(path, [], [])
     first_line: dict[bool, int] = {}  # of a label that is true or false, and of any other
     for row in rows:

@@ -359,7 +359,10 @@ class PreparedTask(PreparedFolder):
             UserError: the official files had no such split, or its data is gone or damaged.
         """
         if split not in self.manifest["splits"]:
-            file = self.task.splits[split].file if split in self.task.splits else f"split {split!r}"
+            if split in self.task.splits:
+                file = self.task.splits[split].file
+            else:
+                file = f"split {split!r}"
             raise UserError(
                 f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it with the other "
                 f"files, remove {self.folder} and run `{self.COMMAND}` again"

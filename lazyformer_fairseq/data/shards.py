@@ -46,7 +46,8 @@ def check_data(
         return
     check_shards(folders)
     check_dictionaries(folders, dictionary, tokenizer)
-    folders = folders if split == "train" else folders[:1]
+    if split != "train":
+        folders = folders[:1]
     part = 0
     parts = 1
     if torch.distributed.is_initialized():

@@ -12,8 +12,10 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, read_op
 from lazyformer_fairseq.storage import checkpoint_file
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
 
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-FORMAT, FORMAT_VERSION = "lazyformer model", 1
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+FORMAT = "lazyformer model"
+FORMAT_VERSION = 1
 ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
 
 
@@ -27,7 +29,10 @@ def load(path: Path) -> dict[str, Any]:
         UserError: it is missing, damaged, or refused for what it holds; or its settings are those of a fairseq that was
             there before this package, which fairseq alone can read.
     """
-    state = read_exported(path) if str(path).endswith(checkpoint_file.SAFETENSORS) else checkpoint_file.load(path)
+    if str(path).endswith(checkpoint_file.SAFETENSORS):
+        state = read_exported(path)
+    else:
+        state = checkpoint_file.load(path)
     if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in ("cfg", "model")):
         raise UserError(f"{path}: not a checkpoint of this package's models: it has no settings and weights")
     return state

@@ -103,7 +103,10 @@ class TrainedModel(nn.Module):
             no_padding: compute no padding, which then has zeros: the same but for rounding.
         """
         ids = self.encode(*texts)
-        lengths = ids.ne(self.tokenizer.special.pad).sum(-1, keepdim=True).tolist() if no_padding else None
+        if no_padding:
+            lengths = ids.ne(self.tokenizer.special.pad).sum(-1, keepdim=True).tolist()
+        else:
+            lengths = None
         features, _ = self.model(ids, features_only=True, global_positions=global_positions, documents=lengths)
         return features
 
@@ -167,10 +170,14 @@ class TrainedModel(nn.Module):
     ) -> list[Prediction]:
         """Answer on texts or pairs as :meth:`predict` does, for callers that count cut and empty ones themselves."""
         name = self.choose_head(head)
-        task, wanted = self.tasks[name], "pairs of texts" if self.tasks[name].is_pair else "texts"
+        task = self.tasks[name]
+        wanted = "pairs of texts" if self.tasks[name].is_pair else "texts"
         rows = []
         for given in texts:
-            parts = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+            if isinstance(given, (list, tuple)):
+                parts = tuple(given)
+            else:
+                parts = (given,)
             is_right = len(parts) == 1 + task.is_pair or (not task.splits and len(parts) == 2)
             if not is_right or not all(isinstance(part, str) for part in parts):
                 raise UserError(f"{given!r}: {task.name}'s model was trained on {wanted}")
@@ -186,7 +193,10 @@ class TrainedModel(nn.Module):
         if not inputs:
             return []
         task = self.tasks[name]
-        marks = self.tokenizer.special.eos if self.model.encoder.sentence_encoder.asking else None
+        if self.model.encoder.sentence_encoder.asking:
+            marks = self.tokenizer.special.eos
+        else:
+            marks = None
         dataset = LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
         logits = np.empty((len(inputs), task.num_classes))
         for index, found in logits_of(self.model, name, dataset, max_tokens, None, ""):
@@ -219,7 +229,10 @@ class TrainedModel(nn.Module):
     def _fed(self) -> dict[str, Any]:
         """What datasets are told of padding, order and types of tokens."""
         special = self.tokenizer.special
-        types_after = special.eos if self.model.cfg.token_types > 1 else None
+        if self.model.cfg.token_types > 1:
+            types_after = special.eos
+        else:
+            types_after = None
         return {"pad": special.pad, "shuffle": False, "types_after": types_after}
 
     @torch.no_grad()
@@ -231,11 +244,15 @@ class TrainedModel(nn.Module):
         """
         if NEXT_SENTENCE not in self.model.classification_heads:
             raise UserError("this model was not trained to tell what follows what; pre-train it with --next-sentence")
-        special, longest = self.tokenizer.special, self.model.max_positions()
+        special = self.tokenizer.special
+        longest = self.model.max_positions()
         inputs, is_cut = self._inputs([(first, second)], longest)
         _warn_of_cuts(is_cut, longest, "pairs")
         ids = torch.tensor(np.stack(inputs), device=self.device)
-        types = token_types_of(ids, special.eos, special.pad) if self.model.cfg.token_types > 1 else None
+        if self.model.cfg.token_types > 1:
+            types = token_types_of(ids, special.eos, special.pad)
+        else:
+            types = None
         logits, _ = self.model(ids, classification_head_name=NEXT_SENTENCE, token_types=types)
         return float(logits.float().softmax(-1)[0, 0])
 
@@ -261,7 +278,10 @@ class TrainedModel(nn.Module):
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
-            read = "in the text" if len(ids) < self.model.max_positions() else f"in the {len(ids)} tokens that are read"
+            if len(ids) < self.model.max_positions():
+                read = "in the text"
+            else:
+                read = f"in the {len(ids)} tokens that are read"
             raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> {read}, must be once")
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
         probabilities, words = logits.softmax(dim=-1)[0].topk(min(topk, logits.size(-1)))
@@ -318,7 +338,10 @@ class TrainedModel(nn.Module):
             return name or known[0]
         if not known:
             raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
-        wanted = "several heads for spans" if name is None else f"no head for spans {name!r}"
+        if name is None:
+            wanted = "several heads for spans"
+        else:
+            wanted = f"no head for spans {name!r}"
         raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")
 
 

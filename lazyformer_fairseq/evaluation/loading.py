@@ -88,13 +88,20 @@ def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescri
 
     Raises a UserError, which names `path`, where the checkpoint's own account is damaged.
     """
-    found, saved = {}, state.get("task_state")
-    saved = saved.get("heads") if isinstance(saved, dict) else None
+    found = {}
+    saved = state.get("task_state")
+    if isinstance(saved, dict):
+        saved = saved.get("heads")
+    else:
+        saved = None
     for name, head in match.heads_in_checkpoint(state["model"]).items():
         rows = [task for task in TASKS.values() if task.head_name == name]
         if isinstance(saved, dict) and name in saved:
             rows = [TaskDescription.from_json(saved[name], path)]
-        labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()
+        if head.outputs > 1:
+            labels = tuple(f"LABEL_{number}" for number in range(head.outputs))
+        else:
+            labels = ()
         unknown = TaskDescription(name, {}, (), labels, standard=None if labels else (0.0, 1.0))
         if head.kind != SPAN and name != NEXT_SENTENCE:
             found[name] = next((task for task in rows if task.num_classes == head.outputs), unknown)
@@ -133,7 +140,8 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
     """
     not_ours = f"{path}: not a checkpoint of this package's models"
     try:
-        options, weights = state["cfg"]["model"], state["model"]
+        options = state["cfg"]["model"]
+        weights = state["model"]
         _refuse_unknown_names(state["cfg"], path)
         options = {name: value for name, value in options.items() if name != "_name"}
     except (KeyError, TypeError, AttributeError) as error:

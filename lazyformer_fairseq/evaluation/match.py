@@ -74,7 +74,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
     Raises a UserError where they are not its own, as the functions of this module do.
     """
-    weights, positions = dict(weights), (model.cfg.max_positions, model.cfg.copy_positions)
+    weights = dict(weights)
+    positions = (model.cfg.max_positions, model.cfg.copy_positions)
     match_classification_heads(weights, model.classification_heads)
     match_positions(weights, model.state_dict(), PER_POSITION, *positions)
     copy_projections(weights, model)
@@ -116,7 +117,8 @@ def match_positions(
     if weight is None or weight.size(0) == positions:
         return
     found = weight.size(0)
-    differ, remedy = f"the checkpoint has {found} positions, --max-positions is {positions}", f"--max-positions {found}"
+    differ = f"the checkpoint has {found} positions, --max-positions is {positions}"
+    remedy = f"--max-positions {found}"
     if found > positions:
         raise UserError(f"{differ}: give {remedy}; inputs may be shorter")
     for each in sorted(own.keys() & state_dict.keys() - {name}):
@@ -140,13 +142,18 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
     unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
     fresh = {_head(name) for name in own if name not in state_dict or _head(name) in unfit}
-    source, from_pooler = pooler_in_checkpoint(state_dict), {}
+    source = pooler_in_checkpoint(state_dict)
+    from_pooler = {}
     for head, part in itertools.product(sorted(fresh) if source else (), ("weight", "bias")):
-        weight, mine = state_dict[f"{PREFIX}{source}.dense.{part}"], f"{PREFIX}{head}.dense.{part}"
+        weight = state_dict[f"{PREFIX}{source}.dense.{part}"]
+        mine = f"{PREFIX}{head}.dense.{part}"
         if mine in own and own[mine].shape == weight.shape:
             from_pooler[mine] = weight.clone()
     for head in sorted(unfit - ({source} if from_pooler else set())):
-        reason = "has another number of outputs, or of maps, there" if head in heads else "is none of this task's"
+        if head in heads:
+            reason = "has another number of outputs, or of maps, there"
+        else:
+            reason = "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in [name for name in state_dict if name.startswith(PREFIX) and _head(name) in unfit]:
         del state_dict[name]
@@ -182,7 +189,10 @@ def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
     found = {}
     for name, weight in state_dict.items():
         if name.startswith(PREFIX) and name.endswith((TO_CLASSES, TO_SPANS)):
-            kind = "dense" if f"{name.removesuffix(TO_CLASSES)}.dense.weight" in state_dict else "linear"
+            if f"{name.removesuffix(TO_CLASSES)}.dense.weight" in state_dict:
+                kind = "dense"
+            else:
+                kind = "linear"
             found[_head(name)] = SavedHead(weight.size(0), SPAN if name.endswith(TO_SPANS) else kind)
     return found
 
@@ -207,4 +217,6 @@ def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:
     """The head whose dense map was pre-trained as BERT's pooler was; None where there is none."""
     if has_pooler(state_dict):
         return POOLER
-    return NEXT_SENTENCE if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict else None
+    if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict:
+        return NEXT_SENTENCE
+    return None

@@ -6,7 +6,10 @@ from typing import Any
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
-PIECES, WORDS, CHARACTERS, COLOURS = 32_768, 267_735, 204, 516
+PIECES = 32_768
+WORDS = 267_735
+CHARACTERS = 204
+COLOURS = 516
 
 
 def arch_named(name: str) -> str:
@@ -23,4 +26,10 @@ def usual_symbols(options: Mapping[str, Any]) -> int:
     """
     cutoffs = options.get("adaptive_softmax_cutoff")
     of_images = "positions=absolute" in options.get("sublayer_pattern", "")
-    return PIECES if cutoffs is None else WORDS if cutoffs else COLOURS if of_images else CHARACTERS
+    if cutoffs is None:
+        return PIECES
+    if cutoffs:
+        return WORDS
+    if of_images:
+        return COLOURS
+    return CHARACTERS

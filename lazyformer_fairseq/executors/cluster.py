@@ -74,14 +74,19 @@ class Cluster:
         except (RuntimeError, NameError, TypeError, ValueError) as error:
             raise UserError(f"--slurm: {error}") from error
         self.look_every = 5.0 if kind == "slurm" else 0.2  # a look at Slurm is a look at files of a network
-        self._limit = at_once if kind == "local" else None
+        if kind == "local":
+            self._limit = at_once
+        else:
+            self._limit = None
         self._work = work
         self._jobs: list[ClusterJob] = []
 
     @property
     def free(self) -> int:
         """How many jobs may be sent now: Slurm has a queue of its own."""
-        return UNLIMITED if self._limit is None else self._limit - len(self._jobs)
+        if self._limit is None:
+            return UNLIMITED
+        return self._limit - len(self._jobs)
 
     def start(self, given: Sequence[tuple[Any, ...]]) -> list[ClusterJob]:
         """Send jobs, each with the arguments of its function."""

@@ -38,20 +38,26 @@ def capabilities() -> list[Capability]:
     """Of every GPU of the machine. Empty where there is none, and where the driver is too old to tell."""
     lines = _ask("--query-gpu=compute_cap", "--format=csv,noheader")
     found = [re.fullmatch(r"\s*(\d+)\.(\d+)\s*", line) for line in lines]
-    return [(int(each[1]), int(each[2])) for each in found] if all(found) else []
+    if all(found):
+        return [(int(each[1]), int(each[2])) for each in found]
+    return []
 
 
 def smallest_memory() -> Optional[int]:
     """Bytes of the GPU that has least; None where there is none, and where the driver does not tell."""
     lines = _ask("--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    return min(int(line) * 2**20 for line in lines) if lines and all(line.strip().isdigit() for line in lines) else None
+    if lines and all(line.strip().isdigit() for line in lines):
+        return min(int(line) * 2**20 for line in lines)
+    return None
 
 
 def driver() -> Optional[int]:
     """The driver's release, as 580 of 580.65.06; None where there is none."""
     release, *_ = [*_ask("--query-gpu=driver_version", "--format=csv,noheader"), ""]
     release = release.strip().partition(".")[0]
-    return int(release) if release.isdigit() else None
+    if release.isdigit():
+        return int(release)
+    return None
 
 
 @functools.cache  # every run of a command asks, more than once; the answers take some tenths of a second
@@ -60,17 +66,23 @@ def _ask(*options: str) -> list[str]:
         answer = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return answer.stdout.splitlines() if answer.returncode == 0 else []
+    if answer.returncode == 0:
+        return answer.stdout.splitlines()
+    return []
 
 
 def precision_of(found: Collection[Capability]) -> str:
     """Of GPUs of these compute capabilities: bf16 where all have it, else fp16; fp16 too where none is known."""
-    return "bf16" if found and min(found) >= LEAST_WITH_BF16 else "fp16"
+    if found and min(found) >= LEAST_WITH_BF16:
+        return "bf16"
+    return "fp16"
 
 
 def precision_here() -> str:
     """Of this machine, by nvidia-smi, so that neither torch nor CUDA starts: fp32 where torch will see no GPU."""
-    return precision_of(capabilities()) if count_gpus() else "fp32"
+    if count_gpus():
+        return precision_of(capabilities())
+    return "fp32"
 
 
 def precision_on(device: str) -> str:

@@ -82,19 +82,26 @@ def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None)
         return sum(has_kernels(capability, build.architectures) for capability in capabilities)
 
     found = max((build for build in BUILDS if can_run(driver, build.cuda)), key=served, default=None)
-    return found if found and (served(found) or not capabilities) else None
+    if found and (served(found) or not capabilities):
+        return found
+    return None
 
 
 def why(capabilities: Sequence[Capability], driver: Optional[int]) -> str:
     """What :func:`newest_for` looked at, in words."""
-    of = f" with kernels for compute capability {in_words(capabilities)}" if capabilities else ""
+    if capabilities:
+        of = f" with kernels for compute capability {in_words(capabilities)}"
+    else:
+        of = ""
     return f"the newest on PyPI{of} that runs with driver {driver}"
 
 
 def in_words(capabilities: Iterable[Capability]) -> str:
     """7.0 and 8.0"""
     *others, last = [f"{major}.{minor}" for major, minor in sorted(set(capabilities))]
-    return f"{', '.join(others)} and {last}" if others else last
+    if others:
+        return f"{', '.join(others)} and {last}"
+    return last
 
 
 def refuse_unfit_torch(processes: int = 1) -> None:
@@ -113,7 +120,8 @@ def misfit_of_torch(processes: int = 1) -> Optional[str]:
         return None
     import torch
 
-    there, driver = nvidia_smi.capabilities(), nvidia_smi.driver()
+    there = nvidia_smi.capabilities()
+    driver = nvidia_smi.driver()
     name = f"torch {torch.__version__}"
     if torch.version.cuda is None:
         return f"{name} is a build without CUDA, but this machine has {visible} GPU(s): {_remedy(there, driver)}"
@@ -132,8 +140,11 @@ def misfit_of_torch(processes: int = 1) -> Optional[str]:
 
 
 def _remedy(there: list[Capability], driver: Optional[int]) -> str:
-    build, reason = newest_for(there, driver), why(there, driver)
-    return f"pip install torch==={build.version}, {reason}" if build else "no torch from 2.6 on can use them"
+    build = newest_for(there, driver)
+    reason = why(there, driver)
+    if build:
+        return f"pip install torch==={build.version}, {reason}"
+    return "no torch from 2.6 on can use them"
 
 
 if __name__ == "__main__":

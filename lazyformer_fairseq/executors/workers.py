@@ -134,4 +134,6 @@ def tail(log: Path) -> str:
 def last_line(log: Path) -> str:
     """Return the last line of a log, up to 500 characters."""
     lines = tail(log).strip().splitlines()
-    return lines[-1][:500] if lines else "its log is empty"
+    if lines:
+        return lines[-1][:500]
+    return "its log is empty"

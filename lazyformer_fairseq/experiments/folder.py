@@ -13,7 +13,8 @@ from lazyformer_fairseq.storage.atomic import remove_leftovers
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
-SETTINGS, RESULTS = "settings.json", "results.json"
+SETTINGS = "settings.json"
+RESULTS = "results.json"
 
 
 @contextmanager

@@ -155,7 +155,8 @@ def _reads_like_english(paragraph: str) -> bool:
 
 # --- The task
 
-FEWEST_WORDS, MOST_WORDS = 5, 25
+FEWEST_WORDS = 5
+MOST_WORDS = 25
 FINAL_MARK = re.compile(r"[.?!]+$")
 BRACKETS = ("()", "[]")
 TRIES = 100

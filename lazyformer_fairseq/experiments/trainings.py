@@ -31,7 +31,8 @@ from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.optimization import OptimizationConfig
 from lazyformer_fairseq.training.stop_signals import StopRequest
 
-RESULT, LOG = "result.json", "train.log"
+RESULT = "result.json"
+LOG = "train.log"
 PROGRESS = "progress.json"  # for the process that waits for this one
 Curve = dict[str, list[float]]  # by validation; NaN where the training diverged
 
@@ -105,7 +106,9 @@ class Training(TrainingLoop):
 
     def __init__(self, job: Job):
         super().__init__(job.objective, job.optimization, job.folder, job.start)
-        self.job, self.name, self.total = job, job.name, job.updates
+        self.job = job
+        self.name = job.name
+        self.total = job.updates
         self.validation_seconds = 0.0
         self.tokens: list[int] = self.from_history("tokens", list[Count], [])
         self.curve: dict[str, list[float]] = self.from_history("curve", Curve, {})
@@ -253,19 +256,25 @@ def train_alone(job: Job, open_training: Opening, threads: int) -> None:
 
 
 def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: Progress, workers: int, device: str) -> None:
-    gpus = visible_gpus() if device == "cuda" else []
+    if device == "cuda":
+        gpus = visible_gpus()
+    else:
+        gpus = []
     threads = min(torch.get_num_threads(), max(1, len(os.sched_getaffinity(0)) // workers))
     executor = Workers(workers, gpus, threads, f"{__name__}:{train_alone.__name__}")
-    waiting, under_way = list(jobs), {}
+    waiting = list(jobs)
+    under_way = {}
     try:
         while waiting or under_way:
-            begun, waiting = waiting[: executor.free], waiting[executor.free :]
+            begun = waiting[: executor.free]
+            waiting = waiting[executor.free :]
             under_way |= zip(executor.start([(job, open_training) for job in begun]), begun, strict=True)
             time.sleep(executor.look_every)
             for process, job in [each for each in under_way.items() if each[0].is_over()]:
                 del under_way[process]
                 if job.result() is None:
-                    log, why = job.folder / LOG, process.failure() or "ended without a result"
+                    log = job.folder / LOG
+                    why = process.failure() or "ended without a result"
                     raise UserError(f"{job}: {why}; the last line of {log} is: {last_line(log)}. Rerun to resume")
                 executor.release(process)
             left = sum(job.updates for job in [*waiting, *under_way.values()])

@@ -14,7 +14,10 @@ Plain = TypeVar("Plain")
 @cache
 def fairseq_class(plain: type) -> type:
     """The class of the same name that is fairseq's too; what the plain one says goes first. Pickled, it stays so."""
-    base = Dictionary if issubclass(plain, dictionary_file.Dictionary) else FairseqDataset
+    if issubclass(plain, dictionary_file.Dictionary):
+        base = Dictionary
+    else:
+        base = FairseqDataset
     members = {"__doc__": plain.__doc__, "__module__": plain.__module__}
     return type(plain.__name__, (plain, base), {**members, "__reduce__": lambda self: (_again, (plain, vars(self)))})
 

@@ -99,7 +99,9 @@ class RunRecorder:
 
     def _data_folders(self) -> list[Path]:
         data = str(self.trainer.cfg.task.get("data") or "")
-        return [Path(folder) for folder in data_folders(data)] if data else []
+        if data:
+            return [Path(folder) for folder in data_folders(data)]
+        return []
 
     def add(self, stats: Mapping[str, Any], tag: Optional[str], updates: Optional[int], epoch: Optional[int]) -> None:
         """Append a line of what fairseq reports.
@@ -112,7 +114,10 @@ class RunRecorder:
         """
         if self._metrics is None or tag is None:
             return
-        updates = self.trainer.get_num_updates() if updates is None else int(updates)
+        if updates is None:
+            updates = self.trainer.get_num_updates()
+        else:
+            updates = int(updates)
         if tag == _INTERVAL:
             self._last_interval = updates
         elif tag == _TRAIN and updates == self._last_interval:
@@ -201,4 +206,6 @@ def _number_of(value: Any) -> Optional[float]:
         value = value.sum
     if torch.is_tensor(value) and value.numel() == 1:
         value = value.item()
-    return float(value) if isinstance(value, Number) and not isinstance(value, bool) else None
+    if isinstance(value, Number) and not isinstance(value, bool):
+        return float(value)
+    return None

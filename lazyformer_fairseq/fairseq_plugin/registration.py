@@ -69,7 +69,9 @@ class ImportWatcher:
     """
 
     def __init__(self, watches: Callable[[str], bool], heard: Callable[[], Any]):
-        self.watches, self.heard, self.loading = watches, heard, 0
+        self.watches = watches
+        self.heard = heard
+        self.loading = 0
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         """Of a watched module, as all the other finders find it, with an end that we hear of."""
@@ -117,14 +119,18 @@ class _Watcher(ImportWatcher):
 
     def around(self, name: str) -> AbstractContextManager[Any]:
         """fairseq's logging is left alone where it is our doing that it is loaded."""
-        return _logging_left_alone() if name == "fairseq" and self.loading else nullcontext()
+        if name == "fairseq" and self.loading:
+            return _logging_left_alone()
+        return nullcontext()
 
 
 @contextmanager
 def _logging_left_alone() -> Iterator[None]:
     """Imported, fairseq has every library log everything, and asks for tensorboardX; who imports us decides that."""
-    root, speech = logging.getLogger(), logging.getLogger("fairseq.tasks.text_to_speech")
-    levels, handlers = (root.level, speech.level), root.handlers[:]
+    root = logging.getLogger()
+    speech = logging.getLogger("fairseq.tasks.text_to_speech")
+    levels = (root.level, speech.level)
+    handlers = root.handlers[:]
     speech.setLevel(logging.WARNING)
     try:
         yield

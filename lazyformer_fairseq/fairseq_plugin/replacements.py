@@ -208,7 +208,10 @@ def start_run(command_line: bool = False) -> None:
     Raises:
         UserError: names every row that does not fit; a run that only some of them protect is not safe.
     """
-    stages = set(Stage) if command_line else set(Stage) - {Stage.COMMAND_LINE}
+    if command_line:
+        stages = set(Stage)
+    else:
+        stages = set(Stage) - {Stage.COMMAND_LINE}
     install(*stages, strict=True)
 
 
@@ -254,7 +257,10 @@ def _put(row: Replacement) -> None:
         ours = ours(standing)
     elif row.how is How.AROUND:
         ours = _around(getattr(standing, "__func__", standing), ours)
-    kind = type(standing) if isinstance(standing, (staticmethod, classmethod)) else None
+    if isinstance(standing, (staticmethod, classmethod)):
+        kind = type(standing)
+    else:
+        kind = None
     setattr(owner, name, kind(ours) if kind else ours)
     for copy in filter(None, map(sys.modules.get, row.copies)):
         if vars(copy).get(name) is standing:

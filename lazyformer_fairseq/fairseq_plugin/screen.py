@@ -37,7 +37,8 @@ LONG = 10.0  # seconds: a first pass that takes longer counts, though it also ch
 HOUR = 3600
 # Of the hour; validation and checkpoints take the rest, and by the recipe laptop twice the masks: 1.6 times the seconds
 # of a pass, where the vocabulary is large and the model tiny.
-SHARE_OF_UPDATES, SHARE_BY_RECIPE = 0.9, 0.5
+SHARE_OF_UPDATES = 0.9
+SHARE_BY_RECIPE = 0.5
 SEQUENCES = 16  # of an update of the run that ends in an hour
 
 
@@ -49,23 +50,36 @@ class Screen:
     """
 
     def __init__(self, trainer: Any):
-        self._trainer, self.seconds = trainer, getattr(trainer.cfg.task, "log_seconds", 0)
+        self._trainer = trainer
+        self.seconds = getattr(trainer.cfg.task, "log_seconds", 0)
         self._passes = 0  # since training began
         self._began = self._said = time.monotonic()
 
     def introduce(self) -> None:
         """Says what is about to be trained, on what, and on a processor how long it takes; the data are loaded."""
-        trainer, cfg = self._trainer, self._trainer.cfg
+        trainer = self._trainer
+        cfg = self._trainer.cfg
         if not self.seconds:
             return
-        made, most, freq = trainer.get_num_updates(), self._most, cfg.optimization.update_freq[0]
-        batch, most_tokens, world = cfg.dataset.batch_size, cfg.dataset.max_tokens, trainer.data_parallel_world_size
+        made = trainer.get_num_updates()
+        most = self._most
+        freq = cfg.optimization.update_freq[0]
+        batch = cfg.dataset.batch_size
+        most_tokens = cfg.dataset.max_tokens
+        world = trainer.data_parallel_world_size
         length = cfg.task.get("tokens_per_sample") or cfg.task.get("tgt_len")
         here = sum(weight.numel() for weight in trainer.get_model().parameters())
-        parameters = here if trainer.experts is None else trainer.experts.parameters
+        if trainer.experts is None:
+            parameters = here
+        else:
+            parameters = trainer.experts.parameters
         of_epoch = math.ceil(len(trainer.epoch_iterator) / freq)
-        batch = f"{batch} sequences of {length} tokens" if batch else f"at most {most_tokens} tokens"
-        device, whole = "GPU" if trainer.cuda else "processor", f"{most:,} updates" if most else "no end to updates"
+        if batch:
+            batch = f"{batch} sequences of {length} tokens"
+        else:
+            batch = f"at most {most_tokens} tokens"
+        device = "GPU" if trainer.cuda else "processor"
+        whole = f"{most:,} updates" if most else "no end to updates"
         lines = {
             "model": f"{self._arch}, {cfg.model.sublayer_pattern}: {parameters:,} parameters",
             "data": f"{cfg.task.data}: {len(trainer.task.source_dictionary):,} symbols, {of_epoch:,} updates an epoch",
@@ -86,10 +100,14 @@ class Screen:
 
     def _tell_time(self, updates: int, freq: int) -> None:
         """Times passes of the model, and of its twin where the run would take long; leaves no trace in the run."""
-        trainer, twin = self._trainer, name_of_twin(self._arch)
+        trainer = self._trainer
+        twin = name_of_twin(self._arch)
         cfg = trainer.cfg
         update = freq * _seconds_of_pass(trainer, trainer.get_model())
-        whole = f", {duration(update * updates)} for the run" if updates > 0 else ""
+        if updates > 0:
+            whole = f", {duration(update * updates)} for the run"
+        else:
+            whole = ""
         self._say("time", f"about {duration(update)} an update on this processor{whole}")
         if twin is None or update * updates < 2 * HOUR:
             return
@@ -106,18 +124,25 @@ class Screen:
 
         By the recipe laptop, where the model and what it learns have all of that.
         """
-        cfg, task = self._trainer.cfg, self._trainer.task
+        cfg = self._trainer.cfg
+        task = self._trainer.task
         row = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[twin]
         usual = OmegaConf.merge(cfg.model, row.options())
         if cfg.task._name == MASKED_LM:
             try:
                 small = build_model(OmegaConf.merge(usual, chosen(MaskedLMOptions, LAPTOP)), task)
                 length = cfg.task.tokens_per_sample
-                tokens = f" --tokens-per-sample {length}" if length != LAPTOP_TOKENS else ""
+                if length != LAPTOP_TOKENS:
+                    tokens = f" --tokens-per-sample {length}"
+                else:
+                    tokens = ""
                 return small, SHARE_BY_RECIPE, f"{tokens} --recipe laptop"
             except UserError:  # such as of a kind of attention that has no T5's bias
                 pass
-        rate = "" if twin in CAUSAL_ARCHITECTURES else " --lr 1e-3"
+        if twin in CAUSAL_ARCHITECTURES:
+            rate = ""
+        else:
+            rate = " --lr 1e-3"
         return build_model(usual, task), SHARE_OF_UPDATES, rate
 
     def tell(self, made: int, of: int) -> None:
@@ -127,11 +152,14 @@ class Screen:
             made: passes of the update under way.
             of: how many it has.
         """
-        now, trainer = time.monotonic(), self._trainer
+        now = time.monotonic()
+        trainer = self._trainer
         if self._passes == 1:
             self._warm = now  # the first pass compiles and chooses
         if self.seconds and self._passes and now - self._said >= self.seconds and trainer.is_data_parallel_master:
-            self._said, spent, update = now, now - self._began, trainer.get_num_updates()
+            self._said = now
+            spent = now - self._began
+            update = trainer.get_num_updates()
             parts = [f"update {update + 1:,}" + f" of {self._most:,}" * bool(self._most)]
             parts += [f"pass {made + 1} of {of}"] if of > 1 else []
             if trainer.guard is not None and trainer.guard.losses:
@@ -157,7 +185,8 @@ class Screen:
 
 def _seconds_of_pass(trainer: Any, model: torch.nn.Module) -> float:
     """Forward and backward pass of the first batch, with gradients of zero."""
-    optimizer, criterion = SimpleNamespace(backward=lambda loss: loss.backward()), trainer.get_criterion()
+    optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
+    criterion = trainer.get_criterion()
     model.to(next(trainer.model.parameters()).dtype).train()
     criterion.train()
     began = time.monotonic()

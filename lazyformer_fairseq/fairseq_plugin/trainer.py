@@ -77,10 +77,14 @@ class SafeTrainer(fairseq_trainer.Trainer):
         self._whole: Optional[tuple[dict, dict]] = None  # weights and optimizer, gathered for a checkpoint
         with refused_in_words(partial(before_training, model)):
             super().__init__(cfg, task, model, *args, **kwargs)
-        SELECTOR.measures, SELECTOR.waits = self.is_data_parallel_master, False
+        SELECTOR.measures = self.is_data_parallel_master
+        SELECTOR.waits = False
         self.back_ends: dict[str, Any] = {}
         self.preemption = Preemption(self)
-        self.guard = TrainerGuard(self) if can_be_guarded(self) else None
+        if can_be_guarded(self):
+            self.guard = TrainerGuard(self)
+        else:
+            self.guard = None
         self.screen = Screen(self)
         self.recorder = RunRecorder(self)
         self._passes: Optional[tuple[int, int]] = None  # of the update under way: begun, and all
@@ -128,11 +132,17 @@ class SafeTrainer(fairseq_trainer.Trainer):
         """Ends a run that a signal asked to; skips the update if it is a bad one; saves it if it is a listed one."""
         self.preemption.end_if_saved()
         before = self.get_num_updates()
-        forget = self.task.keep_memory() if hasattr(self.task, "keep_memory") and not self.cuda else None
+        if hasattr(self.task, "keep_memory") and not self.cuda:
+            forget = self.task.keep_memory()
+        else:
+            forget = None
         try:
             with self.preemption.busy():
                 update = partial(self._update, samples)
-                output = update() if self.guard is None else self.guard.watch(update, samples)
+                if self.guard is None:
+                    output = update()
+                else:
+                    output = self.guard.watch(update, samples)
                 if self.get_num_updates() == before + 1:
                     self._share_back_ends()
                     self._save_if_listed()
@@ -183,7 +193,10 @@ class SafeTrainer(fairseq_trainer.Trainer):
     def _exact_sums(self, batches: int) -> Any:
         if batches <= EXACT_ENOUGH or self.guard is None or type(self.optimizer) is not FP16Optimizer:
             return nullcontext()
-        groups = [self.data_parallel_process_group] if self.data_parallel_world_size > 1 else []
+        if self.data_parallel_world_size > 1:
+            groups = [self.data_parallel_process_group]
+        else:
+            groups = []
         return self.optimizer.summing_in_fp32(groups)
 
     @override
@@ -202,7 +215,9 @@ class SafeTrainer(fairseq_trainer.Trainer):
         clip = partial(super().clip_grad_norm, clip_norm)
         if self.experts is not None:
             clip = partial(self.optimizer.clip_grad_norm, clip_norm, self._norm_with_experts)
-        return clip() if self.guard is None else self.guard.watch_clipping(clip)
+        if self.guard is None:
+            return clip()
+        return self.guard.watch_clipping(clip)
 
     def _norm_with_experts(self, norm: torch.Tensor) -> torch.Tensor:
         groups, _ = self._updated()
@@ -306,7 +321,9 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     def _save_if_listed(self) -> None:
         """For ``--keep-updates-list``: saves what fairseq's ``save_checkpoint`` does, as ``checkpoint_update_N.pt``."""
-        cfg, task, updates = self.cfg.checkpoint, self.task, self.get_num_updates()
+        cfg = self.cfg.checkpoint
+        task = self.task
+        updates = self.get_num_updates()
         if updates not in listed_updates(getattr(task.cfg, "keep_updates_list", None)) or cfg.no_save:
             return
         if hasattr(task, "gather_memory"):
@@ -369,7 +386,8 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
 def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
     """Shares a model's experts out over all processes; None, and each has all, with what shares weights out itself."""
-    how, others = cfg.distributed_training, cfg.optimization.use_bmuf or cfg.ema.store_ema
+    how = cfg.distributed_training
+    others = cfg.optimization.use_bmuf or cfg.ema.store_ema
     others = others or how.zero_sharding != "none" or how.ddp_backend in ("slowmo", "fully_sharded") or cfg.common.tpu
     if how.distributed_world_size == 1 or others:
         return None
@@ -539,7 +557,10 @@ def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
     if _can_recompute(trainer.get_model()):
         advice.append("--attention-backend recompute keeps no distributions")
     if not (trainer.cfg.common.fp16 or trainer.cfg.common.bf16):
-        precision = precision_on("cuda") if trainer.cuda else "bf16"
+        if trainer.cuda:
+            precision = precision_on("cuda")
+        else:
+            precision = "bf16"
         advice.append(f"--{precision} halves activations")
     advice.append("`lazyformer plan` counts what fits")
     where = f"update {trainer.get_num_updates() + 1}: batches of {_sizes(samples)}"
@@ -565,10 +586,15 @@ def _can_recompute(model: torch.nn.Module) -> bool:
 def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
     """The same for a batch of validation."""
     dataset = trainer.cfg.dataset
-    option, given = "--batch-size-valid", dataset.batch_size_valid
+    option = "--batch-size-valid"
+    given = dataset.batch_size_valid
     if not given and dataset.max_tokens_valid:
-        option, given = "--max-tokens-valid", dataset.max_tokens_valid
-    smaller = f"give {option} {max(1, given // 2)} or less" if given else f"give {option}"
+        option = "--max-tokens-valid"
+        given = dataset.max_tokens_valid
+    if given:
+        smaller = f"give {option} {max(1, given // 2)} or less"
+    else:
+        smaller = f"give {option}"
     where = f"validation after update {trainer.get_num_updates()}: a batch of {_sizes([sample])}"
     return f"out of memory in {where}. {_memory(trainer, error)}. {_KEPT} To fit: {smaller}"
 
@@ -578,7 +604,9 @@ def _sizes(samples: list[Any]) -> str:
     inputs = [sample.get("net_input", {}).get("src_tokens") for sample in samples if isinstance(sample, dict)]
     found = {tuple(tokens.shape) for tokens in inputs if tokens is not None and tokens.dim() == 2}
     ordered = sorted(found, key=lambda shape: -shape[0] * shape[1])
-    return f"{' and '.join(f'{rows:,} x {time:,}' for rows, time in ordered)} tokens" if ordered else "unknown size"
+    if ordered:
+        return f"{' and '.join(f'{rows:,} x {time:,}' for rows, time in ordered)} tokens"
+    return "unknown size"
 
 
 def _memory(trainer: Any, error: BaseException) -> str:
@@ -590,7 +618,8 @@ def _memory(trainer: Any, error: BaseException) -> str:
         parts.append(f"{int(number) / GIB:.2f} GiB were asked for" if unit == "bytes" else f"{asked[1]} were asked for")
     if trainer.cuda:
         there = torch.cuda.get_device_properties(trainer.device).total_memory
-        held, reserved = torch.cuda.max_memory_allocated(trainer.device), torch.cuda.memory_reserved(trainer.device)
+        held = torch.cuda.max_memory_allocated(trainer.device)
+        reserved = torch.cuda.memory_reserved(trainer.device)
         parts.append(f"tensors took {held / GIB:.2f} GiB at most, torch has reserved {reserved / GIB:.2f}")
         parts[-1] += f" of the GPU's {there / GIB:.2f} GiB"
     return "; ".join(parts)
@@ -598,11 +627,18 @@ def _memory(trainer: Any, error: BaseException) -> str:
 
 def _smaller_batches(cfg: Any) -> str:
     """Half of the batch, and the update as large as before."""
-    batch, tokens = cfg.dataset.batch_size, cfg.dataset.max_tokens
+    batch = cfg.dataset.batch_size
+    tokens = cfg.dataset.max_tokens
     if batch == 1:
-        option = "--tgt-len" if "tgt_len" in cfg.task else "--tokens-per-sample"
+        if "tgt_len" in cfg.task:
+            option = "--tgt-len"
+        else:
+            option = "--tokens-per-sample"
         return f"{option}, fewer than now: a batch is one sequence"
-    given = f"--max-tokens {tokens // 2}" if tokens and not batch else f"--batch-size {(batch or 2) // 2}"
+    if tokens and not batch:
+        given = f"--max-tokens {tokens // 2}"
+    else:
+        given = f"--batch-size {(batch or 2) // 2}"
     if not cfg.task.get("sequences_per_update"):
         given += f" --update-freq {','.join(str(2 * each) for each in cfg.optimization.update_freq)}"
     return f"{given} (an update stays as large)"

@@ -308,7 +308,10 @@ class TextsBenchmark(Benchmark):
         seen = request.data.read("train", None, 0).targets
         seen = seen[drawn_rows(len(seen), request.max_train_rows or len(seen))]
         targets = request.data.read(split, None, 0).targets
-        constant = seen.mean() if task.is_regression else np.bincount(seen).argmax()
+        if task.is_regression:
+            constant = seen.mean()
+        else:
+            constant = np.bincount(seen).argmax()
         guesses = np.full(len(targets), constant)
         return {BASELINE: {name: METRICS[name](guesses, np.array(targets)) for name in task.metrics}}
 

@@ -66,7 +66,10 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         refuse_given(given, PREPARING, "means something where --data has official files, alone")
     if given.protocol and given.protocol not in benchmark.protocols:
         raise UserError(f"--protocol {given.protocol}: {benchmark.name} has {', '.join(benchmark.protocols)}")
-    protocol = benchmark.protocols[given.protocol] if given.protocol else benchmark.usual
+    if given.protocol:
+        protocol = benchmark.protocols[given.protocol]
+    else:
+        protocol = benchmark.usual
     names = benchmark.choose_tasks(given.tasks or protocol.tasks)
     epochs = choose_epochs(benchmark, names, protocol.epochs, given.epochs)
     checkpoints = name_checkpoints(given.checkpoints)
@@ -118,7 +121,10 @@ def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given:
         name, found, number = text.rpartition("=")
         if not whole_number(number):
             raise UserError(f"--epochs {text}: give N or TASK=N, as in {names[0]}=3")
-        chosen = benchmark.choose_tasks([name]) if found else names
+        if found:
+            chosen = benchmark.choose_tasks([name])
+        else:
+            chosen = names
         if not epochs.keys() >= set(chosen):
             raise UserError(f"--epochs {text}: the task is not among --tasks")
         epochs |= dict.fromkeys(chosen, int(number))
@@ -149,7 +155,10 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
         queue = RunQueue(grid, executor, given.keep_checkpoints)
         queue.run()
     except KeyboardInterrupt:
-        done = f"{len(queue.results)} of {len(grid.runs)} runs are finished" if queue else "nothing has run yet"
+        if queue:
+            done = f"{len(queue.results)} of {len(grid.runs)} runs are finished"
+        else:
+            done = "nothing has run yet"
         click.echo(f"stopped: {done}; rerun to resume", err=True)
         sys.exit(130)
     click.echo(f"{grid.output / 'runs'}: {len(queue.results)} of {len(grid.runs)} runs are finished")
@@ -180,7 +189,8 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
         UserError: no run has ended well; two runs of a task; or what the benchmark raises. Nothing is written then.
     """
     if len(sources) == 1 and (sources[0] / "runs").is_dir():
-        benchmark, lines = benchmark_of_grid(sources[0]), []
+        benchmark = benchmark_of_grid(sources[0])
+        lines = []
         with atomic_folder(target) as unfinished:
             for model, runs in best_runs(sources[0]):
                 (unfinished / model).mkdir(parents=True)
@@ -188,11 +198,13 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
         return lines
     of_task: dict[str, Path] = {}
     for source in sources:
-        path, benchmark = source / RESULT, BENCHMARKS["squad"]
+        path = source / RESULT
+        benchmark = BENCHMARKS["squad"]
         name = next(iter(benchmark.tasks))
         if path.is_file():
             result = read_run(path)
-            name, benchmark = result.task, benchmark_of_task(result.task, path, result.description)
+            name = result.task
+            benchmark = benchmark_of_task(result.task, path, result.description)
             read_run(path, benchmark)  # now with its metrics
         if name in of_task:
             raise UserError(f"{source} and {of_task[name]}: both are of {name}; give one run a task")

@@ -51,7 +51,10 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
     Raises:
         UserError: the model was not fine-tuned on labels or scores; a row is wrong (file and line); `output` exists.
     """
-    ending = ".tsv" if texts.suffix.lower() == ".txt" else texts.suffix
+    if texts.suffix.lower() == ".txt":
+        ending = ".tsv"
+    else:
+        ending = texts.suffix
     output = output or texts.with_name(f"{texts.stem}.predictions{ending}")
     if output.exists():
         raise UserError(f"{output}: exists already; remove it, or give another --output")
@@ -94,7 +97,9 @@ def fields_added(answer: inference.Prediction, task: TaskDescription) -> dict[st
 
 def added_to(task: TaskDescription) -> tuple[str, ...]:
     """Names of the fields that stand after a row's own."""
-    return ("prediction",) if task.is_regression else ("prediction", "probability")
+    if task.is_regression:
+        return ("prediction",)
+    return ("prediction", "probability")
 
 
 def open_rows(
@@ -110,16 +115,28 @@ def open_rows(
     first = next(rows, None)
     if first is None:
         raise UserError(f"{path}: is empty; write a line that names its columns, and a text in each line under it")
-    header, layout = first.fields, task.splits.get("valid")
-    trained = layout.texts if layout is not None and set(layout.texts) <= set(header) else ()
-    label = layout.label if layout is not None and layout.label in header else None
+    header = first.fields
+    layout = task.splits.get("valid")
+    if layout is not None and set(layout.texts) <= set(header):
+        trained = layout.texts
+    else:
+        trained = ()
+    if layout is not None and layout.label in header:
+        label = layout.label
+    else:
+        label = None
     texts, label = columns_of(path, header, text or trained, label, is_labelled=False)
     if task.splits and len(texts) != 1 + task.is_pair:
-        knows = "pairs: name two columns, as in --text text text2" if task.is_pair else "single texts: name one so"
+        if task.is_pair:
+            knows = "pairs: name two columns, as in --text text text2"
+        else:
+            knows = "single texts: name one so"
         raise UserError(f"{path}: the model was trained on {task.name}, on {knows}")
-    reader, names = reader_of(path, header, texts, label), header
+    reader = reader_of(path, header, texts, label)
+    names = header
     if isinstance(texts[0], int):
-        names, rows = [f"column{place}" for place in range(1, len(header) + 1)], chain([first], rows)
+        names = [f"column{place}" for place in range(1, len(header) + 1)]
+        rows = chain([first], rows)
     if path.suffix.lower() != ".jsonl":  # its rows are looked at one by one
         refuse_taken(path, first.line, names, task)
     return reader, names, _rows(reader, rows, task)
@@ -151,7 +168,10 @@ def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescript
 def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:
     """A row with its answer, in the format of the file's ending; an object stays as it was."""
     if path.suffix.lower() == ".jsonl":
-        own = dict(zip(names, row.fields, strict=True)) if row.whole is None else row.whole
+        if row.whole is None:
+            own = dict(zip(names, row.fields, strict=True))
+        else:
+            own = row.whole
         return f"{json.dumps({**own, **answer}, ensure_ascii=False)}\n"
     fields = [*row.fields, *("" if value is None else value for value in answer.values())]
     if path.suffix.lower() == ".csv":
@@ -202,9 +222,15 @@ class Tally:
             target = self.task.target(label)
         except UserError as error:
             where = f"{self.reader.path}, line {row.line}"
-            self.why_not = f"no marks: {error}" if where in str(error) else f"no marks: {where}: {error}"
+            if where in str(error):
+                self.why_not = f"no marks: {error}"
+            else:
+                self.why_not = f"no marks: {where}: {error}"
             return
-        found = answer.label if self.task.is_regression else self.task.labels.index(answer.label)
+        if self.task.is_regression:
+            found = answer.label
+        else:
+            found = self.task.labels.index(answer.label)
         self.pairs.extend((found, target))
 
     @property
@@ -223,7 +249,10 @@ class Tally:
         """Return sentences on the rows, for the user."""
         said = []
         if self.without_text:
-            have = "has" if self.without_text == 1 else "have"
+            if self.without_text == 1:
+                have = "has"
+            else:
+                have = "have"
             said.append(
                 f"{self.without_text:,} of {self.rows:,} rows {have} no text and got no prediction, the first in line "
                 f"{self.first_without_text}{self.fields_in_place()}"
@@ -241,9 +270,15 @@ class Tally:
         marks = [f"{name} {100 * METRICS[name](predictions, targets):.2f}" for name in self.task.metrics]
         if self.task.is_regression:
             marks.append(f"mean absolute error {np.abs(predictions - targets).mean():.4g}")
-        some = f" in {len(targets):,} of the rows" if len(targets) < self.rows else ""
+        if len(targets) < self.rows:
+            some = f" in {len(targets):,} of the rows"
+        else:
+            some = ""
         said = [f"by the file's own labels{some}: {', '.join(marks)}"]
         if len(np.unique(targets)) == 1:
-            label = f"{targets[0]:g}" if self.task.is_regression else self.task.labels[int(targets[0])]
+            if self.task.is_regression:
+                label = f"{targets[0]:g}"
+            else:
+                label = self.task.labels[int(targets[0])]
             said.append(f"all these labels are {label!r}, so these numbers say nothing")
         return said

@@ -231,4 +231,6 @@ def share_done(run: Run) -> float:
         lines = read_metrics(run.folder)
     except UserError:  # not there yet
         return 0.0
-    return lines[-1].updates / run.updates if lines else 0.0
+    if lines:
+        return lines[-1].updates / run.updates
+    return 0.0

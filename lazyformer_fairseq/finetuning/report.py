@@ -45,10 +45,14 @@ def write_report(folder: Path, output: Path) -> str:
         )
     rows = [*(model_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
     title = f"{benchmark.name}, development {'sets' if len(benchmark.tasks) > 1 else 'set'}, percent"
-    ran, of_scores = set(results.grid.tasks), _score_table(results, benchmark)
+    ran = set(results.grid.tasks)
+    of_scores = _score_table(results, benchmark)
     first = Table(title, [cells(row, benchmark, ran) for row in rows])
     # Of some tasks the paper's table is mostly empty: one's own numbers stand first.
-    tables = [first, of_scores] if ran >= {score.task for score in benchmark.scores} else [of_scores, first]
+    if ran >= {score.task for score in benchmark.scores}:
+        tables = [first, of_scores]
+    else:
+        tables = [of_scores, first]
     others = [table for table in (tables[1], *_extra_and_gaps(results)) if table.rows]
     blocks = [tables[0], Notes(notes(results, benchmark)), *others, *draw(results, benchmark, output)]
     write_csv([_six_digits(_as_csv(row, benchmark)) for row in rows], output / f"{benchmark.key}.csv")
@@ -58,7 +62,8 @@ def write_report(folder: Path, output: Path) -> str:
 
 def notes(results: Results, benchmark: Benchmark) -> list[str]:
     """What a reader needs to compare these numbers with others, a sentence or two each."""
-    grid, runs = results.grid, results.runs.values()
+    grid = results.grid
+    runs = results.runs.values()
     said = [
         *results.warnings(),
         *benchmark.notes(results),
@@ -74,7 +79,8 @@ def notes(results: Results, benchmark: Benchmark) -> list[str]:
 
 def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
     """Rates, seeds and training rows; and where else runs differ from the protocol."""
-    grid, runs = results.grid, list(results.runs.values())
+    grid = results.grid
+    runs = list(results.runs.values())
     rates, seeds, theirs = (", ".join(f"{value:g}" for value in of) for of in (grid.lrs, grid.seeds, usual.lrs))
     yield f"Learning rates {rates}; seeds {seeds}. The protocol has rates {theirs} and {len(usual.seeds)} seeds."
     of_task = {task: [run for run in runs if run.task == task] for task in grid.tasks}
@@ -83,7 +89,8 @@ def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
     epochs = {task: _either(f"{run.epochs:g}" for run in found) for task, found in of_task.items()}
     if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(usual.epochs)]:
         yield f"Epochs: {', '.join(changed)}; the protocol has {usual.epochs}."
-    batch, warmup = ("Rows of an update", usual.batch_size), ("Share of the updates that warm up", usual.warmup_ratio)
+    batch = ("Rows of an update", usual.batch_size)
+    warmup = ("Share of the updates that warm up", usual.warmup_ratio)
     for name, (called, number) in {"batch_size": batch, "warmup_ratio": warmup}.items():
         found = {number if (said := getattr(run, name)) is None else said for run in runs}
         if found != {number}:
@@ -138,12 +145,15 @@ def complete_scores(row: TableRow, benchmark: Benchmark) -> dict[str, float]:
 def average_of(row: TableRow, benchmark: Benchmark) -> Optional[float]:
     """The mean of all scores of the table; None where one is missing or incomplete."""
     complete = complete_scores(row, benchmark)
-    return fmean(complete[score.name] for score in benchmark.scores) if len(complete) == len(benchmark.scores) else None
+    if len(complete) == len(benchmark.scores):
+        return fmean(complete[score.name] for score in benchmark.scores)
+    return None
 
 
 def cells(row: TableRow, benchmark: Benchmark, tasks: Optional[Collection[str]] = None) -> dict[str, str]:
     """The row as it is printed, with the scores of these tasks; None for all, and their average."""
-    complete, task_of = complete_scores(row, benchmark), {score.name: score.task for score in benchmark.scores}
+    complete = complete_scores(row, benchmark)
+    task_of = {score.name: score.task for score in benchmark.scores}
     is_whole = tasks is None or {*task_of.values()} <= {*tasks}
 
     def cell(name: str) -> str:
@@ -161,21 +171,28 @@ def cells(row: TableRow, benchmark: Benchmark, tasks: Optional[Collection[str]] 
         if is_whole or {task_of[name] for name in names} & {*tasks}:
             found[title] = "/".join(map(cell, names))
     if benchmark.average and is_whole:
-        average, missing = average_of(row, benchmark), NOTHING if row.source == "baseline" else "incomplete"
+        average = average_of(row, benchmark)
+        missing = NOTHING if row.source == "baseline" else "incomplete"
         found[AVERAGE] = missing if average is None else f"{average:.2f}"
     return found
 
 
 def _as_csv(row: TableRow, benchmark: Benchmark) -> dict[str, Any]:
     scores = {score.column: row.scores.get(score.name) for score in benchmark.scores}
-    average = {AVERAGE: average_of(row, benchmark)} if benchmark.average else {}
+    if benchmark.average:
+        average = {AVERAGE: average_of(row, benchmark)}
+    else:
+        average = {}
     known = {"model": row.name, "source": row.source, "updates": row.updates}
     return {**known, **scores, **average, "incomplete": " ".join(sorted(row.incomplete))}
 
 
 def _score_table(results: Results, benchmark: Benchmark) -> Table:
     """The selecting metric of every model and development set."""
-    names = {(score.task, score.split): score.name for score in benchmark.scores} if len(benchmark.tasks) > 1 else {}
+    if len(benchmark.tasks) > 1:
+        names = {(score.task, score.split): score.name for score in benchmark.scores}
+    else:
+        names = {}
     rows = []
     for one in filter(lambda one: one.selects, results.measurements()):
         bounds = mean_bounds(one.values)
@@ -221,7 +238,9 @@ def _listed(keys: Sequence[RunKey]) -> str:
     """How many, and which: "3: 2e-05 (1 2), 3e-05 (1)"."""
     by_rate = itertools.groupby(keys, key=lambda key: key.rate)  # keys come rate by rate
     found = ", ".join(f"{rate:g} ({' '.join(str(key.seed) for key in of_rate)})" for rate, of_rate in by_rate)
-    return f"{len(keys)}: {found}" if keys else "0"
+    if keys:
+        return f"{len(keys)}: {found}"
+    return "0"
 
 
 def _span(low: float, high: float) -> str:
@@ -230,7 +249,8 @@ def _span(low: float, high: float) -> str:
 
 def _scores_as_csv(results: Results) -> Iterator[dict[str, Any]]:
     for one in results.measurements():
-        found, bounds = one.found, mean_bounds(one.values) or (None, None)
+        found = one.found
+        bounds = mean_bounds(one.values) or (None, None)
         yield {
             **{"model": one.model, "task": one.task, "split": one.split, "metric": one.metric},
             **{"median": np.median(one.values), "lowest": one.values.min(), "highest": one.values.max()},
@@ -265,7 +285,8 @@ def draw(results: Results, benchmark: Benchmark, output: Path) -> list[Picture]:
     shown = {score.task for score in benchmark.scores}
     others = [task for name, task in benchmark.tasks.items() if name in results.grid.tasks and name not in shown]
     panels = [*benchmark.scores, *(Score(one.name, one.name, "valid", one.selecting_metric, "") for one in others)]
-    seeds, updates = output / f"{benchmark.key}_seeds.png", output / f"{benchmark.key}_updates.png"
+    seeds = output / f"{benchmark.key}_seeds.png"
+    updates = output / f"{benchmark.key}_updates.png"
     draw_seeds(results, panels, seeds, benchmark.baseline_name)
     if draw_updates(results, panels, updates, benchmark):
         return [Picture(seeds.name), Picture(updates.name)]
@@ -369,7 +390,10 @@ def _name(axis: Axes, title: str, metric: str) -> None:
 
 def _draw_model(axis: Axes, place: int, values: np.ndarray, style: Style) -> None:
     axis.hlines(np.median(values), place - 0.3, place + 0.3, color=style["color"], linewidth=2)
-    beside = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else np.zeros(1)
+    if len(values) > 1:
+        beside = np.linspace(-0.2, 0.2, len(values))
+    else:
+        beside = np.zeros(1)
     axis.plot(place + beside, values, **{**style, "linestyle": "", "markersize": 4, "alpha": 0.8})
 
 

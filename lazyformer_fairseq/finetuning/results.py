@@ -189,7 +189,8 @@ class Results:
             found = self.of(model, task)
             for split, metric in itertools.product(development_splits(found.task), found.task.metrics):
                 if found.runs:
-                    values, baseline = found.values(split, metric), self.baseline(task, split, metric)
+                    values = found.values(split, metric)
+                    baseline = self.baseline(task, split, metric)
                     yield Measurement(model, task, split, metric, found, values, baseline)
 
     def warnings(self) -> list[str]:
@@ -233,23 +234,28 @@ class TaskResults:
     @cached_property
     def rate(self) -> Optional[float]:
         """The chosen learning rate; the first of equally good ones; None where no run has ended well."""
-        rates, metric = dict.fromkeys(run.key.rate for run in self.runs), self.task.selecting_metric
+        rates = dict.fromkeys(run.key.rate for run in self.runs)
+        metric = self.task.selecting_metric
         return max(rates, key=lambda rate: np.median(self.values("valid", metric, rate)), default=None)
 
     @property
     def best(self) -> list[Run]:
         """The runs whose checkpoints are the best on the development set, over all rates and seeds: one, or equals."""
-        file, metric = split_file(self.task, "valid"), self.task.selecting_metric
+        file = split_file(self.task, "valid")
+        metric = self.task.selecting_metric
         highest = max((run.metrics[file][metric] for run in self.runs), default=None)
         return [run for run in self.runs if run.metrics[file][metric] == highest]
 
     def only_label(self, split: str) -> Optional[str]:
         """Return the label of all rows of a development split; None where there are several, or nobody knows."""
-        return self.runs[0].only_label(split_file(self.task, split)) if self.runs else None
+        if self.runs:
+            return self.runs[0].only_label(split_file(self.task, split))
+        return None
 
     def values(self, split: str, metric: str, rate: Optional[float] = None) -> np.ndarray:
         """One number per seed at a rate, by default the chosen one, in percent."""
-        file, rate = split_file(self.task, split), self.rate if rate is None else rate
+        file = split_file(self.task, split)
+        rate = self.rate if rate is None else rate
         return np.array([100 * run.metrics[file][metric] for run in self.runs if run.key.rate == rate])
 
 
@@ -287,7 +293,8 @@ def mean_bounds(values: np.ndarray) -> Optional[tuple[float, float]]:
         return None
     from scipy import stats  # takes a second
 
-    middle, error = float(np.mean(values)), float(stats.sem(values))
+    middle = float(np.mean(values))
+    error = float(stats.sem(values))
     if error == 0:
         return middle, middle  # scipy answers nan
     low, high = stats.t.interval(CONFIDENCE, len(values) - 1, loc=middle, scale=error)
@@ -305,7 +312,8 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
             whose development sets differ.
     """
     grid = read_grid(folder / "runs" / GRID_FILE, benchmark)
-    runs, failures = {}, {}
+    runs = {}
+    failures = {}
     for key in (key for model in grid.models for task in grid.tasks for key in grid.keys_of(model, task)):
         place = folder / "runs" / key.folder
         if (place / RESULT).exists():
@@ -382,7 +390,8 @@ def _check_same_development_sets(runs: Mapping[RunKey, Run], benchmark: TaskFami
         theirs = other.baselines or {"": other.baseline}
         for name, marks in (run.baselines or {"": run.baseline}).items():
             for split, metric in measured(benchmark.tasks[run.task]) if name in theirs else ():
-                here, there = marks[split][metric], theirs[name][split][metric]
+                here = marks[split][metric]
+                there = theirs[name][split][metric]
                 if not math.isclose(here, there, abs_tol=1e-9):
                     raise UserError(
                         f"{run.folder}: its {run.task} {split} set is another than that of {other.folder}: the "

@@ -110,7 +110,10 @@ def _clear_unless_resumable(run: Run) -> None:
 def _train(run: Run) -> dict[str, Any]:
     """Train, and return the content of result.json."""
     began = time.perf_counter()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
+    else:
+        device = "cpu"
     objective = run.grid.benchmark.objective(run.request)
     optimization = optimization_of(run, device)
     loop = TrainingLoop(objective, optimization, run.folder)
@@ -214,7 +217,10 @@ def _train_epochs(run: Run, loop: TrainingLoop) -> Epoch:
     best = None
     for epoch in epochs:
         best = _better(best, epoch, metric)
-    tokens = epochs[-1].tokens if epochs else 0
+    if epochs:
+        tokens = epochs[-1].tokens
+    else:
+        tokens = 0
     loop.history["tokens"] = tokens
     for number in range(len(epochs) + 1, run.epochs + 1):
         for count in loop.rest_of_epoch():

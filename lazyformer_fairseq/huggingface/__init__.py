@@ -12,7 +12,8 @@ from typing import Any
 from lazyformer_fairseq.extras import needs_transformers, refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin.registration import ImportWatcher
 
-LIBRARY, AUTO_CLASSES = "transformers", "transformers.models.auto.configuration_auto"
+LIBRARY = "transformers"
+AUTO_CLASSES = "transformers.models.auto.configuration_auto"
 # Public names, and the modules that have them.
 PARTS = {
     "LazyFormerCausalConfig": "models.causal",

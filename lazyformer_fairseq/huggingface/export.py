@@ -172,19 +172,26 @@ def check_same_outputs(source: Source, model: Any) -> None:
     source.model.double().encoder.sentence_encoder.attention_backend = "eager"
     model = model.double()
     ids, marked = example(source)
-    given = {} if marked is None else {"global_attention_mask": marked.long()}
+    if marked is None:
+        given = {}
+    else:
+        given = {"global_attention_mask": marked.long()}
     types = None
     if source.cfg.token_types:
         given["token_type_ids"] = types = torch.arange(ids.size(1)).expand_as(ids) % source.cfg.token_types
     is_text = ids.ne(source.tokenizer.dictionary.pad())
     for name, logits in _logits(model(ids, attention_mask=is_text.long(), **given)).items():
-        of_task = NEXT_SENTENCE if source.head is None else source.head.name
+        if source.head is None:
+            of_task = NEXT_SENTENCE
+        else:
+            of_task = source.head.name
         of_name = {"masked words": (False, None), "features": (True, None), "next sentence": (False, NEXT_SENTENCE)}
         features_only, head = of_name.get(name, (False, of_task))
         asked = {"features_only": features_only, "classification_head_name": head}
         wanted, _ = source.model(ids, global_positions=marked, token_types=types, **asked)
         if wanted.dim() == 3:  # of each token
-            logits, wanted = logits[is_text], wanted[is_text]
+            logits = logits[is_text]
+            wanted = wanted[is_text]
         difference = float((logits - wanted).abs().max() / wanted.abs().max().clamp(min=1))
         if not difference < CLOSE:
             raise UserError(
@@ -206,7 +213,8 @@ def _logits(output: Any) -> dict[str, Tensor]:
 
 def example(source: Source) -> tuple[Tensor, Optional[Tensor]]:
     """Ids (2, T), the second row padded on the right, and which tokens are marked, where the pattern asks for it."""
-    dictionary, time = source.tokenizer.dictionary, min(24, source.cfg.max_positions)
+    dictionary = source.tokenizer.dictionary
+    time = min(24, source.cfg.max_positions)
     ids = torch.randint(len(dictionary), (2, time), generator=torch.Generator().manual_seed(0))
     ids[ids == dictionary.pad()] = dictionary.unk()
     ids[:, 0] = dictionary.bos()
@@ -274,10 +282,16 @@ def model_card(source: Source, form: str, name: str) -> str:
         form: of the folder.
     """
     has_code = form == CUSTOM
-    trust = ", trust_remote_code=True" if has_code else ""
+    if has_code:
+        trust = ", trust_remote_code=True"
+    else:
+        trust = ""
     auto = f"AutoModel{source.use.ending}"
     # AutoTokenizer reads config.json first, and asks whether to run the code that it names. The tokenizer needs none.
-    loader = "PreTrainedTokenizerFast" if has_code else "AutoTokenizer"
+    if has_code:
+        loader = "PreTrainedTokenizerFast"
+    else:
+        loader = "AutoTokenizer"
     return CARD.format(
         kind="An encoder",
         imports=f"from transformers import {', '.join(sorted([auto, loader]))}",
@@ -295,7 +309,8 @@ def model_card(source: Source, form: str, name: str) -> str:
 
 def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str:
     """Return the same of a causal language model."""
-    options, weights = causal_options(state), state["model"]
+    options = causal_options(state)
+    weights = state["model"]
     parameters = sum(weight.numel() for part, weight in weights.items() if part != "dictionary_sha256")
     rows = {"parameters": f"{parameters:,}", "vocabulary": f"{weights['softmax.bias'].size(0):,} symbols"}
     return CARD.format(
@@ -319,14 +334,25 @@ def _table(rows: Mapping[str, str]) -> str:
 
 
 def _rows(source: Source) -> dict[str, str]:
-    cfg, head = source.cfg, source.head
-    buckets, distance = cfg.relative_position_buckets, cfg.relative_position_max_distance
+    cfg = source.cfg
+    head = source.head
+    buckets = cfg.relative_position_buckets
+    distance = cfg.relative_position_max_distance
     named = source.model.named_parameters()
     parameters = sum(weight.numel() for name, weight in named if not name.startswith("classification_heads."))
-    norm = "RMSNorm" if str(cfg.norm) == RMS else "LayerNorm"
+    if str(cfg.norm) == RMS:
+        norm = "RMSNorm"
+    else:
+        norm = "LayerNorm"
     without = [of for of in ("linear", "norm") if getattr(cfg, f"no_{of}_bias")]
-    biases = f", without {' and '.join(without)} biases" if without else ""
-    place = "pre" if cfg.encoder_normalize_before else "post"
+    if without:
+        biases = f", without {' and '.join(without)} biases"
+    else:
+        biases = ""
+    if cfg.encoder_normalize_before:
+        place = "pre"
+    else:
+        place = "post"
     rows = {
         "sublayers": f"`{cfg.sublayer_pattern}`, {place}-norm, {norm}{biases}",
         "parameters": f"{parameters:,}, without classification heads",
@@ -350,7 +376,8 @@ def _rows(source: Source) -> dict[str, str]:
 def training_of(state: Mapping[str, Any]) -> dict[str, str]:
     """What a checkpoint's settings and meters know of its training, in words: data (without where it is), task,
     updates of each run, means of the last validation."""
-    extra, task = state.get("extra_state") or {}, (state.get("cfg") or {}).get("task") or {}
+    extra = state.get("extra_state") or {}
+    task = (state.get("cfg") or {}).get("task") or {}
     folders = [Path(folder).name for folder in str(task.get("data") or "").split(":") if folder]
     runs = [int(run.get("num_updates", 0)) for run in state.get("optimizer_history") or ()]
     meters = dict(extra.get("metrics") or {}).get("valid") or ()

@@ -29,12 +29,14 @@ from lazyformer_fairseq.storage.json_files import read_json
 CONFIG_FILE = "config.json"
 LARGEST_JSON = 64 * 2**20  # bytes
 LONGEST_NAME = 255  # bytes of a file's name, on the file systems that there are
-SAFE_FILE, PICKLED_FILE = "model.safetensors", "pytorch_model.bin"
+SAFE_FILE = "model.safetensors"
+PICKLED_FILE = "pytorch_model.bin"
 INDEX = ".index.json"
 NUMBERS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WHOLE_NUMBERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")  # of buffers
 # What we call them.
-ENCODER, HEAD = "encoder.sentence_encoder.", LM_HEAD
+ENCODER = "encoder.sentence_encoder."
+HEAD = LM_HEAD
 WORDS, POSITIONS, TYPES = (f"{ENCODER}embed_{what}.weight" for what in ("tokens", "positions", "token_types"))
 PARTS = ("weight", "bias")
 MODERN = "modernbert"
@@ -229,12 +231,16 @@ class Described:
     @property
     def first_position(self) -> int:
         """The row of the first token's position."""
-        return self.padding + 1 if self.family.counts_from_padding else 0
+        if self.family.counts_from_padding:
+            return self.padding + 1
+        return 0
 
     def parts(self, ours: str) -> Sequence[str]:
         """Of a map or LayerNorm of the encoder or of the masked-LM head: its weight, and its bias if it has one."""
         without = self.options.get("no_norm_bias" if ours.endswith("layer_norm") else "no_linear_bias")
-        return PARTS[:1] if without else PARTS
+        if without:
+            return PARTS[:1]
+        return PARTS
 
 
 def describe(folder: Path) -> Described:
@@ -249,7 +255,10 @@ def describe(folder: Path) -> Described:
     _refuse_other_functions(path, values)
 
     def read(name: str, wanted: str, is_right: Any, default: Any = None) -> Any:
-        value = default if values.get(name) is None else values[name]
+        if values.get(name) is None:
+            value = default
+        else:
+            value = values[name]
         if value is None:
             raise UserError(f"{path}: has no {name}, so the model cannot be built; download the folder again")
         if not is_right(value):
@@ -270,7 +279,10 @@ def describe(folder: Path) -> Described:
     of_sublayers = activation(
         keys["activation_fn"], {name: name for name in GATES} if family.is_modern else ACTIVATIONS
     )
-    of_head = of_sublayers if not family.head_has_own_activation else "gelu"
+    if not family.head_has_own_activation:
+        of_head = of_sublayers
+    else:
+        of_head = "gelu"
     dropouts = {ours: share(theirs, family.dropout) for ours, theirs in keys.items() if ours.endswith("dropout")}
     if values.get(keys["pooler_dropout"]) is None:
         dropouts["pooler_dropout"] = dropouts["dropout"]
@@ -278,7 +290,8 @@ def describe(folder: Path) -> Described:
     others: dict[str, Any] = {"activation_fn": of_sublayers}
     pattern: Callable[[], str] = lambda: f"(sf)x{layers}"  # noqa: E731
     if family.is_modern:
-        of_head, others = activation("classifier_activation", ACTIVATIONS), modern_options(path, values)
+        of_head = activation("classifier_activation", ACTIVATIONS)
+        others = modern_options(path, values)
         pattern = partial(modern_pattern, path, values, count("local_attention", 128, low=2) // 2, of_sublayers, layers)
     is_epsilon = lambda value: type(value) in (int, float) and 0 < value < 1  # noqa: E731
     names = values.get("architectures")
@@ -340,7 +353,10 @@ def modern_pattern(path: Path, values: Mapping[str, Any], window: int, gate: str
     attention = {}
     for kind, (old, default) in bases.items():
         rope = (given.get(kind) if isinstance(given, dict) else given) or {}
-        base = rope.get("rope_theta", values.get(old) or default) if isinstance(rope, dict) else None
+        if isinstance(rope, dict):
+            base = rope.get("rope_theta", values.get(old) or default)
+        else:
+            base = None
         is_scaled = values.get("rope_scaling") or not isinstance(rope, dict) or rope.get("rope_type") not in (
             None, "default",
         )  # fmt: skip
@@ -370,10 +386,19 @@ def _family(path: Path, values: Mapping[str, Any]) -> Family:
     name = values.get("model_type")
     if name is None:
         raise UserError(f'{path}: has no model_type; if it is a BERT, add "model_type": "bert", or "roberta" and so on')
-    word = name if isinstance(name, str) else ""
+    if isinstance(name, str):
+        word = name
+    else:
+        word = ""
     if word not in FAMILIES:
-        reason = f" ({REFUSED[word]})" if word in REFUSED else ""
-        close = nearest(word, FAMILIES) if word and not reason else ""
+        if word in REFUSED:
+            reason = f" ({REFUSED[word]})"
+        else:
+            reason = ""
+        if word and not reason:
+            close = nearest(word, FAMILIES)
+        else:
+            close = ""
         raise UserError(
             f"{path}: model_type {name!r} is another architecture{reason}; can be imported: "
             f"{', '.join(FAMILIES)}{close}"
@@ -417,7 +442,10 @@ class Weights:
         self._pickled: dict[str, Tensor] = {}
         for path, wanted in _files(folder):
             is_safe = path.name.endswith(checkpoint_file.SAFETENSORS)
-            found = self._open_safe(path) if is_safe else self._open_pickled(path)
+            if is_safe:
+                found = self._open_safe(path)
+            else:
+                found = self._open_pickled(path)
             if missing := sorted(wanted - found):
                 raise UserError(f"{path}: lacks {missing[0]}, which the index says it holds; download the folder again")
 
@@ -427,7 +455,10 @@ class Weights:
         Raises:
             UserError: it holds other numbers than floating-point ones, or NaN or Inf.
         """
-        weight = self._pickled[name] if name in self._pickled else self._safe[name].get_tensor(name)
+        if name in self._pickled:
+            weight = self._pickled[name]
+        else:
+            weight = self._safe[name].get_tensor(name)
         if weight.dtype not in NUMBERS.values():
             raise UserError(f"{self.folder}: {name} holds {weight.dtype}; give the model before it was quantised")
         if not weight.isfinite().all():

@@ -36,7 +36,10 @@ from lazyformer_fairseq.modules.networks.options import CausalLMOptions, read_op
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, RMS
 
-BERT, MODERN, CUSTOM, CAUSAL = "bert", families.MODERN, "custom", "causal"
+BERT = "bert"
+MODERN = families.MODERN
+CUSTOM = "custom"
+CAUSAL = "causal"
 MODERN_LAYER = re.compile(r"s\[(?:window=(\d+),)?rope=(\d+)\]f\[gate=(\w+)\]")
 WEIGHTS_FILE = "model.safetensors"
 
@@ -88,7 +91,9 @@ class Source:
 
 def _settings(source: Source, keys: Mapping[str, str] = families.BERT_KEYS) -> dict[str, Any]:
     """What the configs of all forms have, by BERT's names or others."""
-    cfg, dictionary, head = source.cfg, source.tokenizer.dictionary, source.head
+    cfg = source.cfg
+    dictionary = source.tokenizer.dictionary
+    head = source.head
     found = {theirs: getattr(cfg, ours) for ours, theirs in keys.items() if ours not in ("layers", "activation_fn")}
     found |= {
         keys["activation_fn"]: WRITTEN_ACTIVATIONS[str(cfg.activation_fn)],
@@ -129,7 +134,9 @@ class Use(NamedTuple):
 
     @property
     def model_class(self) -> type:
-        return getattr(heads, f"LazyFormer{self.ending}") if self.ending else LazyFormerModel
+        if self.ending:
+            return getattr(heads, f"LazyFormer{self.ending}")
+        return LazyFormerModel
 
 
 USES = {
@@ -245,13 +252,17 @@ def why_not_bert(source: Source) -> str:
     """What BERT lacks of this model; "" if it is one."""
     cfg = source.cfg
     letters = expand(cfg.sublayer_pattern)
-    activation, head_activation = str(cfg.activation_fn), str(cfg.head_activation_fn)
+    activation = str(cfg.activation_fn)
+    head_activation = str(cfg.head_activation_fn)
     if letters != "sf" * (len(letters) // 2):
         return f"its pattern is {cfg.sublayer_pattern}, BERT's (sf)xN without settings"
     if cfg.encoder_normalize_before:
         return "it normalises before each sublayer (--encoder-normalize-before), BERT after it"
     if str(cfg.norm) == RMS or cfg.no_norm_bias or cfg.no_linear_bias:
-        lacks = "RMSNorm" if str(cfg.norm) == RMS else "no biases (--no-norm-bias, --no-linear-bias)"
+        if str(cfg.norm) == RMS:
+            lacks = "RMSNorm"
+        else:
+            lacks = "no biases (--no-norm-bias, --no-linear-bias)"
         return f"it has {lacks}, BERT LayerNorm and biases"
     if cfg.plain_lm_head or cfg.untied_lm_head:
         return "its masked-LM head is plain or untied (--plain-lm-head, --untied-lm-head), BERT's neither"
@@ -277,13 +288,18 @@ def write_bert(source: Source, folder: Path) -> Any:
     )
     ending = source.use.ending
     if source.head is None and NEXT_SENTENCE in source.model.classification_heads:
-        ending = "ForPreTraining" if source.has_lm_head else "ForNextSentencePrediction"
+        if source.has_lm_head:
+            ending = "ForPreTraining"
+        else:
+            ending = "ForNextSentencePrediction"
     return _save(config, getattr(transformers, f"Bert{ending or 'Model'}"), weights_of(source, BERT), folder)
 
 
 def weights_of(source: Source, form: str) -> dict[str, Tensor]:
     """By the names of BERT or ModernBERT; a BERT without token types has rows of zeros for them."""
-    family, weights, head = families.FAMILIES[form], source.weights, source.head
+    family = families.FAMILIES[form]
+    weights = source.weights
+    head = source.head
     embeddings = zip((families.WORDS, families.POSITIONS, families.TYPES), family.embeddings[:3], strict=True)
     found = {f"{family.prefix}{theirs}.weight": weights[ours] for ours, theirs in embeddings if ours in weights}
     if types := family.embeddings[2]:
@@ -331,7 +347,9 @@ def why_not_modernbert(source: Source) -> str:
         return "its layers are reversible (--reversible), ModernBERT's are not"
     if cfg.plain_lm_head or cfg.untied_lm_head:
         return "its masked-LM head is plain or untied (--plain-lm-head, --untied-lm-head), ModernBERT's neither"
-    return f"ModernBERT's heads are others than its head {source.head.name}" if source.head is not None else ""
+    if source.head is not None:
+        return f"ModernBERT's heads are others than its head {source.head.name}"
+    return ""
 
 
 def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
@@ -340,12 +358,15 @@ def _modern_layers(pattern: str) -> list[tuple[str, str, str]]:
     layers = MODERN_LAYER.findall(text)
     are_of_two_kinds = len({bool(window) for window, *_ in layers}) == len(set(layers))
     is_modern = are_of_two_kinds and len({gate for *_, gate in layers}) == 1 and not MODERN_LAYER.sub("", text)
-    return layers if is_modern else []
+    if is_modern:
+        return layers
+    return []
 
 
 def write_modernbert(source: Source, folder: Path) -> Any:
     """Config and weights of a ModernBERT; returns its class. Dropout of sublayers' outputs has no place there."""
-    cfg, settings = source.cfg, _settings(source, families.FAMILIES[MODERN].keys)
+    cfg = source.cfg
+    settings = _settings(source, families.FAMILIES[MODERN].keys)
     layers = _modern_layers(cfg.sublayer_pattern)
     kinds = [families.SLIDING if window else families.FULL for window, *_ in layers]
     bases = {kind: float(base) for kind, (_, base, _) in zip(kinds, layers, strict=True)}
@@ -362,5 +383,8 @@ def write_modernbert(source: Source, folder: Path) -> Any:
         "sep_token_id": settings["eos_token_id"],
     }
     config = transformers.ModernBertConfig(**settings)
-    model_class = transformers.ModernBertForMaskedLM if source.has_lm_head else transformers.ModernBertModel
+    if source.has_lm_head:
+        model_class = transformers.ModernBertForMaskedLM
+    else:
+        model_class = transformers.ModernBertModel
     return _save(config, model_class, weights_of(source, MODERN), folder)

@@ -31,7 +31,9 @@ from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.training.warm_start.options import WarmOptions
 from lazyformer_fairseq.training.warm_start.start import Trained, write_record
 
-KEEP, FOLD, AUTO = "keep", "fold", "auto"
+KEEP = "keep"
+FOLD = "fold"
+AUTO = "auto"
 SPANS, FOLLOWS = "qa_outputs", "cls.seq_relationship"  # heads beside the masked-LM head and the classifier
 SPAN_HEAD = "squad"  # what task squad calls its head
 _BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
@@ -66,7 +68,10 @@ def import_to(
             f"{path}: no such file or folder; if it is a model's name on the Hub, download it first: "
             f"hf download {path} --local-dir {path.name}"
         )
-    types = None if token_types == AUTO else token_types
+    if token_types == AUTO:
+        types = None
+    else:
+        types = token_types
     given = {"--token-types": types, "--head-name": head_name, "--tokenizer": tokenizer_folder}
     _refuse_unused([flag for flag, value in given.items() if value is not None], path)
     with TemporaryDirectory(prefix="lazyformer") as scratch:
@@ -74,7 +79,9 @@ def import_to(
         tasks = None
         if is_ours(path):
             loaded = loading.load(checkpoint_at(path))
-            cfg, weights, tokenizer = loaded.model.cfg, loaded.model.state_dict(), loaded.tokenizer
+            cfg = loaded.model.cfg
+            weights = loaded.model.state_dict()
+            tokenizer = loaded.tokenizer
             tasks = loaded.tasks
         else:
             refuse_without_extra("huggingface", "lazyformer import")
@@ -82,14 +89,18 @@ def import_to(
             if head_name is not None and (not re.fullmatch(r"[^\W\d][\w-]*", head_name) or taken):
                 names = f"{POOLER}, {NEXT_SENTENCE} or a name of torch's, such as keys"
                 raise UserError(f"--head-name {head_name!r}: must be letters, digits, _ and -, and not {names}")
-            own = read_own(path, tokenizer_folder, head_name) if is_own(path) else None
+            if is_own(path):
+                own = read_own(path, tokenizer_folder, head_name)
+            else:
+                own = None
             read = own or _read_hub(path, Path(scratch) / "tokenizer", token_types, head_name)
             cfg, weights, tokenizer, notes = read
             tasks = name_classes(path, weights)
         start = None
         if warm is not None:
             start = warm.start(Trained(cfg, weights, tokenizer.dictionary), tokenizer, path.absolute().name)
-            cfg, weights = start.new.cfg, start.new.weights
+            cfg = start.new.cfg
+            weights = start.new.weights
         loaded = loading.trained_model(cfg, weights, tokenizer, path, tasks)
         with atomic_folder(out) as unfinished:
             write_model(loaded, unfinished)
@@ -101,7 +112,10 @@ def import_to(
 def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDescription]:
     """By head, the classes as config.json calls them; those of a task of GLUE's come into its order, in place."""
     called = families.read_json_object(folder / families.CONFIG_FILE).get("id2label")
-    names = list(called.values()) if isinstance(called, dict) else []
+    if isinstance(called, dict):
+        names = list(called.values())
+    else:
+        names = []
     if len({str(name).lower() for name in names}) < max(2, len(names)) or names[0] == "LABEL_0":
         return {}
     found = {}
@@ -122,11 +136,14 @@ def name_classes(folder: Path, weights: dict[str, Tensor]) -> dict[str, TaskDesc
 
 def _refuse_unused(flags: Sequence[str], path: Path) -> None:
     """Raises a UserError for the first flag that this kind of model has no use for."""
-    kind, used = "a model of the Hub", ("--token-types", "--head-name")
+    kind = "a model of the Hub"
+    used = ("--token-types", "--head-name")
     if is_ours(path):
-        kind, used = "a checkpoint of this package", ()
+        kind = "a checkpoint of this package"
+        used = ()
     elif is_own(path):
-        kind, used = "a LazyFormer that transformers saved", ("--head-name", "--tokenizer")
+        kind = "a LazyFormer that transformers saved"
+        used = ("--head-name", "--tokenizer")
     for flag in flags:
         if flag not in used:
             raise UserError(f"{flag}: {path} is {kind}, which has no use for it; leave it out")
@@ -209,20 +226,32 @@ class Conversion:
     def __init__(
         self, described: families.Described, weights: families.Weights, token_types: str, head_name: Optional[str]
     ):
-        self.described, self.weights = described, weights
+        self.described = described
+        self.weights = weights
         self._name_of = self._plain_names()
         self._check_layers()
-        family, rows, width = described.family, described.token_types, described.options["encoder_embed_dim"]
+        family = described.family
+        rows = described.token_types
+        width = described.options["encoder_embed_dim"]
         words, positions, types, _ = (f"{name}.weight" for name in family.embeddings)
         self._expect(words, (described.vocab_size, width), "vocab_size and the width")
         if family.embeddings[1]:
             self._expect(positions, (described.positions, width), "the positions and the width")
         if rows:
             self._expect(types, (rows, width), "type_vocab_size and the width")
-        self.token_types = rows if token_types == KEEP or (token_types == AUTO and rows > 1) else 0
-        self._folded = types if rows and not self.token_types else None
+        if token_types == KEEP or (token_types == AUTO and rows > 1):
+            self.token_types = rows
+        else:
+            self.token_types = 0
+        if rows and not self.token_types:
+            self._folded = types
+        else:
+            self._folded = None
         # ModernBERT's classifiers have the head's dense map and LayerNorm too.
-        signs = family.head[2] if family.is_modern else family.head
+        if family.is_modern:
+            signs = family.head[2]
+        else:
+            signs = family.head
         self.has_lm_head = any(name.startswith(signs) for name in self._name_of)
         self.classes = self._count_classes()
         self.has_spans = described.architecture.endswith("ForQuestionAnswering") and self._has_map(SPANS, 2)
@@ -284,7 +313,9 @@ class Conversion:
 
     def _first_row(self, ours: str) -> int:
         """Rows before it are left out."""
-        return self.described.first_position if ours == families.POSITIONS else 0
+        if ours == families.POSITIONS:
+            return self.described.first_position
+        return 0
 
     def _plain_names(self) -> dict[str, str]:
         """Names without prefix, and with LayerNorm's later names -> those in the file."""
@@ -292,7 +323,8 @@ class Conversion:
         for name in self.weights.shapes:
             plain = name.removeprefix(self.described.family.prefix)
             for old, new in _OLD_NAMES.items():
-                plain = plain.removesuffix(old) + new if plain.endswith(old) else plain
+                if plain.endswith(old):
+                    plain = plain.removesuffix(old) + new
             if plain in found:
                 raise UserError(f"{self.weights.folder}: {name} and {found[plain]} are the same weight; keep one")
             found[plain] = name
@@ -385,7 +417,10 @@ class Conversion:
         others = [name for name in self._name_of if name not in known and not _BUFFERS.fullmatch(name)]
         unknown = [name for name in others if not _OTHER_HEADS.match(name)]
         if unknown:
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            if len(unknown) > 1:
+                more = f" and {len(unknown) - 1} more"
+            else:
+                more = ""
             raise UserError(
                 f"{self.weights.folder}: has the weight {self._name_of[unknown[0]]}{more}, which no model of ours has: "
                 "without it the model would compute something else"

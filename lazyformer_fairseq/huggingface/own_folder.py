@@ -64,13 +64,15 @@ def read_own(
         options = options_of(models[0].config, MaskedLMOptions)
     except (ValueError, OSError, RuntimeError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(f"{folder}: {error}") from error
-    words, pad = models[0].config.vocab_size, models[0].config.pad_token_id
+    words = models[0].config.vocab_size
+    pad = models[0].config.pad_token_id
     if (words, pad) != (len(dictionary), dictionary.pad()):
         raise UserError(
             f"{folder}: has {words} words and pads with id {pad}, the tokenizer {len(dictionary)} and "
             f"{dictionary.pad()}; give the one it was trained with by --tokenizer"
         )
-    weights, notes = {}, []
+    weights = {}
+    notes = []
     for model in models:
         weights |= _renamed(model, head_name, notes)
     if f"{families.HEAD}weight" not in weights:
@@ -88,7 +90,10 @@ def _renamed(model: torch.nn.Module, head_name: Optional[str], notes: list[str])
     found = {}
     chosen = head_name or ("squad" if hasattr(model, "qa_outputs") else "classifier")
     for name, weight in model.state_dict().items():
-        full = name if hasattr(model, "lazyformer") else f"lazyformer.{name}"
+        if hasattr(model, "lazyformer"):
+            full = name
+        else:
+            full = f"lazyformer.{name}"
         theirs, ours = next(row for row in NAMES.items() if full.startswith(row[0]))
         if ours:
             found[ours.format(chosen) + full.removeprefix(theirs)] = weight

@@ -44,7 +44,10 @@ OF_A_RUN = ("compile", "copy_positions", "checkpoint_activations")  # not in a c
 
 def settings_of(options: Any) -> dict[str, Any]:
     """Return a model's options as a config has them."""
-    options_class = MaskedLMOptions if hasattr(options, "encoder_embed_dim") else CausalLMOptions
+    if hasattr(options, "encoder_embed_dim"):
+        options_class = MaskedLMOptions
+    else:
+        options_class = CausalLMOptions
     found = {}
     for name, value in asdict(plain_options(options_class, options)).items():
         if name in OF_A_RUN:

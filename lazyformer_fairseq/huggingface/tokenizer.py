@@ -28,7 +28,8 @@ from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, MODEL_FILE, PAD, SP
 from lazyformer_fairseq.errors import UserError
 
 START, PADDING, END = (FIRST_SYMBOLS[index] for index in (BOS, PAD, EOS))
-FAST_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+FAST_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
 # transformers' names of the symbols
 ROLES = {
     "bos_token": START,
@@ -127,7 +128,8 @@ def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
         as_byte = bytes_to_unicode()
         ids = {symbol: ids[symbol] for symbol in special} | {as_byte[int(each)]: ids[each] for each in symbols}
         steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), one_by_one]
-        normaliser, decoder_of_symbols = None, decoders.ByteLevel()
+        normaliser = None
+        decoder_of_symbols = decoders.ByteLevel()
     elif all(len(symbol) == 1 for symbol in symbols):
         steps = [one_by_one]
         normaliser = normalizers.Replace(" ", "_")
@@ -155,7 +157,8 @@ def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
     return True
 
 
-Proto, TrainerSpec = sentencepiece_model_pb2.ModelProto, sentencepiece_model_pb2.TrainerSpec
+Proto = sentencepiece_model_pb2.ModelProto
+TrainerSpec = sentencepiece_model_pb2.TrainerSpec
 Piece = Proto.SentencePiece
 NOT_THERE = "Hugging Face's tokenizers have none such"
 WITHOUT_TEXT = (Piece.UNKNOWN, Piece.CONTROL)
@@ -201,7 +204,10 @@ def model(proto: Proto, symbols: Sequence[str]) -> models.Model:
 def normalisers(proto: Proto) -> list[normalizers.Normalizer]:
     """What SentencePiece does to the words before it looks for pieces."""
     charsmap = proto.normalizer_spec.precompiled_charsmap
-    of_the_model = [normalizers.Precompiled(charsmap)] if charsmap else []
+    if charsmap:
+        of_the_model = [normalizers.Precompiled(charsmap)]
+    else:
+        of_the_model = []
     # SentencePiece takes its sign for a space away at the end, and writes one before every word; the library writes
     # none before a word that has one.
     at_the_end = normalizers.Replace(Regex(f"[ {SPACE}]+(?![^{moses.SIGNS}])"), "")
@@ -263,7 +269,9 @@ def _in_any_case(name: str) -> str:
     return "".join(f"[{letter}{letter.upper()}]" for letter in name)
 
 
-TO_THE_LEFT, TO_THE_RIGHT, CLOSES = "\U0010ff00", "\U0010ff01", "\U0010ff02"
+TO_THE_LEFT = "\U0010ff00"
+TO_THE_RIGHT = "\U0010ff01"
+CLOSES = "\U0010ff02"
 WORD_START, WORD_END = "(?<![^ ])", "(?![^ ])"  # of a word
 
 

@@ -54,7 +54,8 @@ class MaskedTextCollator:
         asked |= {f"{name} {getattr(options, name)}": does for name, does in changes.items()}
         if what := next((what for what, is_asked in asked.items() if is_asked), ""):
             raise UserError(f"{what}: not in transformers' Trainer; take fairseq-train, or a loop of your own")
-        self.pad, self.collater = text.special.pad, text.dataset("train").collater
+        self.pad = text.special.pad
+        self.collater = text.dataset("train").collater
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """`input_ids` (B, T), `labels` (B, T) that are -100 where nothing is masked, and documents, if they are apart.
@@ -68,7 +69,8 @@ class MaskedTextCollator:
 
     def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The same of a batch that the dataset's own collater made."""
-        given, target = batch["net_input"], batch["target"]
+        given = batch["net_input"]
+        target = batch["target"]
         documents = {name: given[name] for name in ("documents", "positions_begin_anew") if name in given}
         labels = target.masked_fill(target == self.pad, IGNORED)
         return {"input_ids": given["src_tokens"], "labels": labels, **documents}
@@ -135,7 +137,10 @@ class ShardTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         """Batches of ``per_device_train_batch_size`` samples, which resume where they were."""
         arguments = self.args
-        seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
+        if arguments.data_seed is None:
+            seed = arguments.seed
+        else:
+            seed = arguments.data_seed
         batches = EpochBatches(self.train_dataset, self._train_batch_size, seed=seed)
         how = {"num_workers": arguments.dataloader_num_workers, "pin_memory": arguments.dataloader_pin_memory}
         loader = DataLoader(

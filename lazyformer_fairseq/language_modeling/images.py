@@ -187,7 +187,10 @@ def _images_of(path: Path) -> np.ndarray:
 def _read(files: Sequence[Path], side: int) -> Iterator[np.ndarray]:
     """Yield each image as uint8 (side, side, 3): its middle square, each pixel the mean of those that it replaces."""
     for path in files:
-        images = _images_in_array(path) if path.suffix == ARRAY else _picture(path)
+        if path.suffix == ARRAY:
+            images = _images_in_array(path)
+        else:
+            images = _picture(path)
         for image in images:
             square = image
             if image.size != (side, side):

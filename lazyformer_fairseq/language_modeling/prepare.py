@@ -114,7 +114,10 @@ class Characters:
     unit = "character"
 
     def __init__(self, file: Path, name: str):
-        self.file = Path(file) / name if Path(file).is_dir() else Path(file)
+        if Path(file).is_dir():
+            self.file = Path(file) / name
+        else:
+            self.file = Path(file)
         self.name = name
         of_text8 = {ord(letter): letter for letter in string.ascii_lowercase} | {ord(" "): "_"}
         self.symbols = of_text8
@@ -206,7 +209,10 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     refuse_filled_folder(out)
     if official is not None and not official.startswith(corpus):
         raise UserError(f"--official {official}: is no {corpus}")
-    text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
+    if corpus == "wikitext":
+        text = WordsOfLines(source)
+    else:
+        text = Characters(source, corpus)
     total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
     with (
         atomic_folder(out) as folder,

@@ -84,9 +84,11 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
-        exact, gradient = _exactly(x), _exactly(gradient)
+        exact = _exactly(x)
+        gradient = _exactly(gradient)
         products = (gradient * exact).flatten(0, -2)
-        scale, rows = weight.to(products), inverse.flatten()
+        scale = weight.to(products)
+        rows = inverse.flatten()
         along = torch.mv(products, scale).mul_(rows**3).div_(-x.size(-1))
         of_x = (gradient * inverse).mul_(scale).addcmul_(exact, along.view_as(inverse))
         return of_x.to(x.dtype), torch.mv(products.t(), rows).to(weight.dtype), None
@@ -105,7 +107,10 @@ def describe_layer_norm(compiles: bool, kind: str = LAYER, has_bias: bool = True
     if kind == RMS or not has_bias:
         return f"torch's {'RMSNorm' if kind == RMS else 'LayerNorm, without biases'}"
     found = layer_norm_class()
-    elsewhere = " (in what --compile compiles, torch's own)" if compiles and found is not nn.LayerNorm else ""
+    if compiles and found is not nn.LayerNorm:
+        elsewhere = " (in what --compile compiles, torch's own)"
+    else:
+        elsewhere = ""
     return f"{found.__module__}.{found.__qualname__}{elsewhere}"
 
 

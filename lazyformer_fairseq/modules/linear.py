@@ -43,7 +43,10 @@ class Linear(nn.Linear):
             faster = faster_products(rows, self.in_features, weight.size(0), torch.is_grad_enabled())
             if any(faster):
                 flat = input.flatten(0, -2)
-                padded = F.pad(flat, (0, 0, 0, zeros)) if (zeros := _zeros(rows)) else flat
+                if zeros := _zeros(rows):
+                    padded = F.pad(flat, (0, 0, 0, zeros))
+                else:
+                    padded = flat
                 return _Product.apply(padded, weight, bias, faster)[:rows].unflatten(0, input.shape[:-1])
         return F.linear(input, weight, bias)
 
@@ -53,10 +56,15 @@ def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_b
 
     A map that something has wrapped, such as an adapter of peft, computes all of them, for its weight is not all of it.
     """
-    bias = None if linear.bias is None else linear.bias[start:stop]
+    if linear.bias is None:
+        bias = None
+    else:
+        bias = linear.bias[start:stop]
     if not isinstance(linear, nn.Linear):
         output = linear(input)[..., start:stop]
-        return output if has_bias or bias is None else output - bias
+        if has_bias or bias is None:
+            return output
+        return output - bias
     return linear.multiply(input, linear.weight[start:stop], bias if has_bias else None)
 
 
@@ -91,7 +99,9 @@ def faster_products(rows: int, inputs: int, outputs: int, is_training: bool) -> 
 
         return onednn_wins(f"{product} of {shape}", is_training, timed)
 
-    x, gradient, weight = (rows, inputs), (rows, outputs), (outputs, inputs)
+    x = (rows, inputs)
+    gradient = (rows, outputs)
+    weight = (outputs, inputs)
     return Products(
         wins("product", F.linear, linear_by_onednn, x, weight),
         is_training and wins("input's gradient", torch.mm, _times_by_onednn, gradient, weight),
@@ -149,8 +159,14 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor], None]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        times_weight = _times_by_onednn if ctx.by_onednn.input_gradient else torch.matmul
-        times_x = _weight_gradient_by_onednn if ctx.by_onednn.weight_gradient else _weight_gradient
+        if ctx.by_onednn.input_gradient:
+            times_weight = _times_by_onednn
+        else:
+            times_weight = torch.matmul
+        if ctx.by_onednn.weight_gradient:
+            times_x = _weight_gradient_by_onednn
+        else:
+            times_x = _weight_gradient
         rows = gradient.flatten(0, -2)
         return (
             times_weight(gradient, weight) if of_x else None,

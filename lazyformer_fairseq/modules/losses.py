@@ -28,7 +28,8 @@ def causal_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, Tenso
     """Let the model compute the likelihood of each target, so that nothing makes a (B, T, V) tensor of all bands."""
     target = sample["target"]
     nll, _ = model(**sample["net_input"], target=target)
-    loss, sample_size = nll.sum(), target.ne(pad).sum()
+    loss = nll.sum()
+    sample_size = target.ne(pad).sum()
     to_log = _to_log(sample, loss, sample_size)
     return with_spans(model, loss, sample_size, to_log), sample_size, to_log
 
@@ -42,10 +43,17 @@ def masked_lm(model: nn.Module, sample: Sample, pad: int) -> tuple[Tensor, int, 
     Nothing here waits for a GPU where the batch says which positions are masked, as those of
     :class:`~lazyformer_fairseq.data.datasets.masked_blocks.FullSentencesDataset` do.
     """
-    positions, follows = positions_of(sample, pad), sample.get("next_sentence")
-    head = {} if follows is None else {"classification_head_name": NEXT_SENTENCE}
+    positions = positions_of(sample, pad)
+    follows = sample.get("next_sentence")
+    if follows is None:
+        head = {}
+    else:
+        head = {"classification_head_name": NEXT_SENTENCE}
     # fairseq's own models take a mask: places would be rows of the batch to them.
-    masked = positions if getattr(model, "takes_positions", False) else sample["target"].ne(pad)
+    if getattr(model, "takes_positions", False):
+        masked = positions
+    else:
+        masked = sample["target"].ne(pad)
     logits, extra = model(**sample["net_input"], masked_tokens=masked, **head)
     loss, to_log = score_masked(model, sample, positions, logits)
     if follows is not None:
@@ -65,7 +73,10 @@ def positions_of(sample: Sample, pad: int) -> Tensor:
 def score_masked(model: nn.Module, sample: Sample, positions: Tensor, logits_MV: Tensor) -> tuple[Tensor, dict]:
     """Return the summed loss in nats, without that of spans, and what to log."""
     targets = sample["target"].flatten().index_select(0, positions)
-    score = compiled(_score) if model.training and getattr(model, "compiles", False) else _score
+    if model.training and getattr(model, "compiles", False):
+        score = compiled(_score)
+    else:
+        score = _score
     loss, ncorrect = score(logits_MV, targets)
     return loss, {**_to_log(sample, loss, len(positions)), "ncorrect": ncorrect}
 
@@ -77,8 +88,12 @@ def _to_log(sample: Sample, loss: Tensor, sample_size: Union[int, Tensor]) -> di
 
 def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
     """Return the summed loss with those of spans and experts; log these, and the mean span, times tokens."""
-    loss, network = with_experts(model, loss, sample_size, to_log), network_of(model)
-    spans = [] if network is None else network.options.common.get(SPANS, [])
+    loss = with_experts(model, loss, sample_size, to_log)
+    network = network_of(model)
+    if network is None:
+        spans = []
+    else:
+        spans = network.options.common.get(SPANS, [])
     if not spans:
         return loss
     penalty = torch.stack([span.penalty() for span in spans]).sum() * sample_size
@@ -90,7 +105,10 @@ def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], 
 def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
     """Return the summed loss with that of experts, if any; log it times predictions, and choices without a slot."""
     network = network_of(model)
-    told = None if network is None else network.take_told()
+    if network is None:
+        told = None
+    else:
+        told = network.take_told()
     if told is None:
         return loss
     penalty = told.loss * sample_size

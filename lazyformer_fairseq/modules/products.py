@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.timing import LARGEST_ERROR, SELECTOR, Prepare
 
-MKL, ONEDNN = "MKL", "oneDNN"
+MKL = "MKL"
+ONEDNN = "oneDNN"
 WORTH_IT = 2**22  # multiply-adds of a product; below, oneDNN's 10 to 20 microseconds a call are more than it saves
 ROWS = 128  # oneDNN keeps about 1 MB per shape it meets: so only multiples of this
 
@@ -64,7 +65,8 @@ def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = Fa
         out: (X, L, R), for the result.
         adds: to what stands in `out`.
     """
-    out = a.new_empty(a.size(0), a.size(1), b.size(2)) if out is None else out
+    if out is None:
+        out = a.new_empty(a.size(0), a.size(1), b.size(2))
     if _may_choose(a, b):
         turned = " turned" * (a.stride(2) != 1)
         what = f"products of {a.size(1)} x {a.size(2)}{turned} and {b.size(1)} x {b.size(2)}"
@@ -100,7 +102,10 @@ def _multiply_by_onednn(a: Tensor, b: Tensor, out: Tensor, adds: bool) -> list[T
         columns = second.t().contiguous()
         # It would copy a first factor that is turned: better the product of the other two, turned.
         is_turned = first.stride(1) != 1
-        product = linear_by_onednn(columns, first).t() if is_turned else linear_by_onednn(first, columns)
+        if is_turned:
+            product = linear_by_onednn(columns, first).t()
+        else:
+            product = linear_by_onednn(first, columns)
         result.add_(product) if adds else result.copy_(product)
     return [out]
 

@@ -35,7 +35,8 @@ def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
     Args:
         group: of processes; by default all.
     """
-    size, experts = distributed.get_world_size(group), [each for each in model.modules() if isinstance(each, Experts)]
+    size = distributed.get_world_size(group)
+    experts = [each for each in model.modules() if isinstance(each, Experts)]
     odd = next((each.count for each in experts if each.count % size), None)
     if size == 1 or not experts:
         return None
@@ -56,7 +57,9 @@ class SharedExperts:
     """
 
     def __init__(self, model: nn.Module, group: Any):
-        self.group, self.size, self.rank = group, distributed.get_world_size(group), distributed.get_rank(group)
+        self.group = group
+        self.size = distributed.get_world_size(group)
+        self.rank = distributed.get_rank(group)
         self.keys = list(model.state_dict())
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
@@ -100,7 +103,9 @@ class SharedExperts:
         """Return the whole model's state from those of all, on the first process; {} on others. All must call it."""
         found = self._gathered({name: value for name, value in state.items() if name in self.own})
         both = {**state, **found}
-        return {**{name: both[name] for name in self.keys if name in both}, **both} if self.rank == 0 else {}
+        if self.rank == 0:
+            return {**{name: both[name] for name in self.keys if name in both}, **both}
+        return {}
 
     def whole_optimizer(self, state: Mapping[str, Any], groups: Groups, updated: Sequence[Tensor]) -> dict[str, Any]:
         """Return the state of the whole model's optimizer, in the same way.
@@ -119,7 +124,8 @@ class SharedExperts:
             moments[name], masters[name] = of_moments, master
         if self.rank:
             return {}
-        names, number = self._whole_groups(local), count()
+        names = self._whole_groups(local)
+        number = count()
         numbered = [[next(number) for _ in each] for each in names]
         pairs = zip(chain(*numbered), chain(*names), strict=True)
         return {
@@ -136,7 +142,8 @@ class SharedExperts:
             UserError: weights were joined to one vector.
         """
         local = self._names_of(groups, updated)
-        names, saved = self._whole_groups(local), [group["params"] for group in state["param_groups"]]
+        names = self._whole_groups(local)
+        saved = [group["params"] for group in state["param_groups"]]
         if len(saved) != len(names):
             return dict(state)  # of another optimizer, which says so itself
         if [*map(len, saved)] != [*map(len, names)]:
@@ -144,7 +151,8 @@ class SharedExperts:
                 "the checkpoint's optimizer state has other weights than the model, or all in one vector (--fp16 in "
                 "one process): give --reset-optimizer"
             )
-        numbers, number = dict(zip(chain(*names), chain(*saved), strict=True)), count()
+        numbers = dict(zip(chain(*names), chain(*saved), strict=True))
+        number = count()
         numbered = [[next(number) for _ in each] for each in local]
         pairs = list(zip(chain(*numbered), chain(*local), strict=True))
         masters = dict(zip(self.names, state.get(MASTERS, ()), strict=False))
@@ -157,8 +165,14 @@ class SharedExperts:
 
     def _gathered(self, mine: Mapping[str, Any]) -> dict[str, Any]:
         """Return by name what all processes have, on the first; {} on others."""
-        parts = [None] * self.size if self.rank == 0 else None
-        first = 0 if self.group is None else distributed.get_global_rank(self.group, 0)
+        if self.rank == 0:
+            parts = [None] * self.size
+        else:
+            parts = None
+        if self.group is None:
+            first = 0
+        else:
+            first = distributed.get_global_rank(self.group, 0)
         distributed.gather_object(tree_map_only(Tensor, Tensor.cpu, dict(mine)), parts, first, self.group)
         return {name: value for part in parts or () for name, value in part.items()}
 
@@ -183,7 +197,8 @@ def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: T
     counts_RE = counts_E.view(size, -1).contiguous()  # by process
     theirs_RE = torch.empty_like(counts_RE)
     distributed.all_to_all_single(theirs_RE, counts_RE, group=group)
-    sent, received = counts_RE.sum(1).tolist(), theirs_RE.sum(1).tolist()
+    sent = counts_RE.sum(1).tolist()
+    received = theirs_RE.sum(1).tolist()
     arrived = _AllToAll.apply(x_PC, received, sent, group)
     numbers_E = torch.arange(theirs_RE.size(1), device=x_PC.device).repeat(size)
     by_expert = numbers_E.repeat_interleave(theirs_RE.flatten()).argsort(stable=True)

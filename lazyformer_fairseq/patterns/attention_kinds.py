@@ -70,9 +70,15 @@ class Setting:
         return value
 
     def _word(self, text: str) -> str:
-        terms = [term.strip() for term in text.split("+")] if self.is_sum else [text]
+        if self.is_sum:
+            terms = [term.strip() for term in text.split("+")]
+        else:
+            terms = [text]
         if unknown := [term for term in terms if term not in self.choices]:
-            some = "a sum of some" if self.is_sum else "one"
+            if self.is_sum:
+                some = "a sum of some"
+            else:
+                some = "one"
             raise ValueError(f"{self.name} is {some} of {', '.join(self.choices)}, not {unknown[0]!r}")
         if len(set(terms)) < len(terms):
             raise ValueError(f"{self.name} has one of its terms twice")
@@ -85,7 +91,9 @@ class Setting:
             return f"from {self.low:g} to {self.high:g}"
         if math.isfinite(self.low):
             return f"{self.low:g} or more"
-        return f"{self.high:g} or less" if math.isfinite(self.high) else "a finite number"
+        if math.isfinite(self.high):
+            return f"{self.high:g} or less"
+        return "a finite number"
 
 
 CLASSES: dict[str, Any] = {}  # by place; filled by an exported model, whose modules have other names
@@ -93,7 +101,9 @@ CLASSES: dict[str, Any] = {}  # by place; filled by an exported model, whose mod
 
 def find_class(place: str) -> Any:
     """Return the class at a place, such as ``"package.module:Class"``, and import its module."""
-    return CLASSES[place] if place in CLASSES else pkgutil.resolve_name(place)
+    if place in CLASSES:
+        return CLASSES[place]
+    return pkgutil.resolve_name(place)
 
 
 @dataclass(frozen=True)
@@ -179,7 +189,8 @@ def _check_parts(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
 def _check_fixed(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     if values["part"] == "local" and values["summary"] != _SUMMARY.default:
         yield "summary", "part=local sees no summaries"
-    block, summary = values["fixed"], values["summary"]
+    block = values["fixed"]
+    summary = values["summary"]
     if values["part"] != "local" and summary > block and summary != _SUMMARY.default:
         yield "summary", f"a block of {block} has no last {summary} positions: give summary={block} or less"
     yield from _check_parts(values, causal)

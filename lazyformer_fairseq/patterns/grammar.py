@@ -56,13 +56,17 @@ class PlannedSublayer:
     @property
     def shaper(self) -> "PlannedSublayer":
         """The sublayer whose settings shape its scores: the one whose keys it reads, else itself."""
-        return self.producer if self.kind.reads == KEYS_AND_VALUES and self.producer else self
+        if self.kind.reads == KEYS_AND_VALUES and self.producer:
+            return self.producer
+        return self
 
     @property
     def text(self) -> str:
         """As written in a pattern, such as ``m[width=3]``."""
         inner = ",".join(name if value is True else f"{name}={value}" for name, value in self.settings)
-        return f"{self.kind.letter}[{inner}]" if inner else self.kind.letter
+        if inner:
+            return f"{self.kind.letter}[{inner}]"
+        return self.kind.letter
 
 
 def expand(pattern: str) -> str:
@@ -92,7 +96,8 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
         raise UserError(f"sublayer pattern {pattern!r} is empty; write for example M2x6, (sf)x12 or '(sff)x5 (f)x9'")
     for element in elements:
         if direction is not None and direction not in element.sublayer.kind.modules:
-            kind, others = element.sublayer.kind, " or ".join(element.sublayer.kind.modules)
+            kind = element.sublayer.kind
+            others = " or ".join(element.sublayer.kind.modules)
             parser.fail(
                 element.position, f"{kind.name} ({kind.letter}) is for {others} models, not for {direction} ones"
             )
@@ -280,7 +285,10 @@ class _Parser:
         setting = kind.setting(name)
         if setting is None:
             near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            if near:
+                hint = f"did you mean {near[0]}?"
+            else:
+                hint = f"it has {', '.join(known) or 'none'}"
             self.fail(at, f"{kind.name} ({kind.letter}) has no setting {name!r}; {hint}")
         if setting.default is False:
             if equals:
@@ -313,7 +321,10 @@ class _Parser:
 
     def fail(self, position: int, why: str) -> NoReturn:
         """Shows the place in the pattern, of a long one a line around it."""
-        first = 0 if len(self.pattern) <= LINE else max(0, min(position - LINE // 2, len(self.pattern) - LINE))
+        if len(self.pattern) <= LINE:
+            first = 0
+        else:
+            first = max(0, min(position - LINE // 2, len(self.pattern) - LINE))
         part = self.pattern[first : first + LINE]
         before, after = ("..." if cut else "" for cut in (first, first + LINE < len(self.pattern)))
         shown = f"{before}{part}{after}"

@@ -21,19 +21,24 @@ from lazyformer_fairseq.patterns import attention_kinds
 from lazyformer_fairseq.patterns.attention_kinds import Setting, Value, find_class
 
 # Directions: encoders see the whole input, causal language models see only the past.
-ENCODER, CAUSAL = "encoder", "causal"
+ENCODER = "encoder"
+CAUSAL = "causal"
 # What a sublayer can hand on to those above.
 DISTRIBUTION = "distribution"
 # The keys and values that it attends to, and all that shapes its scores but the queries.
 KEYS_AND_VALUES = "keys and values"
 # Forms of a convolution's filters.
-DEPTHWISE, LIGHTWEIGHT = "depthwise", "lightweight"
+DEPTHWISE = "depthwise"
+LIGHTWEIGHT = "lightweight"
 # Cells of a recurrence.
-BRC, NBRC, MINGRU = "brc", "nbrc", "mingru"
+BRC = "brc"
+NBRC = "nbrc"
+MINGRU = "mingru"
 # Norms, of all sublayers of a network.
 LAYER, RMS = NORMS = "layer", "rms"
 
-ENTRY_POINTS, VARIABLE = "lazyformer_fairseq.kinds", "LAZYFORMER_KINDS"
+ENTRY_POINTS = "lazyformer_fairseq.kinds"
+VARIABLE = "LAZYFORMER_KINDS"
 
 _RESERVED = "Mx()[],="
 
@@ -91,7 +96,9 @@ class Kind:
         """The class for a direction; imports it, and torch. Raises a UserError where somebody's package lacks it."""
         module = self.modules[direction]
         try:
-            return find_class(module) if isinstance(module, str) else module
+            if isinstance(module, str):
+                return find_class(module)
+            return module
         except (ImportError, AttributeError, ValueError) as error:
             if module.startswith(_SUBLAYERS):
                 raise
@@ -157,7 +164,10 @@ def _import_kinds(place: str, module: str) -> Optional[UserError]:
         importlib.import_module(module)
     except Exception as error:
         is_missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        remedy = "; install it, or put the folder that holds it on PYTHONPATH" if is_missing else ""
+        if is_missing:
+            remedy = "; install it, or put the folder that holds it on PYTHONPATH"
+        else:
+            remedy = ""
         return UserError(f"{place}: {_one_line(error)}{remedy}")
     if is_new and len(_TABLE) == rows:
         return UserError(f"{place}: {module} registers no kind; docs/add_a_kind.md has an example")
@@ -385,7 +395,9 @@ def parse_cutoffs(text: str) -> tuple[int, ...]:
         UserError: anything but whole numbers stands between the commas.
     """
     try:
-        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
+        if text.strip():
+            return tuple(int(part) for part in text.split(","))
+        return ()
     except ValueError as error:
         raise UserError(
             f"--adaptive-softmax-cutoff {text!r}: must be whole numbers with commas, such as 19997,39997, or empty"
@@ -403,7 +415,10 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
     def is_on(name: str) -> bool:
         return str(options.get(name)) == "True"
 
-    part = "encoder" if "encoder_embed_dim" in options else "decoder"
+    if "encoder_embed_dim" in options:
+        part = "encoder"
+    else:
+        part = "decoder"
     parts = {
         "norm": str(options.get("norm", LAYER)),
         **{f"{of}_bias": not is_on(f"no_{of}_bias") for of in ("norm", "linear")},
@@ -413,6 +428,7 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
         rows = (int(options.get(name, 0)) for name in ("max_positions", "relative_position_buckets", "token_types"))
         switches = ("no_token_positional_embeddings", "plain_lm_head", "untied_lm_head")
         return EncoderSizes(vocab_size, *widths, *rows, **{name: is_on(name) for name in switches}, **parts)
-    cutoffs, factor = parse_cutoffs(options["adaptive_softmax_cutoff"]), int(options["adaptive_softmax_factor"])
+    cutoffs = parse_cutoffs(options["adaptive_softmax_cutoff"])
+    factor = int(options["adaptive_softmax_factor"])
     parts["untied_softmax"] = is_on("untied_softmax")
     return CausalSizes(vocab_size, *widths, cutoffs, factor, is_on("decoder_normalize_before"), **parts)

@@ -261,7 +261,10 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
         ) from error
     except Exception as error:  # damage makes an unpickler raise anything; its KeyError holds just a number
         speaks = isinstance(error, (OSError, RuntimeError, EOFError))
-        said = first_line(error) if speaks else f"reading it fails with {type(error).__name__}"
+        if speaks:
+            said = first_line(error)
+        else:
+            said = f"reading it fails with {type(error).__name__}"
         raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({said})") from error
 
 

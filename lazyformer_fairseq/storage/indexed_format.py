@@ -259,7 +259,8 @@ def check_items(
         raise UserError(f"{index.path}: an empty shard, it has no item; leave it out of --data, or binarise it again")
     data = Path(f"{prefix}.bin")
     largest = np.iinfo(index.dtype).max
-    vocab_size = largest + 1 if vocab_size is None else vocab_size
+    if vocab_size is None:
+        vocab_size = largest + 1
     if index.pointers[0] != 0:
         raise UserError(f"{index.path}: damaged: its first item starts at byte {index.pointers[0]:,}; {WRITE_AGAIN}")
     if vocab_size - 1 > largest:
@@ -275,7 +276,10 @@ def check_items(
             f"{index.path.name}; copy or binarise both files again, or put each beside its own"
         )
     ids = np.memmap(data, dtype=index.dtype, mode="r")
-    pieces = _samples(index) if how == "quick" else _all_pieces(index, part, parts)
+    if how == "quick":
+        pieces = _samples(index)
+    else:
+        pieces = _all_pieces(index, part, parts)
     for first, last in pieces:
         _check_piece(index, data, ids, first, last, vocab_size, eos)
     return len(ids) - len(index.sizes)
@@ -339,7 +343,10 @@ def _check_piece(
         item = first + int(np.argmax(wrong)) % len(sizes)
         raise UserError(f"{index.path}: damaged at item {item:,}: items do not follow each other; {WRITE_AGAIN}")
     piece = ids[start : int(ends[-1])]
-    beyond = (piece >= vocab_size) | (piece < 0) if index.dtype.kind == "i" else piece >= vocab_size
+    if index.dtype.kind == "i":
+        beyond = (piece >= vocab_size) | (piece < 0)
+    else:
+        beyond = piece >= vocab_size
     if beyond.any():
         place = int(np.argmax(beyond))
         item = first + int(np.searchsorted(ends, start + place, side="right"))

@@ -125,7 +125,9 @@ def recall(name: str, machine: str, key: str, is_valid: Callable[[Any], bool] = 
         is_valid: whether a value is one that may stand there.
     """
     found = _read_cache(cache_file(name)).get(machine, {}).get(key)
-    return found if found is not None and is_valid(found) else None
+    if found is not None and is_valid(found):
+        return found
+    return None
 
 
 def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[Any], bool] = lambda _: True) -> T:
@@ -150,7 +152,9 @@ def remembered(
 ) -> T:
     """Return what :func:`recall` finds; else keep and return what `measure` returns."""
     found = recall(name, machine, key, is_valid)
-    return remember(name, machine, key, measure(), is_valid) if found is None else found
+    if found is None:
+        return remember(name, machine, key, measure(), is_valid)
+    return found
 
 
 def _read_cache(path: Path) -> dict[str, dict[str, Any]]:

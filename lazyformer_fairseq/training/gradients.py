@@ -74,7 +74,10 @@ class HalfWeights(Weights):
         self.updated = [nn.Parameter(weight.detach().float()) for weight in self.own]
         for weight, copy in zip(self.own, self.updated, strict=True):
             vars(copy).update(vars(weight))  # Muon's marks
-        self.scale = LossScale() if scales else None
+        if scales:
+            self.scale = LossScale()
+        else:
+            self.scale = None
 
     def backward(self, loss: Tensor) -> None:
         (loss if self.scale is None else self.scale.value * loss).backward()
@@ -82,13 +85,18 @@ class HalfWeights(Weights):
     def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
         """As above, of the gradients' copies; a weight without a gradient gets one of zeros."""
         for weight, copy in zip(self.own, self.updated, strict=True):
-            copy.grad = torch.zeros_like(copy) if weight.grad is None else weight.grad.float()
+            if weight.grad is None:
+                copy.grad = torch.zeros_like(copy)
+            else:
+                copy.grad = weight.grad.float()
             weight.grad = None
         gradients = gradients_of(groups)
-        share = share if self.scale is None else 1 / self.scale.value * share
+        if self.scale is not None:
+            share = 1 / self.scale.value * share
         norm = share * norm_of(gradients)
         if self.scale is None:
-            share = share * (most / (norm + 1e-6)).clamp_(max=1) if most > 0 else share
+            if most > 0:
+                share = share * (most / (norm + 1e-6)).clamp_(max=1)
         elif norm > most > 0:
             share = share * (most / norm)
         torch._foreach_mul_(gradients, share)
@@ -103,7 +111,10 @@ class HalfWeights(Weights):
         torch._foreach_copy_([weight.data for weight in self.own], [copy.data for copy in self.updated])
 
     def state_dict(self) -> dict[str, Any]:
-        scale = {} if self.scale is None else {"loss_scale": self.scale.value, "loss_scaler": self.scale.counts()}
+        if self.scale is None:
+            scale = {}
+        else:
+            scale = {"loss_scale": self.scale.value, "loss_scaler": self.scale.counts()}
         return {"fp32_weights": [copy.data for copy in self.updated], **scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -121,11 +132,15 @@ class LossScale:
     Counts have the names that fairseq's scaler has for them.
     """
 
-    LEAST, EVERY = 1e-4, 2**14
+    LEAST = 1e-4
+    EVERY = 2**14
 
     def __init__(self) -> None:
         self.value = 2.0**7
-        self.iter, self.last_overflow_iter, self.last_rescale_iter, self.overflows_since_rescale = 0, -1, -1, 0
+        self.iter = 0
+        self.last_overflow_iter = -1
+        self.last_rescale_iter = -1
+        self.overflows_since_rescale = 0
 
     def counts(self) -> dict[str, int]:
         return {f"_{name}": count for name, count in vars(self).items() if name != "value"}
@@ -155,4 +170,6 @@ def gradients_of(groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
     """Of all as one vector."""
     norms = [torch.norm(gradient, p=2, dtype=torch.float32) for gradient in gradients]
-    return norms[0] if len(norms) == 1 else torch.norm(torch.stack(norms))
+    if len(norms) == 1:
+        return norms[0]
+    return torch.norm(torch.stack(norms))

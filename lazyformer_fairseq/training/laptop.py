@@ -19,7 +19,8 @@ LAPTOP: Mapping[str, Any] = {
     **{"adam_lr": 3e-3, "adam_betas": "(0.9,0.98)", "clip_norm": 0.0},
     **{"lr_scheduler": "wsd", "warmup_ratio": 0.01, "decay_share": 0.5, "decay": "linear"},
 }
-LAPTOP_ARCH, LAPTOP_TOKENS = "bert_laptop", 512
+LAPTOP_ARCH = "bert_laptop"
+LAPTOP_TOKENS = 512
 LAPTOP_HELP = "laptop: Muon, short blocks first and a start that knows neighbours and frequencies, for one core"
 
 
@@ -38,7 +39,8 @@ def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[s
     if unknown := sorted(left_out - LAPTOP.keys()):
         names = [name.replace("_", "-") for name in LAPTOP]
         raise UserError(f"--without {unknown[0]}: the recipe has {', '.join(names)}{nearest(unknown[0], names)}")
-    others, usual = {*left_out, *given}, {}
+    others = {*left_out, *given}
+    usual = {}
     if "optimizer" in others:
         others |= {"muon_scale", "adam_lr", "lr"}
         usual |= {"optimizer": "fused_adam", "lr": LAPTOP["adam_lr"]}

@@ -326,7 +326,10 @@ class TrainingLoop:
         """Add the line of the updates since the last one, of this process's batches."""
         interval = self._interval
         self._interval = _Interval(logs=[])
-        scalars = self.objective.scalars(interval.logs) if interval.logs else {}
+        if interval.logs:
+            scalars = self.objective.scalars(interval.logs)
+        else:
+            scalars = {}
         values = {name: scalar.value for name, scalar in scalars.items()}
         rates = {"lr": self.optimizer.get_lr(), "tokens": interval.tokens, "skipped": self.guard.skipped}
         self.log_metrics("train", values | rates)
@@ -341,7 +344,10 @@ class TrainingLoop:
             return
         if self.objective.tokenizer_folder is not None:
             keep_tokenizer(self.objective.tokenizer_folder, self.folder)
-        made_by = "FP16Optimizer" if isinstance(self.weights, HalfWeights) else type(self.optimizer).__name__
+        if isinstance(self.weights, HalfWeights):
+            made_by = "FP16Optimizer"
+        else:
+            made_by = type(self.optimizer).__name__
         history = {
             "criterion_name": self.objective.CRITERION,
             "optimizer_name": made_by,

@@ -94,7 +94,9 @@ def count_flops(rows: int, columns: int, steps: int = 5) -> int:
 
 def _times(left: Tensor, right: Tensor) -> Tensor:
     """Of several processes each takes the same library, as their weights must stay the same."""
-    return torch.bmm(left, right) if distributed.is_initialized() else multiply(left, right)
+    if distributed.is_initialized():
+        return torch.bmm(left, right)
+    return multiply(left, right)
 
 
 class Muon(ByGroups):
@@ -129,7 +131,10 @@ class Muon(ByGroups):
         """Of weights whose matrices have one shape, or that shape turned."""
         (moments,), gradients = self._moments(weights, ("momentum_buffer",)), [weight.grad for weight in weights]
         torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-        updates = torch._foreach_lerp(gradients, moments, group["momentum"]) if group["nesterov"] else moments
+        if group["nesterov"]:
+            updates = torch._foreach_lerp(gradients, moments, group["momentum"])
+        else:
+            updates = moments
         stacked = torch.cat([_lying(_blocks(each, of)) for each, of in zip(updates, weights, strict=True)])
         found = orthogonal(stacked, group["steps"], group["coefficients"], self.dtype)
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
@@ -156,7 +161,9 @@ def _blocks(tensor: Tensor, weight: Optional[Tensor] = None) -> Tensor:
 
 def _lying(x: Tensor) -> Tensor:
     """(X, M, N), M at most N."""
-    return x.mT if x.size(1) > x.size(2) else x
+    if x.size(1) > x.size(2):
+        return x.mT
+    return x
 
 
 @dataclass
@@ -179,7 +186,8 @@ class MuonOptions(AdamOptions):
 class MuonAndAdam(AdamLike):
     """See the module. ``--lr`` and its schedule are Muon's; Adam's rate keeps its proportion to it."""
 
-    NAME, PREFIX = "muon", "adam"
+    NAME = "muon"
+    PREFIX = "adam"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
         cfg = self.cfg
@@ -189,10 +197,19 @@ class MuonAndAdam(AdamLike):
         matrices = groups[0]["params"]
         precision = str(cfg.muon_precision)
         if precision == "auto":
-            is_fast = precision_on("cuda") == "bf16" if matrices[0].is_cuda else has_bf16()
-            precision = "bf16" if is_fast else "fp32"
+            if matrices[0].is_cuda:
+                is_fast = precision_on("cuda") == "bf16"
+            else:
+                is_fast = has_bf16()
+            if is_fast:
+                precision = "bf16"
+            else:
+                precision = "fp32"
         logger.info("optimizer: Muon for %d matrices, its products in %s; Adam for the rest", len(matrices), precision)
-        dtype = torch.bfloat16 if precision == "bf16" else None
+        if precision == "bf16":
+            dtype = torch.bfloat16
+        else:
+            dtype = None
         return Muon(groups, dtype, **self.optimizer_config)
 
     @property
@@ -219,6 +236,9 @@ class MuonAndAdam(AdamLike):
         """Muon's, and in proportion Adam's."""
         super().set_lr(lr)
         peak = self.optimizer_config["lr"]
-        share = self.cfg.adam_lr / peak if self.cfg.adam_lr is not None and peak else 1.0
+        if self.cfg.adam_lr is not None and peak:
+            share = self.cfg.adam_lr / peak
+        else:
+            share = 1.0
         for group in self.param_groups[1:]:
             group["lr"] = lr * share

@@ -206,7 +206,8 @@ class AdamOptions:
 class FusedAdam(AdamLike):
     """Adam in the paper's setting by default (LazyFormer, Table 5)."""
 
-    NAME, PREFIX = "fused_adam", "adam"
+    NAME = "fused_adam"
+    PREFIX = "adam"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
         logger.info("optimizer: torch.optim.AdamW(fused=True)")
@@ -364,11 +365,13 @@ def _is_on_gpu(weight: Tensor) -> bool:
 
 def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tensor]]:
     """The weights in turn, as many together as have `most` elements; those of a bucket on one device."""
-    bucket, size = [], 0
+    bucket = []
+    size = 0
     for weight in weights:
         if bucket and (size + weight.numel() > most or weight.device != bucket[0].device):
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append(weight)
         size += weight.numel()
     if bucket:
@@ -418,7 +421,8 @@ class NvLamb(AdamLike):
     Each tensor has its own ratio, so that weights stay apart.
     """
 
-    NAME, PREFIX = "nvlamb", "lamb"
+    NAME = "nvlamb"
+    PREFIX = "lamb"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
         bounded = ("lamb_eps", "weight_decay", "max_weight_norm")

@@ -38,8 +38,11 @@ class Schedule:
     NAME = ""
 
     def __init__(self, cfg: Any, optimizer: Any):
-        self.cfg, self.optimizer, self.best = cfg, optimizer, None
-        self.peak, self.num_updates = cfg.lr[0], 0
+        self.cfg = cfg
+        self.optimizer = optimizer
+        self.best = None
+        self.peak = cfg.lr[0]
+        self.num_updates = 0
 
     def rate(self, update: int) -> float:
         """Learning rate of update number `update`, from 1."""
@@ -95,7 +98,9 @@ class WarmupSchedule(Schedule):
     def step_update(self, num_updates: int) -> float:
         """Sets it, once the total is known."""
         self.num_updates = num_updates
-        return self.optimizer.get_lr() if self.total_updates is None else super().step_update(num_updates)
+        if self.total_updates is None:
+            return self.optimizer.get_lr()
+        return super().step_update(num_updates)
 
     def state_dict(self) -> dict:
         return {**super().state_dict(), "updates_from_epochs": self.updates_from_epochs}
@@ -112,7 +117,8 @@ class LinearWarmupSchedule(WarmupSchedule):
 
     def rate(self, update: int) -> float:
         """Learning rate of update number `update`, from 1."""
-        total, warmup = self.total_updates, self.warmup_updates
+        total = self.total_updates
+        warmup = self.warmup_updates
         if update <= warmup:
             return self.peak * update / warmup
         if update > total:
@@ -222,13 +228,17 @@ class WSDSchedule(WarmupSchedule):
     def load_state_dict(self, state_dict: dict) -> None:
         """Raises a UserError where the rate so far was not the one that this run would have had."""
         super().load_state_dict(state_dict)
-        what = f"--decay-from {self.cfg.decay_from}" if self.cfg.decay_from else "the checkpoint"
+        if self.cfg.decay_from:
+            what = f"--decay-from {self.cfg.decay_from}"
+        else:
+            what = "the checkpoint"
         if "decay" not in state_dict:
             raise UserError(
                 f"{what}: was not trained with --lr-scheduler wsd, so its rate may not be constant; to take it anyway, "
                 "add --reset-lr-scheduler"
             )
-        made, own = state_dict["num_updates"], state_dict["decay"][0]
+        made = state_dict["num_updates"]
+        own = state_dict["decay"][0]
         start = min(own, self.decay_start)
         if made > start and state_dict["decay"] != self._decay:
             whose, remedy = ("its own run", "") if made > own else (self.whole, ", or a larger --max-update")
@@ -258,8 +268,12 @@ class CosineSchedule(Schedule):
 
     def rate(self, update: int) -> float:
         """Learning rate of update number `update`, from 1."""
-        cfg, done = self.cfg, update - 1 - self.cfg.warmup_updates
+        cfg = self.cfg
+        done = update - 1 - self.cfg.warmup_updates
         if done < 0:
             return cfg.warmup_init_lr + (update - 1) * ((self.peak - cfg.warmup_init_lr) / cfg.warmup_updates)
-        share = min(1, done / (cfg.max_update - cfg.warmup_updates)) if cfg.max_update > cfg.warmup_updates else 1
+        if cfg.max_update > cfg.warmup_updates:
+            share = min(1, done / (cfg.max_update - cfg.warmup_updates))
+        else:
+            share = 1
         return cfg.min_lr + 0.5 * (self.peak - cfg.min_lr) * (1 + math.cos(math.pi * share))

@@ -78,7 +78,9 @@ class StopRequest:
         """Return this process's part of the sum that :meth:`agree` takes."""
         if self.signal is None:
             return 0.0
-        return MANY if self.signal == signal.SIGINT else 1.0
+        if self.signal == signal.SIGINT:
+            return MANY
+        return 1.0
 
     def agree(self, asked: float) -> None:
         """Take the sum of all processes' notes."""
@@ -88,4 +90,6 @@ class StopRequest:
         """Return the exit code that all processes end with; 0 as long as none was sent a signal."""
         if not self._agreed:
             return 0
-        return INTERRUPTED if self._agreed >= MANY else EXIT_CODE
+        if self._agreed >= MANY:
+            return INTERRUPTED
+        return EXIT_CODE

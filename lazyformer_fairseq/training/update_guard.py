@@ -129,7 +129,9 @@ class UpdateGuard:
         self.bad.append(update)
         if self.skipped_in_a_row < self.max_in_a_row:
             return Reaction.CONTINUE
-        return Reaction.ROLL_BACK if self.rollbacks < self.max_rollbacks else Reaction.STOP
+        if self.rollbacks < self.max_rollbacks:
+            return Reaction.ROLL_BACK
+        return Reaction.STOP
 
     def state_dict(self) -> dict[str, Any]:
         """Return what checkpoints keep."""

@@ -220,9 +220,11 @@ def read_book(piece: files.Piece, watch: files.Watch) -> files.Parsed:
     text = files.decode(b"".join(parts).removeprefix(files.BOM), watch).replace("\r\n", "\n").replace("\r", "\n")
     text = "\n".join(filter(None, map(join_hard_wrapped, BLANK_LINES.split(text))))
     end = GUTENBERG_END.search(text)
-    text = text[: end.start()] if end else text
+    if end:
+        text = text[: end.start()]
     start = GUTENBERG_START.search(text)
-    text = text[start.end() :].lstrip("\n") if start else text
+    if start:
+        text = text[start.end() :].lstrip("\n")
     text = GUTENBERG_CREDITS.sub("", text).rstrip("\n")
     if text or not damage:
         yield text, {}
@@ -313,7 +315,8 @@ def read_piece(
     Raises:
         BadInputError: names the file, the place and the reason; the documents before it were yielded.
     """
-    watch = files.Watch() if watch is None else watch
+    if watch is None:
+        watch = files.Watch()
     reader = FORMATS[piece.format]
     is_compressed = files.compression(piece.path) is not None
     number = 0

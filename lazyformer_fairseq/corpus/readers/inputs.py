@@ -89,7 +89,8 @@ def find_inputs(
             file that comes twice.
     """
     files: dict[str, InputFile] = {}
-    left_out = [] if left_out is None else left_out
+    if left_out is None:
+        left_out = []
     for spec in specs:
         wanted_format, path = parse_spec(spec)
         is_folder = path.is_dir()
@@ -292,7 +293,10 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
     if file.size > unit_bytes and file.format != "book":
         count = -(-file.size // unit_bytes)
         is_plain = compression(file.path) is None
-        cuts = [file.size * i // count for i in range(1, count)] if is_plain else _stream_starts(file, unit_bytes)
+        if is_plain:
+            cuts = [file.size * i // count for i in range(1, count)]
+        else:
+            cuts = _stream_starts(file, unit_bytes)
     if not cuts:
         return [
             Piece(

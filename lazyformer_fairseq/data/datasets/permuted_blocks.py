@@ -59,7 +59,10 @@ def permute(
     ]
     if not permuted_only:
         groups.append((inputs[last], last, (0 * step, 0 * step, step)))
-    asked = np.full_like(step, mask) if permuted_only else inputs[last]
+    if permuted_only:
+        asked = np.full_like(step, mask)
+    else:
+        asked = inputs[last]
     groups.append((asked, last, (step - 1, always, always)))
     source, positions, turns = zip(*groups, strict=True)
     return {

@@ -132,7 +132,10 @@ class TokenStreams(Dataset):
             )
         self.rows_of_shard = rows // shards
         own = shard * self.rows_of_shard + np.arange(self.rows_of_shard)
-        more = np.minimum(own, rest) if keeps_rest else 0 * own
+        if keeps_rest:
+            more = np.minimum(own, rest)
+        else:
+            more = 0 * own
         self.starts = own * each + more
         self.lengths = np.full(len(own), each) + (own < rest if keeps_rest else 0)
         self.longest = each + (1 if keeps_rest and rest else 0)  # of the rows of all workers

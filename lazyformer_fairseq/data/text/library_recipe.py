@@ -305,7 +305,10 @@ def _kind_of_model(model: Any) -> str:
 
 def _checked(values: Any, what: str, known: Mapping[str, Types], kind: Optional[str] = None) -> dict[str, Any]:
     """Return an object of a known type with known fields alone."""
-    kind = values.get("type", kind) if isinstance(values, dict) else None
+    if isinstance(values, dict):
+        kind = values.get("type", kind)
+    else:
+        kind = None
     if not isinstance(kind, str) or kind not in known:
         raise UserError(f"its {what} is {str(kind)[:40]}, known are {', '.join(known)}; {ACCEPTED}")
     fields = {name: value for name, value in values.items() if name != "type"}

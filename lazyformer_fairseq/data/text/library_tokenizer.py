@@ -457,8 +457,10 @@ def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str,
     special = {}
     for (role, name), default in zip(NAMES_OF_ROLES.items(), usual, strict=True):
         symbol = named.get(name)
-        symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
-        symbol = default if symbol is None else symbol
+        if isinstance(symbol, dict):
+            symbol = symbol.get("content")
+        if symbol is None:
+            symbol = default
         if not isinstance(symbol, str) or symbol not in ids:
             raise UserError(
                 f"has no {name} ({str(symbol)[:40]!r}); a masked language model needs all of "

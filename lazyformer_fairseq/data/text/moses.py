@@ -294,7 +294,10 @@ class MosesWords:
         stand_in = self._stand_in
         for place in range(1, len(parts), 2):
             gap = parts[place]
-            before = self._before_stop(parts, place) if "." in gap else stand_in(parts[place - 1][-1:])
+            if "." in gap:
+                before = self._before_stop(parts, place)
+            else:
+                before = stand_in(parts[place - 1][-1:])
             done[place] = answer(before, gap, stand_in(parts[place + 1][:1]))
         return "".join(done).strip()
 

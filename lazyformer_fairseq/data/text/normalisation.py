@@ -140,12 +140,18 @@ class TextNormaliser:
         places: list[Span] = []
         start = 0
         for number, part in enumerate(self._symbol.split(text)):
-            made = part.lower() if number % 2 else self._normalise_plain(part)
+            if number % 2:
+                made = part.lower()
+            else:
+                made = self._normalise_plain(part)
             if made:
                 if words:
                     places.append((start, start))
                 words.append(made)
-                found = [(at, at + 1) for at in range(len(part))] if number % 2 else places_of(made, part)
+                if number % 2:
+                    found = [(at, at + 1) for at in range(len(part))]
+                else:
+                    found = places_of(made, part)
                 places += [(start + first, start + last) for first, last in found]
             start += len(part)
         return " ".join(words), places
@@ -191,7 +197,10 @@ def places_of(words: str, text: str) -> list[Span]:
     """
     raw, raw_places = _units(text)
     normal, word_places = _units(words)
-    matched = list(range(len(raw))) if raw == normal else _match(raw, normal)
+    if raw == normal:
+        matched = list(range(len(raw)))
+    else:
+        matched = _match(raw, normal)
     starts = [len(text)] * len(words)
     ends = [0] * len(words)
     for place, unit in zip(word_places, matched, strict=True):
@@ -301,7 +310,10 @@ def _filled(starts: list[int], ends: list[int], length: int) -> list[Span]:
     spans: list[Span] = []
     end = 0
     for start, stop, follower in zip(starts, ends, followers, strict=True):
-        found = (start, stop) if start < stop else (end, max(end, follower))
+        if start < stop:
+            found = (start, stop)
+        else:
+            found = (end, max(end, follower))
         spans.append(found)
         if start < stop:
             end = found[1]

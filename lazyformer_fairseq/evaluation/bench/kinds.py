@@ -38,7 +38,10 @@ def measure_kinds(settings: KindSettings, heads: tuple[int, int]) -> tuple[str, 
     def things_of(length: int) -> Things:
         things = {FULL: _sublayers("s", "recompute", length, heads, settings)}
         for pattern, back_end in product(settings.kinds, settings.back_ends):
-            name = pattern if back_end == AUTO else f"{pattern} on {back_end}"
+            if back_end == AUTO:
+                name = pattern
+            else:
+                name = f"{pattern} on {back_end}"
             try:
                 things[name] = _sublayers(pattern, back_end, length, heads, settings)
             except UserError as error:  # this back end cannot compute that kind

@@ -71,7 +71,10 @@ class BenchModel:
     memory = 0
 
     def __init__(self, model: nn.Module, pattern: str, sizes: Sizes, network: Optional[Stack] = None):
-        self.model, self.pattern, self.sizes, self.network = model, pattern, sizes, network
+        self.model = model
+        self.pattern = pattern
+        self.sizes = sizes
+        self.network = network
         self.compiles = False
 
     @property
@@ -204,7 +207,8 @@ class OnBackEnd:
 
     def back_end_used(self, batch: int, time: int, training: bool) -> Callable[[PlannedSublayer], str]:
         """Maps the maker of a block's distribution to the key of flops.PRODUCTS that computes it."""
-        weight, network = next(self.model.model.train(training).parameters()), self.model.network
+        weight = next(self.model.model.train(training).parameters())
+        network = self.model.network
         if network is None:
             return lambda maker: _torch_attention(weight.device, training and self.baseline == FAIRSEQ)
         network.attention_backend = self.back_end
@@ -232,7 +236,9 @@ class OnBackEnd:
             name = by_maker[layers_of_block(maker), maker.shaper.settings]
             if name == "recompute" and weight.device.type == "cpu" and training and self.buckets and not has_dropout:
                 return "fused"  # torch fuses no bias that learns
-            return "unfused" if name == "recompute" and _torch_attention(weight.device, has_dropout) != name else name
+            if name == "recompute" and _torch_attention(weight.device, has_dropout) != name:
+                return "unfused"
+            return name
 
         return used
 
@@ -288,7 +294,9 @@ def build_causal_models(settings: BenchSettings, precision: str) -> list[OnBackE
 
 def _torch_attention(device: torch.device, has_dropout: bool) -> str:
     """How torch's scaled_dot_product_attention runs: fused, except on a CPU with dropout."""
-    return "unfused" if has_dropout and device.type == "cpu" else "recompute"
+    if has_dropout and device.type == "cpu":
+        return "unfused"
+    return "recompute"
 
 
 def random_tokens(batch: int, time: int, device: torch.device | str) -> Tensor:

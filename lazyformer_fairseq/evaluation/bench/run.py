@@ -67,7 +67,8 @@ def run_bench(settings: BenchSettings) -> dict[str, Any]:
     results: dict[str, Any] = {"cells_planned": len(bench.cells), "cells": []}
     how = (settings.device, settings.rounds, settings.budget)
     for cell, timings in latency.measure_in_turn(bench.cells, bench.things_of, *how):
-        peak, tried = latency.matrix_peak(timings), bench.tried
+        peak = latency.matrix_peak(timings)
+        tried = bench.tried
         rows = [
             describe(each, cell, timings[each.name], tried.memory[each.name], peak)
             for each in bench.models
@@ -104,7 +105,8 @@ class _Bench:
     tried: latency.Tried
 
     def __init__(self, settings: BenchSettings):
-        self.settings, self.built = settings, None
+        self.settings = settings
+        self.built = None
         self.cells = [cell for precision in settings.precisions for cell in self._cells(precision)]
 
     def _cells(self, precision: str) -> Iterator[Cell]:
@@ -121,7 +123,8 @@ class _Bench:
         self.tried, device = latency.Tried({}, {}, {}), self.settings.device  # what it held of a GPU's memory goes
         is_causal = cell.workload == "causal"
         if (cell.precision, is_causal) != self.built:
-            self.models, self.built = [], (cell.precision, is_causal)
+            self.models = []
+            self.built = (cell.precision, is_causal)
             self.models = (models.build_causal_models if is_causal else models.build_models)(
                 self.settings, cell.precision
             )
@@ -133,7 +136,10 @@ class _Bench:
         for each in self.models:
             if each.name in self.tried.memory:
                 call = shared[id(each.model)]
-                held = call.held_bytes() if isinstance(call, Update) else bytes_of(each.model.model.parameters())
+                if isinstance(call, Update):
+                    held = call.held_bytes()
+                else:
+                    held = bytes_of(each.model.model.parameters())
                 self.tried.memory[each.name] += held
         return self.tried.things | latency.matrix_products(device, PRECISIONS[cell.precision])
 
@@ -150,13 +156,17 @@ class Update:
     def __init__(self, model: models.BenchModel, batch: int, time: int):
         self.model = model
         self.weights = [weight for weight in model.model.parameters() if weight.requires_grad]
-        device, dtype = self.weights[0].device, self.weights[0].dtype
+        device = self.weights[0].device
+        dtype = self.weights[0].dtype
         self.masters = self.weights
         if dtype != torch.float32:
             self.masters = [nn.Parameter(weight.detach().float()) for weight in self.weights]
         # A tiny rate: the time must not depend on how far a model has learned random tokens.
         self.optimizer = torch.optim.AdamW(self.masters, lr=1e-9, fused=True)
-        self.scale = self.LOSS_SCALE if dtype == torch.float16 else 1.0
+        if dtype == torch.float16:
+            self.scale = self.LOSS_SCALE
+        else:
+            self.scale = 1.0
         self.batch = models.random_batch(batch, time, device)
 
     def __call__(self) -> None:
@@ -214,7 +224,8 @@ def inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], T
 
 def causal_inference(model: models.BenchModel, batch: int, time: int) -> Callable[[], object]:
     """Scores of a segment of frequent words, behind a full memory."""
-    words, device = model.sizes.vocab_size, next(model.model.parameters()).device
+    words = model.sizes.vocab_size
+    device = next(model.model.parameters()).device
     tokens_BT = torch.randint(5, min(FREQUENT, words), (batch, time), device=device)
     return latency.next_segment(model.model, tokens_BT, tokens_BT, REMEMBERED)
 
@@ -239,7 +250,10 @@ def describe(each: models.OnBackEnd, cell: Cell, timing: latency.Timing, memory:
         peak: FLOP/s of the fastest matrix product in the same rounds.
     """
     training = WORKLOADS[cell.workload][1]
-    predicted = models.predicted_words(cell.batch, cell.time) if cell.workload == "training" else 0
+    if cell.workload == "training":
+        predicted = models.predicted_words(cell.batch, cell.time)
+    else:
+        predicted = 0
     flops = each.count_flops(cell.batch, cell.time, training, predicted)
     used = each.back_end_used(cell.batch, cell.time, training)
     return {
@@ -333,7 +347,10 @@ def _baselines(cells: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _cell_page(cell: dict[str, Any]) -> list[Block]:
-    rounds = len(cell["rows"][0]["seconds"]["samples"]) if cell["rows"] else 0
+    if cell["rows"]:
+        rounds = len(cell["rows"][0]["seconds"]["samples"])
+    else:
+        rounds = 0
     title = (
         f"{WORKLOADS[cell['workload']][0]}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
         f"{rounds} round{'s' * (rounds != 1)}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
@@ -347,7 +364,10 @@ def _cell_page(cell: dict[str, Any]) -> list[Block]:
         for row in cell["rows"]
     ]
     left_out = "\n".join(f"left out: {name} ({reason})" for name, reason in cell["left_out"].items())
-    tables = [Table("", rows, left=("back end", *speedups))] if rows else []
+    if rows:
+        tables = [Table("", rows, left=("back end", *speedups))]
+    else:
+        tables = []
     return [title, *tables, *([left_out] if left_out else [])]
 
 
@@ -362,7 +382,10 @@ def _speedup(row: dict[str, Any], baseline: str) -> str:
     beside = row["against"].get(baseline)
     if beside is None:
         return "not measured"
-    kernel = f", {beside['back_end']}" if baseline in models.BIASED else ""
+    if baseline in models.BIASED:
+        kernel = f", {beside['back_end']}"
+    else:
+        kernel = ""
     return f"{with_spread({**beside, 'median': beside['speedup']}, 2)}, limit {beside['limit']:.2f}{kernel}"
 
 
@@ -383,12 +406,16 @@ def draw_all(results: dict[str, Any], folder: Path) -> None:
     """Draws a picture for each kind of work with encoders and each precision that was measured."""
 
     def kind_of(cell: dict[str, Any]) -> str:
-        alone = "latency" if cell["batch"] == 1 else "throughput"
+        if cell["batch"] == 1:
+            alone = "latency"
+        else:
+            alone = "throughput"
         return f"{alone if cell['workload'] == 'inference' else cell['workload']}, {cell['precision']}"
 
     cells = [cell for cell in results["cells"] if cell["workload"] != "causal"]
     for kind, same in itertools.groupby(sorted(cells, key=kind_of), key=kind_of):
-        name, measured = f"speedup_{kind.replace(', ', '_')}.png", list(same)
+        name = f"speedup_{kind.replace(', ', '_')}.png"
+        measured = list(same)
         if _baselines(measured):  # none where nothing fitted
             draw_speedups(measured, f"{kind}, {trade_name(results['machine']['device'])}", folder / name)
 
@@ -398,7 +425,8 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
 
     Bars are the quartiles of the ratios round by round; a thin line without marks shows what the FLOPs alone allow.
     """
-    names, lengths = _baselines(measured), sorted({cell["time"] for cell in measured})
+    names = _baselines(measured)
+    lengths = sorted({cell["time"] for cell in measured})
     style_of = styles(dict.fromkeys(label for name in names for label in _lines(measured, name)))
     panels = {"panel": (4.6, 4.4), "sharex": True, "sharey": True, "title": title, "legend": handles(style_of)}
     with picture(path, columns=len(names), **panels) as (axes,):
@@ -428,7 +456,10 @@ def _lines(measured: Sequence[dict[str, Any]], baseline: str) -> dict[str, list[
     for cell in sorted(measured, key=lambda cell: cell["time"]):
         for row in cell["rows"]:
             if row["baseline"] is None and baseline in row["against"]:
-                bias = f"{row['buckets']} buckets" if row["buckets"] else "no bias"
+                if row["buckets"]:
+                    bias = f"{row['buckets']} buckets"
+                else:
+                    bias = "no bias"
                 points = found.setdefault(f"{row['model']}, {row['back_end']}, {bias}", [])
                 points.append((cell["time"], row["against"][baseline]))
     return found

@@ -77,7 +77,9 @@ def count_experts_elsewhere(planned: PlannedSublayer, sizes: Sizes, processes: i
     """Parameters of a sublayer's experts that others hold of so many processes; see modules/shared_experts.py."""
     if (experts := planned.values.get("experts", 0)) % processes:
         return 0
-    return _sublayer_parameters(planned, sizes)[3] * (processes - 1) // processes if experts else 0
+    if experts:
+        return _sublayer_parameters(planned, sizes)[3] * (processes - 1) // processes
+    return 0
 
 
 def count_common_parameters(sublayers: Iterable[PlannedSublayer], sizes: Sizes) -> dict[str, int]:
@@ -110,7 +112,8 @@ def count_flops(
     Raises:
         UserError: the pattern cannot be read, or built, or takes no input as long.
     """
-    predicted = time if predicted is None else predicted
+    if predicted is None:
+        predicted = time
     outside = _outside(sizes)
     sublayers = _plan(pattern, sizes.direction, kinds())
     within = sum(count_sublayer_flops(planned, sizes, time, memory, batch) for planned in sublayers)
@@ -145,10 +148,14 @@ def sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: in
     pass_ = _Pass(sizes, time, memory, batch)
     reads = planned.kind.reads
     producer = planned.producer or next((PlannedSublayer(kind) for kind in kinds() if reads in kind.hands_on), None)
-    below = pass_.handed_on(producer, reads) if reads else {}
+    if reads:
+        below = pass_.handed_on(producer, reads)
+    else:
+        below = {}
     sublayer = pass_.build(planned if producer is None else replace(planned, producer=producer))
     _, found = pass_.run(sublayer, below)
-    scores, values = found[counted.COMPARE], found[counted.WEIGH]
+    scores = found[counted.COMPARE]
+    values = found[counted.WEIGH]
     return Flops(found.total() - scores - values, scores, values)
 
 
@@ -159,9 +166,14 @@ class _Pass:
     """
 
     def __init__(self, sizes: Sizes, time: int, memory: int, batch: int):
-        self.sizes, c, heads = sizes, sizes.embed_dim, sizes.num_heads
+        self.sizes = sizes
+        c = sizes.embed_dim
+        heads = sizes.num_heads
         self.x_BTC = _empty(batch, time, c)
-        self.memory_BMC = _empty(batch, memory, c) if memory else None
+        if memory:
+            self.memory_BMC = _empty(batch, memory, c)
+        else:
+            self.memory_BMC = None
         if sizes.direction == CAUSAL:
             positions = RelativePositions(
                 _empty(memory + time + 1, c), _empty(heads, c // heads), _empty(heads, c // heads)
@@ -178,12 +190,18 @@ class _Pass:
 
     def handed_on(self, producer: PlannedSublayer, what: str) -> SharedState:
         """What a sublayer hands on, that `what` is read of."""
-        below = self.handed_on(producer.producer, producer.kind.reads) if producer.producer else {}
+        if producer.producer:
+            below = self.handed_on(producer.producer, producer.kind.reads)
+        else:
+            below = {}
         return self.run(self.build(replace(producer, consumers=(what,))), below)[0]
 
     def run(self, sublayer: nn.Module, below: SharedState) -> tuple[SharedState, Counter[Any]]:
         """What it hands on, and its FLOPs by operator."""
-        memory = (self.memory_BMC,) if sublayer.attends and self.memory_BMC is not None else ()
+        if sublayer.attends and self.memory_BMC is not None:
+            memory = (self.memory_BMC,)
+        else:
+            memory = ()
         with torch.no_grad(), _Counter() as counter:
             return sublayer(self.x_BTC, below, self.shared, *memory)[1], counter.by_operator
 
@@ -196,7 +214,9 @@ class _WithoutNumbers(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in (Tensor.normal_, Tensor.uniform_) or getattr(function, "__module__", "") == nn.init.__name__:
-            return args[0] if args else kwargs["tensor"]
+            if args:
+                return args[0]
+            return kwargs["tensor"]
         with META:
             return function(*args, **kwargs)
 
@@ -207,7 +227,10 @@ def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
     """Of a network; an encoder's takes inputs of `time` tokens at least."""
-    longest = max(sizes.max_positions, time) if isinstance(sizes, EncoderSizes) else 0
+    if isinstance(sizes, EncoderSizes):
+        longest = max(sizes.max_positions, time)
+    else:
+        longest = 0
     widths = (sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
     is_causal = sizes.direction == CAUSAL
     how = {"max_positions": longest, "is_causal": is_causal, "linear_bias": sizes.linear_bias}
@@ -254,12 +277,16 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
     """Counted on a network of one identity, with its head, whatever the width of feed-forwards."""
     identity = next(kind.letter for kind in kinds() if kind.is_identity)
     widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
-    token, features = _empty(1, 1, dtype=torch.long), _empty(1, sizes.embed_dim)
+    token = _empty(1, 1, dtype=torch.long)
+    features = _empty(1, sizes.embed_dim)
     if isinstance(sizes, CausalSizes):
         of_softmax = {"cutoffs": sizes.cutoffs, "div_val": sizes.div_val, **_parts(sizes)}
         with _WithoutNumbers():
             network = CausalDecoder(identity, *widths, 0, normalize_before=sizes.normalize_before, **of_softmax)
-            own = AdaptiveEmbedding(*widths[:2], sizes.cutoffs, sizes.div_val) if sizes.untied_softmax else None
+            if sizes.untied_softmax:
+                own = AdaptiveEmbedding(*widths[:2], sizes.cutoffs, sizes.div_val)
+            else:
+                own = None
             head = AdaptiveSoftmax(network.embedding, own)
         of_input = _count(lambda: [band.embed(token) for band in network.embedding.bands])
         of_prediction = _count(lambda: head.first_scores(features, network.embedding))
@@ -273,7 +300,8 @@ def _outside_of_any(sizes: Sizes) -> _Outside:
             of_head |= {"norm": network.norm, "linear_bias": sizes.linear_bias}
             head = MaskedLMHead(sizes.embed_dim, network.embed_tokens, nn.Identity(), **of_head)
         dense = head.dense or nn.Identity()
-        of_input, of_prediction = 0, _count(lambda: F.linear(dense(features), head.weight))
+        of_input = 0
+        of_prediction = _count(lambda: F.linear(dense(features), head.weight))
     parameters = {*network.parameters(), *head.parameters()}  # those that they share are there once
     return _Outside(sum(map(torch.numel, parameters)), of_input, of_prediction)
 
@@ -298,7 +326,10 @@ class _Counter(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         shape = _shape_of(operator, args)
-        output = operator(*args, **kwargs) if shape is None else _empty(*shape)
+        if shape is None:
+            output = operator(*args, **kwargs)
+        else:
+            output = _empty(*shape)
         formula = flop_registry.get(operator.overloadpacket)
         if formula is not None:
             self.by_operator[operator.overloadpacket] += formula(*args, **kwargs, out_val=output)
@@ -321,7 +352,10 @@ def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:
         (batch, _, time), (channels, _, width) = (each.shape for each in tensors[:2])
         return batch, channels, time + 2 * args[4][0] - width + 1
     if operator is aten.cat.default:
-        dim = args[1] if len(args) > 1 else 0
+        if len(args) > 1:
+            dim = args[1]
+        else:
+            dim = 0
         shape = list(tensors[0].shape)
         shape[dim] = sum(each.size(dim) for each in tensors)
         return tuple(shape)
@@ -357,7 +391,8 @@ def block_flops(back_end: str, flops: Flops, layers: int, training: bool) -> int
     """Of the attention of a block of this many layers whose ``s`` has `flops`; in training the backward pass too."""
     scores, values, backward_scores, backward_values = PRODUCTS[back_end](layers)
     if training:
-        scores, values = scores + backward_scores, values + backward_values
+        scores = scores + backward_scores
+        values = values + backward_values
     return flops.scores * scores + flops.values * values
 
 
@@ -397,7 +432,10 @@ def count_encoder_flops(
         back_end: by the sublayer that makes its distribution, a key of :data:`PRODUCTS`.
         training: count the backward pass too.
     """
-    passes = 3 if training else 1
+    if training:
+        passes = 3
+    else:
+        passes = 1
     total = passes * predicted * _outside(sizes).flops_of_prediction
     for planned in plan(pattern, sizes.direction):
         flops = sublayer_flops(planned, sizes, time, 0, batch)

@@ -77,7 +77,8 @@ def measure(
         seconds: begin no round after this; at least one kept round always runs. None for no limit.
     """
     begin = time.perf_counter()
-    chance, samples = random.Random(seed), {name: [] for name in things}
+    chance = random.Random(seed)
+    samples = {name: [] for name in things}
     try:
         for turn in Progress(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
             if seconds is not None and turn > warm_up and time.perf_counter() - begin > seconds:
@@ -145,15 +146,22 @@ def measure_in_turn(
     Raises:
         UserError: the time did not suffice for one round of the first condition.
     """
-    began, done = time.perf_counter(), 0
+    began = time.perf_counter()
+    done = 0
     try:
         for condition in Progress(conditions, desc="bench"):
             here = time.perf_counter()
-            left = None if budget is None else began + budget - here
+            if budget is None:
+                left = None
+            else:
+                left = began + budget - here
             with _ending_after(None if left is None else left + GRACE):
                 things = things_of(condition)
                 taken = time.perf_counter() - here
-                seconds = None if left is None else max(0.0, left / (len(conditions) - done) - taken)
+                if left is None:
+                    seconds = None
+                else:
+                    seconds = max(0.0, left / (len(conditions) - done) - taken)
                 warm_up = int(seconds != 0)  # things were called before
                 timings = measure(things, rounds, warm_up, device, description=str(condition), seconds=seconds)
             del things  # with what they hold of a GPU's memory
@@ -187,7 +195,8 @@ def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tri
     Args:
         seconds: after these nothing but the first one is tried; None for no limit.
     """
-    found, began = Tried({}, {}, {}), time.perf_counter()
+    found = Tried({}, {}, {})
+    began = time.perf_counter()
     for name, call in Progress(things.items(), desc="trying out", leave=False):
         if seconds is not None and found.things and time.perf_counter() - began > seconds:
             found.left_out[name] = "no time for it: give a longer --budget"
@@ -207,7 +216,9 @@ def in_a_line(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "does not fit into memory"
     first = next(iter(str(error).splitlines()), "")
-    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+    if isinstance(error, UserError):
+        return first
+    return f"{type(error).__name__}: {first}"
 
 
 def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
@@ -304,7 +315,8 @@ def measure_sublayers(
     with torch.inference_mode():
         measured = {name: network.build_sublayer(planned).to(**like).eval() for name, planned in sublayers.items()}
         # What they would share in a network of theirs: one that attends to nothing computes no bias and no positions.
-        own, network.sublayers = network.sublayers, nn.ModuleList(measured.values())
+        own = network.sublayers
+        network.sublayers = nn.ModuleList(measured.values())
         try:
             shared = network.context(x, memory)
         finally:

@@ -25,14 +25,17 @@ def device_named(name: Optional[str]) -> str:
     """
     if name == "cpu":
         return name
-    has_gpu, misfit = torch.cuda.is_available(), misfit_of_torch()
+    has_gpu = torch.cuda.is_available()
+    misfit = misfit_of_torch()
     if name == "cuda" and not has_gpu:
         raise UserError(f"--device cuda: torch finds no GPU here{(misfit and f': {misfit}') or ''}")
     if has_gpu and misfit:
         raise UserError(f"{misfit}. To use the processor all the same: --device cpu")
     if misfit:
         logger.warning("the processor is used: %s", misfit)
-    return "cuda" if has_gpu else "cpu"
+    if has_gpu:
+        return "cuda"
+    return "cpu"
 
 
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:

@@ -104,8 +104,14 @@ def measure_update_memory(
     here = 1 - elsewhere / tracked.parameters  # of weights, gradients and moments
     weights = round(here * tracked.weights)
     gradients = round(here * tracked.gradients)
-    sent = weights if processes > 1 else 0
-    in_single_precision = 2 if precision == "fp32" else 4
+    if processes > 1:
+        sent = weights
+    else:
+        sent = 0
+    if precision == "fp32":
+        in_single_precision = 2
+    else:
+        in_single_precision = 4
     optimizer = round(here * SINGLE * in_single_precision * tracked.parameters) - SINGLE * single_moments
     constant = weights + sent + optimizer + tracked.carried
     return UpdateMemory(
@@ -157,7 +163,10 @@ def _track(
     with FakeTensorMode(), _GpuKernels() if device == "cuda" else nullcontext():
         torch.set_default_dtype(dtype)
         try:
-            build = CausalLM if isinstance(options, CausalLMOptions) else MaskedLM
+            if isinstance(options, CausalLMOptions):
+                build = CausalLM
+            else:
+                build = MaskedLM
             model = build(options, vocab_size).train()
         finally:
             torch.set_default_dtype(usual)
@@ -175,7 +184,10 @@ def _track(
         tracker.track_external(model, *memory.states)
         try:
             with tracker:
-                loss_of = _causal_loss if isinstance(model, CausalLM) else _masked_loss
+                if isinstance(model, CausalLM):
+                    loss_of = _causal_loss
+                else:
+                    loss_of = _masked_loss
                 _run_backward(loss_of(model, batch, vocab_size, memory))
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise UserError(f"the memory of {options.sublayer_pattern} is not known before it runs: {error}") from error

@@ -84,9 +84,13 @@ def plan(config: Optional[Path], asked: Planning) -> None:
 
     given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update", "optimizer")}
     given = {name: value for name, value in given.items() if value is not None}
-    place, plans = _place(asked), []
+    place = _place(asked)
+    plans = []
     files = [path for folder in (asked.data or "").split(":") if folder for path in Path(folder).rglob("*")]
-    size = sum(path.stat().st_size for path in files if path.is_file()) if asked.data else None
+    if asked.data:
+        size = sum(path.stat().st_size for path in files if path.is_file())
+    else:
+        size = None
     for job in [job_of_yaml(config)] if config else map(job_of_arch, asked.archs):
         known = asked.data and vocabulary_of(asked.data, job.is_causal)
         job = replace(job, vocab_size=known or job.vocab_size, **given)
@@ -102,10 +106,14 @@ def _place(asked: Planning) -> Any:
     """This machine, and what was asked for in its place."""
     from lazyformer_fairseq.evaluation.planning.fit import Place
 
-    there, given = count_gpus(), asked.gpus or Gpus(0)
+    there = count_gpus()
+    given = asked.gpus or Gpus(0)
     memory = asked.gpu_memory or given.memory
     if not (there or given.count or memory):
-        by_pretrain = "bf16" if has_bf16() and asked.archs and ARCHITECTURES.keys() >= set(asked.archs) else "fp32"
+        if has_bf16() and asked.archs and ARCHITECTURES.keys() >= set(asked.archs):
+            by_pretrain = "bf16"
+        else:
+            by_pretrain = "fp32"
         return Place.of_processor(asked.precision or by_pretrain)
     precision = asked.precision or (precision_here() if there and not memory else "fp16")
     if not (memory := memory or smallest_memory()):

@@ -19,10 +19,13 @@ from lazyformer_fairseq.report.tables import markdown_table
 
 # Of a GPU's memory, what we plan for. The rest is for CUDA's context, cuBLAS, and gaps between tensors.
 USABLE = 0.9
-GB, TERA, HOUR = 1e9, 1e12, 3600
+GB = 1e9
+TERA = 1e12
+HOUR = 3600
 BY_TRITON = ("fused", "flex")  # on a GPU; GPUs that have bf16 have what it needs
 # The back end that writes each distribution, and the one that writes none: a plan shows both.
-KEEPING, RECOMPUTING = "eager", "recompute"
+KEEPING = "eager"
+RECOMPUTING = "recompute"
 # Features of scores that back ends lack; of those that a GPU has, whether one is here or not.
 LACKS = {
     "eager": frozenset(),
@@ -59,10 +62,15 @@ class Place:
 
     @property
     def unit(self) -> str:
-        return "GPU" if self.device == "cuda" else "process"
+        if self.device == "cuda":
+            return "GPU"
+        return "process"
 
     def __str__(self) -> str:
-        on = "" if self.device == "cuda" else "this machine's processor: "
+        if self.device == "cuda":
+            on = ""
+        else:
+            on = "this machine's processor: "
         return f"{on}{self.processes} x {self.memory / GB:.1f} GB, {self.precision}"
 
 
@@ -101,7 +109,10 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
             "number of either"
         )
     share = job.per_update // place.processes
-    most = min(share, ON_PROCESSOR) if place.device == "cpu" else share
+    if place.device == "cpu":
+        most = min(share, ON_PROCESSOR)
+    else:
+        most = share
     possible = possible_back_ends(job, place.device)
     if possible and back_end not in (AUTO, *possible):
         raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
@@ -120,7 +131,10 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
             best = Fit(back_end, larger[0], share // larger[0], second, one.activations)
     for batch in reversed(larger[1:]):
         # A batch that is the whole share finds no gradients of earlier ones.
-        accumulated = one.weights if batch == share else 0
+        if batch == share:
+            accumulated = one.weights
+        else:
+            accumulated = 0
         if one.peak + each * (batch - first) - accumulated > limit:
             continue
         memory = measure_on(job, place, back_end, batch, share)
@@ -138,7 +152,10 @@ def measure_on(job: Job, place: Place, back_end: str, batch: int, share: int) ->
         distributions = batch * job.sizes.num_heads * job.computed * keys * number * len(_makers(job))
         has_room = distributions <= SHARE_OF_MEMORY * place.memory
         possible = possible_back_ends(job, place.device)
-        name = RECOMPUTING if RECOMPUTING in possible and not has_room else KEEPING
+        if RECOMPUTING in possible and not has_room:
+            name = RECOMPUTING
+        else:
+            name = KEEPING
     return job.measure_memory(
         batch,
         place.precision,
@@ -231,7 +248,10 @@ class Plan:
     @property
     def checkpoint_bytes(self) -> int:
         """Return the size of a checkpoint in single precision: weights, moments, the optimizer's copy of weights."""
-        copies = 3 if self.place.precision == "fp32" else 4
+        if self.place.precision == "fp32":
+            copies = 3
+        else:
+            copies = 4
         return SINGLE * (copies * self.job.parameters - self.job.single_moments)
 
 
@@ -260,7 +280,9 @@ def usual_speed(device: str, precision: str) -> tuple[float, str]:
 
 def as_text(plan: Plan) -> str:
     """Tables and sentences that a newcomer can read."""
-    job, place, held = plan.job, plan.place, plan.chosen.memory
+    job = plan.job
+    place = plan.place
+    held = plan.chosen.memory
     head = f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. {place}"
     constant = {
         "weights": held.weights,
@@ -336,7 +358,10 @@ def _sentences(plan: Plan) -> list[str]:
 
 def _remedies(plan: Plan, unit: str) -> str:
     fitting = [found.back_end for found in plan.fits if found.batch]
-    ways = [f"--attention-backend {' or '.join(fitting)}"] if fitting else []
+    if fitting:
+        ways = [f"--attention-backend {' or '.join(fitting)}"]
+    else:
+        ways = []
     ways += [f"shorter {unit}", *(["half precision"] if plan.place.precision == "fp32" else []), "a larger GPU"]
     return f"{', '.join(ways[:-1])} or {ways[-1]}"
 
@@ -371,8 +396,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def _time(hours: float) -> str:
-    return f"{hours:,.1f} hours" if hours < 8766 else f"{hours:,.0f} hours, {hours / 8766:,.1f} years,"
+    if hours < 8766:
+        return f"{hours:,.1f} hours"
+    return f"{hours:,.0f} hours, {hours / 8766:,.1f} years,"
 
 
 def _gb(size: int) -> str:
-    return f"{size / GB:,.2f}" if size >= GB / 100 else f"{size / GB:,.4f}"
+    if size >= GB / 100:
+        return f"{size / GB:,.2f}"
+    return f"{size / GB:,.4f}"

@@ -86,7 +86,9 @@ class Job:
     @property
     def memory_length(self) -> int:
         """M, of a causal model."""
-        return self.config.mem_len if self.is_causal else 0
+        if self.is_causal:
+            return self.config.mem_len
+        return 0
 
     @property
     def parameters(self) -> int:
@@ -95,7 +97,9 @@ class Job:
     @property
     def single_moments(self) -> int:
         """Parameters of which the optimizer keeps one moment, not two."""
-        return count_matrix_parameters(self.pattern, self.sizes) if self.optimizer == "muon" else 0
+        if self.optimizer == "muon":
+            return count_matrix_parameters(self.pattern, self.sizes)
+        return 0
 
     @property
     def tokens(self) -> int:
@@ -113,7 +117,10 @@ class Job:
         if every:
             written = self.max_update // every
             return 2 + (written if most < 0 else min(most, written))
-        lasting = 0 if self.is_causal else len(range(KEPT_EVERY, self.max_update, KEPT_EVERY))
+        if self.is_causal:
+            lasting = 0
+        else:
+            lasting = len(range(KEPT_EVERY, self.max_update, KEPT_EVERY))
         return 3 + 2 + lasting
 
     @property

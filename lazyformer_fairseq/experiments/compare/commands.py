@@ -21,7 +21,9 @@ BASELINE = "baseline"  # the target that is where the baseline ended
 def _target(ctx: click.Context, option: click.Parameter, value: str) -> Any:
     """``baseline``, or a number."""
     try:
-        return value if value == BASELINE else float(value)
+        if value == BASELINE:
+            return value
+        return float(value)
     except ValueError:
         raise UserError(f"--target {value}: is neither a number nor `{BASELINE}`") from None
 
@@ -105,7 +107,10 @@ def run(
             raise UserError(f"{folder / row.holds}: no such file; give a folder that `{row.prepares}` wrote")
     if presets not in (None, *row.presets):
         raise UserError(f"--presets {presets}: {row.name} has {', '.join(map(str, sorted(row.presets)))}")
-    of_task = {} if presets is None else row.presets[presets]
+    if presets is None:
+        of_task = {}
+    else:
+        of_task = row.presets[presets]
     _refuse_taken(of_task, specs)
     from lazyformer_fairseq.evaluation.costs.machine import device_named
 

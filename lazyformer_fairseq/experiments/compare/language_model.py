@@ -102,10 +102,15 @@ class LanguageModel(ComparedTask):
         Times the scoring of a segment of the test split with a full memory, including its words beyond the first band,
         which FLOPs leave out.
         """
-        sizes, costs, things = self.settings.sizes, {}, {}
-        device, tgt_len, mem_len = self.settings.device, sizes["tgt_len"], sizes["mem_len"]
+        sizes = self.settings.sizes
+        costs = {}
+        things = {}
+        device = self.settings.device
+        tgt_len = sizes["tgt_len"]
+        mem_len = sizes["mem_len"]
         for name, job in jobs.items():
-            checkpoint, data = job.folder / CHECKPOINT, Path(self.settings.data)
+            checkpoint = job.folder / CHECKPOINT
+            data = Path(self.settings.data)
             model, symbols, _ = load_model(checkpoint, data, device, self.settings.precision)
             costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
             tokens = open_tokens(data / "test")
@@ -120,7 +125,8 @@ class LanguageModel(ComparedTask):
 
     def _evaluate(self, training: TrainingLoop, split: str, most: int | None = None) -> Evaluation:
         """With the lengths of training."""
-        sizes, tokens = self.settings.sizes, open_tokens(Path(self.settings.data) / split)[:most]
+        sizes = self.settings.sizes
+        tokens = open_tokens(Path(self.settings.data) / split)[:most]
         lengths = {"tgt_len": sizes["tgt_len"], "mem_len": sizes["mem_len"], "batch_size": ROWS}
         lengths["item"] = item_length(self.settings.data)
         return evaluate(training.model, tokens, training.objective.dictionary.eos(), **lengths)

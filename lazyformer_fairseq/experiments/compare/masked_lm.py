@@ -42,7 +42,8 @@ class MaskedLM(ComparedTask):
         return self.settings.sizes["tokens_per_sample"]
 
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
-        settings, text = self.settings, vars(self._training_text(spec))
+        settings = self.settings
+        text = vars(self._training_text(spec))
         return MaskedLMObjective(self.network(spec), settings.data, settings.sizes["batch_size"], seed, updates, text)
 
     def network(self, spec: ModelSpec) -> Network:
@@ -90,7 +91,8 @@ class MaskedLM(ComparedTask):
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
         """Of full blocks."""
-        batch, predicted = self.settings.sizes["batch_size"] * self.longest // length, self.predicted(spec, length)
+        batch = self.settings.sizes["batch_size"] * self.longest // length
+        predicted = self.predicted(spec, length)
         return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), length, batch=batch, predicted=predicted)
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
@@ -106,8 +108,12 @@ class MaskedLM(ComparedTask):
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
         """`loss`, bits a masked piece, and `accuracy`, percent of these."""
-        model, pad = training.model, self._text.special.pad
-        was_training, nats, right, predicted = model.training, 0.0, 0, 0
+        model = training.model
+        pad = self._text.special.pad
+        was_training = model.training
+        nats = 0.0
+        right = 0
+        predicted = 0
         model.eval()
         with torch.inference_mode():
             for batch in self._batches:
@@ -115,7 +121,10 @@ class MaskedLM(ComparedTask):
                 is_masked = sample["target"].ne(pad)
                 targets = sample["target"][is_masked]
                 # As in training: fairseq's own models take a mask, ours and those of transformers places.
-                masked = sample["masked_positions"] if getattr(model, "takes_positions", False) else is_masked
+                if getattr(model, "takes_positions", False):
+                    masked = sample["masked_positions"]
+                else:
+                    masked = is_masked
                 logits = model(**sample["net_input"], masked_tokens=masked)[0].float()
                 nats += F.cross_entropy(logits, targets, reduction="sum").item()
                 right += (logits.argmax(-1) == targets).sum().item()
@@ -162,7 +171,10 @@ class MaskedLM(ComparedTask):
     def _buckets(self, spec: ModelSpec) -> int:
         """Of T5's relative positions, which models from elsewhere have not."""
         has_none = spec.is_external or "relative_position_buckets" in spec.without
-        given = 0 if has_none else self.settings.sizes["relative_position_buckets"]
+        if has_none:
+            given = 0
+        else:
+            given = self.settings.sizes["relative_position_buckets"]
         return self._own_options(spec).get("relative_position_buckets", given)
 
     def _parts(self, spec: ModelSpec) -> dict[str, Any]:
@@ -171,7 +183,9 @@ class MaskedLM(ComparedTask):
         return {name: value for name, value in options.items() if name in PARTS}
 
     def _own_options(self, spec: ModelSpec) -> dict[str, Any]:
-        return ARCHITECTURES[spec.arch].options() if spec.own_sizes else {}
+        if spec.own_sizes:
+            return ARCHITECTURES[spec.arch].options()
+        return {}
 
     def data_folders(self) -> list[Path]:
         return [Path(folder) for folder in data_folders(self.settings.data)]

@@ -95,7 +95,9 @@ def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[s
     Raises:
         UserError: there are not so many.
     """
-    parts, chance, orders = split_sublayers(expand(pattern)), random.Random(seed), dict[str, None]()
+    parts = split_sublayers(expand(pattern))
+    chance = random.Random(seed)
+    orders = dict[str, None]()
     for _ in range(DRAWS * count):
         order = "".join(chance.sample(parts, len(parts)))
         if len(orders) < count and order != expand(pattern) and is_possible(order, direction):
@@ -108,7 +110,8 @@ def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[s
 def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
     """``PATTERN; ffn=896; norm=rms`` as its parts: what comes first, sizes, and all other fields of its ModelSpec."""
     what, *options = (part.strip() for part in spec.split(";"))
-    own, others = {}, {}
+    own = {}
+    others = {}
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
         if not key or (equals and not value):
@@ -144,20 +147,32 @@ def _rate(text: str, name: str, spec: str) -> float:
 def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> ModelSpec:
     what, own, others = _split(name, spec)
     keeps = "own_sizes" in others
-    archs = ARCHITECTURES if direction == ENCODER else CAUSAL_ARCHITECTURES
+    if direction == ENCODER:
+        archs = ARCHITECTURES
+    else:
+        archs = CAUSAL_ARCHITECTURES
     row = archs.get(what)
     if "layers" in own:
         raise UserError(f"--model {name}={spec}: layers is for fairseq: and hf: alone; a pattern says how many it has")
     if keeps and row is None:
         raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
-    pattern = row.sublayer_pattern if row else what
+    if row:
+        pattern = row.sublayer_pattern
+    else:
+        pattern = what
     try:
         plan(pattern, direction)
     except UserError as error:
-        named = "\nnor is it a named arch; docs/patterns.md lists those" if "_" in what else ""
+        if "_" in what:
+            named = "\nnor is it a named arch; docs/patterns.md lists those"
+        else:
+            named = ""
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
     if keeps:
-        part = "encoder" if direction == ENCODER else "decoder"
+        if direction == ENCODER:
+            part = "encoder"
+        else:
+            part = "decoder"
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
         own = {ours: getattr(row, f"{part}_{theirs}") for ours, theirs in fields} | own
     used = {size: own.get(size, sizes[size]) for size in WIDTHS}

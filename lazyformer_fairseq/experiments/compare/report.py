@@ -57,7 +57,8 @@ def write_files(
         target: a value of the measure, or ``baseline`` for where the baseline ended.
         against: of AXES, panels of the curves.
     """
-    times, found = results.times_to_target(comparison, target), results.fronts(comparison)
+    times = results.times_to_target(comparison, target)
+    found = results.fronts(comparison)
     title = "; ".join(describe(comparison))
     draw_curves(comparison, times, title, folder / "curves.png", against)
     draw_times(times, title, folder / "times.png")
@@ -69,7 +70,8 @@ def write_files(
 
 def describe(comparison: results.Comparison) -> Iterator[str]:
     """What all models shared, for the title of a picture."""
-    facts, seeds = comparison.facts, {len(model.runs) for model in comparison.models.values()}
+    facts = comparison.facts
+    seeds = {len(model.runs) for model in comparison.models.values()}
     sizes = facts["settings"].get("sizes", {})
     for name, label in (("embed_dim", "width"), ("tokens_per_sample", "n ="), ("tgt_len", "n =")):
         if name in sizes:
@@ -81,7 +83,10 @@ def describe(comparison: results.Comparison) -> Iterator[str]:
 def _patterns(comparison: results.Comparison) -> Iterator[str]:
     for family, models in comparison.families.items():
         facts = models[-1].facts
-        pattern = f"`{facts['pattern']}`" if facts.get("pattern") else OF_OTHERS.get(facts["what"], "an arch")
+        if facts.get("pattern"):
+            pattern = f"`{facts['pattern']}`"
+        else:
+            pattern = OF_OTHERS.get(facts["what"], "an arch")
         yield f"{family}: {pattern}"
 
 
@@ -156,7 +161,9 @@ def _with_columns(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _ratio(ratio: Optional[results.Ratio]) -> str:
-    return NOTHING if ratio is None or ratio.median == results.NEVER else f"{ratio.median:.3f}"
+    if ratio is None or ratio.median == results.NEVER:
+        return NOTHING
+    return f"{ratio.median:.3f}"
 
 
 def _with_ends(ratio: Optional[results.Ratio]) -> str:
@@ -167,12 +174,19 @@ def _with_ends(ratio: Optional[results.Ratio]) -> str:
     )
     if ratio.reached == 0:
         return NOT_REACHED
-    return middle if len(ratio.by_seed) < 2 else f"{middle} ({low} to {high})"
+    if len(ratio.by_seed) < 2:
+        return middle
+    return f"{middle} ({low} to {high})"
 
 
 def _bounds(ratio: Optional[results.Ratio]) -> str:
-    bounds = None if ratio is None else ratio.bounds
-    return NOTHING if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
+    if ratio is None:
+        bounds = None
+    else:
+        bounds = ratio.bounds
+    if bounds is None:
+        return NOTHING
+    return f"{bounds[0]:.3f} to {bounds[1]:.3f}"
 
 
 def notes(comparison: results.Comparison, times: Sequence[results.TimeToTarget], target: results.Target) -> list[str]:
@@ -196,7 +210,8 @@ def notes(comparison: results.Comparison, times: Sequence[results.TimeToTarget],
 
 
 def _of_target(comparison: results.Comparison, baseline: str, target: results.Target) -> str:
-    measure, model = comparison.measure, comparison.longest(baseline)
+    measure = comparison.measure
+    model = comparison.longest(baseline)
     value = results.target_value(comparison, baseline, target)
     if target != results.BASELINE:
         return f"Target: {value:g} ({measure.label}). Ratios are to the time that {baseline} took to reach it."
@@ -211,7 +226,9 @@ def _of_target(comparison: results.Comparison, baseline: str, target: results.Ta
         for run in model.runs.values()
     ]
     before = float(np.median(np.minimum(touched, 1)))  # of its training, median over seeds
-    return f"{said}." if before == 1 else f"{said}, though its curve first touches the target at {before:.3f} of it."
+    if before == 1:
+        return f"{said}."
+    return f"{said}, though its curve first touches the target at {before:.3f} of it."
 
 
 def of_frequencies(loss: float, unit: str) -> str:
@@ -238,7 +255,8 @@ def has_shown_nothing(losses: Mapping[str, float], unigram: float) -> str:
 
 
 def _of_unigram(comparison: results.Comparison) -> Iterator[str]:
-    measure, data = comparison.measure, comparison.facts["data"]
+    measure = comparison.measure
+    data = comparison.facts["data"]
     if found := data.get("frequencies_bits"):
         losses = {name: float(np.median(model.finals(measure.name))) for name, model in comparison.models.items()}
         if "frequencies_perplexity" in data:
@@ -325,7 +343,10 @@ def _of_models_from_elsewhere(comparison: results.Comparison) -> Iterator[str]:
     settings = comparison.facts["settings"]
     if foreign:
         buckets = settings.get("sizes", {}).get("relative_position_buckets")
-        bias = f", and none of the relative positions ({buckets} buckets) that models of ours have" if buckets else ""
+        if buckets:
+            bias = f", and none of the relative positions ({buckets} buckets) that models of ours have"
+        else:
+            bias = ""
         yield f"Initialised by code of their own{bias}: {', '.join(foreign)}."
     if post_norm and settings.get("normalize_before"):
         yield f"LayerNorms behind sublayers, where others have them before: {', '.join(post_norm)}."
@@ -357,16 +378,22 @@ def draw_curves(
     A dashed line is the target, a large mark where a median run first meets it, a hollow one the end of a shorter
     training of the same model.
     """
-    style_of, measure = styles(comparison.families), comparison.measure
-    targets, dashed = {time.target for time in times}, {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
-    of_target = [Line2D([], [], label="target", **dashed), _mark("first meets it", 9)] if targets else []
+    style_of = styles(comparison.families)
+    measure = comparison.measure
+    targets = {time.target for time in times}
+    dashed = {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
+    if targets:
+        of_target = [Line2D([], [], label="target", **dashed), _mark("first meets it", 9)]
+    else:
+        of_target = []
     legend = [*handles(style_of), *of_target, *_of_shorter(comparison)]
     with picture(path, 1, len(against), (4.1 + 2 / len(against), 4.2), title, legend, sharey=True) as (panels,):
         for cost, axis in zip(against, panels, strict=True):
             for family, models in comparison.families.items():
                 draw_band(axis, *typical(models[-1], cost, measure.name), style_of[family])
                 for shorter in models[:-1]:
-                    end, where = np.median(shorter.finals(measure.name)), np.median(shorter.wholes(cost))
+                    end = np.median(shorter.finals(measure.name))
+                    where = np.median(shorter.wholes(cost))
                     axis.plot(where, end, linestyle="", markersize=6, zorder=3, **style_of[family], **HOLLOW)
             for time in (time for time in times if time.clock == "curve" and time.median(cost) < results.NEVER):
                 style = style_of[time.model]
@@ -400,16 +427,29 @@ def draw_times(times: Sequence[results.TimeToTarget], title: str, path: Path) ->
     several = len({time.clock for time, _ in shown}) > 1
     with picture(path, panel=(8, 1.4 + 0.42 * max(len(shown), 1)), title=title) as ((axis,),):
         for place, (time, ratio) in enumerate(shown):
-            colour, is_reached = style_of[time.model]["color"], ratio.median < results.NEVER
-            bar = {"color": colour} if is_reached else {"color": "none", "hatch": "//"}
-            alpha, length = 0.75 if time.clock == "curve" else 0.4, ratio.median if is_reached else widest
+            colour = style_of[time.model]["color"]
+            is_reached = ratio.median < results.NEVER
+            if is_reached:
+                bar = {"color": colour}
+            else:
+                bar = {"color": "none", "hatch": "//"}
+            alpha = 0.75 if time.clock == "curve" else 0.4
+            length = ratio.median if is_reached else widest
             axis.barh(place, length, height=0.62, alpha=alpha, edgecolor=colour, linewidth=0.8, **bar)
             if is_reached:
                 axis.hlines(place, ratio.low, min(ratio.high, widest), color="0.15", linewidth=1.6)
                 axis.plot([ratio.median], [place], marker="|", markersize=12, color="0.15")
             seeds = len(ratio.by_seed)
-            by_some = f"by {ratio.reached} of {seeds} seeds" if 0 < ratio.reached < seeds else ""
-            said = f"{ratio.median:.2f} {by_some}" if is_reached else f"reached {by_some}" if by_some else "not reached"
+            if 0 < ratio.reached < seeds:
+                by_some = f"by {ratio.reached} of {seeds} seeds"
+            else:
+                by_some = ""
+            if is_reached:
+                said = f"{ratio.median:.2f} {by_some}"
+            elif by_some:
+                said = f"reached {by_some}"
+            else:
+                said = "not reached"
             axis.text(0.01 * widest, place, said.strip(), va="center", fontsize=9,
                       bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})  # fmt: skip
         axis.axvline(1, color="0.3", linestyle="--", linewidth=0.9)
@@ -421,13 +461,17 @@ def draw_times(times: Sequence[results.TimeToTarget], title: str, path: Path) ->
 
 def draw_fronts(comparison: results.Comparison, fronts: Sequence[results.Front], title: str, path: Path) -> None:
     """The final measure against each cost, a panel each; a line joins the models that no other beats in both."""
-    style_of, measure = styles(comparison.families), comparison.measure
+    style_of = styles(comparison.families)
+    measure = comparison.measure
     legend = [*handles(style_of), *_of_shorter(comparison)]
     with picture(path, 1, len(fronts), (4.7, 4.4), title, legend, sharey=True) as (panels,):
         for front, axis in zip(fronts, panels, strict=True):
             for name, (cost, _) in front.points.items():
                 model = comparison.models[name]
-                filled = {} if model is comparison.longest(model.family) else HOLLOW
+                if model is comparison.longest(model.family):
+                    filled = {}
+                else:
+                    filled = HOLLOW
                 draw_spread(axis, cost, model.finals(measure.name), {**style_of[model.family], **filled})
             line = [front.points[name] for name in front.members]
             axis.plot(*zip(*line, strict=True), color="0.5", linewidth=1, zorder=1, drawstyle="steps-post")
@@ -443,7 +487,8 @@ def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[f
         updates, values = typical(models[-1], "updates", comparison.measure.name)
         seen += list(np.median(values, axis=0)[updates >= BEGINNING * updates[-1]])
     finite = [value for value in seen if np.isfinite(value)]
-    low, high = min(finite), max(finite)
+    low = min(finite)
+    high = max(finite)
     margin = 0.05 * (high - low) or 0.1
     return low - margin, high + margin
 
@@ -451,7 +496,9 @@ def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[f
 def _of_shorter(comparison: results.Comparison) -> list[Line2D]:
     """What the legend says of hollow marks, where there are any."""
     has_some = any(len(models) > 1 for models in comparison.families.values())
-    return [_mark("end of a shorter training", 6, **HOLLOW)] if has_some else []
+    if has_some:
+        return [_mark("end of a shorter training", 6, **HOLLOW)]
+    return []
 
 
 def _mark(label: str, size: float, **style: str) -> Line2D:

@@ -44,11 +44,15 @@ class Measure:
 
     def reaches(self, value: float, target: float) -> bool:
         """Whether a value is as good as the target. NaN never is."""
-        return value <= target if self.lower_is_better else value >= target
+        if self.lower_is_better:
+            return value <= target
+        return value >= target
 
     @property
     def label(self) -> str:
-        return f"{self.name}, {self.unit}" if self.unit else self.name
+        if self.unit:
+            return f"{self.name}, {self.unit}"
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,10 @@ def read_folders(folders: Sequence[Path]) -> Comparison:
 
 def read_folder(folder: Path) -> Comparison:
     """Of a folder's results.json, or of such a file under any name."""
-    path = folder if folder.is_file() else folder / RESULTS
+    if folder.is_file():
+        path = folder
+    else:
+        path = folder / RESULTS
     if not path.is_file():
         raise UserError(f"{path}: no such file; give folders that `lazyformer compare` has finished")
     remedy = "run the comparison again; it trains nothing twice"
@@ -217,7 +224,8 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
 
 def _rules(comparison: Comparison) -> dict[str, Any]:
     """What two comparisons must share, each under the name that a reader knows it by."""
-    facts, settings = comparison.facts, comparison.facts["settings"]
+    facts = comparison.facts
+    settings = comparison.facts["settings"]
     return {
         "the task": facts["task"],
         "the measure": facts["measure"],
@@ -241,7 +249,8 @@ def _differ_in_seeds_alone(comparisons: Sequence[Comparison]) -> bool:
 
 
 def _side_by_side(comparisons: Mapping[str, Comparison]) -> dict[str, Model]:
-    counts, models = Counter(family for one in comparisons.values() for family in one.families), {}
+    counts = Counter(family for one in comparisons.values() for family in one.families)
+    models = {}
     for label, one in comparisons.items():
         for model in one.models.values():
             family, baseline = (
@@ -336,7 +345,8 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
             own = _own_times(comparison, baseline, target, clock)
             times, shares = _times(models, clock, value, comparison)
             if family == baseline and target == BASELINE:
-                times, shares = own, dict.fromkeys(own, 1.0)
+                times = own
+                shares = dict.fromkeys(own, 1.0)
             ratios = {cost: ratio for cost in COSTS if (ratio := _ratio(times, own, cost)) is not None}
             found.append(TimeToTarget(family, clock, value, times, ratios, shares))
     return found
@@ -365,7 +375,9 @@ def _times(
     Args:
         models: of a family, the shortest training first.
     """
-    measure, times, shares = comparison.measure, {}, {}
+    measure = comparison.measure
+    times = {}
+    shares = {}
     if clock == "curve":
         for seed, run in models[-1].runs.items():
             values = run.curve[measure.name]
@@ -432,7 +444,8 @@ def fronts(comparison: Comparison) -> list[Front]:
     A shorter training counts as a point of its own against training time alone: it changes no other cost. A model that
     diverged is no point.
     """
-    measure, models = comparison.measure, list(comparison.models.values())
+    measure = comparison.measure
+    models = list(comparison.models.values())
     longest = [comparison.longest(family) for family in comparison.families]
     seconds = {model.name: float(np.median(model.wholes("seconds"))) for model in models}
     if all("latency_milliseconds" in model.facts for model in models):
@@ -461,7 +474,10 @@ def not_dominated(points: Mapping[str, tuple[float, float]], lower_is_better: bo
         points: by name a cost, of which less is better, and a quality.
         lower_is_better: of the quality.
     """
-    sign = 1 if lower_is_better else -1
+    if lower_is_better:
+        sign = 1
+    else:
+        sign = -1
     signed = {name: (cost, sign * quality) for name, (cost, quality) in points.items()}
 
     def is_beaten(point: tuple[float, float]) -> bool:

@@ -33,7 +33,8 @@ from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.json_files import sha256_of, write_json
 from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 
-LENGTHS, COSTS = "lengths.json", "costs.json"
+LENGTHS = "lengths.json"
+COSTS = "costs.json"
 UPDATES_MEASURED = 2  # for memory: the second one has the optimizer's state beside it
 LONG = 1_000_000  # updates of a schedule that any warm-up and decay leave room in
 
@@ -111,7 +112,8 @@ class Jobs:
 
         A try in full length is the run of that seed and rate.
         """
-        settings, longest = self.compared.settings, {}
+        settings = self.compared.settings
+        longest = {}
         for name, (own, updates) in self.lengths.items():
             if own not in longest or updates > self.lengths[longest[own]][1]:
                 longest[own] = name
@@ -129,7 +131,8 @@ class Jobs:
         return self._job(name, seed, rate, updates, f"tries/{name}-rate{rate:g}", is_try=True)
 
     def _job(self, name: str, seed: int, rate: float, updates: int, folder: str, is_try: bool = False) -> CompareJob:
-        compared, spec = self.compared, self.specs[self.lengths[name][0]]
+        compared = self.compared
+        spec = self.specs[self.lengths[name][0]]
         objective = compared.objective(spec, seed, updates)
         of_all = {"spec": spec, "seed": seed, "rate": rate, "is_try": is_try}
         optimization = compared.optimization(spec, seed, rate, updates)
@@ -194,7 +197,8 @@ def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
 
 def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> TrainingLoop:
     """One that counts for nothing."""
-    seed, rate = compared.settings.seeds[0], compared.settings.rates_of(spec)[0]
+    seed = compared.settings.seeds[0]
+    rate = compared.settings.rates_of(spec)[0]
     return TrainingLoop(compared.objective(spec, seed, updates), compared.optimization(spec, seed, rate, LONG), folder)
 
 
@@ -219,7 +223,8 @@ def collect(
         choices: by model, of its rate.
         costs: by name in the results.
     """
-    settings, shares = compared.settings, compared.settings.trained()
+    settings = compared.settings
+    shares = compared.settings.trained()
     checksums = {name: sha256_of(path) for name, path in compared.data_files().items()}
     return {
         **record(settings, command),
@@ -252,7 +257,8 @@ def _model(
     }
 
 
-TRIAL_WARM_UP, TRIAL_UPDATES = 5, 20
+TRIAL_WARM_UP = 5
+TRIAL_UPDATES = 20
 STEP = 8  # of a feed-forward width
 
 
@@ -261,7 +267,8 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
 
     Milliseconds are those of a trial, which is made unless the settings give updates alone.
     """
-    settings, trained = compared.settings, compared.settings.trained()
+    settings = compared.settings
+    trained = compared.settings.trained()
     if settings.budget is None and not settings.shares:
         return {"entries": {name: (own, settings.updates) for name, (own, _) in trained.items()}, "milliseconds": {}}
     milliseconds = _trial(compared, specs)
@@ -301,7 +308,8 @@ def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
     Raises:
         UserError: a pattern without a sublayer that has a width, or too large for any width.
     """
-    settings, specs = compared.settings, compared.settings.specs
+    settings = compared.settings
+    specs = compared.settings.specs
     if not settings.equal_parameters:
         return specs
     wanted = parameters_of_sublayers(compared, specs[settings.baseline])
@@ -331,7 +339,8 @@ def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:
     def surplus(steps: int) -> int:
         return parameters_of_sublayers(compared, spec, steps * STEP) - wanted
 
-    least, growth = surplus(1), surplus(2) - surplus(1)
+    least = surplus(1)
+    growth = surplus(2) - surplus(1)
     if not growth:
         raise UserError(f"--equal-parameters: {spec.name}, {spec.pattern}, has no sublayer with a width")
     if least > 0:

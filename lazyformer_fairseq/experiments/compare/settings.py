@@ -176,7 +176,8 @@ COUNTED = {
 AXES = ("updates", "flops", "seconds")  # of curves
 MODELS, SIZES, VALIDATION = "Models", "Sizes, of all models", "Validation"  # sections of --help
 of_models = partial(option, section=MODELS)
-of_length, of_optimization = partial(option, section="How long"), partial(option, section="How they learn")
+of_length = partial(option, section="How long")
+of_optimization = partial(option, section="How they learn")
 of_place = partial(option, section="Where")
 
 
@@ -192,7 +193,9 @@ def size(name: str, help_text: str, **more: Any) -> Any:
 
 
 def _shown(value: Size) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value)
 
 
 def by_task(values: Mapping[str, Any]) -> str:
@@ -335,8 +338,12 @@ class CompareSettings:
         if foreign := sorted(name for name in self.sizes.keys() - row.sizes.keys() if self.sizes[name] is not None):
             raise UserError(f"--{foreign[0].replace('_', '-')}: means nothing for --task {self.task}")
         given = {name: value for name, value in self.sizes.items() if value is not None}
-        models, device = dict(self.models or row.presets[min(row.presets)]), self.device or device_named(None)
-        length = {} if self.updates or self.budget else {"updates": row.updates, "budget": row.budget}
+        models = dict(self.models or row.presets[min(row.presets)])
+        device = self.device or device_named(None)
+        if self.updates or self.budget:
+            length = {}
+        else:
+            length = {"updates": row.updates, "budget": row.budget}
         return {
             "models": models,
             "baseline": self.baseline or next(iter(models)),
@@ -356,7 +363,10 @@ class CompareSettings:
 
         Raises a UserError where the recipe has no such part.
         """
-        without = spec.without if spec else ()
+        if spec:
+            without = spec.without
+        else:
+            without = ()
         if self.recipe != "laptop":
             if without:
                 raise UserError(f"--model {spec.name}: without={','.join(without)} is of --recipe laptop")
@@ -382,6 +392,9 @@ class CompareSettings:
         """By name in the results, which is NAME or NAME@SHARE, the model and its share of the baseline's seconds."""
         found = {}
         for name in self.models:
-            shares = (1.0,) if name == self.baseline or not self.shares else self.shares
+            if name == self.baseline or not self.shares:
+                shares = (1.0,)
+            else:
+                shares = self.shares
             found |= {name if share == 1 else f"{name}@{share:g}": (name, float(share)) for share in shares}
         return found

@@ -121,7 +121,8 @@ class ComparedTask(ABC):
 
     def optimization(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> OptimizationConfig:
         """How a model learns in so many updates: by the recipe, and what the user's further options say."""
-        settings, recipe = self.settings, self.settings.how_of(spec)
+        settings = self.settings
+        recipe = self.settings.how_of(spec)
         schedule, schedule_options = recipe.schedule(rate, updates)
         named = {"optimizer": recipe.optimizer, "lr_scheduler": schedule, **self.given(Chosen, spec)}
         return OptimizationConfig(
@@ -159,7 +160,8 @@ class ComparedTask(ABC):
 
     def data_files(self) -> dict[str, Path]:
         """What the models read, for checksums, by a name that does not depend on where the data lies."""
-        kinds, folders = ("dict.txt", "train.*", "valid.*", "test.*"), self.data_folders()
+        kinds = ("dict.txt", "train.*", "valid.*", "test.*")
+        folders = self.data_folders()
         return {
             path.name if len(folders) == 1 else f"{number}/{path.name}": path
             for number, folder in enumerate(folders)
@@ -181,7 +183,8 @@ class ComparedTraining(Training):
         super().__init__(job)
         self.compared = compared
         self.points = frozenset(points(job.updates, POINTS_OF_TRY if job.is_try else POINTS))
-        symbols, phases = len(self.objective.dictionary), compared.phases(job.spec, job.updates)
+        symbols = len(self.objective.dictionary)
+        phases = compared.phases(job.spec, job.updates)
         self.flops = [(compared.flops_of_update(job.spec, symbols, length), made) for length, made in phases]
 
     def measure(self) -> Mapping[str, float]:

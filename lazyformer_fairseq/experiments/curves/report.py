@@ -244,7 +244,9 @@ def _forget_after(updates: float, losses: dict[int, float]) -> None:
 def _number(value: object) -> float:
     """Return a number; NaN for what is none, such as JSON's ``true``."""
     try:
-        return nan if isinstance(value, bool) else float(value)
+        if isinstance(value, bool):
+            return nan
+        return float(value)
     except (TypeError, ValueError, OverflowError):
         return nan
 
@@ -270,7 +272,9 @@ def read_history(logs: Sequence[Path]) -> History:
 
     def phase_of(log: Path) -> int:
         found = PHASE.fullmatch(log.absolute().parent.name)
-        return int(found[1]) if found else 0
+        if found:
+            return int(found[1])
+        return 0
 
     history = History()
     for number, (_, same) in enumerate(groupby(sorted(logs, key=phase_of), key=phase_of)):
@@ -427,7 +431,10 @@ def table(shown: Runs, labels: Mapping[str, str]) -> str:
 def csv_rows(shown: Runs, training: bool = False) -> Iterator[dict[str, Any]]:
     """Yield a row per validation, and per training loss where asked for; what the log does not tell stays empty."""
     for name, history in shown.items():
-        of_training = {"train": history.training} if training else {}
+        if training:
+            of_training = {"train": history.training}
+        else:
+            of_training = {}
         for split, losses in {**of_training, **history.splits}.items():
             columns = {axis: history.at(axis, sorted(losses)) for axis in AXES[1:]}
             for place, updates in enumerate(sorted(losses)):

@@ -150,7 +150,9 @@ class DemoTraining(Training):
 
 def recipe_options(settings: DemoSettings) -> Mapping[str, Any]:
     """Return the options of the recipe, of model, text and optimizer, by name."""
-    return LAPTOP if settings.recipe == "laptop" else ADAM
+    if settings.recipe == "laptop":
+        return LAPTOP
+    return ADAM
 
 
 def network(settings: DemoSettings, name: str) -> Network:

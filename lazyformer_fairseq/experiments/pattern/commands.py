@@ -60,14 +60,20 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     lazyformer pattern show --arch lazyformer_m2x6_s
     lazyformer pattern show 's[window=4]' 's[window=4,dilation=2]' --output masks.png
     """
-    arch, tokens, memory = settings.arch or "bert_base", settings.tokens, settings.memory
-    direction = ENCODER if arch in ARCHITECTURES else CAUSAL
+    arch = settings.arch or "bert_base"
+    tokens = settings.tokens
+    memory = settings.memory
+    if arch in ARCHITECTURES:
+        direction = ENCODER
+    else:
+        direction = CAUSAL
     _check(direction, settings)
     sizes = _sizes(arch, settings)
     patterns = patterns or (_row(arch).sublayer_pattern,)
     from lazyformer_fairseq.experiments.pattern import look
 
-    drawn, can_draw = [], tokens + memory <= MOST_DRAWN
+    drawn = []
+    can_draw = tokens + memory <= MOST_DRAWN
     for each in patterns:
         of_each = sizes
         if settings.arch is settings.relative_position_buckets is None and look.refuses_bias(each, direction):
@@ -107,12 +113,16 @@ def spans(checkpoint: Path, output: Optional[Path]) -> None:
 
 
 def _row(arch: str):
-    return ARCHITECTURES[arch] if arch in ARCHITECTURES else CAUSAL_ARCHITECTURES[arch]
+    if arch in ARCHITECTURES:
+        return ARCHITECTURES[arch]
+    return CAUSAL_ARCHITECTURES[arch]
 
 
 def _check(direction: str, settings: ShowSettings) -> None:
     """Raises a UserError for options that mean nothing in this direction, and for more than can be drawn."""
-    tokens, memory, buckets = settings.tokens, settings.memory, settings.relative_position_buckets
+    tokens = settings.tokens
+    memory = settings.memory
+    buckets = settings.relative_position_buckets
     if memory and direction == ENCODER:
         raise UserError(f"--memory {memory}: encoders remember nothing; give a causal --arch, or 0")
     if buckets and direction == CAUSAL:
@@ -126,7 +136,8 @@ def _check(direction: str, settings: ShowSettings) -> None:
 
 def _sizes(arch: str, settings: ShowSettings) -> Sizes:
     """The arch's, but for what is given; an encoder has at least as many positions as the longest input."""
-    options, part = _row(arch).options(), "encoder" if arch in ARCHITECTURES else "decoder"
+    options = _row(arch).options()
+    part = "encoder" if arch in ARCHITECTURES else "decoder"
     names = {"embed_dim": "embed_dim", "ffn_embed_dim": "ffn_embed_dim", "attention_heads": "heads"}
     given = {f"{part}_{theirs}": getattr(settings, ours) for theirs, ours in names.items()}
     given["relative_position_buckets"] = settings.relative_position_buckets

@@ -28,7 +28,10 @@ from lazyformer_fairseq.report.tables import markdown_table
 
 COLUMNS = 5  # of panels
 SHARES = ".inner.choices.span.shares"
-SEEN, FAINT, UNSEEN, DROPPED = "■", "□", "·", "×"
+SEEN = "■"
+FAINT = "□"
+UNSEEN = "·"
+DROPPED = "×"
 LEGEND = (
     f"rows: queries, columns: keys; {SEEN} seen, {FAINT} with less than half the weight of its row's most, {UNSEEN} not"
 )
@@ -111,12 +114,18 @@ def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
     found: dict[str, Seen] = {}
     below: SharedState = {}
     x_BTC = torch.randn(1, tokens, network.embed_dim, dtype=torch.float64)
-    memory_BMC = torch.randn(1, memory, network.embed_dim, dtype=torch.float64) if memory else None
+    if memory:
+        memory_BMC = torch.randn(1, memory, network.embed_dim, dtype=torch.float64)
+    else:
+        memory_BMC = None
     shared = network.context(x_BTC, memory)
     for planned, sublayer in zip(network.plan, network.sublayers, strict=True):
         inner = getattr(sublayer, "inner", sublayer)
         heads, handed_on = _run(inner, x_BTC, below, shared, memory_BMC)
-        title = planned.text if planned.producer is None else f"{planned.text} reading {planned.producer.text}"
+        if planned.producer is None:
+            title = planned.text
+        else:
+            title = f"{planned.text} reading {planned.producer.text}"
         if inner.attends and planned.kind.reads != DISTRIBUTION and title not in found:
             inputs = [part for part in (memory_BMC, x_BTC) if part is not None]
             found[title] = Seen(title, tuple(_groups(_dependence(heads, inputs))))
@@ -131,7 +140,8 @@ def _choices(experts: Experts, x_TC: Tensor) -> Tensor:
     nn.init.normal_(experts.gate.weight, std=STD_OF_MODELS)
     gates_TE = experts.train().gates(x_TC)
     text = torch.zeros(len(x_TC), dtype=torch.long), torch.tensor([len(x_TC)])
-    chosen_ET, found = torch.zeros(gates_TE.shape).t().contiguous(), experts.assign(gates_TE, *text)
+    chosen_ET = torch.zeros(gates_TE.shape).t().contiguous()
+    found = experts.assign(gates_TE, *text)
     for rank, experts_T in enumerate(gates_TE.topk(experts.top)[1].t()):
         chosen_ET[experts_T, torch.arange(len(x_TC))] = -1.0 if rank == 0 else -0.5
     chosen_ET[found.experts_P, found.tokens_P] *= -0.8  # 0.8 of first choices, 0.4 of second ones
@@ -148,7 +158,10 @@ def _run(
             part.requires_grad_()
     merged: list[Tensor] = []
     has_heads = isinstance(inner, AttentionSublayer)
-    hook = inner.out_proj.register_forward_pre_hook(lambda _, given: merged.append(given[0])) if has_heads else None
+    if has_heads:
+        hook = inner.out_proj.register_forward_pre_hook(lambda _, given: merged.append(given[0]))
+    else:
+        hook = None
     output, handed_on = inner(x_BTC, below, shared, *([memory_BMC] if inner.attends else []))
     if hook is None:
         return output[0][:, None], handed_on
@@ -192,12 +205,16 @@ def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
         UserError: the pattern cannot be read, or is not for this direction.
     """
     sublayers = plan(pattern, sizes.direction)
-    lines, rest = [], [costs.count_parameters(pattern, sizes), costs.count_flops(pattern, sizes, time, memory)]
+    lines = []
+    rest = [costs.count_parameters(pattern, sizes), costs.count_flops(pattern, sizes, time, memory)]
     of_all = tuple(rest)
     for number, (planned, place) in enumerate(zip(sublayers, places_read(sublayers), strict=True), 1):
         own = costs.count_sublayer_parameters(planned, sizes), costs.count_sublayer_flops(planned, sizes, time, memory)
         rest = [before - cost for before, cost in zip(rest, own, strict=True)]
-        reads = "" if place is None else f"{planned.kind.reads} of {place + 1}"
+        if place is None:
+            reads = ""
+        else:
+            reads = f"{planned.kind.reads} of {place + 1}"
         lines.append((str(number), planned.text, planned.kind.name, reads, *own))
     lines += [("", "", "shared, embeddings, head", "", *rest), ("all", "", "", "", *of_all)]
     rows = [
@@ -212,19 +229,30 @@ def text_picture(seen: Seen) -> str:
     """What a sublayer looks at, a line for each query."""
     blocks = []
     for heads, weights_TK in seen.by_heads:
-        title = seen.title if len(seen.by_heads) == 1 else f"{seen.title}, {name_heads(heads)}"
+        if len(seen.by_heads) == 1:
+            title = seen.title
+        else:
+            title = f"{seen.title}, {name_heads(heads)}"
         signs = ([_sign(one) for one in row] for row in weights_TK.tolist())
         blocks.append("\n".join([title, *map(" ".join, signs)]))
     return "\n\n".join(blocks)
 
 
 def _sign(weight: float) -> str:
-    return DROPPED if weight < 0 else UNSEEN if weight == 0 else FAINT if weight < 0.5 else SEEN
+    if weight < 0:
+        return DROPPED
+    if weight == 0:
+        return UNSEEN
+    if weight < 0.5:
+        return FAINT
+    return SEEN
 
 
 def name_heads(heads: range) -> str:
     """``head 1`` or ``heads 1 to 8``."""
-    return f"head {heads.start + 1}" if len(heads) == 1 else f"heads {heads.start + 1} to {heads.stop}"
+    if len(heads) == 1:
+        return f"head {heads.start + 1}"
+    return f"heads {heads.start + 1} to {heads.stop}"
 
 
 def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:
@@ -305,7 +333,8 @@ def draw_spans(found: list[Spans], path: Path) -> None:
 
     width = 1.5 + 0.14 * sum(len(spans.tokens) + 1 for spans in found)
     with picture(path, panel=(width, 3)) as ((axis,),):
-        start, ticks = 0, []
+        start = 0
+        ticks = []
         for spans in found:
             places = start + np.arange(len(spans.tokens))
             axis.bar(places, sorted(spans.tokens), width=0.8, color=COLOURS[0])

@@ -40,7 +40,10 @@ class ReproduceOptions:
         if self.plan:
             from lazyformer_fairseq.executors.nvidia_smi import count_gpus
 
-            devices = 1 if self.tiny else count_gpus() or 8
+            if self.tiny:
+                devices = 1
+            else:
+                devices = count_gpus() or 8
             speed = devices * reproduction.flops_per_second
             if self.teraflops:
                 speed = 1e12 * self.teraflops
@@ -99,7 +102,10 @@ def lazyformer(raw: str, out: Path, options: ReproduceOptions, models: tuple[str
     from lazyformer_fairseq.executors.nvidia_smi import precision_here
     from lazyformer_fairseq.experiments.reproduce import lazyformer as paper
 
-    size = paper.TINY if options.tiny else paper.PAPER
+    if options.tiny:
+        size = paper.TINY
+    else:
+        size = paper.PAPER
     inputs = paper.find_inputs(raw, out, size, models, tasks)
     options.carry_out(paper.reproduction(size, inputs, out, precision_here()), out)
 
@@ -126,6 +132,9 @@ def par(raw: str, out: Path, options: ReproduceOptions) -> None:
     needs_fairseq("lazyformer reproduce", "lazyformer compare")
     from lazyformer_fairseq.experiments.reproduce import par as paper
 
-    size = paper.TINY if options.tiny else paper.PAPER
+    if options.tiny:
+        size = paper.TINY
+    else:
+        size = paper.PAPER
     inputs = paper.find_inputs(raw, size, out)
     options.carry_out(paper.reproduction(size, inputs, out), out)

@@ -141,7 +141,10 @@ class Reproduction:
         folder = out / "report"
         facts = {**describe_machine(device_named("auto")), **describe_versions()}
         written_on = "; ".join(f"{name} {value}" for name, value in facts.items())
-        miniature = " in miniature" if self.is_tiny else ""
+        if self.is_tiny:
+            miniature = " in miniature"
+        else:
+            miniature = ""
         blocks = [f"# {self.paper}, reproduced{miniature}", f"{self.introduction} Written on: {written_on}."]
         for section in self.sections:
             blocks += [f"## {section.title}", section.write(folder)]
@@ -153,7 +156,10 @@ class Reproduction:
         rows = []
         for step in self.steps:
             record = step.record(out)
-            hours = f"{record['seconds'] / 3600:,.3f}" if record else "not done"
+            if record:
+                hours = f"{record['seconds'] / 3600:,.3f}"
+            else:
+                hours = "not done"
             rows.append({"step": step.name, "what": step.what, "hours of its last start": hours})
         return markdown_table(rows, left=("what",))
 

@@ -111,7 +111,10 @@ class Size:
         """Return the widths of embedding and feed-forward, and the number of heads (of 8 in miniature)."""
         row = ARCHITECTURES[arch]
         embed_dim = row.encoder_embed_dim // self.shrink
-        heads = embed_dim // 8 if self.is_tiny else row.encoder_attention_heads
+        if self.is_tiny:
+            heads = embed_dim // 8
+        else:
+            heads = row.encoder_attention_heads
         return embed_dim, row.encoder_ffn_embed_dim // self.shrink, heads
 
     def bench_arch(self, arch: str) -> str:
@@ -203,7 +206,10 @@ def find_inputs(raw: str, out: Path, size: Size, models: Sequence[str] = (), tas
     Raises:
         UserError: a folder or a task's file is missing, or a model is none of the paper's tables.
     """
-    models = tuple(PRINTED) if "all" in models else tuple(models or (*TABLE_1, *TABLE_4))
+    if "all" in models:
+        models = tuple(PRINTED)
+    else:
+        models = tuple(models or (*TABLE_1, *TABLE_4))
     for name in models:
         if name not in PRINTED:
             raise UserError(f"--models {name}: choose from {', '.join(PRINTED)}, or all{nearest(name, PRINTED)}")
@@ -293,7 +299,9 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
 
 def finetuned_updates(arch: str, size: Size) -> tuple[int, ...]:
     """Return the updates whose checkpoints are fine-tuned: those of Figure 2, or of Tables 3 and 4 the last."""
-    return size.kept if arch in TABLE_1 else size.kept[-1:]
+    if arch in TABLE_1:
+        return size.kept
+    return size.kept[-1:]
 
 
 def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[Step]:
@@ -381,7 +389,9 @@ class _Page:
         if not (folder / "runs" / "grid.json").exists():
             return None
         results = read_results(folder, GLUE)
-        return results if results.runs else None
+        if results.runs:
+            return results
+        return None
 
     def _glue_row(self, arch: str) -> Optional[TableRow]:
         """Return the scores of a model after its last update."""
@@ -393,8 +403,13 @@ class _Page:
 
     def _glue_average(self, arch: str) -> str:
         row = self._glue_row(arch)
-        average = average_of(row, GLUE) if row else None
-        return NOTHING if average is None else f"{average:.2f}"
+        if row:
+            average = average_of(row, GLUE)
+        else:
+            average = None
+        if average is None:
+            return NOTHING
+        return f"{average:.2f}"
 
     def glue(self, report: Path) -> str:
         """Return averages beside the paper's, and write GLUE's own report, which has Table 1 whole."""
@@ -430,7 +445,9 @@ class _Page:
 
     def _benchmark(self, name: str) -> Optional[dict[str, Any]]:
         path = self.out / "bench" / name / "results.json"
-        return read_json(path) if path.exists() else None
+        if path.exists():
+            return read_json(path)
+        return None
 
     def times(self, _: Path) -> str:
         """Return the time of an update of each model, and its speed-up over BERT."""
@@ -494,4 +511,6 @@ def _times(cell: Mapping[str, Any], model: str) -> dict[str, str]:
 
 def _speedup(row: Optional[Mapping[str, Any]], baseline: str) -> str:
     against = row and row["against"].get(baseline)
-    return f"{against['speedup']:.2f}x" if against else NOTHING
+    if against:
+        return f"{against['speedup']:.2f}x"
+    return NOTHING

@@ -129,7 +129,9 @@ class Size:
 
     def arch(self, name: str) -> str:
         """Return the architecture that is trained."""
-        return f"{name.removesuffix('_base')}_tiny" if self.is_tiny else name
+        if self.is_tiny:
+            return f"{name.removesuffix('_base')}_tiny"
+        return name
 
     def updates_of(self, arch: str) -> int:
         """Return the updates of a training that is not the longer one."""
@@ -194,7 +196,10 @@ class Training:
     @property
     def name(self) -> str:
         """The name of its folder and steps."""
-        corpus = "" if self.corpus == WIKITEXT else f"_{self.corpus}"
+        if self.corpus == WIKITEXT:
+            corpus = ""
+        else:
+            corpus = f"_{self.corpus}"
         return f"{self.arch}{corpus}{'_longer' if self.is_longer else ''}"
 
 
@@ -299,7 +304,10 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
         if size.is_tiny or name == WIKITEXT:
             kind = "wikitext"
         command = (CLI, "lm", "prepare", kind, str(path), str(data[name]), *official)
-        before = ("text",) if is_prose else ()
+        if is_prose:
+            before = ("text",)
+        else:
+            before = ()
         steps.append(Step(f"prepare_{name}", "text becomes data", command, data[name] / "manifest.json", before))
         needs[name] = (f"prepare_{name}",)
 
@@ -331,7 +339,10 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
 def _training_steps(size: Size, training: Training, data: Path, out: Path, needs: tuple[str, ...]) -> list[Step]:
     """Return a training and its evaluations: on the test split, and of Table 7's models on the validation split."""
     arch = training.arch
-    updates = size.longer if training.is_longer else size.updates_of(arch)
+    if training.is_longer:
+        updates = size.longer
+    else:
+        updates = size.updates_of(arch)
     folder = out / "training" / training.name
     options = {
         **size.pretraining,
@@ -348,7 +359,10 @@ def _training_steps(size: Size, training: Training, data: Path, out: Path, needs
         needs=needs,
         checkpoints=KEPT_CHECKPOINTS,
     )
-    splits = [] if training.is_longer else ["test"]
+    if training.is_longer:
+        splits = []
+    else:
+        splits = ["test"]
     if training.corpus == WIKITEXT and arch in BASE:
         splits.append("valid")
     lengths = next(length for length in ("large", "24b", "base") if length in arch)
@@ -371,11 +385,15 @@ class _Page:
 
     def _evaluation(self, training: Training, split: str = "test") -> Optional[dict[str, Any]]:
         file = self.out / "training" / training.name / f"{split}.json"
-        return read_json(file) if file.exists() else None
+        if file.exists():
+            return read_json(file)
+        return None
 
     def _perplexity(self, training: Training, split: str = "test") -> str:
         found = self._evaluation(training, split)
-        return f"{found['perplexity']:.1f}" if found else NOTHING
+        if found:
+            return f"{found['perplexity']:.1f}"
+        return NOTHING
 
     def search(self, report: Path) -> str:
         """Return the report of the search, with its picture."""
@@ -404,7 +422,10 @@ class _Page:
     def base_models(self, report: Path) -> str:
         """Return Tables 2 and 6, and the losses of these trainings."""
         results = self.out / "bench" / "results.json"
-        cells = read_json(results)["cells"] if results.exists() else []
+        if results.exists():
+            cells = read_json(results)["cells"]
+        else:
+            cells = []
         seconds = {
             row["model"]: row["seconds"] for cell in cells for row in cell["rows"] if cell["workload"] == "causal"
         }
@@ -450,7 +471,10 @@ class _Page:
             measure = NOTHING
             if found:
                 time = f"{1000 * found['tgt_len'] / found['tokens_per_second']:.1f}"
-                measure = f"{found['perplexity']:.1f}" if has_words else f"{found['bits_per_token']:.3f}"
+                if has_words:
+                    measure = f"{found['perplexity']:.1f}"
+                else:
+                    measure = f"{found['bits_per_token']:.3f}"
             rows.append(
                 {
                     "text": corpus,
@@ -469,7 +493,8 @@ class _Page:
 
     def longer_training(self, _: Path) -> str:
         """Return Table 7."""
-        short, long = self.size.updates_of(BASE[0]), self.size.longer
+        short = self.size.updates_of(BASE[0])
+        long = self.size.longer
         rows = []
         for arch, printed in TABLES_6_AND_7.items():
             rows.append(

@@ -66,7 +66,10 @@ def read_given(task: str, arch: str, given: Sequence[str], recipe: str) -> tuple
             f"{error}; options that lazyformer search does not have itself go to the model and its data"
         ) from None
     of_recipe = {**RECIPES[recipe].options, "length_schedule": ""}  # a search has blocks of one length
-    of_arch = rows[arch].options() if arch in rows else {}
+    if arch in rows:
+        of_arch = rows[arch].options()
+    else:
+        of_arch = {}
     model = {**of_arch, **chosen(model_options, of_recipe), **chosen(model_options, words)}
     data = {**chosen(data_options, of_recipe), **chosen(data_options, words)}
     return read_options(model_options, model), data
@@ -215,7 +218,10 @@ class Material:
             text = objective.texts.options
             first, last = mask_shares(text.mask_prob)
             if first != last or text.length_schedule:
-                what = f"--mask-prob {text.mask_prob}" if first != last else "--length-schedule"
+                if first != last:
+                    what = f"--mask-prob {text.mask_prob}"
+                else:
+                    what = "--length-schedule"
                 raise UserError(f"{what}: a search has one share of masks, and one length, for all updates")
             self.training_lengths = (text.tokens_per_sample, 0)
             self.predicted_share = first
@@ -292,7 +298,10 @@ class Material:
 
     def loss_of(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Any]:
         """Return the summed loss in nats, and the number of predictions."""
-        compute = losses.masked_lm if self.settings.task == "masked-lm" else losses.causal_lm
+        if self.settings.task == "masked-lm":
+            compute = losses.masked_lm
+        else:
+            compute = losses.causal_lm
         loss, count, _ = compute(model, batch, self.dictionary.pad())
         return loss, count
 

@@ -68,7 +68,10 @@ def _comparison(result: Result, fronts: Sequence[Result]) -> str:
         method = re.sub(r"\W+", "_", front["method"].split(",")[0]).strip("_")
         for point in front["points"]:
             if point["pattern"]:
-                share = "" if point["budget"] is None else f"-{100 * point['budget']:.0f}"
+                if point["budget"] is None:
+                    share = ""
+                else:
+                    share = f"-{100 * point['budget']:.0f}"
                 names.setdefault(point["pattern"], f"{method}{share}")
     options = {name.replace("_", "-"): shlex.quote(str(value)) for name, value in result["of_trainings"].items()}
     lines = [
@@ -117,7 +120,10 @@ def _costs_table(fronts: Sequence[Result]) -> Table:
     for front in fronts:
         row = {"": front["method"]}
         for name, number in front["cost"].items():
-            header = "in updates of the baseline" if name == "counted" else name.replace("_", " ")
+            if name == "counted":
+                header = "in updates of the baseline"
+            else:
+                header = name.replace("_", " ")
             row[header] = f"{number:,.0f}"
         rows.append(row)
     return Table("", rows)

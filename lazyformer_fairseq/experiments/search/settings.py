@@ -172,7 +172,9 @@ class CompressSettings:
 
 def candidate_name(sublayer: PlannedSublayer) -> str:
     """Return a sublayer as in ``--candidates``; ``identity`` by its name, because a dash is easy to overlook."""
-    return sublayer.kind.name if sublayer.kind.is_identity else sublayer.text
+    if sublayer.kind.is_identity:
+        return sublayer.kind.name
+    return sublayer.text
 
 
 def read_candidates(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -223,7 +225,8 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
                 "searched; the two are compared, so give equal numbers, or leave --sublayers out"
             )
         return letters
-    sublayers = default_sublayers if sublayers is None else sublayers
+    if sublayers is None:
+        sublayers = default_sublayers
     if sublayers < 1:
         raise UserError(f"--sublayers {sublayers}: a search needs at least one layer")
     if sublayers % 2:

@@ -173,7 +173,10 @@ def compact(pattern: str) -> str:
     for end in range(1, len(parts) + 1):
         length, odd, text = best[end - 1]
         joins = not text or text[-1].isalpha() or text[-1] in "]-"
-        separator = "" if joins else " "
+        if joins:
+            separator = ""
+        else:
+            separator = " "
         ways = [(length + 1, odd, f"{text}{separator}{parts[end - 1]}")]
         for size in range(1, end // 2 + 1):
             group = parts[end - size : end]

@@ -80,7 +80,9 @@ def in_building_order(candidates: Iterable[str]) -> list[str]:
         kind = read_sublayer(name).kind
         if kind.is_identity:
             return 0
-        return 1 if kind.reads else 2
+        if kind.reads:
+            return 1
+        return 2
 
     return sorted(candidates, key=place)
 
@@ -173,7 +175,10 @@ class Mixture(nn.Module):
         carried: dict[str, Any] = {}
         for name in self.names:
             y_BTC, handed_on = self.candidate(name)(x_BTC, below, shared, memory_BMC)
-            mixed = y_BTC * weight[name] if mixed is None else torch.addcmul(mixed, y_BTC, weight[name])
+            if mixed is None:
+                mixed = y_BTC * weight[name]
+            else:
+                mixed = torch.addcmul(mixed, y_BTC, weight[name])
             if self.carries and DISTRIBUTION in handed_on:
                 own.append((handed_on[DISTRIBUTION].probabilities, weight[name]))
             if self.carries_keys and KEYS_AND_VALUES in handed_on:

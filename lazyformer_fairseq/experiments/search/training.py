@@ -70,7 +70,10 @@ def temperature_at(update: int, settings: SearchSettings) -> float:
 
 def weights_optimization(settings: SearchSettings) -> OptimizationConfig:
     """Return how the weights learn: by the recipe laptop as those of one pattern, else by LAMB at a constant rate."""
-    options = LAPTOP if settings.recipe == "laptop" else LAMB
+    if settings.recipe == "laptop":
+        options = LAPTOP
+    else:
+        options = LAMB
     return OptimizationConfig.from_options(
         options, updates=settings.max_updates, rate=settings.weights_lr, seed=settings.seed, device=settings.device
     )
@@ -121,7 +124,10 @@ class Batches:
         """Go on from a position."""
         self.epoch = state["epoch"]
         self.position = state["position"]
-        self._iterator = iter(self.part.batches(self.epoch, self.position)) if self.position else None
+        if self.position:
+            self._iterator = iter(self.part.batches(self.epoch, self.position))
+        else:
+            self._iterator = None
         self.part.load_state_dict(state["part"])
 
 

@@ -121,7 +121,10 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
         if cfg.warm_start and Path(cfg.warm_start).is_file() and '"head_order": [' in Path(cfg.warm_start).read_text():
             raise UserError(f"--warm-start {cfg.warm_start}: heads were moved, which went; import the model again")
         # In a plain container, so that neither the optimizer nor a checkpoint finds this model.
-        self.teacher = () if cfg.distill is None else (load_original(cfg.distill, task),)
+        if cfg.distill is None:
+            self.teacher = ()
+        else:
+            self.teacher = (load_original(cfg.distill, task),)
         self.networks: tuple[Stack, ...] = ()  # the student's, then the teacher's
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Any, dict]:
@@ -132,7 +135,8 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
             weight, (teacher,) = next(model.parameters()), self.teacher
             teacher.to(device=weight.device, dtype=weight.dtype)
             self.networks = (losses.network_of(model), losses.network_of(teacher))
-        cfg, positions = self.cfg, losses.positions_of(sample, self.padding_idx)
+        cfg = self.cfg
+        positions = losses.positions_of(sample, self.padding_idx)
         wants_attention = cfg.distill_attention_weight > 0
         given = {**sample["net_input"], "masked_tokens": positions, "return_all_hiddens": wants_attention}
         logits, extra = model(**given)
@@ -160,7 +164,10 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
 
     def _attention(self, net_input: dict, *states: list[Tensor]) -> Tensor:
         """The mean divergence of the last distributions, from the states of the model and the teacher."""
-        padding_mask = net_input["src_tokens"].eq(self.padding_idx) if net_input.get("has_padding", True) else None
+        if net_input.get("has_padding", True):
+            padding_mask = net_input["src_tokens"].eq(self.padding_idx)
+        else:
+            padding_mask = None
         (own, place), (teachers, teachers_place) = zip(self.networks, last_attentions(*self.networks), strict=True)
         found = distribution(own, place, states[0][place], padding_mask)
         with torch.no_grad():
@@ -186,7 +193,8 @@ def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Op
     Args:
         padding_mask_BT: queries to leave out, True at padding.
     """
-    student, teacher = _single(student_BNTK).clamp(min=LEAST).log(), _single(teacher_BNTK)
+    student = _single(student_BNTK).clamp(min=LEAST).log()
+    teacher = _single(teacher_BNTK)
     kl_BNT = (torch.xlogy(teacher, teacher) - teacher * student).sum(-1)
     if padding_mask_BT is None:
         return kl_BNT.mean()

@@ -118,8 +118,12 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     refuse_out_of_bounds(wanted := options_by_name(given))
     if "save_dir" in wanted and not run.dry_run:
         refuse_unwritable(Path(wanted["save_dir"]))
-    is_causal, known = arch in CAUSAL_ARCHITECTURES, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
-    warm = Path(arch) if arch not in known and Path(arch).is_dir() else None
+    is_causal = arch in CAUSAL_ARCHITECTURES
+    known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
+    if arch not in known and Path(arch).is_dir():
+        warm = Path(arch)
+    else:
+        warm = None
     if run.distill and not warm:
         raise UserError(f"--distill: {arch} is no folder of a model")
     if run.without and run.recipe != "laptop":
@@ -152,7 +156,8 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if is_causal:
         return _pretrain_causal(arch, data, given, run)
     save_dir = wanted.get("save_dir") or f"checkpoints/{Path(arch).absolute().name}"
-    run = run if warm else run.in_fast_precision(Path(save_dir))
+    if not warm:
+        run = run.in_fast_precision(Path(save_dir))
     recipe = RECIPES["continue" if warm else run.recipe or "table5"]
     of_recipe = shlex.split(recipe.options)
     if run.recipe == "laptop":
@@ -163,7 +168,10 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
     _refuse_missing(data, run)
-    model = _options_of_model(warm) if warm else ["--arch", arch]
+    if warm:
+        model = _options_of_model(warm)
+    else:
+        model = ["--arch", arch]
     tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
     of_job = (*sizes, *model[2:], *of_recipe, *given)
@@ -208,7 +216,9 @@ def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -
     if run.recipe:
         behind = run.recipe.replace("-", "_")
         raise UserError(f"--recipe {run.recipe}: {name} is a recipe itself; write recipe={behind} behind it")
-    config, per_gpu, per_update = find_config(name), run.per_gpu, run.sequences_per_update
+    config = find_config(name)
+    per_gpu = run.per_gpu
+    per_update = run.sequences_per_update
     if run.world > 1:
         from lazyformer_fairseq.evaluation.planning.job import compose_yaml  # imports torch
 

@@ -64,7 +64,10 @@ class Launch:
         if self.gpus and self.gpus.memory and not self.dry_run:
             raise UserError(f"--gpus {self.gpus}: the size of others is for --dry-run; give {self.gpus.count}")
         if self.found and self.processes > self.found:
-            others = f"; for a --dry-run of others --gpus {self.processes}x16GB" if self.dry_run else ""
+            if self.dry_run:
+                others = f"; for a --dry-run of others --gpus {self.processes}x16GB"
+            else:
+                others = ""
             raise UserError(f"--gpus {self.processes}: this node has {self.found}; give as many at most{others}")
 
     @cached_property
@@ -77,17 +80,23 @@ class Launch:
     @cached_property
     def found(self) -> int:
         """GPUs of this node."""
-        return self.supposed.count if self.supposed else count_gpus()
+        if self.supposed:
+            return self.supposed.count
+        return count_gpus()
 
     @property
     def memory(self) -> Optional[int]:
         """Bytes of the smallest of them; None where nobody knows."""
-        return self.supposed.memory if self.supposed else smallest_memory()
+        if self.supposed:
+            return self.supposed.memory
+        return smallest_memory()
 
     @property
     def processes(self) -> int:
         """Of this node."""
-        return self.gpus.count if self.gpus else self.found or 1
+        if self.gpus:
+            return self.gpus.count
+        return self.found or 1
 
     @property
     def world(self) -> int:
@@ -120,7 +129,10 @@ class Launch:
             job: what is trained.
             otherwise: where there is no GPU, where its memory is not known, and with ``--no-fit``.
         """
-        memory = self.memory if self.found and self.fit else None
+        if self.found and self.fit:
+            memory = self.memory
+        else:
+            memory = None
         if memory is None:
             return otherwise
         from lazyformer_fairseq.evaluation.planning.fit import Place, batch_that_fits
@@ -129,7 +141,8 @@ class Launch:
         try:
             size, why = batch_that_fits(job_of_launch(*job), Place(self.world, memory, self._precision))
         except UserError as error:  # such as an update that does not divide among the GPUs
-            size, why = otherwise, f"the memory is not measured: {error}"
+            size = otherwise
+            why = f"the memory is not measured: {error}"
         click.echo(f"--batch-size {size or 'as the file says'}: {why}", err=True)
         return size
 
@@ -184,7 +197,10 @@ class Launch:
 
     def _torchrun(self) -> list[str]:
         """What stands before the module that trains; nothing where one process is neither shared nor restarted."""
-        restarts = (3 if self.world > 1 else 0) if self.max_restarts is None else self.max_restarts
+        if self.max_restarts is None:
+            restarts = 3 if self.world > 1 else 0
+        else:
+            restarts = self.max_restarts
         if self.world == 1 and not restarts:
             return []
         words = ["-m", "lazyformer_fairseq.fairseq_plugin.reliability.torchrun", "--nnodes", str(self.nodes)]
@@ -215,7 +231,10 @@ def _began_in_single_precision(save_dir: Path) -> bool:
     if not (save_dir / "checkpoint_last.pt").exists():
         return False
     log = save_dir / "train.log"
-    said = re.findall(r"'bf16': (True|False)", log.read_text(errors="replace")) if log.is_file() else []
+    if log.is_file():
+        said = re.findall(r"'bf16': (True|False)", log.read_text(errors="replace"))
+    else:
+        said = []
     return said[-1:] != ["True"]
 
 

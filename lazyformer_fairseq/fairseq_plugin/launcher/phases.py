@@ -21,7 +21,8 @@ from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings
 from lazyformer_fairseq.training.stop_signals import EXIT_CODE
 
-LAST, FINISHED = "checkpoint_last.pt", "finished.json"
+LAST = "checkpoint_last.pt"
+FINISHED = "finished.json"
 OWN = {
     "recipe": "each phase has its own",
     "save_dir": "give it once, for all phases: a folder for each is made in it",
@@ -57,7 +58,8 @@ def pretrain_in_phases(
         SystemExit: a phase was stopped, or failed: with its exit code.
     """
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
-    words, before = {}, None
+    words = {}
+    before = None
     for phase, options in phases.items():
         of_phase = {name: value for name, value in options.items() if name != "recipe"}
         schedule = options_by_name([*given, *words_of(own.get(phase, ""), f"--{phase}")]).get("lr_scheduler")
@@ -94,7 +96,10 @@ def pretrain_in_phases(
 def _words(phase: str, options: str, given: list[str], is_first: bool) -> list[str]:
     """Options of `lazyformer pretrain`; of several with the same name the last counts."""
     own = words_of(options, f"--{phase}")
-    refused = OWN.keys() - {"finetune_from_model"} if is_first else OWN
+    if is_first:
+        refused = OWN.keys() - {"finetune_from_model"}
+    else:
+        refused = OWN
     for name in (*options_by_name(own), *options_by_name(given)):
         if name in refused and (name in options_by_name(own) or name != "save_dir"):
             raise UserError(f"--{name.replace('_', '-')}: {OWN[name]}")
@@ -110,7 +115,10 @@ def _run(phase: str, recipe: str, arch: str, data: str, folder: Path, words: lis
     command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", arch, data]
     ended = run_to_its_end([*command, *words, "--recipe", recipe, "--save-dir", str(folder)])
     if ended.code or ended.signals:
-        how = "stopped" if ended.signals else f"ended with exit code {ended.code}"
+        if ended.signals:
+            how = "stopped"
+        else:
+            how = f"ended with exit code {ended.code}"
         click.echo(f"{phase}: {how}; rerun to resume", err=True)
         late = STOPPED if signal.SIGINT in ended.signals else EXIT_CODE  # the last update was under way, and was made
         sys.exit(128 - ended.code if ended.code < 0 else ended.code or late)
@@ -134,7 +142,8 @@ def _refuse_without_weights(phase: str, folder: Path) -> None:
 
 def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:
     """Return whether all updates are made; then a record says so, and the phase need not be started to find out."""
-    record, last = folder / FINISHED, folder / LAST
+    record = folder / FINISHED
+    last = folder / LAST
     if record.exists() or not last.exists():
         return record.exists()
     from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import look_into  # imports torch

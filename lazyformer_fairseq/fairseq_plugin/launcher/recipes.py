@@ -59,7 +59,8 @@ def with_warmup_of(schedule: str, options: Mapping[str, str]) -> dict[str, str]:
     """
     from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
 
-    found, lacking = dict(options), options_of_others("lr_scheduler", schedule)
+    found = dict(options)
+    lacking = options_of_others("lr_scheduler", schedule)
     if "warmup_updates" not in found or "warmup_updates" not in lacking:
         return found
     updates = int(found.pop("warmup_updates"))
@@ -81,7 +82,8 @@ PHASES = ("phase1", "phase2")
 SAVES = "--save-interval-updates 1000 --keep-interval-updates 2 --log-interval 100"
 RECIPES["laptop"] = Recipe(LAPTOP_TOKENS, 2, 20_000, f"{shlex.join(as_words(LAPTOP))} {SAVES}")
 
-LONGFORMER, LONGFORMER_PHASE = "longformer", "longformer-phase"
+LONGFORMER = "longformer"
+LONGFORMER_PHASE = "longformer-phase"
 CAUSAL_CHOICES = ("nvidia", "transformer-xl", "igpt", LONGFORMER_PHASE, LONGFORMER)
 _NVIDIA = """
     --optimizer nvlamb --lamb-betas (0.9,0.999) --lamb-eps 1e-6 --weight-decay 0 --max-weight-norm 10
@@ -135,7 +137,8 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
         rate = float(given.get("lr", 2.5e-4))
     except ValueError:
         raise UserError(f"--lr {given['lr']}: must be one number, the first phase's rate") from None
-    first, found = int(given.get("tgt_len", _LONGFORMER[0][0])), {}
+    first = int(given.get("tgt_len", _LONGFORMER[0][0]))
+    found = {}
     for number, (tokens, rows, updates) in enumerate(_LONGFORMER):
         updates = int(given.get("max_update", updates))
         options = {
@@ -160,5 +163,8 @@ def causal_options(row: CausalArchitecture, choice: Optional[str]) -> str:
     Args:
         choice: of CAUSAL_CHOICES; None for the row's own.
     """
-    name = row.recipe if choice is None else choice.replace("-", "_")
+    if choice is None:
+        name = row.recipe
+    else:
+        name = choice.replace("-", "_")
     return CAUSAL_RECIPES[row.recipe if row.recipe.startswith(name) else name]

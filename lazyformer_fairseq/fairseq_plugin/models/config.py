@@ -21,11 +21,18 @@ def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base:
         more: fields beside those, as (name, type, default).
         base: has some of them already.
     """
-    found, inherited = [], {each.name for each in fields(base)}
+    found = []
+    inherited = {each.name for each in fields(base)}
     for each in fields(options):
         said = each.metadata["option"]
-        kind = ChoiceEnum(list(said.choices)) if said.choices else each.type
-        alias = {"argparse_alias": said.flags[-1]} if said.flags else {}
+        if said.choices:
+            kind = ChoiceEnum(list(said.choices))
+        else:
+            kind = each.type
+        if said.flags:
+            alias = {"argparse_alias": said.flags[-1]}
+        else:
+            alias = {}
         made = field(default=each.default, metadata={"help": said.help, **alias})
         found += [(each.name, kind, made)] if each.name not in inherited else []
     return make_dataclass(name, [*found, *more], bases=(base,), namespace={"__module__": __name__})

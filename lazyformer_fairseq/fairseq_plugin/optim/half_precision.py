@@ -38,7 +38,8 @@ class _ExactState:
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: Optional[dict] = None) -> None:
         """A checkpoint without fp32 weights, of an older version or stock fairseq's, loads as fairseq loads it."""
         state = dict(state_dict)
-        saved, scaler = state.pop("fp32_weights", None), state.pop("loss_scaler", None)
+        saved = state.pop("fp32_weights", None)
+        scaler = state.pop("loss_scaler", None)
         super().load_state_dict(state, optimizer_overrides)
         if scaler is not None and self.scaler is not None:
             vars(self.scaler).update(scaler)
@@ -50,7 +51,9 @@ class _ExactState:
 
     def _fp32_weights(self) -> list[torch.nn.Parameter]:
         weights = getattr(self, "fp32_params", ())  # with --memory-efficient-fp16 there are none
-        return list(weights.values()) if isinstance(weights, dict) else list(weights)
+        if isinstance(weights, dict):
+            return list(weights.values())
+        return list(weights)
 
 
 class MemoryEfficientFP16Optimizer(_ExactState, fp16_optimizer.MemoryEfficientFP16Optimizer):

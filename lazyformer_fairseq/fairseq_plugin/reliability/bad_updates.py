@@ -69,11 +69,13 @@ class TrainerGuard(UpdateGuard):
     def hear_all_processes(self, logs: list[dict], sample_size) -> None:
         """The same for the whole update, where several processes share it."""
         self.begin_update()
-        self.logs, self.sample_sizes = list(logs), [sample_size]
+        self.logs = list(logs)
+        self.sample_sizes = [sample_size]
 
     def watch(self, make: Callable[[], Any], samples: list) -> Any:
         """Has fairseq make an update, of which nothing but its number is left where it is a bad one."""
-        trainer, output = self.trainer, None
+        trainer = self.trainer
+        output = None
         before = trainer.get_num_updates()
         self.begin_update()
         try:
@@ -100,7 +102,8 @@ class TrainerGuard(UpdateGuard):
         Raises:
             BadUpdate: the optimizer must not step.
         """
-        trainer, amp = self.trainer, self.trainer.cfg.common.amp
+        trainer = self.trainer
+        amp = self.trainer.cfg.common.amp
         try:
             norm = clip()
             if amp and not norm.isfinite():
@@ -145,16 +148,23 @@ class TrainerGuard(UpdateGuard):
         for (log, name), value in zip(logged, values, strict=True):
             log[name] = value.to(log[name].dtype)
         self.gradient_norm = norm.item()
-        self.loss = (loss / sample_size).item() if losses and sample_size else None
+        if losses and sample_size:
+            self.loss = (loss / sample_size).item()
+        else:
+            self.loss = None
         return norm.float()
 
     @property
     def unit(self) -> str:
         """Of losses for the user, as in the training log."""
-        return "squared error" if getattr(self.trainer.get_criterion(), "is_regression", False) else "bits"
+        if getattr(self.trainer.get_criterion(), "is_regression", False):
+            return "squared error"
+        return "bits"
 
     def in_unit(self, loss: Optional[float]) -> Optional[float]:
-        return loss / math.log(2) if loss is not None and self.unit == "bits" else loss
+        if loss is not None and self.unit == "bits":
+            return loss / math.log(2)
+        return loss
 
     def skip_update(self, reason: BadUpdate, samples: list) -> None:
         """Count the update, whose gradient nobody will use; after too many in a row roll back, or stop the run.
@@ -247,7 +257,8 @@ def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
 @contextmanager
 def _aggregators_left_behind() -> Iterator[None]:
     """Leaves fairseq's contexts of meters, which do not end themselves when an exception passes through them."""
-    active, counts = metrics._active_aggregators.copy(), metrics._active_aggregators_cnt.copy()
+    active = metrics._active_aggregators.copy()
+    counts = metrics._active_aggregators_cnt.copy()
     try:
         yield
     except (BadUpdate, ScalerOverflow):
@@ -266,7 +277,8 @@ class GoodCheckpoints:
     """
 
     def __init__(self, folder: str, suffix: str = ""):
-        self.folder, self.suffix = folder, suffix
+        self.folder = folder
+        self.suffix = suffix
         self.left_behind: dict[tuple[Path, int], int] = {}
 
     def leave_behind(self, updates: int) -> None:
@@ -305,7 +317,10 @@ def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional
     Returns:
         The checkpoint's path; None where there is none.
     """
-    path = checkpoints.choose(first_bad) if trainer.is_data_parallel_master else None
+    if trainer.is_data_parallel_master:
+        path = checkpoints.choose(first_bad)
+    else:
+        path = None
     if trainer.data_parallel_world_size > 1:
         path = distributed_utils.broadcast_object(path, 0, trainer.data_parallel_process_group, trainer.device)
     if path is not None:

@@ -171,7 +171,8 @@ def read_setting(text: str) -> Any:
 def _value_of(node: ast.expr) -> Any:
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult))):
         return ast.literal_eval(node)
-    left, right = _value_of(node.left), _value_of(node.right)
+    left = _value_of(node.left)
+    right = _value_of(node.right)
     if isinstance(node.op, ast.Add):
         return left + right
     sizes = [len(value) if isinstance(value, (list, tuple)) else abs(value) for value in (left, right)]
@@ -277,7 +278,8 @@ def choose(cfg: Any) -> Optional[Path]:
     if not updates:
         listed = "\n  ".join(damaged)
         raise UserError(f"{cfg.save_dir}: holds no intact checkpoint; move these away to start anew\n  {listed}")
-    path, said = max(updates, key=updates.get), "\n".join(damaged)
+    path = max(updates, key=updates.get)
+    said = "\n".join(damaged)
     logger.warning("%s\nThe run resumes from the newest intact checkpoint: %s, update %d", said, path, updates[path])
     return path
 
@@ -298,7 +300,8 @@ def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optiona
     Raises:
         UserError: what `choose` raises, or a process that does not see the file.
     """
-    chosen, problem = None, None
+    chosen = None
+    problem = None
     if trainer.data_parallel_rank == 0:
         try:
             chosen = choose()
@@ -329,7 +332,10 @@ class CarefulOs:
     def remove(path) -> None:
         path = Path(path)
         suffix = suffix_of(path)
-        worth = _worth(path) if suffix is not None else 0
+        if suffix is not None:
+            worth = _worth(path)
+        else:
+            worth = 0
         if worth == 0 or any(_worth(other) >= worth for other in checkpoints_in(path.parent, suffix) if other != path):
             os.remove(path)
         else:

@@ -62,7 +62,10 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
     """
     if isinstance(error, OSError) and error.errno in OF_THE_FILE_SYSTEM and error.filename is not None:
         name = error.filename2 or error.filename  # of a rename, the name that is visible
-        where = os.fsdecode(name) if isinstance(name, (str, bytes)) else name
+        if isinstance(name, (str, bytes)):
+            where = os.fsdecode(name)
+        else:
+            where = name
         return UserError(
             f"{where}: {error.strerror}; see what stands there and who may write to it, and run the same command again"
         )
@@ -83,7 +86,9 @@ def _user_error_in_text(traceback: str) -> Optional[UserError]:
     """Where fairseq starts a process for each GPU, all that reaches the first one is a traceback's text."""
     package = UserError.__module__.partition(".")[0]  # of a UserError and those derived from it
     *_, last = [None, *re.finditer(rf"^{package}(\.\w+)+Error: ", traceback, re.MULTILINE)]
-    return UserError(traceback[last.end() :].split("\n\n")[0].rstrip()) if last else None
+    if last:
+        return UserError(traceback[last.end() :].split("\n\n")[0].rstrip())
+    return None
 
 
 def without_warnings_nobody_can_act_on(filters: list) -> list:

@@ -45,13 +45,18 @@ class ExactEpochBatchIterator(EpochBatchIterator):
 
     def tell_batch_size(self, size: BatchSize, make: Callable[[BatchSize], Batches], cut: Callable) -> None:
         """For the task: `make(size)` makes batches of all samples, `cut(samples, size)` of some, in their order."""
-        self.batch_size, self._make, self._cut = size, make, cut
+        self.batch_size = size
+        self._make = make
+        self._cut = cut
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         if state["iterations_in_epoch"]:
             rounds = state["iterations_in_epoch"] - self._start
-            piece = self.pieces[-1] if self.pieces else self._new_piece()
+            if self.pieces:
+                piece = self.pieces[-1]
+            else:
+                piece = self._new_piece()
             last = {**piece, "consumed": piece["consumed"] + rounds * self.num_shards}
             state.update(pieces=[*self.pieces[:-1], last], samples=self._samples())
         return state
@@ -90,7 +95,9 @@ class ExactEpochBatchIterator(EpochBatchIterator):
 
     def next_epoch_itr(self, *args, **kwargs):
         if self._next_epoch_itr is None:  # an epoch from its start
-            self.pieces, self._rest, self._start = [], None, 0
+            self.pieces = []
+            self._rest = None
+            self._start = 0
         return super().next_epoch_itr(*args, **kwargs)
 
     def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Batches:
@@ -109,7 +116,10 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         """Batches of the rest of the epoch, in the order in which all processes together consume them."""
         first, *others = self.pieces
         known = first["batch_size"] in (self.batch_size, None)
-        batches = self.frozen_batches if known else tuple(self._make(first["batch_size"]))
+        if known:
+            batches = self.frozen_batches
+        else:
+            batches = tuple(self._make(first["batch_size"]))
         left = self._whole_order(batches, first["shards"], epoch, shuffle)[first["consumed"] :]
         for piece in others:
             samples = np.array(list(itertools.chain.from_iterable(left)))
@@ -119,11 +129,14 @@ class ExactEpochBatchIterator(EpochBatchIterator):
     def _whole_order(self, batches: Batches, shards: int, epoch: int, shuffle: bool) -> list[Sequence[int]]:
         """As fairseq deals them to `shards` processes; how many matters where it shuffles groups of that many."""
         before = self._frozen_batches, self.num_shards, self.shard_id
-        shards = shards if self.grouped_shuffling else 1
+        if not self.grouped_shuffling:
+            shards = 1
         try:
             dealt = []
             for shard in range(shards):
-                self._frozen_batches, self.num_shards, self.shard_id = batches, shards, shard
+                self._frozen_batches = batches
+                self.num_shards = shards
+                self.shard_id = shard
                 dealt.append(super().ordered_batches(epoch, False, shuffle))
         finally:
             self._frozen_batches, self.num_shards, self.shard_id = before
@@ -141,7 +154,10 @@ class ExactGroupedIterator(GroupedIterator):
         position = getattr(iterable, "n", 0)
         left = len(iterable) - position
         super().__init__(iterable, chunk_size)
-        groups = left // chunk_size if skip_remainder_batch else math.ceil(left / chunk_size)
+        if skip_remainder_batch:
+            groups = left // chunk_size
+        else:
+            groups = math.ceil(left / chunk_size)
         self.total = self.n + groups
         if skip_remainder_batch:
             iterable.take(position + groups * chunk_size)  # else the epoch would not end

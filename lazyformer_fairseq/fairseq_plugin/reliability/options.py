@@ -125,7 +125,10 @@ def refuse_long_temporary_folder(workers: int) -> None:
 
 def listed_updates(text: Optional[str]) -> frozenset[int]:
     """The updates of ``--keep-updates-list``. Raises a UserError where they are not whole numbers above 0."""
-    parts = [part.strip() for part in text.split(",")] if text is not None else []
+    if text is not None:
+        parts = [part.strip() for part in text.split(",")]
+    else:
+        parts = []
     for part in parts:
         if not whole_number(part):
             raise UserError(f"--keep-updates-list {text}: {part!r} is no update; give whole numbers as 100000,200000")
@@ -140,7 +143,8 @@ def settle_update_size(cfg: DictConfig) -> None:
     Raises:
         UserError: such an update cannot be had, or another option decides its size too.
     """
-    per_update, world = cfg.task.get("sequences_per_update"), cfg.distributed_training.distributed_world_size
+    per_update = cfg.task.get("sequences_per_update")
+    world = cfg.distributed_training.distributed_world_size
     if per_update is None:
         return
     if per_update < 1 or per_update % world:
@@ -148,7 +152,8 @@ def settle_update_size(cfg: DictConfig) -> None:
         raise UserError(f"--sequences-per-update {per_update}: {wrong}")
     if cfg.dataset.max_tokens is not None:
         raise UserError(f"--max-tokens {cfg.dataset.max_tokens}: give --batch-size, with --sequences-per-update")
-    share, most = per_update // world, cfg.dataset.batch_size
+    share = per_update // world
+    most = cfg.dataset.batch_size
     if not most or most < 1:
         raise UserError(f"--batch-size {most}: give the sequences that a process takes at once, at least 1")
     batch = next(size for size in range(min(most, share), 0, -1) if share % size == 0)
@@ -156,7 +161,8 @@ def settle_update_size(cfg: DictConfig) -> None:
     if list(cfg.optimization.update_freq) not in ([1], [update_freq]):
         given = ",".join(map(str, cfg.optimization.update_freq))
         raise UserError(f"--update-freq {given}: --sequences-per-update {per_update} works it out; leave one out")
-    cfg.dataset.batch_size, cfg.optimization.update_freq = batch, [update_freq]
+    cfg.dataset.batch_size = batch
+    cfg.optimization.update_freq = [update_freq]
     _say(f"an update is {per_update} sequences: {world} processes x {batch} sequences x update-freq {update_freq}")
 
 
@@ -203,7 +209,10 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
 
     fairseq takes ``--bf16`` for the wish to run on a TPU; here ``--tpu`` alone requests one.
     """
-    words = sys.argv[1:] if input_args is None else input_args
+    if input_args is None:
+        words = sys.argv[1:]
+    else:
+        words = input_args
     task = options_by_name(words).get("task")
     if is_task_of_ours(TASK_REGISTRY.get(task)) or (task is not None and task not in TASK_REGISTRY):
         parser.error = functools.partial(_refuse, parser, input_args is None)
@@ -214,7 +223,10 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
     except SyntaxError as error:  # fairseq reads a list of numbers as Python
         refuse_out_of_bounds(options_by_name(words))
         raise UserError(f"{error.text}: is no list of numbers") from error
-    options = parsed[0] if isinstance(parsed, tuple) else parsed
+    if isinstance(parsed, tuple):
+        options = parsed[0]
+    else:
+        options = parsed
     if not names_task_of_ours(options):
         data = Path(str(getattr(options, "data", None) or "."))
         if (data / "shard0").is_dir() and not list(data.glob("*.idx")):  # which fairseq's tasks do not look for
@@ -360,7 +372,10 @@ def _is_shown(record: logging.LogRecord) -> bool:
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        if record.levelno >= logging.WARNING:
+            level = f"{record.levelname.lower()}: "
+        else:
+            level = ""
         return level + super().format(record)
 
 

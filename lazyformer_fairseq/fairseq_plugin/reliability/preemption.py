@@ -89,12 +89,15 @@ class Preemption(StopRequest):
             super()._acknowledge()
 
     def _under_way(self) -> str:
-        return "update" if self._trainer().cuda else "pass"
+        if self._trainer().cuda:
+            return "update"
+        return "pass"
 
     @contextmanager
     def busy(self):
         """An update is under way, or a checkpoint being written: no place to save."""
-        before, self._busy = self._busy, True
+        before = self._busy
+        self._busy = True
         try:
             yield
         finally:
@@ -140,14 +143,20 @@ class Preemption(StopRequest):
         if self.saved or self._busy or not self.agreed_code():
             return
         self.saved = True
-        who = self.signal.name if self.signal else "another process was sent a signal"
+        if self.signal:
+            who = self.signal.name
+        else:
+            who = "another process was sent a signal"
         if not trainer.get_num_updates():
             return logger.warning("%s: ends before the first update, with nothing to save", who)
         with self.busy():
             path = checkpoint_utils.save_checkpoint(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
         if trainer.not_saved:
             raise UserError(trainer.not_saved)
-        what = "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)"
+        if path:
+            what = "saved"
+        else:
+            what = "nothing is saved (--no-save or --no-last-checkpoints)"
         (logger.warning if trainer.is_data_parallel_master else logger.debug)(
             f"{who}: {what} at {trainer.get_num_updates()} updates; before the next one the run ends with exit code "
             f"{self.agreed_code()}, and the same command resumes from "
@@ -210,7 +219,10 @@ def forwarding_signals(call_main, cfg, main, **kwargs):
             raise UserError(f"--path {path}: no such checkpoint")
     _end_with_launcher()
     in_main_thread = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, _forward) for number in SIGNALS} if in_main_thread else {}
+    if in_main_thread:
+        before = {number: signal.signal(number, _forward) for number in SIGNALS}
+    else:
+        before = {}
     if before:
         os.environ[FORWARDED] = str(os.getpid())
     try:

@@ -55,7 +55,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group):
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
-            meant_to, failures = (EXIT_CODE, INTERRUPTED), result.failures.values()
+            meant_to = (EXIT_CODE, INTERRUPTED)
+            failures = result.failures.values()
             if any(each.exitcode in meant_to or each.message == command_line.USER_ERROR for each in failures):
                 self._remaining_restarts = 0
             if self._remaining_restarts:
@@ -70,7 +71,9 @@ class Agent(LocalElasticAgent):
 
 
 def ending(failure: ProcessFailure) -> str:
-    return failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    if failure.exitcode < 0:
+        return failure.signal_name()
+    return f"exit code {failure.exitcode}"
 
 
 def main(arguments: list[str]) -> int:

@@ -44,7 +44,8 @@ class EncoderTask(FairseqTask):
         **others,
     ):
         """fairseq's iterator, which can also finish an epoch that began with another batch size."""
-        make_iterator, cached = super().get_batch_iterator, {"disable_iterator_cache": disable_iterator_cache}
+        make_iterator = super().get_batch_iterator
+        cached = {"disable_iterator_cache": disable_iterator_cache}
         iterator = make_iterator(dataset, max_tokens, max_sentences, **cached, **others)
         if not self.can_reuse_epoch_itr(dataset):  # workers that stay for another epoch would wait in vain
             iterator.persistent_workers = False

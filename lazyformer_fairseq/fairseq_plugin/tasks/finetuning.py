@@ -151,10 +151,16 @@ class GlueTask(FineTuningTask):
             UserError: an option that does not fit the task, or no tokenizer where it should be.
         """
         is_prepared = PreparedTask.is_at(cfg.data)
-        description = load_prepared(cfg.data).task if is_prepared and not cfg.glue_task else _named_task(cfg)
+        if is_prepared and not cfg.glue_task:
+            description = load_prepared(cfg.data).task
+        else:
+            description = _named_task(cfg)
         if not kwargs.get("from_checkpoint"):
             _check_glue_options(cfg, description)
-        prepared = load_prepared(cfg.data).tokenizer_folder if is_prepared else None
+        if is_prepared:
+            prepared = load_prepared(cfg.data).tokenizer_folder
+        else:
+            prepared = None
         objective = LabelledTextsObjective(
             data=cfg.data,
             task=None if description.is_custom or (is_prepared and not cfg.glue_task) else description.name,
@@ -166,7 +172,10 @@ class GlueTask(FineTuningTask):
             seed=cfg.seed,
             tokenizer_folder=find_tokenizer(cfg, prepared),
         )
-        what = "scores" if description.is_regression else f"classes {', '.join(description.labels)}"
+        if description.is_regression:
+            what = "scores"
+        else:
+            what = f"classes {', '.join(description.labels)}"
         logger.info(
             "%s: %s; dictionary of %d symbols from %s",
             description.name,
@@ -240,7 +249,10 @@ class SquadTask(FineTuningTask):
             check_options(cfg, "SQuAD", list(METRICS))
         if cfg.max_answer_tokens < 1:
             raise UserError(f"--max-answer-tokens {cfg.max_answer_tokens}: must be 1 at least")
-        prepared = PreparedSquad.load(cfg.data) if PreparedSquad.is_at(cfg.data) else None
+        if PreparedSquad.is_at(cfg.data):
+            prepared = PreparedSquad.load(cfg.data)
+        else:
+            prepared = None
         settings = _window_settings(cfg, prepared)
         folder = find_tokenizer(cfg, prepared and prepared.tokenizer_folder)
         objective = SpansObjective(
@@ -269,7 +281,10 @@ def _read_official(cfg: SquadConfig, split: str, tokenizer_folder: Path, setting
 
 def _window_settings(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSettings:
     """Return the sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
-    usual = prepared.settings if prepared else USUAL
+    if prepared:
+        usual = prepared.settings
+    else:
+        usual = USUAL
     given = {
         "longest": cfg.tokens_per_sample,
         "stride": cfg.doc_stride,
@@ -306,7 +321,10 @@ def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> N
     if metric not in ("loss", *metrics):
         raise UserError(f"--best-checkpoint-metric {metric}: {what} has loss, {', '.join(metrics)}")
     if cfg.maximize_best_checkpoint_metric != (metric != "loss"):
-        change = "drop" if metric == "loss" else "add"
+        if metric == "loss":
+            change = "drop"
+        else:
+            change = "add"
         raise UserError(
             f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best; {change} "
             "--maximize-best-checkpoint-metric"
@@ -336,7 +354,10 @@ def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
         return prepared
     if cfg.tokenizer_folder:
         return Path(cfg.tokenizer_folder)
-    neighbours = [Path(cfg.finetune_from_model).parent] if cfg.finetune_from_model else []
+    if cfg.finetune_from_model:
+        neighbours = [Path(cfg.finetune_from_model).parent]
+    else:
+        neighbours = []
     candidates = [folder / "tokenizer" for folder in (*neighbours, Path(cfg.data))]
     for folder in candidates:
         if folder.is_dir():

@@ -89,7 +89,10 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             raise UserError(f"--criterion {cfg._name}: does not learn next sentences; give --criterion {PAIRS_NEED[0]}")
         if self.cfg.next_sentence and getattr(cfg, "distill", None):
             raise UserError("--distill: a teacher teaches words alone; leave it out, or --next-sentence")
-        what = f"--task {masked_text.PERMUTED}" if self.text.is_permuted else "--within-documents"
+        if self.text.is_permuted:
+            what = f"--task {masked_text.PERMUTED}"
+        else:
+            what = "--within-documents"
         is_apart = self.cfg.within_documents or self.text.is_permuted
         if is_apart and getattr(cfg, "distill", None) and cfg.distill_attention_weight:
             raise UserError(
@@ -111,7 +114,8 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         path = text.path(split, epoch)
         dataset = text.dataset(split, epoch, self.has_token_types)
         self.datasets[split] = as_fairseq(dataset)
-        what, efficiency = "pairs" if cfg.next_sentence else "blocks", dataset.packing_efficiency(cfg.tokens_per_sample)
+        what = "pairs" if cfg.next_sentence else "blocks"
+        efficiency = dataset.packing_efficiency(cfg.tokens_per_sample)
         logger.info(
             f"{path}: {len(dataset.items)} items packed into {len(dataset)} {what} of at most {cfg.tokens_per_sample} "
             f"tokens, packing efficiency {efficiency:.1%}"

@@ -77,7 +77,8 @@ class SegmentIterator(EpochBatchIterator):
         return {**super().state_dict(), "segments": len(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        position, segments = state["iterations_in_epoch"], state.get("segments", len(self))
+        position = state["iterations_in_epoch"]
+        segments = state.get("segments", len(self))
         if position and segments != len(self):
             now = position * len(self) // segments
             logger.warning(
@@ -200,7 +201,8 @@ class StreamLanguageModelingTask(EncoderTask):
     def keep_memory(self) -> Callable[[], None]:
         """Before an update. Returns what brings the memory of now back, where the update is given up."""
         self._restore_memory()
-        states, segment = self.training.memory.state_dict(), self.training.next_segment
+        states = self.training.memory.state_dict()
+        segment = self.training.next_segment
 
         def bring_back() -> None:
             self.training.memory.load_state_dict(states)
@@ -216,8 +218,11 @@ class StreamLanguageModelingTask(EncoderTask):
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
         """Returns what fairseq adds to a checkpoint's extra_state."""
-        gathered, self._gathered = self._gathered, None
-        return {} if gathered is None else {CHECKPOINT_KEY: gathered}
+        gathered = self._gathered
+        self._gathered = None
+        if gathered is None:
+            return {}
+        return {CHECKPOINT_KEY: gathered}
 
     def take_from_checkpoint(self, extra_state: dict[str, Any]) -> None:
         """Keeps a checkpoint's memory for the next batch, if it ends where that batch starts."""
@@ -228,7 +233,8 @@ class StreamLanguageModelingTask(EncoderTask):
 
     def _restore_memory(self) -> None:
         if self._restored is not None:
-            saved, self._restored = self._restored, None
+            saved = self._restored
+            self._restored = None
             first = self._streams.shard * self._streams.rows_of_shard
             self.training.restore(saved, self._shape(), slice(first, first + self._streams.rows_of_shard))
 

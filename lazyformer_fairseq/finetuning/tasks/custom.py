@@ -54,7 +54,10 @@ class CustomTask(TextsBenchmark):
     options = frozenset(("max_length", "max_train_rows", "glue_head", *settings.CUSTOM_OPTIONS))
 
     def __init__(self, row: TaskDescription):
-        self.row, self.name, self.key, self.tasks = row, row.name, row.name, {row.name: row}
+        self.row = row
+        self.name = row.name
+        self.key = row.name
+        self.tasks = {row.name: row}
         usual = TuningProtocol(
             tasks=(row.name,),
             lrs=settings.CUSTOM_LRS,
@@ -67,11 +70,14 @@ class CustomTask(TextsBenchmark):
         self.scores = (Score(row.selecting_metric, row.name, "valid", row.selecting_metric, row.selecting_metric),)
 
     def place(self, folder: Path, name: str) -> Path:
-        return folder if PreparedCustomTask.is_at(folder) else super().place(folder, name)
+        if PreparedCustomTask.is_at(folder):
+            return folder
+        return super().place(folder, name)
 
     def prepare(self, wanted: settings.GridSettings, positions: Collection[int] = ()) -> str:
         decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
-        folder, tokenizer = wanted.output / self.prepared_in / self.name, load_tokenizer(wanted.tokenizer)
+        folder = wanted.output / self.prepared_in / self.name
+        tokenizer = load_tokenizer(wanted.tokenizer)
         prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer, PreparedCustomTask)
         return f"{overview([prepared], positions)}\n{self.row.name}: {in_words(self.row)}"
 
@@ -101,7 +107,9 @@ def in_words(row: TaskDescription) -> str:
 
 
 def _column_in_words(column: Column) -> str:
-    return repr(column) if isinstance(column, str) else str(column + 1)
+    if isinstance(column, str):
+        return repr(column)
+    return str(column + 1)
 
 
 # --- from a folder, or a YAML file, to the row ------------------------------------------------------------------------
@@ -139,7 +147,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     for key, value in found.items():
         if key not in KEYS:
             raise UserError(f"{path}: unknown key {key!r}{nearest(str(key), KEYS)}; known are {', '.join(KEYS)}")
-        values = value if isinstance(value, list) and key in ("text", "labels") else [value]
+        if isinstance(value, list) and key in ("text", "labels"):
+            values = value
+        else:
+            values = [value]
         if not values or not all(type(each) in (str, int, float) and len(str(each)) < 256 for each in values):
             wrong = repr(value)[:80]
             raise UserError(f"{path}: {key} is {wrong}; write short text or numbers, and words such as 'no' in quotes")
@@ -176,7 +187,8 @@ def describe(
     texts, label = columns_of(folder / train, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_custom=True)
-    path, words = folder / train, [example.target for example in read_split(row, folder, "train").examples]
+    path = folder / train
+    words = [example.target for example in read_split(row, folder, "train").examples]
     kind = given.kind or (settings.CLASSES if labels else kind_of(words, label))
     if kind not in settings.KINDS:  # a YAML file may say anything
         raise UserError(f"kind: {kind!r} is none of {', '.join(settings.KINDS)}")
@@ -187,7 +199,8 @@ def describe(
     else:
         row = replace(row, standard=(0.0, 1.0))  # now the reader takes numbers alone
         scores = [example.target for example in read_split(row, folder, "train").examples]
-        mean, deviation = float(np.mean(scores)), float(np.std(scores))
+        mean = float(np.mean(scores))
+        deviation = float(np.std(scores))
         if not 0 < deviation < math.inf:
             raise UserError(f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learnt from them")
         row = replace(row, standard=(mean, deviation))
@@ -196,11 +209,17 @@ def describe(
 
 def _file(folder: Path, names: Sequence[str], given: Optional[str]) -> str:
     """The name of the one file in a folder that is called so."""
-    wanted = [given] if given else [f"{name}{ending}" for name in names for ending in ENDINGS]
+    if given:
+        wanted = [given]
+    else:
+        wanted = [f"{name}{ending}" for name in names for ending in ENDINGS]
     found = [name for name in wanted if (folder / name).is_file()]
     if not found:
         needed = given or f"{' or '.join(names)} that ends in {', '.join(ENDINGS)}"
-        advice = "; put a tenth of the training rows there" if names is DEV else ""
+        if names is DEV:
+            advice = "; put a tenth of the training rows there"
+        else:
+            advice = ""
         raise UserError(f"{folder}: holds no file {needed}{advice}")
     if len(found) > 1:
         raise UserError(f"{folder}: holds {' and '.join(found)}; keep one, or name it in a YAML file: {names[0]}: ...")
@@ -242,7 +261,8 @@ def columns_of(
         if not has_names and all(number is not None and 0 < number <= len(header) for number in numbers):
             places = tuple(number - 1 for number in numbers)
             return places[: len(texts)], places[-1] if label else None
-    found, lacking = ", ".join(f"{name[:40]!r}" for name in header[:MOST_SHOWN]), [w for w in wanted if w not in header]
+    found = ", ".join(f"{name[:40]!r}" for name in header[:MOST_SHOWN])
+    lacking = [w for w in wanted if w not in header]
     what = ", ".join(map(repr, lacking)) or ("of labels" if texts else "of texts")
     raise UserError(
         f"{path}, line 1: names no column {what}, but {found}. Put a first line there that names the columns, as in "
@@ -267,12 +287,15 @@ def kind_of(words: Sequence[str], label: Column) -> str:
     numbers = list(filter(_number, words))
     has_fraction = not all(re.fullmatch(r"[+-]?\d+", word) for word in numbers)
     is_named = str(label).strip().lower() == "score"
-    return settings.SCORES if is_named or (has_fraction and 2 * len(numbers) > len(words)) else settings.CLASSES
+    if is_named or (has_fraction and 2 * len(numbers) > len(words)):
+        return settings.SCORES
+    return settings.CLASSES
 
 
 def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
     """The classes in their order: as given, else whole numbers by size, words by the alphabet."""
-    there, given = set(words), tuple(map(class_name, given))
+    there = set(words)
+    given = tuple(map(class_name, given))
     if len(there) == 1:
         raise UserError(
             f"{path}: all {len(words):,} rows have the label {words[0]!r}; give rows of two classes or more"

@@ -36,7 +36,8 @@ HEADER = ("index", "prediction")
 class Glue(TextsBenchmark):
     """The nine tasks of GLUE, and its diagnostic set."""
 
-    name, key = "GLUE", "glue"
+    name = "GLUE"
+    key = "glue"
     tasks = TASKS
     protocols = PROTOCOLS
     options = frozenset(("max_length", "max_train_rows", "glue_head"))
@@ -92,7 +93,9 @@ class Glue(TextsBenchmark):
         Raises:
             UserError: no data of a task; no checkpoint, head, tokenizer or test file; another dictionary.
         """
-        lines, chosen, written = [], [find_task(name).name for name in wanted.tasks], []
+        lines = []
+        chosen = [find_task(name).name for name in wanted.tasks]
+        written = []
         for task in TASKS.values():
             run = runs.get(task.model_of or task.name)
             if run is None or (chosen and task.name not in chosen):
@@ -108,7 +111,8 @@ class Glue(TextsBenchmark):
                     f"{task.name}'s {task.splits['test'].file} by --data, or choose other tasks by --tasks"
                 )
             for split, (words, cut) in predict_task(task, run, data, wanted).items():
-                name, official = submission_file(task, split), task.splits[split].rows
+                name = submission_file(task, split)
+                official = task.splits[split].rows
                 rows = ["\t".join(HEADER), *(f"{number}\t{word}" for number, word in enumerate(words))]
                 (folder / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
                 written.append(name)
@@ -149,10 +153,12 @@ def prepare_tasks(wanted: GridSettings) -> list[PreparedTask]:
 
 def remarks(prepared: PreparedTask) -> list[str]:
     """Remarks for the user on a task's files: missing ones, skipped rows, an unofficial number of rows."""
-    task, manifest = prepared.task, prepared.manifest
+    task = prepared.task
+    manifest = prepared.manifest
     lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
     for split, counts in manifest["splits"].items():
-        file, official = f"{manifest['data']}/{counts['file']}", task.splits[split].rows
+        file = f"{manifest['data']}/{counts['file']}"
+        official = task.splits[split].rows
         lines += labelled_files.describe_oddities(file, counts)
         if official not in (0, counts["rows"]):
             lines.append(
@@ -245,7 +251,10 @@ def _write(
     inputs, counts = encode_split(tokenizer, file, settings["max_length"], len(os.sched_getaffinity(0)))
     examples = EncodedExamples(inputs, targets_of(task, file.examples))
     write_split(prefix.parent, prefix.name, examples, len(tokenizer.dictionary))
-    words = {} if task.is_regression or examples.targets is None else Counter(examples.targets.tolist())
+    if task.is_regression or examples.targets is None:
+        words = {}
+    else:
+        words = Counter(examples.targets.tolist())
     return {
         **{"file": file.path.name, "rows": len(file.examples), "short_rows": len(file.short_lines)},
         **{name: getattr(file, name) for name in labelled_files.ODDITIES},
@@ -323,7 +332,10 @@ def predict_task(
         for rows, logits in inference.logits_of(loaded.model, task.head_name, dataset, wanted.max_tokens, file, "rows"):
             predictions[rows] = logits[:, 0] if task.is_regression else logits.argmax(-1)
         count = objective.cut[split]
-        cut = told_cut(count, len(dataset), objective.longest, "rows") if count else ""
+        if count:
+            cut = told_cut(count, len(dataset), objective.longest, "rows")
+        else:
+            cut = ""
         words[split] = prediction_words(task, predictions), cut
     return words
 

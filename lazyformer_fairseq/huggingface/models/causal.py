@@ -62,7 +62,9 @@ class LazyFormerCausalConfig(PretrainedConfig):
 class LazyFormerMemory(WholeMemory):
     """What a text remembers, all by default; a cache to transformers."""
 
-    is_compileable, is_linear, layers = False, (False,), ()
+    is_compileable = False
+    is_linear = (False,)
+    layers = ()
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Tokens read so far."""
@@ -188,7 +190,10 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         predicting = features_BTC[:, :-1].flatten(0, 1).index_select(0, places)
         nats = self.softmax.negative_log_likelihood(predicting, targets[places], self.decoder.embedding).sum()
         items = at_least_one(len(places) if items is None else items, nats)
-        penalty = self.decoder.penalty() if self.training else 0.0
+        if self.training:
+            penalty = self.decoder.penalty()
+        else:
+            penalty = 0.0
         return nats / items + penalty * (len(places) / items)
 
     def prepare_inputs_for_generation(
@@ -196,9 +201,14 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """What follows the memory; only the last place's logits."""
         memory = given.get(CACHE)
-        seen = 0 if memory is None else memory.get_seq_length()
+        if memory is None:
+            seen = 0
+        else:
+            seen = memory.get_seq_length()
         inputs = {"input_ids": input_ids[:, seen:], CACHE: memory, "use_cache": False, "logits_to_keep": 1}
-        return inputs if seen else {**inputs, "attention_mask": attention_mask}
+        if seen:
+            return inputs
+        return {**inputs, "attention_mask": attention_mask}
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *unused: Any) -> None:
         wanted = generation_config.use_cache is not False and not self.decoder.why_no_memory

@@ -119,7 +119,9 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         is_changed = getattr(model, "is_quantized", False) or getattr(model, "_hf_peft_config_loaded", False)
         if pretrained_model_name_or_path is not None and not is_changed:
             check_weights(model, loading, str(pretrained_model_name_or_path))
-        return (model, loading) if wants_loading else model
+        if wants_loading:
+            return (model, loading)
+        return model
 
     def save_pretrained(
         self,
@@ -161,7 +163,9 @@ class _Encoder(Encoder):
         """Return the fixed back end, or ``eager``, which computes everything, where that one cannot."""
         variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
         why_not = BACK_ENDS[self.fixed_back_end].why_not(variant, q_BNTD.device.type, v_BNKD.dtype)
-        return self.fixed_back_end if why_not is None else "eager"
+        if why_not is None:
+            return self.fixed_back_end
+        return "eager"
 
     def run(self, *args: Any) -> Any:
         """Run the sublayers; transformers says whether they are checkpointed."""
@@ -180,7 +184,10 @@ class _Encoder(Encoder):
         def append(_sublayer: nn.Module, given: tuple[Any, ...], output: tuple[Tensor, dict[str, Any]]) -> None:
             below = given[1]
             x_BTC, handed_on = output
-            distribution = handed_on[DISTRIBUTION] if DISTRIBUTION in handed_on else below[DISTRIBUTION]
+            if DISTRIBUTION in handed_on:
+                distribution = handed_on[DISTRIBUTION]
+            else:
+                distribution = below[DISTRIBUTION]
             probabilities.append(distribution.probabilities.expand(x_BTC.size(0), -1, -1, -1))
 
         attending = [module for module in self.modules() if isinstance(module, AttentionSublayer)]
@@ -226,10 +233,16 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             reversible=config.reversible,
             experts_loss=config.experts_loss,
         )
-        self.pooler = Pooler(config.hidden_size) if config.pooler else None
+        if config.pooler:
+            self.pooler = Pooler(config.hidden_size)
+        else:
+            self.pooler = None
         self.same_weights = same_weights(self)
         if self.same_weights:
-            self._tied_weights_keys = self.same_weights if TIES_BY_TABLE else list(self.same_weights)
+            if TIES_BY_TABLE:
+                self._tied_weights_keys = self.same_weights
+            else:
+                self._tied_weights_keys = list(self.same_weights)
         self.post_init()
 
     def init_weights(self) -> None:
@@ -283,13 +296,18 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             ValueError: a sequence longer than the model's positions, or arguments that do not fit together.
         """
         config = self.config
-        output_attentions = config.output_attentions if output_attentions is None else output_attentions
-        output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if output_attentions is None:
+            output_attentions = config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         if documents is not None and output_attentions:
             raise ValueError("documents: without output_attentions")
-        tokens = inputs_embeds if input_ids is None else input_ids
+        if input_ids is None:
+            tokens = inputs_embeds
+        else:
+            tokens = input_ids
         masks = {"attention_mask": attention_mask, "global_attention_mask": global_attention_mask}
         marked = self._global_positions(global_attention_mask)
         refuse_other_masks(tokens.shape[:2], **masks)
@@ -325,7 +343,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             hidden_states=(*states[:-1], x) if output_hidden_states else None,
             attentions=attentions,
         )
-        return output if wants_dict(config, return_dict) else output.to_tuple()
+        if wants_dict(config, return_dict):
+            return output
+        return output.to_tuple()
 
     def _fixed_back_end(self, wants_distributions: bool) -> Optional[str]:
         """Return the back end that has to compute, None where the encoder may select one."""
@@ -333,7 +353,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             return "eager"
         is_exported = not self.selects_back_ends
         if is_exporting() or (is_exported and torch.compiler.is_compiling()):
-            return "eager" if torch.is_grad_enabled() else "recompute"
+            if torch.is_grad_enabled():
+                return "eager"
+            return "recompute"
         if is_exported and self.encoder.attention_backend == "auto":
             return "recompute"
         return None
@@ -349,7 +371,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             )
         if not asks and global_attention_mask is not None:
             raise ValueError("global_attention_mask is given, but no sublayer of this model asks for it")
-        return None if global_attention_mask is None else global_attention_mask.ne(0)
+        if global_attention_mask is None:
+            return None
+        return global_attention_mask.ne(0)
 
     def _in_order_of_input(self, probabilities: list[Tensor], padding_mask_BT: Tensor) -> list[Tensor]:
         """Return probabilities with padding where the input has it: the encoder moves text to the front."""
@@ -376,7 +400,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         else:
             return None
         # What is traced must hold for other inputs too.
-        return padding_mask if torch.compiler.is_compiling() or bool(padding_mask.any()) else None
+        if torch.compiler.is_compiling() or bool(padding_mask.any()):
+            return padding_mask
+        return None
 
 
 def is_exporting() -> bool:
@@ -429,4 +455,6 @@ def same_weights(model: nn.Module) -> dict[str, str]:
 
 def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:
     """Return whether an output is an object instead of a tuple."""
-    return config.return_dict if return_dict is None else return_dict
+    if return_dict is None:
+        return config.return_dict
+    return return_dict

@@ -84,7 +84,9 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         padding_mask = self.lazyformer.find_padding(input_ids, attention_mask)
         loss, logits = self.compute(x, padding_mask, labels, num_items_in_batch)
         output = self.output_class(loss, logits, encoded.hidden_states, encoded.attentions)
-        return output if wants_dict(self.config, return_dict) else output.to_tuple()
+        if wants_dict(self.config, return_dict):
+            return output
+        return output.to_tuple()
 
     def compute(
         self,
@@ -102,7 +104,9 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
 
     def with_penalty(self, loss: Tensor, share: Tensor) -> Tensor:
         """Return the loss, in training with what sublayers add, of which this batch has a share."""
-        return loss + share * self.lazyformer.penalty() if self.training else loss
+        if self.training:
+            return loss + share * self.lazyformer.penalty()
+        return loss
 
     def logits(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
         """Return logits, for each token or for the text."""
@@ -251,7 +255,10 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
             else:
                 config.problem_type = "single_label_classification"
         if config.problem_type == "regression":
-            scores = logits.float().view_as(labels) if config.num_labels == 1 else logits.float()
+            if config.num_labels == 1:
+                scores = logits.float().view_as(labels)
+            else:
+                scores = logits.float()
             return F.mse_loss(scores, labels.float())
         if config.problem_type == "multi_label_classification":
             return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
@@ -328,4 +335,6 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
             has_answers = torch.cat([starts, ends]).ne(time).any()
             loss = self.with_penalty(both / 2, has_answers)
         output = QuestionAnsweringModelOutput(loss, start, end, encoded.hidden_states, encoded.attentions)
-        return output if wants_dict(self.config, return_dict) else output.to_tuple()
+        if wants_dict(self.config, return_dict):
+            return output
+        return output.to_tuple()

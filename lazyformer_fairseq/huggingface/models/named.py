@@ -20,5 +20,8 @@ def config_of_arch(arch: str, vocab_size: int, **settings: Any) -> Union[LazyFor
         UserError: there is no such name.
     """
     options = options_of_arch(arch)
-    config_class = LazyFormerConfig if isinstance(options, MaskedLMOptions) else LazyFormerCausalConfig
+    if isinstance(options, MaskedLMOptions):
+        config_class = LazyFormerConfig
+    else:
+        config_class = LazyFormerCausalConfig
     return config_class(**{**settings_of(options), "vocab_size": vocab_size, **settings})

@@ -30,7 +30,10 @@ def group_by_part(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in names:
         first = name.partition(".")[0]
-        part = first if first in HEADS else BASE
+        if first in HEADS:
+            part = first
+        else:
+            part = BASE
         found.setdefault(part, []).append(name)
     return found
 
@@ -111,7 +114,10 @@ def _check_part(
         logger.warning("%s: cannot tell whether the weights are those that were saved: no weights_sha256", source)
         return
     found = {weights[name].dtype for name in names if weights[name].is_floating_point()}
-    precision = found.pop() if len(found) == 1 else None
+    if len(found) == 1:
+        precision = found.pop()
+    else:
+        precision = None
     if precision is torch.float64:  # exact both ways
         precision = torch.float32
     name = next((name for name, each in PRECISIONS.items() if each is precision), None)

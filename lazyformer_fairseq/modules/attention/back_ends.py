@@ -113,8 +113,10 @@ class InTriton(Implementation):
     def __init__(self):
         from lazyformer_fairseq.modules.attention import triton_kernels as made
 
-        self.attend_forward, self.reuse_forward = made.attend_forward, made.reuse_forward
-        self.value_gradient, self.block_gradient = made.value_gradient, made.block_gradient
+        self.attend_forward = made.attend_forward
+        self.reuse_forward = made.reuse_forward
+        self.value_gradient = made.value_gradient
+        self.block_gradient = made.block_gradient
         schema = "(Tensor d_output, Tensor output) -> Tensor"
         operator = torch.library.custom_op("lazyformer::triton_row_sums", made.row_sums, mutates_args=(), schema=schema)
         operator.register_fake(lambda d_output, output: output.new_empty(output.shape[:-1], dtype=torch.float32))
@@ -223,7 +225,10 @@ class RecomputedAttention:
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """Return softmax(QK^T / sqrt(D) + additions) V (B, N, T, D); each call draws its own dropout mask."""
-        added = self._dense() if self._added is None else self._added
+        if self._added is None:
+            added = self._dense()
+        else:
+            added = self._added
         # Queries that keep what they were before a turn are wider than values, and torch fuses equal sizes alone.
         size = v_BNKD.size(-1)
         if self.q_BNTD.size(-1) > size:
@@ -234,7 +239,10 @@ class RecomputedAttention:
         return F.scaled_dot_product_attention(*vectors, attn_mask=added, dropout_p=dropout)[..., :size]
 
     def _dense(self) -> Optional[Tensor]:
-        layout = aligned if self._learns and self.q_BNTD.device.type == "cuda" else None
+        if self._learns and self.q_BNTD.device.type == "cuda":
+            layout = aligned
+        else:
+            layout = None
         added = self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
         return added[None] if added is not None and added.dim() == 3 else added  # else torch fuses none on a processor
 
@@ -281,7 +289,10 @@ def attention_with_learned_bias(
     # Flash takes no additions. cuDNN's is preferred on some GPUs, and has no gradient for them. And where nothing but
     # the additions learns torch's forward pass leaves out what the memory-efficient backward pass reads.
     has_others = any(part.requires_grad for part in (q_BNTD, k_BNKD, v_BNKD))
-    kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH] if has_others else [SDPBackend.MATH]
+    if has_others:
+        kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    else:
+        kernels = [SDPBackend.MATH]
     with sdpa_kernel(kernels):
         if torch.compiler.is_compiling():
             return F.scaled_dot_product_attention(q_BNTD, k_BNKD, v_BNKD, attn_mask=added, dropout_p=dropout)
@@ -295,7 +306,9 @@ def attention_with_learned_bias(
                 for first in range(0, batch, at_once)
             )
         ]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if len(outputs) == 1:
+            return outputs[0]
+        return torch.cat(outputs)
 
 
 def aligned(added: Tensor) -> Tensor:

@@ -105,7 +105,10 @@ class Chunk(NamedTuple):
         runs = [x[:, :, run] for run in self.segment.runs]
         if self.extra:
             runs.append(x[:, :, -self.extra :])
-        keys = runs[0] if len(runs) == 1 else torch.cat(runs, 2)
+        if len(runs) == 1:
+            keys = runs[0]
+        else:
+            keys = torch.cat(runs, 2)
         return keys.flatten(0, 1)
 
 
@@ -125,7 +128,10 @@ def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_ca
     segments = []
     for start in range(0, time, most_rows):
         stop = min(time, start + most_rows)
-        last = tokens - time + stop if is_causal else tokens
+        if is_causal:
+            last = tokens - time + stop
+        else:
+            last = tokens
         segments.append(Segment(slice(start, stop), (slice(0, last),)))
     return tuple(segments)
 
@@ -190,7 +196,10 @@ class Dense:
 
     def _part(self, x: Tensor, chunk: Chunk) -> Tensor:
         """Return a chunk's part of x, (sequences or 1, heads, rows, K)."""
-        sequences = slice(None) if self.is_shared else chunk.sequences
+        if self.is_shared:
+            sequences = slice(None)
+        else:
+            sequences = chunk.sequences
         return x[sequences, chunk.heads, chunk.segment.rows]
 
     def views(self, chunk: Chunk) -> Iterator[tuple[slice, Tensor]]:
@@ -210,7 +219,10 @@ class Dense:
         """Add dS of a chunk, which may stand in :meth:`room`."""
         part = self._part(self.sums, chunk)
         seen = part[..., : chunk.shape[2]]
-        found = d_scores.flip(1) if self.is_reversed else d_scores
+        if self.is_reversed:
+            found = d_scores.flip(1)
+        else:
+            found = d_scores
         found = found.unflatten(0, (-1, part.size(1)))
         if found.size(0) > seen.size(0):
             found = found.sum(0, keepdim=True)
@@ -299,7 +311,10 @@ class Positions:
         With a mask it has all between its queries and keys. Without one it has one more than there are keys: what
         :func:`_shifted` then takes from the next row belongs to keys in the future.
         """
-        more = 1 if chunk.segment.hidden is None else chunk.shape[1]
+        if chunk.segment.hidden is None:
+            more = 1
+        else:
+            more = chunk.shape[1]
         return run.stop - run.start + more
 
     def _distances(self, chunk: Chunk, run: slice) -> tuple[slice, Tensor]:
@@ -453,7 +468,10 @@ class Blockwise:
                 for head in range(group.start, group.stop, several):
                     several_heads = slice(head, min(group.stop, head + several))
                     for segment in segments:
-                        own = self._with_given(segment, sequence) if has_given else segment
+                        if has_given:
+                            own = self._with_given(segment, sequence)
+                        else:
+                            own = segment
                         yield Chunk(sequences, several_heads, own, scores.extra)
 
     def _with_given(self, segment: Segment, sequence: int) -> Segment:
@@ -465,11 +483,14 @@ class Blockwise:
     def rows(self, x: Tensor, chunk: Chunk) -> Tensor:
         """Return a chunk's rows of x (B, N, T, ...): (sequences x heads, rows, ...), in the chunk's order."""
         x = x[chunk.rows].flatten(0, 1)
-        return x.flip(1) if self.is_reversed else x
+        if self.is_reversed:
+            return x.flip(1)
+        return x
 
     def put_rows(self, out: Tensor, chunk: Chunk, rows: Tensor) -> None:
         """Write where :meth:`rows` reads."""
-        rows = rows.flip(1) if self.is_reversed else rows
+        if self.is_reversed:
+            rows = rows.flip(1)
         out[chunk.rows] = rows.view_as(out[chunk.rows])
 
     def queries(self, chunk: Chunk) -> Tensor:
@@ -517,7 +538,10 @@ class Blockwise:
         elif self.scores.is_causal:
             first = self.tokens - self.time + segment.rows.start  # the key at the place of the chunk's first query
             is_future = torch.ones(chunk.shape[1], segment.tokens - first, dtype=torch.bool).triu(1)
-            hidden = is_future.flip(0) if self.is_reversed else is_future
+            if self.is_reversed:
+                hidden = is_future.flip(0)
+            else:
+                hidden = is_future
             out[..., first : segment.tokens].masked_fill_(hidden, _HIDDEN)
         if is_padding is not None and len(segment.runs) == 1 and sequences.stop - sequences.start == 1:
             first = int(self.scores.lengths_B[sequences.start]) - segment.runs[0].start
@@ -532,7 +556,9 @@ class Blockwise:
 
     def read(self, chunk: Chunk, stored: Optional[Tensor]) -> Tensor:
         """Return P of a chunk, read if it is stored, else computed."""
-        return self.compute(chunk) if stored is None else stored
+        if stored is None:
+            return self.compute(chunk)
+        return stored
 
     def add_product(self, total: Tensor, chunk: Chunk, probabilities: Tensor, rows: Tensor) -> None:
         """Add P^T rows to a sum over queries (B, N, K, D); without a mask the first rows of a head start the sum."""
@@ -573,7 +599,10 @@ class Blockwise:
             probabilities = self.read(chunk, part)
             of_rows = [self.rows(d_output, chunk) for d_output in d_outputs]
             self.add_product(d_v, chunk, probabilities, of_rows[0])
-            room = self.additions[0].room(chunk, self.q) if self.additions else scratch("scores", chunk.shape, self.q)
+            if self.additions:
+                room = self.additions[0].room(chunk, self.q)
+            else:
+                room = scratch("scores", chunk.shape, self.q)
             columns = _side_by_side([chunk.select_keys(v) for v in values])
             d_scores = multiply(_side_by_side(of_rows), columns.mT, room)
             d_scores.sub_(self.rows(delta, chunk).unsqueeze(-1)).mul_(probabilities)
@@ -612,7 +641,9 @@ class InChunks(Implementation):
         self.keeps_distribution = stores
 
     def _size(self, q: Tensor, k: Tensor, scores: Scores) -> int:
-        return Blockwise.stored_size(q, k, scores) if self.keeps_distribution else 0
+        if self.keeps_distribution:
+            return Blockwise.stored_size(q, k, scores)
+        return 0
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
         return q.new_empty(self._size(q, k, scores))
@@ -646,7 +677,9 @@ class InChunks(Implementation):
 
 
 def _side_by_side(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat(tensors, -1)
 
 
 def sum_along_diagonals(padded: Tensor) -> Tensor:

@@ -48,12 +48,18 @@ def attend(
     batch, heads, time, _ = q_BNTD.shape
     tokens = k_BNKD.size(-2) - scores.extra
     # A learned span, whose bias ends at its mask, counts as one that sees all: it may grow to that.
-    mask = None if scores.far else scores.mask
+    if scores.far:
+        mask = None
+    else:
+        mask = scores.mask
     seen = batch * (heads * time * tokens if mask is None else count_pairs(mask, time, tokens, scores.is_causal))
     pairs = seen + batch * heads * time * scores.extra
     COMPARE(q_BNTD, pairs)
     if scores.position_queries_BNTD is not None:  # every query meets every distance, one of which is the future's
-        by_distance = batch * heads * time * (tokens + 1) if mask is None else seen
+        if mask is None:
+            by_distance = batch * heads * time * (tokens + 1)
+        else:
+            by_distance = seen
         _COMPARE_POSITIONS(scores.position_queries_BNTD, by_distance)
     counted = CountedDistribution(pairs, time)
     return counted.attend(v_BNKD, dropout), counted

@@ -30,10 +30,14 @@ class FlexAttention:
     """Queries and keys to attend with anew."""
 
     def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
-        self.q_BNTD, self.k_BNKD = q_BNTD, k_BNKD
+        self.q_BNTD = q_BNTD
+        self.k_BNKD = k_BNKD
         self.scores = scores
         # The compiler traces what is behind a cache; unasked it warns.
-        plan_of = _plan.__wrapped__ if torch.compiler.is_compiling() else _plan
+        if torch.compiler.is_compiling():
+            plan_of = _plan.__wrapped__
+        else:
+            plan_of = _plan
         self.plan = plan = plan_of(
             scores.mask,
             q_BNTD.shape[1:3],
@@ -142,7 +146,10 @@ class _Plan(NamedTuple):
 def _plan(mask, heads_and_time, keys: int, extra: int, is_causal: bool, sees_more: bool, device: torch.device) -> _Plan:
     heads, time = heads_and_time
     tokens = keys - extra
-    reach = None if sees_more or mask is None else mask.reach
+    if sees_more or mask is None:
+        reach = None
+    else:
+        reach = mask.reach
 
     def number(value: int) -> Tensor:
         return torch.tensor(value, dtype=torch.int32, device=device)
@@ -161,7 +168,8 @@ def _block_mask(plan: _Plan, scores: Scores, q: Tensor, k: Tensor) -> Any:
     """Return torch's BlockMask. Nothing waits for a GPU: how many blocks there are it alone knows."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    shown, whole = plan.shown[None], plan.whole[None]
+    shown = plan.shown[None]
+    whole = plan.whole[None]
     if scores.seen_BK is not None:
         own = blocks_of(None, q.size(-2), k.size(-2), scores.extra, scores.is_causal, BLOCK, q.device).shown
         shown = shown | own & _by_block(scores.seen_BK, k.size(-2), at_end=False).any(-1)[:, None, None]
@@ -198,7 +206,9 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
     bands, columns = (
         [[each.clone() for each in part.unbind(-1)] for part in parts.unbind(1)] for parts in plan.numbers
     )
-    offset, latest, tokens = plan.offset, plan.latest, plan.tokens
+    offset = plan.offset
+    latest = plan.latest
+    tokens = plan.tokens
 
     def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         query = q + offset
@@ -236,13 +246,16 @@ def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Cal
         by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
         found.append(_positions(by_distance, plan))
     if len(found) < 2:
-        return found[0] if found else None
+        if found:
+            return found[0]
+        return None
     first, second = found
     return lambda score, b, h, q, k: second(first(score, b, h, q, k), b, h, q, k)
 
 
 def _bias(by_distance_ND: Tensor, plan: _Plan, time: int) -> Callable[..., Tensor]:
-    zero, tokens = plan.offset.new_full((), time - 1), plan.tokens
+    zero = plan.offset.new_full((), time - 1)
+    tokens = plan.tokens
 
     def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return score + torch.where(k < tokens, by_distance_ND[h, k - q + zero], 0)
@@ -251,7 +264,9 @@ def _bias(by_distance_ND: Tensor, plan: _Plan, time: int) -> Callable[..., Tenso
 
 
 def _positions(by_distance_BNTR: Tensor, plan: _Plan) -> Callable[..., Tensor]:
-    last, offset, tokens = plan.offset.new_full((), plan.reach), plan.offset, plan.tokens
+    last = plan.offset.new_full((), plan.reach)
+    offset = plan.offset
+    tokens = plan.tokens
 
     def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         place = last + k - q - offset

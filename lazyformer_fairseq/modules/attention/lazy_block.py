@@ -57,7 +57,8 @@ class BlockKernels:
     """
 
     def __init__(self, name: str, implementation: Implementation):
-        self.implementation, self.row_sums = implementation, implementation.row_sums
+        self.implementation = implementation
+        self.row_sums = implementation.row_sums
 
         def like_attend_forward(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
             return empty_rows(q, v), implementation.saved_like(q, k, FlatScores(*flat).scores())
@@ -177,7 +178,8 @@ class _Attend(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_output: Optional[Tensor], _: None, *of_consumers: Optional[Tensor]):
         q, k, v, output, saved, *tensors = ctx.saved_tensors
-        d_output = torch.zeros_like(output) if d_output is None else d_output
+        if d_output is None:
+            d_output = torch.zeros_like(output)
         read = [d for d in of_consumers if d is not None]
         values = [v, *read[1::3]]
         d_outputs = [d_output, *read[0::3]]

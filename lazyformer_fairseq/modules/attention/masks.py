@@ -118,7 +118,8 @@ def _count_of_head(parts: tuple[Part, ...], time: int, keys: int, is_causal: boo
         shown = torch.stack([part.shows(ahead.new_zeros(1), ahead)[0] for part in parts]).any(0)
         pairs = (keys - ahead).clamp(max=keys) - (-ahead).clamp(min=keys - time)  # with that distance
         return int((pairs * shown).sum())
-    places, one = torch.arange(keys), AttentionMask(((1, parts),))
+    places = torch.arange(keys)
+    one = AttentionMask(((1, parts),))
     some = places[keys - time :].split(max(1, 2**22 // keys))
     return sum(_count_shown(one, queries, places, is_causal) for queries in some)
 
@@ -142,7 +143,10 @@ def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> f
 
 def _count_shown(mask: AttentionMask, queries: Tensor, places: Tensor, is_causal: bool) -> int:
     """Return how many pairs of some queries and all keys are shown, from their places."""
-    in_time = places <= queries[:, None] if is_causal else torch.ones(len(queries), len(places), dtype=torch.bool)
+    if is_causal:
+        in_time = places <= queries[:, None]
+    else:
+        in_time = torch.ones(len(queries), len(places), dtype=torch.bool)
     return sum(
         heads * int((torch.stack([part.shows(queries, places) for part in parts]).any(0) & in_time).sum())
         for heads, parts in mask.groups
@@ -155,10 +159,14 @@ def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
 
     def part() -> Part:
         fields = [None if number == _NO_LIMIT else number for number in islice(rest, next(rest))]
-        return Band(*fields) if len(fields) == len(Band._fields) else Columns(*fields)
+        if len(fields) == len(Band._fields):
+            return Band(*fields)
+        return Columns(*fields)
 
     groups = tuple((heads, tuple(part() for _ in range(next(rest)))) for heads in rest)
-    return AttentionMask(groups) if groups else None
+    if groups:
+        return AttentionMask(groups)
+    return None
 
 
 # For kernels of a GPU: which blocks of queries and keys a mask shows, and its parts as numbers. A block is so many
@@ -216,9 +224,13 @@ def blocks_of(
         size: queries of a block, and keys.
     """
     places = torch.arange(keys + -keys % size, device=device)
-    is_token, offset = places < keys - extra, keys - extra - time
+    is_token = places < keys - extra
+    offset = keys - extra - time
     # Some rows of blocks at a time; a graph, which joins all steps, takes all.
-    at_once = time if torch.compiler.is_compiling() else max(1, _PAIRS_AT_ONCE // len(places) // size) * size
+    if torch.compiler.is_compiling():
+        at_once = time
+    else:
+        at_once = max(1, _PAIRS_AT_ONCE // len(places) // size) * size
     found: list[Tensor] = []
     for first in range(0, time, at_once):
         rows = torch.arange(first, min(time, first + at_once), device=device)
@@ -239,7 +251,9 @@ def _groups(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]]
     """Return (heads, parts) of each group; one head stands for all where they see alike."""
     if mask is None:
         return ((1, (Band(None, None),)),)
-    return mask.groups if len(mask.groups) > 1 else ((1, mask.groups[0][1]),)
+    if len(mask.groups) > 1:
+        return mask.groups
+    return ((1, mask.groups[0][1]),)
 
 
 def _by_head(mask: Optional[AttentionMask], heads: int) -> Iterator[tuple[Part, ...]]:
@@ -249,7 +263,10 @@ def _by_head(mask: Optional[AttentionMask], heads: int) -> Iterator[tuple[Part, 
 
 def _limits(band: Band) -> tuple[int, int]:
     """Return the least and the most that a key may be ahead of the query."""
-    least = -_ENDLESS if band.before is None else -band.before * band.dilation
+    if band.before is None:
+        least = -_ENDLESS
+    else:
+        least = -band.before * band.dilation
     return least, _ENDLESS if band.after is None else band.after * band.dilation
 
 

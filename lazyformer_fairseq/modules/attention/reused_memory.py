@@ -28,7 +28,10 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
         return like.new_empty(shape)
     if _free and _free[-1].nbytes != size:
         _free.clear()
-    memory = _free.pop() if _free else torch.empty(size, dtype=torch.uint8).numpy()
+    if _free:
+        memory = _free.pop()
+    else:
+        memory = torch.empty(size, dtype=torch.uint8).numpy()
     lease = memory.view()  # the tensor's storage keeps this array alive until it is freed
     weakref.finalize(lease, _free.append, memory).atexit = False
     return torch.from_numpy(lease).view(like.dtype).view(*shape)

@@ -77,7 +77,10 @@ class Scores:
         """Return the same with positions that the caller gives, True in the mask; waits for a GPU."""
         time = given_BK.size(1)
         # A graph must hold for any number of them.
-        most = time if torch.compiler.is_compiling() else max(1, int(given_BK.sum(-1).max()))
+        if torch.compiler.is_compiling():
+            most = time
+        else:
+            most = max(1, int(given_BK.sum(-1).max()))
         places = torch.where(given_BK, torch.arange(time, device=given_BK.device), time)
         return replace(self, given_BK=given_BK, given_places_BG=places.sort(-1).values[:, :most])
 
@@ -85,7 +88,8 @@ class Scores:
         """Return the same with parts of one sublayer; what all sublayers of a forward pass share is written once."""
         own = replace(self, **parts)
         if not parts.keys() & _SHARED:
-            own._written, own.outlasts_checkpoints = self._written, self.outlasts_checkpoints
+            own._written = self._written
+            own.outlasts_checkpoints = self.outlasts_checkpoints
         return own
 
     def first_sequences(self, count: int) -> "Scores":
@@ -123,7 +127,10 @@ class Scores:
     def flat(self) -> "FlatScores":
         """Return two lists for autograd and torch's operators, whose arguments are tensors and numbers."""
         tensors = [*self.learned, *(getattr(self, name) for name in _FIXED)]
-        mask = [] if self.mask is None else self.mask.flat()
+        if self.mask is None:
+            mask = []
+        else:
+            mask = self.mask.flat()
         return FlatScores(tensors, [self.far, int(self.is_causal), self.extra, *mask])
 
     def is_padding(self, keys: int) -> Optional[Tensor]:
@@ -148,21 +155,33 @@ class Scores:
         tokens = keys - self.extra
         # A sublayer may leave out memory beyond its reach, which follows from its mask. torch.compile would make a
         # graph for each size that is a key.
-        sizes = () if torch.compiler.is_compiling() else (time, tokens)
+        if torch.compiler.is_compiling():
+            sizes = ()
+        else:
+            sizes = (time, tokens)
         added = self.once((self.mask, layout, *sizes), lambda: _laid_out(self._write(time, tokens, like), layout))
         if self.position_queries_BNTD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
             shifted = relative_shift(by_distance)
-            added = shifted if added is None else shifted + added
+            if added is None:
+                added = shifted
+            else:
+                added = shifted + added
         if self.learned_BNTK is not None:
-            added = self.learned_BNTK if added is None else self.learned_BNTK + added
+            if added is None:
+                added = self.learned_BNTK
+            else:
+                added = self.learned_BNTK + added
         if added is not None and self.extra:
             added = F.pad(added.expand(*added.shape[:-1], tokens), (0, self.extra))
         return _laid_out(added, layout)
 
     def _write(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
         """Return the bias by distance, with -inf at padding, at the future and at what the mask hides."""
-        added = None if self.table_KN is None else self._by_distance(time, keys).to(like.dtype)
+        if self.table_KN is None:
+            added = None
+        else:
+            added = self._by_distance(time, keys).to(like.dtype)
         hidden = [mask for mask in self._hidden(time, keys, like.device) if mask is not None]
         for mask in hidden:
             if added is None:
@@ -194,7 +213,9 @@ class Scores:
 
 
 def _laid_out(added: Optional[Tensor], layout: Optional[Callable[[Tensor], Tensor]]) -> Optional[Tensor]:
-    return added if added is None or layout is None else layout(added)
+    if added is None or layout is None:
+        return added
+    return layout(added)
 
 
 def _as_without_checkpoints() -> AbstractContextManager:
@@ -225,6 +246,7 @@ def relative_shift(by_distance: Tensor) -> Tensor:
         (..., T, K): row i, column j holds what row i of `by_distance` has for the distance between the i-th query and
         the j-th key, K - T + i - j; where j is in the future, a meaningless number.
     """
-    time, keys = by_distance.size(-2), by_distance.size(-1) - 1
+    time = by_distance.size(-2)
+    keys = by_distance.size(-1) - 1
     # Entry (i, j) is entry (i, T - 1 - i + j) of the input, and so number T - 1 + i K + j of its flat rows of K + 1.
     return by_distance.flatten(-2)[..., time - 1 : time - 1 + time * keys].unflatten(-1, (time, keys))

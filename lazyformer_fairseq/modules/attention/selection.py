@@ -115,7 +115,9 @@ class BackEndSelector:
     ) -> str:
         """Return the back end for an attention; arguments as :func:`lazyformer_fairseq.modules.attention.attend`."""
         if self.name != AUTO or q_BNTD.is_meta:
-            return "eager" if self.name == AUTO else self.name
+            if self.name == AUTO:
+                return "eager"
+            return self.name
         variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
         workload = Workload(variant, q_BNTD.device.type, v_BNKD.dtype, self.attentions)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # sizes would become constants of the graph
@@ -150,7 +152,10 @@ def _select(workload: Workload, q: Tensor, k: Tensor, v: Tensor, scores: Scores)
     if not SELECTOR.pays(shape, variant.is_training, len(names), workload.attentions):
         return names[0]
     names = [name for name in names if _has_room(name, workload)] or names[:1]
-    largest_error = math.inf if variant.dropout else LARGEST_ERROR[workload.precision]
+    if variant.dropout:
+        largest_error = math.inf
+    else:
+        largest_error = LARGEST_ERROR[workload.precision]
     prepare = _prepare(workload, q, k, v, scores)
     return SELECTOR.select(workload.device, shape, names, prepare, largest_error)
 
@@ -192,7 +197,10 @@ def fixed_order(workload: Workload, knows_sizes: bool = True) -> list[str]:
 
 def _torch_fuses(workload: Workload) -> bool:
     """Return whether torch fuses an attention on a GPU whose additions to scores learn."""
-    capability = compute_capability() if torch.cuda.is_available() else (8, 0)
+    if torch.cuda.is_available():
+        capability = compute_capability()
+    else:
+        capability = (8, 0)
     return back_ends.has_kernel(workload.precision, workload.variant.query_size, capability)
 
 
@@ -249,7 +257,10 @@ def _prepare(
     device = q.device.type
     is_autocast = torch.is_autocast_enabled(device)
     autocast_dtype = torch.get_autocast_dtype(device)
-    devices = [q.device] if device == "cuda" else []
+    if device == "cuda":
+        devices = [q.device]
+    else:
+        devices = []
 
     def prepare(name: str) -> Callable[[], Sequence[Tensor]]:
         parts = [part[:count].detach().requires_grad_(variant.is_training) for part in (q, k, v)]
@@ -295,4 +306,6 @@ def _free_memory(device: str) -> int:
     found: Optional[re.Match[str]] = None
     if path.exists():
         found = re.search(r"MemAvailable: *(\d+) kB", path.read_text())
-    return 1024 * int(found[1]) if found else memory_of(device)
+    if found:
+        return 1024 * int(found[1])
+    return memory_of(device)

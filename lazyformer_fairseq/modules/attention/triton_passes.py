@@ -91,13 +91,17 @@ def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr)
 @triton.jit
 def count_tiles(low, high, full, total, NEAR: tl.constexpr):
     """Count the near ones of all `total` tiles (the last one, where it is not whole, is near), or the far ones."""
-    return high - low + total - full if NEAR else low + full - high
+    if NEAR:
+        return high - low + total - full
+    return low + full - high
 
 
 @triton.jit
 def nth_tile(j, low, high, full, NEAR: tl.constexpr):
     """Return the index of the j-th of them."""
-    return low + j + tl.where(j < high - low, 0, full - high) if NEAR else j + tl.where(j < low, 0, high - low)
+    if NEAR:
+        return low + j + tl.where(j < high - low, 0, full - high)
+    return j + tl.where(j < low, 0, high - low)
 
 
 @triton.jit
@@ -124,7 +128,9 @@ def far_biases(bias, reach):
 @triton.jit
 def length_of(lengths, b, time):
     """Load how many keys of a row of the batch are not padding."""
-    return time if lengths is None else tl.load(lengths + b).to(tl.int32)
+    if lengths is None:
+        return time
+    return tl.load(lengths + b).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["time", "reach"])
@@ -171,7 +177,8 @@ def forward_kernel(
     if bias is not None:  # here, as Triton 3.6 returns no None from a function
         bias += n * (2 * reach + 1) + reach
     below, above = far_biases(bias, reach)
-    k_head, v_head = head_of(k, k_strides, b, n), head_of(v, v_strides, b, n)
+    k_head = head_of(k, k_strides, b, n)
+    v_head = head_of(v, v_strides, b, n)
     q_rows = load_rows(head_of(q, q_strides, b, n), first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False)
     lse += tl.cast(b * heads + n, tl.int64) * time + queries
 
@@ -182,7 +189,8 @@ def forward_kernel(
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     output = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
 
-    full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
+    full = length // BLOCK_K
+    total = (length + BLOCK_K - 1) // BLOCK_K
     low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
     for near in tl.static_range(2):
         for j in range(0, count_tiles(low, high, full, total, near)):
@@ -222,7 +230,9 @@ def forward_kernel(
 def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
     """Load one number for each query; `beyond` where there is no query."""
     pointers = per_query + queries
-    return tl.load(pointers, mask=queries < time, other=beyond) if NEAR else tl.load(pointers)
+    if NEAR:
+        return tl.load(pointers, mask=queries < time, other=beyond)
+    return tl.load(pointers)
 
 
 @triton.jit
@@ -275,7 +285,8 @@ def row_sums_kernel(
 ):
     """Compute rowsum(dO o O) of a tile of queries."""
     first, queries, b, n = own_tile(time, heads, BLOCK_Q)
-    d_head, head = head_of(d_output, d_output_strides, b, n), head_of(output, output_strides, b, n)
+    d_head = head_of(d_output, d_output_strides, b, n)
+    head = head_of(output, output_strides, b, n)
     d_rows = load_rows(d_head, first, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False).to(tl.float32)
     rows = load_rows(head, first, output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False).to(tl.float32)
     tl.store(sums + tl.cast(b * heads + n, tl.int64) * time + queries, tl.sum(d_rows * rows, 1), mask=queries < time)
@@ -310,7 +321,8 @@ def value_gradient_kernel(
     if bias is not None:
         bias += n * (2 * reach + 1) + reach
     below, above = far_biases(bias, reach)
-    q_head, d_output_head = head_of(q, q_strides, b, n), head_of(d_output, d_output_strides, b, n)
+    q_head = head_of(q, q_strides, b, n)
+    d_output_head = head_of(d_output, d_output_strides, b, n)
     k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
     lse += tl.cast(b * heads + n, tl.int64) * time
     gradient = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)

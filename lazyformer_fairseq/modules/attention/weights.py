@@ -93,7 +93,8 @@ def _rows(scores: Tensor, exponent: Tensor) -> Tensor:
     for _ in range(_STEPS):
         bases = (below_best - above).clamp_(min=-1)
         slopes, powers = _powers(bases, exponent, may_look)
-        mass, slope = powers.sum(-1, keepdim=True), _positive(slopes.sum(-1, keepdim=True))
+        mass = powers.sum(-1, keepdim=True)
+        slope = _positive(slopes.sum(-1, keepdim=True))
         if may_look and bool((mass <= enough).all()):
             break
         mass = mass.clamp(

@@ -60,11 +60,16 @@ class Band(nn.Module):
     def embed(self, ranks: Tensor) -> Tensor:
         """Vectors (..., C) of ids that count from `start`."""
         vectors = F.embedding(ranks, self.table)
-        return vectors if self.projection is None else F.linear(vectors, self.projection)
+        if self.projection is None:
+            return vectors
+        return F.linear(vectors, self.projection)
 
     def scores(self, features: Tensor, bias: Tensor) -> Tensor:
         """Scores (..., V_b) of the band's words from features (..., C), plus `bias` (V_b)."""
-        narrow = features if self.projection is None else torch.matmul(features, self.projection)
+        if self.projection is None:
+            narrow = features
+        else:
+            narrow = torch.matmul(features, self.projection)
         return F.linear(narrow, self.table, bias)
 
 
@@ -127,8 +132,14 @@ class AdaptiveSoftmax(nn.Module):
         self.sizes = [band.size for band in embedding.bands]
         others = len(self.sizes) - 1
         self.bias = nn.Parameter(torch.zeros(sum(self.sizes)))
-        self.band_weight = nn.Parameter(torch.empty(others, embedding.embed_dim)) if others else None
-        self.band_bias = nn.Parameter(torch.zeros(others)) if others else None
+        if others:
+            self.band_weight = nn.Parameter(torch.empty(others, embedding.embed_dim))
+        else:
+            self.band_weight = None
+        if others:
+            self.band_bias = nn.Parameter(torch.zeros(others))
+        else:
+            self.band_bias = None
 
     def negative_log_likelihood(self, features: Tensor, target: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """-log P of the targets, in nats. A band beyond the first computes scores only for targets of its own.
@@ -143,7 +154,8 @@ class AdaptiveSoftmax(nn.Module):
         """
         first, *others = (self.own or embedding).bands
         biases = self.bias.split(self.sizes)
-        in_head, rows_by_band = target, []
+        in_head = target
+        rows_by_band = []
         for number, band in enumerate(others):
             is_here = target >= band.start
             if number + 1 < len(others):

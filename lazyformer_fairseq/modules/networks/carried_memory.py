@@ -74,10 +74,16 @@ class CarriedMemory:
 
 def _gather_rows(state_BMC: Tensor) -> Tensor:
     """On the first worker the rows of all workers, elsewhere its own. Once a sublayer: all may not fit a GPU."""
-    world, first = distributed.get_world_size(), distributed.get_rank() == 0
-    parts = [torch.empty_like(state_BMC) for _ in range(world)] if first else None
+    world = distributed.get_world_size()
+    first = distributed.get_rank() == 0
+    if first:
+        parts = [torch.empty_like(state_BMC) for _ in range(world)]
+    else:
+        parts = None
     distributed.gather(state_BMC.contiguous(), parts, dst=0)
-    return torch.cat(parts).cpu() if first else state_BMC
+    if first:
+        return torch.cat(parts).cpu()
+    return state_BMC
 
 
 def with_memory(sample: dict[str, Any], memory: StreamMemory) -> dict[str, Any]:

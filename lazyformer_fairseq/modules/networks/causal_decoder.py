@@ -86,7 +86,10 @@ class CausalDecoder(Stack):
         attending = [each for each in attending if getattr(each, "has_scores", True)]
         self.content_bias.requires_grad_(any(getattr(each, "has_queries", True) for each in attending))
         self.position_bias.requires_grad_(any(getattr(each, "has_keys", True) for each in attending))
-        self.final_layer_norm = layer_norm(embed_dim, *self.norm) if self.normalize_before else None
+        if self.normalize_before:
+            self.final_layer_norm = layer_norm(embed_dim, *self.norm)
+        else:
+            self.final_layer_norm = None
 
     @property
     def sizes(self) -> CausalSizes:
@@ -131,7 +134,10 @@ class CausalDecoder(Stack):
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
         """T queries over M remembered tokens and themselves; streams have no padding."""
-        mask = AttentionMask(((self.num_heads, (Band(self.mem_len, 0),)),)) if self.same_length else None
+        if self.same_length:
+            mask = AttentionMask(((self.num_heads, (Band(self.mem_len, 0),)),))
+        else:
+            mask = None
         scores = Scores(is_causal=True, mask=mask)
         if not self.has_scores:
             return Context(scores, self.back_end())
@@ -155,8 +161,14 @@ class CausalDecoder(Stack):
         Returns:
             Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
         """
-        past = StreamMemory() if memory is None else memory
-        x = tokens_BT if tokens_BT.is_floating_point() else self.embedding(tokens_BT)
+        if memory is None:
+            past = StreamMemory()
+        else:
+            past = memory
+        if tokens_BT.is_floating_point():
+            x = tokens_BT
+        else:
+            x = self.embedding(tokens_BT)
         if self.positions is not None:
             x = x + self._places(past.seen, tokens_BT.size(1))
         x = F.dropout(x, self.dropout, self.training)
@@ -164,7 +176,8 @@ class CausalDecoder(Stack):
         x, all_states, inputs = self.run(x, shared, return_all, past)
         if memory is not None:
             memory.remember(inputs, self.mem_len)
-        x = x if self.final_layer_norm is None else self.final_layer_norm(x)
+        if self.final_layer_norm is not None:
+            x = self.final_layer_norm(x)
         return F.dropout(x, self.dropout, self.training), all_states
 
     def _places(self, seen: int, time: int) -> Tensor:

@@ -23,7 +23,10 @@ def bands_of(options: CausalLMOptions) -> dict[str, Any]:
 def softmax_of(options: CausalLMOptions, embedding: AdaptiveEmbedding, vocab_size: int) -> AdaptiveSoftmax:
     """The head of a model of these options: on the tables of its embedding, or on its own."""
     is_untied = options.untied_softmax
-    own = AdaptiveEmbedding(vocab_size, embedding.embed_dim, **bands_of(options)) if is_untied else None
+    if is_untied:
+        own = AdaptiveEmbedding(vocab_size, embedding.embed_dim, **bands_of(options))
+    else:
+        own = None
     return AdaptiveSoftmax(embedding, own)
 
 

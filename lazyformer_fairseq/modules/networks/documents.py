@@ -53,8 +53,10 @@ class Group(NamedTuple):
             return cls(1, int(lengths[0]), int(starts[0]))
         width = int(lengths[0])
         width += 0 if device.type == "cpu" else -width % GPU_MULTIPLE
-        steps, last_D1 = np.arange(width), lengths[:, None] - 1
-        from_DW, is_text_DW = starts[:, None] + np.minimum(steps, last_D1), steps <= last_D1
+        steps = np.arange(width)
+        last_D1 = lengths[:, None] - 1
+        from_DW = starts[:, None] + np.minimum(steps, last_D1)
+        is_text_DW = steps <= last_D1
         arrays = (from_DW.ravel(), np.flatnonzero(is_text_DW), from_DW[is_text_DW], ~is_text_DW)
         indices = [torch.from_numpy(each).to(device) for each in arrays]
         return cls(len(starts), width, None, *(indices if not is_text_DW.all() else indices[:-1]))
@@ -75,7 +77,10 @@ class Group(NamedTuple):
         if self.start is not None:
             row_SE.narrow(0, self.start, self.width).copy_(part_PE)
         else:
-            text = part_PE if self.is_padding_DW is None else part_PE.index_select(0, self.text)
+            if self.is_padding_DW is None:
+                text = part_PE
+            else:
+                text = part_PE.index_select(0, self.text)
             row_SE.index_copy_(0, self.to, text)
 
 
@@ -95,15 +100,23 @@ class Documents:
     scores: Sequence[Scores] = ()
 
     def __init__(self, lengths: np.ndarray, width: int, device: torch.device):
-        alone = math.sqrt(ALONE * torch.get_num_threads() / width) if device.type == "cpu" else math.inf
-        starts, order = np.cumsum(lengths) - lengths, np.argsort(-lengths, kind="stable")
+        if device.type == "cpu":
+            alone = math.sqrt(ALONE * torch.get_num_threads() / width)
+        else:
+            alone = math.inf
+        starts = np.cumsum(lengths) - lengths
+        order = np.argsort(-lengths, kind="stable")
         self.lengths = lengths
         self.groups: list[Group] = []
         while len(order):
             longest = lengths[order[0]]
             is_like = lengths[order] >= min(longest * LEAST_SHARE, longest - FEW)
-            count = 1 if longest >= alone else int(is_like.sum())
-            chosen, order = order[:count], order[count:]
+            if longest >= alone:
+                count = 1
+            else:
+                count = int(is_like.sum())
+            chosen = order[:count]
+            order = order[count:]
             self.groups.append(Group.of(starts[chosen], lengths[chosen], device))
 
     def split(self, x: Optional[Tensor]) -> list[Optional[Tensor]]:
@@ -123,7 +136,8 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, row_SE: Tensor, groups: list[Group]) -> tuple[Tensor, ...]:
-        ctx.groups, ctx.size = groups, row_SE.shape
+        ctx.groups = groups
+        ctx.size = row_SE.shape
         return tuple(group.take(row_SE) for group in groups)
 
     @staticmethod
@@ -201,20 +215,25 @@ class TextInARow(NamedTuple):
                 f"documents: lengths above 0 of the documents of {batch} sequences are needed, not {documents}"
             )
         if padding_mask_BT is None:
-            places, most = torch.from_numpy(np.flatnonzero(np.arange(time) < sizes[:, None])), np.full(batch, time)
+            places = torch.from_numpy(np.flatnonzero(np.arange(time) < sizes[:, None]))
+            most = np.full(batch, time)
         else:
-            places, most = (
-                padding_mask_BT.logical_not().flatten().nonzero()[:, 0],
-                time - padding_mask_BT.sum(-1).numpy(force=True),
-            )
-        is_wrong = sizes > time if padding_mask_BT is None and not is_full else sizes != most
+            places = padding_mask_BT.logical_not().flatten().nonzero()[:, 0]
+            most = time - padding_mask_BT.sum(-1).numpy(force=True)
+        if padding_mask_BT is None and not is_full:
+            is_wrong = sizes > time
+        else:
+            is_wrong = sizes != most
         if is_wrong.any():
             row = int(is_wrong.argmax())
             raise UserError(
                 f"documents: those of sequence {row} have {sizes[row]} tokens together, but it has {most[row]}; count "
                 "all but padding"
             )
-        runs = lengths if begins_anew else sizes
+        if begins_anew:
+            runs = lengths
+        else:
+            runs = sizes
         positions = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
         return cls(places.to(tokens_BT.device), (batch, time), lengths, positions)
 

@@ -107,7 +107,9 @@ class TextFirst(NamedTuple):
     def pairs_back(self, x_BNTK: Tensor, tokens: int) -> Tensor:
         """By query and key as it was; keys behind so many, which are no tokens, stay there."""
         of_tokens, others = _taken(x_BNTK, self.to_BT, 2).tensor_split((tokens,), -1)
-        return torch.cat([_taken(of_tokens, self.to_BT, 3), others], -1) if tokens else others
+        if tokens:
+            return torch.cat([_taken(of_tokens, self.to_BT, 3), others], -1)
+        return others
 
 
 def _taken(x: Tensor, places_BT: Tensor, axis: int) -> Tensor:
@@ -190,11 +192,16 @@ class Encoder(Stack):
 
     @property
     def sizes(self) -> EncoderSizes:
-        words, bias = self.embed_tokens, self.relative_position_bias
-        types = None if words is None else self.embed_token_types
+        words = self.embed_tokens
+        bias = self.relative_position_bias
+        if words is None:
+            types = None
+        else:
+            types = self.embed_token_types
         rows, type_rows = (0 if table is None else table.num_embeddings for table in (words, types))
         widths = self.embed_dim, self.options.ffn_embed_dim, self.num_heads
-        buckets, has_none = 0 if bias is None else bias.num_buckets, words is not None and self.embed_positions is None
+        buckets = 0 if bias is None else bias.num_buckets
+        has_none = words is not None and self.embed_positions is None
         return EncoderSizes(rows, *widths, self.max_positions, buckets, type_rows, has_none, **self.parts)
 
     def forward(
@@ -244,7 +251,8 @@ class Encoder(Stack):
         self._check_global_positions(global_positions_BT, tokens_BT)
         given = (global_positions_BT, token_types_BT)
         if documents is not None:
-            mask, is_on_gpu = padding_mask_BT, tokens_BT.device.type != "cpu"
+            mask = padding_mask_BT
+            is_on_gpu = tokens_BT.device.type != "cpu"
             looks = mask is not None and not (is_padded_on_right and is_on_gpu)
             row = TextInARow.of(documents, tokens_BT, mask if looks else None, mask is None, positions_begin_anew)
             moved = (None if each is None else row.take(each) for each in given)
@@ -268,8 +276,14 @@ class Encoder(Stack):
         return_all: bool,
         row: Optional[TextInARow] = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        positions = None if row is None else row.positions_S
-        x = tokens_BT if self.embed_tokens is None else self.embed(tokens_BT, token_types_BT, positions)
+        if row is None:
+            positions = None
+        else:
+            positions = row.positions_S
+        if self.embed_tokens is None:
+            x = tokens_BT
+        else:
+            x = self.embed(tokens_BT, token_types_BT, positions)
         shared = self.context(x, 0, padding_mask_BT, global_positions_BT, None if row is None else row.lengths)
         return self._run(x, shared, return_all)
 
@@ -284,7 +298,10 @@ class Encoder(Stack):
         """The bias of each pair, -inf where a token does not see another, goes into all scores as learned ones do."""
         check_takes_permuted(self, "turns")
         check_turns(turns_B3T, positions_BT, tokens_BT.shape[:2], self.max_positions)
-        x = tokens_BT if self.embed_tokens is None else self.embed(tokens_BT, token_types_BT, positions_BT)
+        if self.embed_tokens is None:
+            x = tokens_BT
+        else:
+            x = self.embed(tokens_BT, token_types_BT, positions_BT)
         if self.relative_position_bias is not None and self.has_scores:
             added = self.relative_position_bias.of_places(positions_BT, self.max_positions).to(x.dtype)
         else:
@@ -373,14 +390,21 @@ class Encoder(Stack):
         return Context(Scores(), self.back_end(), documents=documents)
 
     def _scores(self, time: int, padding_mask_BT: Optional[Tensor], global_positions_BT: Optional[Tensor]) -> Scores:
-        shape = self.relative_position_bias(time) if self.relative_position_bias and self.has_scores else Scores()
+        if self.relative_position_bias and self.has_scores:
+            shape = self.relative_position_bias(time)
+        else:
+            shape = Scores()
         if padding_mask_BT is not None:
             shape = shape.with_padding(padding_mask_BT)
-        return shape if global_positions_BT is None else shape.with_given(global_positions_BT)
+        if global_positions_BT is None:
+            return shape
+        return shape.with_given(global_positions_BT)
 
 
 def _unless_padding(given: Optional[Tensor], is_padding: Optional[Tensor]) -> Optional[Tensor]:
-    return given if given is None or is_padding is None else given & ~is_padding
+    if given is None or is_padding is None:
+        return given
+    return given & ~is_padding
 
 
 def leave_out_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool) -> None:
@@ -438,7 +462,8 @@ def start_as_asked(encoder: Encoder, local_heads: bool, zero_last_maps: bool) ->
             which map is its last.
     """
     if local_heads:
-        bias, distances = encoder.relative_position_bias, torch.tensor(LOCAL[: encoder.num_heads])
+        bias = encoder.relative_position_bias
+        distances = torch.tensor(LOCAL[: encoder.num_heads])
         if bias is None or bias.num_buckets // 4 <= max(LOCAL):
             raise UserError("--local-heads: needs --relative-position-buckets 12 or more")
         buckets = relative_position_bucket(distances, bias.num_buckets, bias.max_distance)

@@ -34,9 +34,15 @@ class MaskedLMHead(nn.Module):
         is_untied: bool = False,
     ):
         super().__init__()
-        self.dense = None if is_plain else nn.Linear(embed_dim, embed_dim, linear_bias)
+        if is_plain:
+            self.dense = None
+        else:
+            self.dense = nn.Linear(embed_dim, embed_dim, linear_bias)
         self.activation = activation
-        self.layer_norm = None if is_plain else layer_norm(embed_dim, *norm)
+        if is_plain:
+            self.layer_norm = None
+        else:
+            self.layer_norm = layer_norm(embed_dim, *norm)
         self.weight = embed_tokens.weight
         if is_untied:
             self.weight = nn.Parameter(nn.init.normal_(torch.empty_like(embed_tokens.weight), std=0.02))
@@ -61,7 +67,9 @@ class MaskedLMHead(nn.Module):
 
 def as_positions(masked_tokens: Tensor) -> Tensor:
     """Indices among the B * T positions, int64 (M,), from such indices or a boolean (B, T)."""
-    return masked_tokens.flatten().nonzero().squeeze(1) if masked_tokens.dtype == torch.bool else masked_tokens
+    if masked_tokens.dtype == torch.bool:
+        return masked_tokens.flatten().nonzero().squeeze(1)
+    return masked_tokens
 
 
 class ClassificationHead(nn.Module):
@@ -151,7 +159,9 @@ def reads_all_tokens(head: nn.Module) -> bool:
 def outputs_of(head: nn.Module) -> int:
     """How many logits a head of :data:`HEADS` gives; 0 for others, as a pooler."""
     last = getattr(head, "out_proj", None) or getattr(head, "span_proj", None)
-    return last.out_features if last is not None else 0
+    if last is not None:
+        return last.out_features
+    return 0
 
 
 # Names among a model's classification heads.

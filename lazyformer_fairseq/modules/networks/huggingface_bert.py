@@ -117,7 +117,9 @@ class HuggingFaceBert(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Of the encoder's output, (..., C) -> (..., V)."""
-        return self.bert.cls(features) if hasattr(self.bert, "cls") else self.bert.decoder(self.bert.head(features))
+        if hasattr(self.bert, "cls"):
+            return self.bert.cls(features)
+        return self.bert.decoder(self.bert.head(features))
 
 
 def has_transformers() -> bool:

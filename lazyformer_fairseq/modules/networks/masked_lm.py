@@ -89,7 +89,8 @@ class MaskedLM(nn.Module):
         )  # fmt: skip
         if classification_head_name is None:
             return output, extra
-        head, features = self.classification_heads[classification_head_name], output
+        head = self.classification_heads[classification_head_name]
+        features = output
         if has_padding is None and not heads.reads_all_tokens(head):  # then <s> is wherever text begins
             first = src_tokens.ne(self.encoder.sentence_encoder.padding_idx).int().argmax(-1)
             features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
@@ -176,8 +177,17 @@ class _EncoderWithHead(nn.Module):
         self, src_tokens, features_only, masked_tokens, return_all_hiddens, has_padding, given
     ) -> tuple[Tensor, dict[str, Any]]:
         padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
-        is_padded_on_right = None if has_padding is None else True
-        mask = padding_mask if (bool(padding_mask.any()) if has_padding is None else has_padding) else None
+        if has_padding is None:
+            is_padded_on_right = None
+        else:
+            is_padded_on_right = True
+        if bool(padding_mask.any()) if has_padding is None else has_padding:
+            mask = padding_mask
+        else:
+            mask = None
         features, inner_states = self.sentence_encoder(src_tokens, mask, return_all_hiddens, is_padded_on_right, *given)
-        output = features if features_only else self.lm_head(features, masked_tokens)
+        if features_only:
+            output = features
+        else:
+            output = self.lm_head(features, masked_tokens)
         return output, {"inner_states": inner_states}

@@ -79,14 +79,22 @@ def add_up(
     """
     added: Optional[Tensor] = None
     below: SharedState = {}
-    inputs, attended = [], 0
+    inputs = []
+    attended = 0
     for sublayer in sublayers:
-        x = x_BTC if added is None else x_BTC + added
+        if added is None:
+            x = x_BTC
+        else:
+            x = x_BTC + added
         inputs.append(x)
-        remembered = memory.before(attended, x) if memory is not None and sublayer.attends else None
+        if memory is not None and sublayer.attends:
+            remembered = memory.before(attended, x)
+        else:
+            remembered = None
         attended += sublayer.attends
         y, handed_on = sublayer.branch(x, below, shared, remembered)
-        added, below = (y if added is None else added + y), {**below, **handed_on}
+        added = y if added is None else added + y
+        below = {**below, **handed_on}
     return added, inputs
 
 
@@ -108,7 +116,8 @@ def run_reversible(
         The output (B, T, C), and the input of each sublayer, without a gradient unless autograd keeps it.
     """
     start = x_BTC.to(torch.promote_types(x_BTC.dtype, torch.float32))
-    streams, inputs = (start, start), []
+    streams = (start, start)
+    inputs = []
     if keeps or not torch.is_grad_enabled():
         for sublayers, past in units:
             added, found = branch(sublayers, streams[1].to(x_BTC.dtype), shared, past)
@@ -123,7 +132,10 @@ def run_reversible(
 
 def _shared_weights(shared: Context) -> list[Tensor]:
     """What a pass shares and learns: T5's table, Transformer-XL's u and v."""
-    documents = () if shared.documents is None else shared.documents.scores
+    if shared.documents is None:
+        documents = ()
+    else:
+        documents = shared.documents.scores
     parts = [part for scores in (shared.scores, *documents) for part in scores.learned]
     return [part for part in (*parts, *(shared.positions or ())) if part is not None]
 
@@ -136,7 +148,11 @@ class _Reversible(torch.autograd.Function):
         ctx: Any, units, shared, branch, dtype, inputs: list[Tensor], *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         first, second, *leaves = tensors
-        ctx.units, ctx.shared, ctx.branch, ctx.dtype, ctx.chances = units, shared, branch, dtype, []
+        ctx.units = units
+        ctx.shared = shared
+        ctx.branch = branch
+        ctx.dtype = dtype
+        ctx.chances = []
         kind = first.device.type
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         for unit in units:
@@ -179,7 +195,11 @@ def _with_graph(
 
 
 def _sum(one: Optional[Tensor], other: Optional[Tensor]) -> Optional[Tensor]:
-    return one if other is None else other if one is None else one + other
+    if other is None:
+        return one
+    if one is None:
+        return other
+    return one + other
 
 
 @contextmanager

@@ -53,7 +53,9 @@ class StreamMemory:
     @property
     def length(self) -> int:
         """M, the number of tokens remembered."""
-        return self.states[0].size(1) if self.states else 0
+        if self.states:
+            return self.states[0].size(1)
+        return 0
 
     @property
     def seen(self) -> int:
@@ -69,7 +71,9 @@ class StreamMemory:
 
         None at the start of streams.
         """
-        return self.states[sublayer].to(x_BTC) if self.states else None
+        if self.states:
+            return self.states[sublayer].to(x_BTC)
+        return None
 
     def part(self, first: int, count: int) -> "StreamMemory":
         """That of some attending sublayers, as it is now."""
@@ -189,11 +193,13 @@ class Stack(nn.Module):
         super().__init__()
         if not 0 < layer_norm_eps < 1:
             raise UserError(f"a LayerNorm's epsilon of {layer_norm_eps}: must be above 0 and below 1, such as {EPS}")
-        widths, dropouts = (embed_dim, ffn_embed_dim, num_heads), (attention_dropout, activation_dropout)
+        widths = (embed_dim, ffn_embed_dim, num_heads)
+        dropouts = (attention_dropout, activation_dropout)
         self.options = SublayerOptions(
             *widths, *dropouts, activation, max_positions, is_causal=self.direction == CAUSAL, linear_bias=linear_bias
         )
-        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
         self.dropout = dropout
         self.normalize_before = normalize_before
         if not 0 <= experts_loss < math.inf:
@@ -209,7 +215,10 @@ class Stack(nn.Module):
 
     def _refuse_irreversible(self) -> None:
         if not self.normalize_before:
-            part = "decoder" if self.direction == CAUSAL else "encoder"
+            if self.direction == CAUSAL:
+                part = "decoder"
+            else:
+                part = "encoder"
             raise UserError(f"--reversible: a post-norm cannot be undone; give --{part}-normalize-before too")
         for planned in self.plan:
             if not planned.kind.module(self.direction).is_residual:
@@ -254,7 +263,9 @@ class Stack(nn.Module):
         """What sublayers add to the loss of a token in nats, of the last pass: spans that are learned, and experts."""
         told = self.take_told()
         spans = sum(span.penalty() for span in self.options.common.get(SPANS, ()))
-        return spans if told is None else spans + told.loss
+        if told is None:
+            return spans
+        return spans + told.loss
 
     @property
     def compiles(self) -> bool:
@@ -324,16 +335,22 @@ class Stack(nn.Module):
         compiles = self.compiles and self.training
         if self.reversible and takes:
             return self._run_reversible(compiled(add_up) if compiles else add_up, x_BTC, shared, return_all, memory)
-        run = compiled(_run) if compiles else _run
+        if compiles:
+            run = compiled(_run)
+        else:
+            run = _run
         if not (self.checkpoints and takes and self.training and torch.is_grad_enabled()):
             return run(self.sublayers, x_BTC, shared, return_all, memory)
         segment = partial(_run_anew, run) if compiles else run  # a compiled graph cannot write once for all segments
-        shared = shared if compiles else keeping(shared)
+        if not compiles:
+            shared = keeping(shared)
         segments = self._modules_by(segments_of(self.plan, self.direction), memory)
-        all_states, attended = [x_BTC] if return_all else [], []
+        all_states = [x_BTC] if return_all else []
+        attended = []
         for sublayers, past in segments:
             x_BTC, states, inputs = self.checkpoint(segment, sublayers, x_BTC, shared, return_all, past)
-            all_states, attended = [*all_states, *states[1:]], [*attended, *inputs]
+            all_states = [*all_states, *states[1:]]
+            attended = [*attended, *inputs]
         return x_BTC, all_states, attended
 
     def checkpoint(self, function: Callable, *arguments: Any) -> Any:
@@ -353,7 +370,8 @@ class Stack(nn.Module):
         self, places: list[list[int]], memory: Optional[StreamMemory]
     ) -> list[tuple[list[nn.Module], Optional[StreamMemory]]]:
         """Sublayers in groups, each with its part of the memory as it is before this pass."""
-        found, first = [], 0
+        found = []
+        first = 0
         for group in places:
             sublayers = [self.sublayers[place] for place in group]
             count = sum(sublayer.attends for sublayer in sublayers)
@@ -369,7 +387,10 @@ def _run_anew(run: Callable, sublayers: list[nn.Module], x_BTC: Tensor, shared: 
 def _run(
     sublayers: Iterable[nn.Module], x_BTC: Tensor, shared: Context, return_all: bool, memory: Optional[StreamMemory]
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    all_states = [x_BTC] if return_all else []
+    if return_all:
+        all_states = [x_BTC]
+    else:
+        all_states = []
     attended: list[Tensor] = []
     below: SharedState = {}
     for sublayer in sublayers:

@@ -121,8 +121,14 @@ class AttentionSublayer(Sublayer):
         def innermost(attention: Attention) -> AttentionOutput:
             if self.is_key_producer:
                 handed_on[KEYS_AND_VALUES] = attention
-            q, k, values, scores = attention.q_BNTD, attention.k_BNKD, attention.values, attention.scores
-            dropout = self.dropout if self.training else 0.0
+            q = attention.q_BNTD
+            k = attention.k_BNKD
+            values = attention.values
+            scores = attention.scores
+            if self.training:
+                dropout = self.dropout
+            else:
+                dropout = 0.0
             given = (q, k, values, scores, dropout, self.consumers)
             back_end = attention.back_end or shared.back_end(*given)
             return AttentionOutput(*attend(*given, back_end))
@@ -148,7 +154,8 @@ class ChoosingAttention(AttentionSublayer):
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
         kept = projections(planned.values)
-        self.has_queries, self.has_keys = "queries" in kept, "keys" in kept
+        self.has_queries = "queries" in kept
+        self.has_keys = "keys" in kept
         reasons = [choice.why_no_memory(planned.values) for choice in variant_classes(planned.values)]
         self.why_no_memory = next(filter(None, reasons), "")
         of_choice = replace(options, values=planned.values)
@@ -156,8 +163,14 @@ class ChoosingAttention(AttentionSublayer):
         self.takes_documents = all(type(each).project is AttentionVariant.project for each in self.choices.values())
         self.takes_permuted = all(each.takes_permuted for each in self.choices.values())
         self.value_makers = build_values(of_choice)
-        self.query_makers = build_vectors(of_choice, are_keys=False) if self.has_queries else nn.ModuleDict()
-        self.key_makers = build_vectors(of_choice, are_keys=True) if self.has_keys else nn.ModuleDict()
+        if self.has_queries:
+            self.query_makers = build_vectors(of_choice, are_keys=False)
+        else:
+            self.query_makers = nn.ModuleDict()
+        if self.has_keys:
+            self.key_makers = build_vectors(of_choice, are_keys=True)
+        else:
+            self.key_makers = nn.ModuleDict()
 
     def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
         """Keys (B, N, K, D) as its kind of attention compares them."""
@@ -197,7 +210,8 @@ class SelfAttention(ChoosingAttention):
             projected = projected.split((c * self.has_queries, c * self.has_keys, c), dim=-1)
         q_BTC, k_BKC, v_BKC = projected
         time = q_BTC.size(1)
-        q, k = self.make_queries(q_BTC, shared.scores, time), self.make_keys(k_BKC, shared.scores, time)
+        q = self.make_queries(q_BTC, shared.scores, time)
+        k = self.make_keys(k_BKC, shared.scores, time)
         values = self.make_values(x_BTC, v_BKC)
         makers = self.query_makers, self.key_makers
         return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores, makers=makers), shared)
@@ -223,12 +237,18 @@ class RelativeAttention(ChoosingAttention):
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
         embed_dim = options.embed_dim
-        self.q_proj = Linear(embed_dim, embed_dim, bias=False) if self.has_queries else None
+        if self.has_queries:
+            self.q_proj = Linear(embed_dim, embed_dim, bias=False)
+        else:
+            self.q_proj = None
         self.kv_proj = Linear(embed_dim, (self.has_keys + 1) * embed_dim, bias=False)
         self.kv_proj.blocks = self.has_keys + 1
         self.has_scores = not has_positions(planned.values)
         compares = self.has_queries and self.has_keys and self.has_scores
-        self.position_proj = Linear(embed_dim, embed_dim, bias=False) if compares else None
+        if compares:
+            self.position_proj = Linear(embed_dim, embed_dim, bias=False)
+        else:
+            self.position_proj = None
         self.out_proj = Linear(embed_dim, embed_dim, bias=False)
         self.start_copies()
 
@@ -242,8 +262,12 @@ class RelativeAttention(ChoosingAttention):
         k_BKC, v_BKC = self.kv_proj(x_BKC).split((c * self.has_keys, c), dim=-1)
         keys = x_BKC.size(1)
         q, scores = self._queries(x_BTC, shared, keys)
-        k, values = self.make_keys(k_BKC, shared.scores, keys), self.make_values(x_BKC, v_BKC)
-        positions = shared.positions if self.has_scores else None
+        k = self.make_keys(k_BKC, shared.scores, keys)
+        values = self.make_values(x_BKC, v_BKC)
+        if self.has_scores:
+            positions = shared.positions
+        else:
+            positions = None
         makers = self.query_makers, self.key_makers
         y_BTC, handed_on = self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, positions, makers), shared)
         return self.out_proj(y_BTC), handed_on
@@ -287,7 +311,10 @@ class LazyAttention(AttentionSublayer):
         super().__init__(options, planned)
         self.v_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-        values = {} if planned.producer is None else planned.producer.values
+        if planned.producer is None:
+            values = {}
+        else:
+            values = planned.producer.values
         self.value_makers = build_values(replace(options, values=values))
         self.start_copies()
 
@@ -295,9 +322,15 @@ class LazyAttention(AttentionSublayer):
         """Attends with the given distribution, which includes biases and masks already."""
         x_BKC = with_memory(memory_BMC, x_BTC)
         distribution = below[DISTRIBUTION]
-        one = distribution[0] if isinstance(distribution, list) else distribution
+        if isinstance(distribution, list):
+            one = distribution[0]
+        else:
+            one = distribution
         makes_values = hasattr(one, "project")
-        v_BKC = None if makes_values else self.v_proj(x_BKC)
+        if makes_values:
+            v_BKC = None
+        else:
+            v_BKC = self.v_proj(x_BKC)
         inputs = x_BKC if makes_values or self.value_makers else None, v_BKC
         y_BTC, _ = by_document(self._attend, inputs, {DISTRIBUTION: distribution}, shared)
         return self.out_proj(y_BTC), {}
@@ -307,7 +340,10 @@ class LazyAttention(AttentionSublayer):
         if v_BKC is None:
             v_BKC, distribution = distribution.project(x_BKC, self.v_proj, self.num_heads)
         values = self.make_values(x_BKC, v_BKC)
-        dropout = self.dropout if self.training else 0.0
+        if self.training:
+            dropout = self.dropout
+        else:
+            dropout = 0.0
         return merge_heads(distribution.attend(values, dropout)), {}
 
 
@@ -328,7 +364,10 @@ class SharedKeysAttention(AttentionSublayer):
         self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.position_proj: Optional[Linear] = None
-        values = {} if planned.producer is None else planned.producer.values
+        if planned.producer is None:
+            values = {}
+        else:
+            values = planned.producer.values
         self.query_makers = build_vectors(replace(options, values=values), are_keys=False)
         if options.is_causal and not has_positions(values):
             self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
@@ -388,7 +427,9 @@ def merge_heads(x_BNTD: Tensor) -> Tensor:
 
 def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
     """All inputs to attend to, (B, M + T, C): the previous segments', if any, then this one's."""
-    return x_BTC if memory_BMC is None else torch.cat([memory_BMC, x_BTC], dim=1)
+    if memory_BMC is None:
+        return x_BTC
+    return torch.cat([memory_BMC, x_BTC], dim=1)
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:

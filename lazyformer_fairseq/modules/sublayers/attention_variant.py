@@ -96,8 +96,14 @@ class AttentionVariant(nn.Module):
 
     def __init__(self, options: SublayerOptions):
         super().__init__()
-        mask = self.mask_of(options.values, options.num_heads, is_causal=True) if options.is_causal else None
-        self.most_reach = None if mask is None else mask.reach
+        if options.is_causal:
+            mask = self.mask_of(options.values, options.num_heads, is_causal=True)
+        else:
+            mask = None
+        if mask is None:
+            self.most_reach = None
+        else:
+            self.most_reach = mask.reach
 
     # What it computes.
 

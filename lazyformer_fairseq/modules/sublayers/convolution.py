@@ -60,7 +60,10 @@ class Convolution(Sublayer):
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Convolution":
-        heads = options.num_heads if planned.values["form"] == LIGHTWEIGHT else 0
+        if planned.values["form"] == LIGHTWEIGHT:
+            heads = options.num_heads
+        else:
+            heads = 0
         return cls(options.embed_dim, planned.values["width"], heads)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
@@ -77,7 +80,8 @@ class Convolution(Sublayer):
         if memory_BMC is not None and before:
             # By itself: on a processor products of a multiple of 128 tokens are faster, see modules/linear.py.
             remembered = self._gated(memory_BMC[:, -before:])
-            gated, before = torch.cat([remembered, gated], 1), before - remembered.size(1)
+            gated = torch.cat([remembered, gated], 1)
+            before = before - remembered.size(1)
         return convolve(gated, self.filters(), before, after), {}
 
     def _gated(self, x_BTC: Tensor) -> Tensor:
@@ -98,7 +102,8 @@ def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tens
         before, after: zeros to put on either side; the output has T + before + after - W + 1 tokens.
     """
     if before != after:
-        x_BTC, before = F.pad(x_BTC, (0, 0, before, after)), 0
+        x_BTC = F.pad(x_BTC, (0, 0, before, after))
+        before = 0
     if x_BTC.device.type != "cpu":
         x_BCT = x_BTC.transpose(1, 2)
         return F.conv1d(x_BCT, filters_CW[:, None], padding=before, groups=x_BTC.size(2)).transpose(1, 2)
@@ -130,7 +135,8 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_BTC: Tensor) -> tuple[Optional[Tensor], Optional[Tensor], None]:
         x_BTC, filters_CW = ctx.saved_tensors
-        width, padding = filters_CW.size(1), ctx.padding
+        width = filters_CW.size(1)
+        padding = ctx.padding
         of_x, of_filters, _ = ctx.needs_input_grad
         return (
             _as_image(gradient_BTC, filters_CW.flip(1), width - 1 - padding) if of_x else None,

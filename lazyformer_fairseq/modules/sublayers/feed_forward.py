@@ -62,7 +62,10 @@ class FeedForward(Sublayer):
         gate: str = "",
     ):
         super().__init__()
-        self.activation = GATES[gate] if gate else activation
+        if gate:
+            self.activation = GATES[gate]
+        else:
+            self.activation = activation
         self.is_gated = bool(gate)
         self.dropout = dropout
         self.fc1 = Linear(embed_dim, ffn_embed_dim * (1 + self.is_gated))
@@ -161,7 +164,10 @@ class Experts(Sublayer):
         self, embed_dim: int, feed_forwards: Sequence[FeedForward], top: int, capacity: float, is_causal: bool = False
     ):
         super().__init__()
-        self.count, self.top, self.capacity, self.is_causal = len(feed_forwards), top, capacity, is_causal
+        self.count = len(feed_forwards)
+        self.top = top
+        self.capacity = capacity
+        self.is_causal = is_causal
         self.gate = nn.Linear(embed_dim, self.count, bias=False)
         self.experts = nn.ModuleDict({str(number): each for number, each in enumerate(feed_forwards)})
         self.exchange: Optional[Callable[[Callable, Tensor, Tensor], Tensor]] = None
@@ -172,7 +178,8 @@ class Experts(Sublayer):
 
     def take_told(self) -> Optional[Told]:
         """What it tells, once."""
-        told, self.told = self.told, None
+        told = self.told
+        self.told = None
         return told
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
@@ -185,7 +192,10 @@ class Experts(Sublayer):
         texts = self._texts(x_BTC, shared)
         found = self.assign(gates_SE, *texts)
         dropped = found.wanted - found.counts_E.sum()
-        self.told = Told(self._balance(gates_SE, *texts), dropped, found.wanted) if self.training else None
+        if self.training:
+            self.told = Told(self._balance(gates_SE, *texts), dropped, found.wanted)
+        else:
+            self.told = None
         inputs_PC = x_SC.index_select(0, found.tokens_P)
         if self.exchange is None:
             outputs_PC = self.compute(inputs_PC, found.counts_E.tolist())
@@ -220,7 +230,8 @@ class Experts(Sublayer):
             lengths_G = torch.from_numpy(shared.documents.lengths).to(device)
             return torch.arange(len(lengths_G), device=device).repeat_interleave(lengths_G), lengths_G, None
         text_S = torch.arange(batch, device=device).repeat_interleave(time)
-        lengths_G, is_padding = torch.full((batch,), time, device=device), shared.scores.is_padding(time)
+        lengths_G = torch.full((batch,), time, device=device)
+        is_padding = shared.scores.is_padding(time)
         if is_padding is None:
             return text_S, lengths_G, None
         return text_S, lengths_G - is_padding.sum(-1), is_padding.flatten()
@@ -244,12 +255,14 @@ class Experts(Sublayer):
         # In the order in which they take slots; then sorted by expert, text and that order, those without a wish last.
         both = ((each if self.is_causal else each.t()).flatten() for each in (tokens_SK, experts_SK, weights_SK))
         tokens_P, experts_P, weights_P = both
-        is_wanted_P, texts = (is_wanted_SK if self.is_causal else is_wanted_SK.t()).flatten(), len(lengths_G)
+        is_wanted_P = (is_wanted_SK if self.is_causal else is_wanted_SK.t()).flatten()
+        texts = len(lengths_G)
         queues = self.count * texts
         queue_P = (experts_P * texts + text_S[tokens_P]).where(is_wanted_P, queues)
         queue_P, order_P = queue_P.sort(stable=True)
         starts = torch.searchsorted(queue_P, torch.arange(queues + 1, device=queue_P.device))
-        counts_EG, is_taken_P = starts.diff().view(self.count, texts), queue_P < queues
+        counts_EG = starts.diff().view(self.count, texts)
+        is_taken_P = queue_P < queues
         if self.training:
             slots_G = self.slots(lengths_G)
             place_P = torch.arange(len(queue_P), device=queue_P.device) - starts[queue_P]
@@ -341,7 +354,10 @@ class ResidualSublayer(nn.Module):
     def branch(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """F alone, after dropout: what is added to x."""
         has_memory = self.attends and memory_BMC is not None
-        memory = (self._normalised(memory_BMC),) if has_memory else ()
+        if has_memory:
+            memory = (self._normalised(memory_BMC),)
+        else:
+            memory = ()
         if has_memory or self.inner.takes_documents:
             y, handed_on = self.inner(self._normalised(x_BTC), below, shared, *memory)
         else:
@@ -349,4 +365,6 @@ class ResidualSublayer(nn.Module):
         return F.dropout(y, self.dropout, self.training), handed_on
 
     def _normalised(self, x: Tensor) -> Tensor:
-        return self.layer_norm(x) if self.normalize_before else x
+        if self.normalize_before:
+            return self.layer_norm(x)
+        return x

@@ -35,7 +35,8 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import BRC, MINGRU, NBRC
 
 # On a processor: numbers of a step that cost more than calling torch does, and those that stay near the core.
-AT_ONCE, CACHED = 2**13, 2**17
+AT_ONCE = 2**13
+CACHED = 2**17
 
 
 class Recurrent(Sublayer):
@@ -60,10 +61,13 @@ class Recurrent(Sublayer):
 
     def __init__(self, embed_dim: int, cell: str = NBRC, is_causal: bool = False, longest: int = 0):
         super().__init__()
-        self.cell, self.longest, self.directions = cell, longest, 1 if is_causal else 2
+        self.cell = cell
+        self.longest = longest
+        self.directions = 1 if is_causal else 2
         if embed_dim % self.directions:
             raise UserError(f"r[cell={cell}]: an embedding dimension of {embed_dim} must be even, for two directions")
-        size, parts = embed_dim // self.directions, 2 if cell == MINGRU else 3
+        size = embed_dim // self.directions
+        parts = 2 if cell == MINGRU else 3
         self.in_proj = Linear(embed_dim, parts * embed_dim)  # of each direction gates (a, c or z), then what enters
         self.in_proj.blocks = parts * self.directions
         self.out_proj = Linear(embed_dim, embed_dim)
@@ -90,7 +94,10 @@ class Recurrent(Sublayer):
         ways = [ways[0], *map(turn, ways[1:])]
         exact = torch.promote_types(projected.dtype, torch.float32)
         x_TSBG = torch.stack([way.transpose(0, 1) for way in ways], 1).to(exact)
-        weight = None if self.weight is None else self.weight.to(exact)
+        if self.weight is None:
+            weight = None
+        else:
+            weight = self.weight.to(exact)
         states_TSBH = run(x_TSBG, weight, self.longest)
         first, *others = (way.transpose(0, 1).to(projected.dtype) for way in states_TSBH.unbind(1))
         return torch.cat([first, *map(turn, others)], -1), {}
@@ -100,7 +107,8 @@ def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
     """Each text from its last token to its first; padding, which is behind it, stays there."""
     if lengths_B is None:
         return x_BTE.flip(1)
-    places, lengths_B1 = torch.arange(x_BTE.size(1), device=x_BTE.device), lengths_B[:, None]
+    places = torch.arange(x_BTE.size(1), device=x_BTE.device)
+    lengths_B1 = lengths_B[:, None]
     from_BT = torch.where(places < lengths_B1, lengths_B1 - 1 - places, places)
     return x_BTE.gather(1, from_BT[..., None].expand_as(x_BTE))
 
@@ -169,7 +177,10 @@ def _at_a_time(x_TSBG: Tensor) -> list[slice]:
     """Steps whose numbers stay near a processor's core, block by block; all of them elsewhere."""
     time = len(x_TSBG)
     is_cached = x_TSBG.device.type == "cpu" and has_numbers(x_TSBG)
-    block = max(1, CACHED * time // x_TSBG.numel()) if is_cached else time
+    if is_cached:
+        block = max(1, CACHED * time // x_TSBG.numel())
+    else:
+        block = time
     return [slice(start, start + block) for start in range(0, time, block)]
 
 
@@ -190,7 +201,10 @@ class _States(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_TSBH: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         x_TSBG, weight, states = ctx.saved_tensors
-        compute = recurrence_gradients if torch.compiler.is_compiling() else _backward
+        if torch.compiler.is_compiling():
+            compute = recurrence_gradients
+        else:
+            compute = _backward
         d_x, *d_weight = compute(d_TSBH, x_TSBG, weight, states)
         return d_x, (d_weight or [None])[0]
 
@@ -236,7 +250,8 @@ def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
     before = torch.zeros_like(states[0])
     with _as_given(x_TSBG):
         for part in _at_a_time(x_TSBG):
-            x, found = x_TSBG[part], states[part]
+            x = x_TSBG[part]
+            found = states[part]
             if weight is None:
                 keep, enters = _mingru(x)
                 enters[0].addcmul_(keep[0], before)
@@ -250,11 +265,18 @@ def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 def _backward(d_TSBH: Tensor, x_TSBG: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
     """From the end, block by block: all gates of a block at once."""
-    d_x, handed = torch.empty_like(x_TSBG), torch.zeros_like(states[0])
-    d_weight = [] if weight is None else [torch.zeros_like(weight)]
+    d_x = torch.empty_like(x_TSBG)
+    handed = torch.zeros_like(states[0])
+    if weight is None:
+        d_weight = []
+    else:
+        d_weight = [torch.zeros_like(weight)]
     with _as_given(x_TSBG):
         for part in reversed(_at_a_time(x_TSBG)):
-            first = states[part.start - 1 : part.start] if part.start else torch.zeros_like(states[:1])
+            if part.start:
+                first = states[part.start - 1 : part.start]
+            else:
+                first = torch.zeros_like(states[:1])
             before = torch.cat([first, states[part][:-1]])
             by_before, by_enters, by_gates = _derivatives(x_TSBG[part], before, weight)
             g, handed = _hand_back(d_TSBH[part], handed, by_before, by_gates, weight)
@@ -279,7 +301,8 @@ def _derivatives(x: Tensor, before: Tensor, weight: Optional[Tensor]) -> tuple[T
         return by_before, by_enters, (by_enters * by_before * (enters - before))[..., None, :]
     gates, enters = _parts(x)
     a, c = _gates(gates, before, weight)
-    a, c = a.tanh(), c.sigmoid()
+    a = a.tanh()
+    c = c.sigmoid()
     entering = torch.addcmul(enters + before, before, a).tanh_()
     by_enters = (1 - c) * (1 - entering * entering)
     by_gates = torch.stack([by_enters * before * (1 - a * a), (before - entering) * c * (1 - c)], -2)
@@ -321,12 +344,19 @@ def scan(a_T: Tensor, b_T: Tensor, chunks: Optional[int] = None) -> Tensor:
     time = len(a_T)
     if chunks is None:
         most = int(time**0.5)
-        chunks = min(most, max(1, AT_ONCE * time // a_T.numel())) if a_T.device.type == "cpu" else most
+        if a_T.device.type == "cpu":
+            chunks = min(most, max(1, AT_ONCE * time // a_T.numel()))
+        else:
+            chunks = most
     length = -(-time // chunks)
     more = chunks * length - time
     a, h = (F.pad(each, (0,) * (2 * each.dim() - 1) + (more,)) for each in (a_T, b_T))
-    a, h = a.unflatten(0, (chunks, length)), (h if more else h.clone()).unflatten(0, (chunks, length))
-    kept = a.clone() if chunks > 1 else a
+    a = a.unflatten(0, (chunks, length))
+    h = (h if more else h.clone()).unflatten(0, (chunks, length))
+    if chunks > 1:
+        kept = a.clone()
+    else:
+        kept = a
     if not has_numbers(h):
         return h.flatten(0, 1)[:time]
     for (before, state), keep in zip(pairwise(h.unbind(1)), a.unbind(1)[1:], strict=True):

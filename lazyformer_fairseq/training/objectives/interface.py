@@ -140,7 +140,10 @@ def total(logs: Sequence[Log], name: str) -> Number:
 def mean_per_prediction(logs: Sequence[Log], name: str, predictions: str = "sample_size") -> Number:
     """Return the mean of a logged sum; 0, which has no weight, where the batches predict nothing."""
     count = total(logs, predictions)
-    divisor = count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+    if isinstance(count, Tensor):
+        divisor = count.clamp(min=1)
+    else:
+        divisor = max(count, 1)
     return total(logs, name) / divisor
 
 

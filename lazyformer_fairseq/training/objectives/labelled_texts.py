@@ -65,7 +65,9 @@ class LabelledTextsObjective(HeadObjective):
     @cached_property
     def description(self) -> TaskDescription:
         """The task's row of the table."""
-        return find_task(self.task) if self.task else load_prepared(self.data).task
+        if self.task:
+            return find_task(self.task)
+        return load_prepared(self.data).task
 
     @property
     def head(self) -> tuple[str, int, str]:
@@ -78,7 +80,10 @@ class LabelledTextsObjective(HeadObjective):
         self.cut[split] = examples.cut
         if split == "train" and self.max_train_rows:
             examples = draw_rows(examples, self.max_train_rows)
-        marks_before = self.dictionary.eos() if self.marks_first_text else None
+        if self.marks_first_text:
+            marks_before = self.dictionary.eos()
+        else:
+            marks_before = None
         return LabelledTextsDataset(
             examples.inputs, examples.targets, marks_before=marks_before, **self.dataset_options(split)
         )

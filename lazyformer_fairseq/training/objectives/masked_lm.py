@@ -120,7 +120,10 @@ class MaskedLMObjective(Objective):
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return the settings that checkpoints keep."""
-        name = "inputs_masked_lm" if self.whole_inputs else self.TASK
+        if self.whole_inputs:
+            name = "inputs_masked_lm"
+        else:
+            name = self.TASK
         task = {"_name": name, "data": self.data, "seed": self.seed, **asdict(self.texts.options)}
         return {"model": self.network.settings(), "task": task, "criterion": {"_name": "masked_lm_accuracy"}}
 

@@ -26,7 +26,8 @@ from lazyformer_fairseq.training.warm_start.start import NONE, Alignment, Traine
 
 SPLIT = "valid"
 MOST_BYTES = 16 << 20  # of raw text; far more than is looked at
-TOKENS, PASSED_OVER = 65_536, 8_192
+TOKENS = 65_536
+PASSED_OVER = 8_192
 TOKENS_OF_BATCH = 4096
 Batches = Sequence[Mapping[str, Any]]  # as a masked-LM dataset makes them
 
@@ -56,11 +57,14 @@ def masked_lm_bits(trained: Trained, batches: Batches) -> float:
 @torch.no_grad()
 def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
     """Masked-LM losses of each block."""
-    model, nats, words = trained.build(), [], []
+    model = trained.build()
+    nats = []
+    words = []
     device = model.dictionary_sha256.device
     for batch in batches:
         batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-        tokens_BT, masked = batch["net_input"]["src_tokens"], batch["masked_positions"]
+        tokens_BT = batch["net_input"]["src_tokens"]
+        masked = batch["masked_positions"]
         positions = global_positions(model.encoder.sentence_encoder, tokens_BT)
         more = {"has_padding": batch["net_input"]["has_padding"], "global_positions": positions}
         logits, _ = model(tokens_BT, masked_tokens=masked, **more)
@@ -108,7 +112,8 @@ class Merged:
     @classmethod
     def of(cls, old_plan: Sequence[PlannedSublayer], start: WarmStart) -> "Merged":
         alignment: Alignment = tuple(each["from"] for each in start.record["sublayers"])
-        places, at = [], 0
+        places = []
+        at = 0
         for new, old in enumerate(alignment):
             if old is not None:
                 places += [(gone, None) for gone in range(at, old)]
@@ -121,8 +126,14 @@ class Merged:
         """From the bottom up."""
         found = []
         for old, new in self.places:
-            before = None if old is None else self.old_plan[old]
-            after = None if new is None else self.new_plan[new]
+            if old is None:
+                before = None
+            else:
+                before = self.old_plan[old]
+            if new is None:
+                after = None
+            else:
+                after = self.new_plan[new]
             if before and after and before.text != after.text:
                 found.append(Change(old, new, f"{before.text} becomes {after.text}"))
             elif before and not after and not before.kind.is_identity:
@@ -134,7 +145,8 @@ class Merged:
     def with_changes(self, made: Sequence[Change]) -> tuple[str, list[str]]:
         """The pattern with these changes alone, and the old sublayer of each of its sublayers."""
         done = {(change.old, change.new) for change in made}
-        texts, origins = [], []
+        texts = []
+        origins = []
         for old, new in self.places:
             plan, place = (self.new_plan, new) if (old, new) in done else (self.old_plan, old)
             if place is not None:
@@ -194,12 +206,16 @@ def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
     merged = Merged.of(scorer.old.plan, start)
     changes = merged.changes()
     with Progress(total=2 + 2 * len(changes), desc="measuring losses", unit=" models") as progress:
-        before, after = masked_lm_bits(scorer.old, scorer.text), masked_lm_bits(start.new, scorer.text)
+        before = masked_lm_bits(scorer.old, scorer.text)
+        after = masked_lm_bits(start.new, scorer.text)
         progress.update(2)
         rows = []
         for number, change in enumerate(changes, 1):
             alone = _bits(scorer, *merged.with_changes([change]))
-            so_far = after if number == len(changes) else _bits(scorer, *merged.with_changes(changes[:number]))
+            if number == len(changes):
+                so_far = after
+            else:
+                so_far = _bits(scorer, *merged.with_changes(changes[:number]))
             progress.update(2)
             rows.append({"old": change.old, "new": change.new, "change": change.text, "alone": alone, "so_far": so_far})
     tokens = sum(len(batch["masked_positions"]) for batch in scorer.text)

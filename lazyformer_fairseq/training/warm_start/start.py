@@ -27,8 +27,10 @@ from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.training.warm_start.weights import INNER, Old, Taken, Weights, carry_norms, take
 
-RECORD_FILE, PAGE_FILE = "warm_start.json", "warm_start.md"
-FORMAT, FORMAT_VERSION = "lazyformer warm start", 1
+RECORD_FILE = "warm_start.json"
+PAGE_FILE = "warm_start.md"
+FORMAT = "lazyformer warm start"
+FORMAT_VERSION = 1
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -39,7 +41,10 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 def page(record: Mapping[str, Any]) -> str:
     """What became what, and what it cost, in Markdown."""
-    name = f" of {record['source']}" if record["source"] else ""
+    if record["source"]:
+        name = f" of {record['source']}"
+    else:
+        name = ""
     changed = record["changed_options"].items()
     rows = [
         {
@@ -63,7 +68,8 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def _losses(losses: Mapping[str, Any]) -> str:
-    before, after = losses["before"], losses["after"]
+    before = losses["before"]
+    after = losses["after"]
     said = (
         f"Masked-LM loss before any update, {losses['tokens']:,} tokens, one fixed mask: {before:.3f} bits before the "
         f"change, {after:.3f} after it ({after - before:+.3f})."
@@ -76,11 +82,15 @@ def _losses(losses: Mapping[str, Any]) -> str:
         }
         for change in losses["changes"]
     ]
-    return f"{said}\n\n{markdown_table(rows)}" if rows else said
+    if rows:
+        return f"{said}\n\n{markdown_table(rows)}"
+    return said
 
 
 def _cost(loss: Optional[float], before: float) -> str:
-    return "cannot stand alone" if loss is None else f"{loss:.3f} ({loss - before:+.3f})"
+    if loss is None:
+        return "cannot stand alone"
+    return f"{loss:.3f} ({loss - before:+.3f})"
 
 
 SUBLAYERS = "encoder.sentence_encoder.sublayers."
@@ -142,10 +152,15 @@ def start_from(
         UserError: a pattern that cannot be built, a new sublayer that can neither take weights nor start without
             changing what the model computes, fewer positions or narrower feed-forwards.
     """
-    before, cfg = asdict(old.cfg), replace(old.cfg, **changes)
-    after, new_plan = asdict(cfg), plan(cfg.sublayer_pattern, ENCODER)
+    before = asdict(old.cfg)
+    cfg = replace(old.cfg, **changes)
+    after = asdict(cfg)
+    new_plan = plan(cfg.sublayer_pattern, ENCODER)
     given = from_sublayers is not None
-    alignment = given_alignment(from_sublayers, old.plan, new_plan) if given else align(old.plan, new_plan)
+    if given:
+        alignment = given_alignment(from_sublayers, old.plan, new_plan)
+    else:
+        alignment = align(old.plan, new_plan)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -230,7 +245,8 @@ def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
     weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
     if PER_POSITION not in weights:
         return weights
-    found, own = weights[PER_POSITION].size(0), cfg.max_positions
+    found = weights[PER_POSITION].size(0)
+    own = cfg.max_positions
     if found > own:
         raise UserError(f"--max-positions {own}: the old model has {found}; give {found} or more")
     weights[PER_POSITION] = weights[PER_POSITION].repeat(-(-own // found), 1)[:own]  # Longformer, section 5
@@ -252,7 +268,8 @@ def align(old: Plan, new: Plan) -> Alignment:
     these, the one whose pairs are most alike (:func:`likeness`); of these, the one whose pairs are nearest in depth,
     which is measured from 0 to 1 and squared. Found by dynamic programming over all pairs.
     """
-    rows, columns = _with_weights(old), _with_weights(new)
+    rows = _with_weights(old)
+    columns = _with_weights(new)
     best = [[(0, 0, 0)] * (len(columns) + 1) for _ in range(len(rows) + 1)]  # pairs, likeness, minus the depth
     paired: dict[tuple[int, int], bool] = {}
     for i, row in enumerate(rows, 1):
@@ -260,15 +277,20 @@ def align(old: Plan, new: Plan) -> Alignment:
             skipped = max(best[i - 1][j], best[i][j - 1])
             alike = likeness(old[row], new[column])
             depth = ((2 * i - 1) * len(columns) - (2 * j - 1) * len(rows)) ** 2
-            one_more = (1, alike, -depth) if alike else (0, 0, 0)
+            if alike:
+                one_more = (1, alike, -depth)
+            else:
+                one_more = (0, 0, 0)
             together = tuple(map(sum, zip(best[i - 1][j - 1], one_more, strict=True)))
             paired[i, j] = bool(alike) and together >= skipped
             best[i][j] = max(together, skipped)
     found: list[Optional[int]] = [None] * len(new)
-    i, j = len(rows), len(columns)
+    i = len(rows)
+    j = len(columns)
     while i and j:
         if paired[i, j]:
-            i, j = i - 1, j - 1
+            i = i - 1
+            j = j - 1
             found[columns[j]] = rows[i]
         elif best[i - 1][j] >= best[i][j - 1]:
             i -= 1
@@ -280,7 +302,9 @@ def align(old: Plan, new: Plan) -> Alignment:
 def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
     """3 for the same letter and settings, 2 for the same letter, 1 for two kinds of attention, else 0: no pair."""
     if old.kind is new.kind:
-        return 3 if old.settings == new.settings else 2
+        if old.settings == new.settings:
+            return 3
+        return 2
     return int(all(issubclass(each.kind.module(ENCODER), AttentionSublayer) for each in (old, new)))
 
 

@@ -18,7 +18,8 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
 Weights = Mapping[str, Tensor]
-NORM, INNER = "layer_norm.", "inner."
+NORM = "layer_norm."
+INNER = "inner."
 EMBEDDINGS = "encoder.sentence_encoder.embedding_layer_norm."
 SUBLAYER = "encoder.sentence_encoder.sublayers.{}.layer_norm."
 KINDS = ("weight", "bias")
@@ -69,14 +70,16 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
         UserError: a feed-forward would become narrower, gets or loses a gate or experts, or the settings are the same
             and yet the shapes differ.
     """
-    fresh, experts = sublayer.state_dict(), [each.values.get("experts") for each in (planned, old.planned)]
+    fresh = sublayer.state_dict()
+    experts = [each.values.get("experts") for each in (planned, old.planned)]
     if experts[0] != experts[1]:
         raise UserError(
             f"{planned.text} cannot take the weights of {old.planned.text}: they have not as many experts; give it "
             "another by --from-sublayers, or - to start fresh"
         )
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
-    found, incomplete = set(), set()
+    found = set()
+    incomplete = set()
     if isinstance(sublayer.inner, AttentionSublayer):
         found, incomplete = _take_attention(planned, old, taken)
     elif isinstance(sublayer.inner, FeedForward):
@@ -137,12 +140,15 @@ def _read(weights: Weights, place: tuple[str, int, int], kind: str) -> Optional[
     """A view of a projection's part."""
     linear, number, parts = place
     weight = weights.get(f"{INNER}{linear}.{kind}")
-    return None if weight is None else weight.chunk(parts)[number]
+    if weight is None:
+        return None
+    return weight.chunk(parts)[number]
 
 
 def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> set[str]:
     """Old hidden numbers first, of a gated one in both halves; what further ones give is multiplied by zero."""
-    old, halves = old_one.weights, 1 + bool(planned.values["gate"])
+    old = old_one.weights
+    halves = 1 + bool(planned.values["gate"])
     if halves != 1 + bool(old_one.planned.values["gate"]):
         raise UserError(
             f"{planned.text} cannot take the weights of {old_one.planned.text}: one has a gate and the other none; "
@@ -210,7 +216,9 @@ def carry_norms(
         alignment: old sublayer of each new one.
     """
     place, last = EMBEDDINGS, _norm(old, EMBEDDINGS)  # the highest norm so far that stays, in the new model
-    changed, come, next_old = {}, [], 0
+    changed = {}
+    come = []
+    next_old = 0
     for index, origin in enumerate([*alignment, len(old_plan)]):
         if origin is None:
             come += [index] * (not new_plan[index].kind.is_identity)
@@ -221,7 +229,9 @@ def carry_norms(
                 changed[place] = last
         changed |= dict.fromkeys(map(SUBLAYER.format, come), last.neutral())
         if index < len(alignment):
-            place, next_old, come = SUBLAYER.format(index), origin + 1, []
+            place = SUBLAYER.format(index)
+            next_old = origin + 1
+            come = []
             last = _norm(new, place)
     return {
         f"{name}{kind}": weight.to(new[f"{name}{kind}"].dtype)

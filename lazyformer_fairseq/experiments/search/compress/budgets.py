@@ -57,7 +57,10 @@ class Losses:
         self.path = path
         self.scorer = scorer
         self.candidates = candidates
-        patterns = read_checked_as(Kept, path).patterns if path.exists() else {}
+        if path.exists():
+            patterns = read_checked_as(Kept, path).patterns
+        else:
+            patterns = {}
         self.known = {tuple(key.split(BETWEEN)): measured for key, measured in patterns.items()}
         self.known[candidates.original] = Measured(0.0, 0.0)
 

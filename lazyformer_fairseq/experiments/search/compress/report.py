@@ -63,7 +63,9 @@ def _row(each: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _above(row: Optional[Mapping[str, Any]]) -> str:
-    return "" if row is None else f"{row['above']:+.3f} ± {row['error']:.3f}"
+    if row is None:
+        return ""
+    return f"{row['above']:+.3f} ± {row['error']:.3f}"
 
 
 def _milliseconds(row: Mapping[str, Any]) -> str:

@@ -61,7 +61,9 @@ class Original:
     @property
     def device(self) -> str:
         """The device where latency is measured."""
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        return "cpu"
 
     def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
         """Build the encoder in another pattern, with fresh weights; return it and its stack."""

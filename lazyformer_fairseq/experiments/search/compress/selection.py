@@ -147,7 +147,10 @@ class Costs:
     ) -> Optional[tuple[dict[str, Producer], float, int]]:
         """Return what is handed on above an option, and its score and ticks; None where it is not possible."""
         handed_on = dict(producers)
-        cost = 0 if option.kind.is_identity else self.ticks[option.text]
+        if option.kind.is_identity:
+            cost = 0
+        else:
+            cost = self.ticks[option.text]
         read_from = None
         if option.kind.reads is not None:
             producer = producers.get(option.kind.reads)

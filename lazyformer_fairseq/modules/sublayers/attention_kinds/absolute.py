@@ -27,7 +27,8 @@ class Absolute(AttentionVariant):
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
-        length, fresh = options.values["length"], torch.empty(0, options.embed_dim)
+        length = options.values["length"]
+        fresh = torch.empty(0, options.embed_dim)
         table = options.common.setdefault(TABLE, nn.Parameter(fresh.new_zeros(length, options.embed_dim)))
         if table.size(0) != length:
             raise UserError(

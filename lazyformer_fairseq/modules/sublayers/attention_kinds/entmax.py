@@ -10,7 +10,8 @@ from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOpt
 
 _LEARNED = "learned"
 # A learned alpha stays between these, as in the published code; the paper has ]1, 2[.
-_LEAST, _MOST = 1.01, 2.0
+_LEAST = 1.01
+_MOST = 2.0
 
 
 class Entmax(AttentionVariant):

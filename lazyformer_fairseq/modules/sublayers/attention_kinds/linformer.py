@@ -20,7 +20,10 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Atten
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 # Matrices (k, n) of a network of L layers of N heads, by `share`: "none" 2 N L, "heads" 2 L, "kv" L, "layers" 1.
-NONE, HEADS, KV, LAYERS = "none", "heads", "kv", "layers"
+NONE = "none"
+HEADS = "heads"
+KV = "kv"
+LAYERS = "layers"
 
 
 class Linformer(AttentionVariant):
@@ -40,7 +43,8 @@ class Linformer(AttentionVariant):
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.num_heads = options.num_heads
-        share, size = options.values["share"], (options.values["linformer"], options.max_positions)
+        share = options.values["share"]
+        size = (options.values["linformer"], options.max_positions)
         if share == NONE:
             size = (options.num_heads, *size)
         if share == LAYERS:  # the one that this network has already, if it has
@@ -62,13 +66,17 @@ class Linformer(AttentionVariant):
         Raises:
             ValueError: the input is longer than the longest.
         """
-        width, time = x_BTC.size(-1), x_BTC.size(1)
+        width = x_BTC.size(-1)
+        time = x_BTC.size(1)
         text_BTC = text_alone(x_BTC, scores.is_padding(time))
         key_projection, value_projection = self._projections(time)
         q = multiply_by_part(qkv_proj, x_BTC, 0, width)
         if is_first(key_projection.dim() == 2, key_projection.size(-2), time):
             mixed_keys = torch.matmul(key_projection, text_BTC)
-            mixed_values = mixed_keys if self.value_projection is None else torch.matmul(value_projection, text_BTC)
+            if self.value_projection is None:
+                mixed_values = mixed_keys
+            else:
+                mixed_values = torch.matmul(value_projection, text_BTC)
             k = multiply_by_part(qkv_proj, mixed_keys, width, 2 * width)
             return q, k, multiply_by_part(qkv_proj, mixed_values, 2 * width, 3 * width)
         k, v = multiply_by_part(qkv_proj, text_BTC, width, 3 * width, has_bias=False).chunk(2, dim=-1)
@@ -76,13 +84,17 @@ class Linformer(AttentionVariant):
         v = merge_heads(project_heads(value_projection, split_heads(v, self.num_heads)))
         if qkv_proj.bias is not None:
             _, key_bias, value_bias = qkv_proj.bias.chunk(3)
-            k, v = k + key_bias, v + value_bias
+            k = k + key_bias
+            v = v + value_bias
         return q, k, v
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         time = attention.x_BTC.size(1)
         attended = inner(attention.with_scores(lengths_B=None))
-        projection = self.key_projection if self.value_projection is None else self.value_projection
+        if self.value_projection is None:
+            projection = self.key_projection
+        else:
+            projection = self.value_projection
         distribution = ProjectedDistribution(attended.distribution, projection, attention.scores.is_padding(time))
         return attended._replace(distribution=distribution)
 

@@ -37,4 +37,6 @@ class HeadNorm(nn.RMSNorm):
 
     def without_place(self, x_NMD: Tensor) -> Tensor:
         """Return the norm of keys that belong to no token."""
-        return x_NMD if x_NMD.is_meta else super().forward(x_NMD)
+        if x_NMD.is_meta:
+            return x_NMD
+        return super().forward(x_NMD)

@@ -60,11 +60,16 @@ class Reformer(AttentionVariant):
             vectors, hashed = vectors.chunk(2, -1)
         places = vectors.size(-2)
         if places <= self.chunk:
-            chunk, buckets = places, torch.zeros_like(vectors[..., None, :, 0], dtype=torch.long)
+            chunk = places
+            buckets = torch.zeros_like(vectors[..., None, :, 0], dtype=torch.long)
         else:
-            generator = None if self.training else torch.Generator(vectors.device).manual_seed(0)
+            if self.training:
+                generator = None
+            else:
+                generator = torch.Generator(vectors.device).manual_seed(0)
             rotations = random_rotations(hashed, self.rounds, self.buckets, generator)
-            chunk, buckets = self.chunk, buckets_of(hashed, rotations)
+            chunk = self.chunk
+            buckets = buckets_of(hashed, rotations)
             if scores.lengths_B is not None:
                 buckets = buckets.masked_fill((scores.lengths_B <= chunk)[:, None, None, None], 0)
         how = (self.buckets, chunk, scores.is_padding(places), self.dropout if self.training else 0.0)
@@ -199,11 +204,15 @@ def _orders(
     Codes of two positions differ by as much as their chunks do, and by more than one where their buckets are not the
     same. Padding, and what fills the last chunk up, have buckets of their own behind all others.
     """
-    found, places = buckets_BNRK, buckets_BNRK.size(-1)
+    found = buckets_BNRK
+    places = buckets_BNRK.size(-1)
     if is_padding_BK is not None:
         found = found.masked_fill(is_padding_BK[:, None, None], buckets)
     # A graph must hold for inputs that need none and for those that need some.
-    more = chunk - places % chunk if torch.compiler.is_compiling() else -places % chunk
+    if torch.compiler.is_compiling():
+        more = chunk - places % chunk
+    else:
+        more = -places % chunk
     found = F.pad(found, (0, more), value=buckets + 1)
     filled = found.size(-1)
     by_place = torch.arange(filled, device=found.device)
@@ -234,7 +243,8 @@ def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
 def _masked(scores: Tensor, number: int, orders: list[Order], codes: Tensor, reach: int) -> Tensor:
     """Scores (B, N, H, S, W) of a round: other buckets and padding out, keys of N rounds with -log N."""
     with torch.no_grad():
-        size, order = scores.size(-2), orders[number]
+        size = scores.size(-2)
+        order = orders[number]
 
         def pairs(by_place_BNK: Tensor) -> tuple[Tensor, Tensor]:
             """Of queries (B, N, H, S, 1), and of the keys (B, N, H, 1, W) that they meet; -9 where there are none."""

@@ -47,13 +47,18 @@ class Rope(AttentionVariant):
         if values.get("buckets"):
             behind = UNTURNED
         elif values.get("persistent"):
-            behind = ZEROS if are_keys else UNTURNED
+            if are_keys:
+                behind = ZEROS
+            else:
+                behind = UNTURNED
         return Turn(values["rope"], behind)
 
 
 # What stands behind the D turned numbers of a vector. Products of queries (R q, q) with keys of tokens (R k, 0) are
 # turned, and those with keys of no place (0, k) are not.
-NOTHING, UNTURNED, ZEROS = "nothing", "the vector before the turn", "zeros"
+NOTHING = "nothing"
+UNTURNED = "the vector before the turn"
+ZEROS = "zeros"
 
 
 class Turn(nn.Module):
@@ -85,20 +90,31 @@ class Turn(nn.Module):
     def _turn(self, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor]) -> Tensor:
         if x_BNTD.is_meta:  # where shapes alone count, and elementwise work does not
             return x_BNTD
-        places = scores.places_BT if places_AG is None else places_AG
+        if places_AG is None:
+            places = scores.places_BT
+        else:
+            places = places_AG
         make = partial(_cosines_and_sines, self.base, keys, places, x_BNTD)
         # A compiler finds out itself that all sublayers make the same, and would make a graph for each number of keys.
         is_shared = places_AG is None and not torch.compiler.is_compiling()
-        turns = scores.once((self.base, keys, x_BNTD.dtype), make) if is_shared else make()
+        if is_shared:
+            turns = scores.once((self.base, keys, x_BNTD.dtype), make)
+        else:
+            turns = make()
         cos, sin = (each[..., -x_BNTD.size(-2) :, :] for each in turns)
         return torch.addcmul(x_BNTD * cos, x_BNTD.roll(x_BNTD.size(-1) // 2, -1), sin).to(x_BNTD.dtype)
 
 
 def _cosines_and_sines(base: int, keys: int, places_BT: Optional[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
     """(K, D) each, or (B, 1, T, D) at places; sines of the first half with the sign that they have in the turn."""
-    exact, size = torch.promote_types(like.dtype, torch.float32), like.size(-1)
+    exact = torch.promote_types(like.dtype, torch.float32)
+    size = like.size(-1)
     rates = base ** -(torch.arange(0, size, 2, device=like.device, dtype=exact) / size)
-    places = torch.arange(keys, device=like.device) if places_BT is None else places_BT[:, None]
+    if places_BT is None:
+        places = torch.arange(keys, device=like.device)
+    else:
+        places = places_BT[:, None]
     angles = places[..., None] * rates
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)

@@ -37,7 +37,8 @@ class Span(AttentionVariant):
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
-        self.limit, self.ramp = options.values["span"], options.values["ramp"]
+        self.limit = options.values["span"]
+        self.ramp = options.values["ramp"]
         self.penalty_weight = options.values["span_loss"]
         self.is_causal = options.is_causal
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
@@ -74,7 +75,8 @@ class Span(AttentionVariant):
         self.longest = min(math.ceil(seen / STEP) * STEP, self.limit)
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        keys, time = attention.x_BKC.size(1), attention.x_BTC.size(1)
+        keys = attention.x_BKC.size(1)
+        time = attention.x_BTC.size(1)
         return inner(attention.with_mask(**self._parts(attention.scores, keys, time)))
 
     def _parts(self, scores: Scores, keys: int, time: int) -> dict[str, Any]:

@@ -43,7 +43,10 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 
-DOT, RANDOM, FIXED, FACTORISED_RANDOM = "dot", "random", "fixed", "factorised_random"
+DOT = "dot"
+RANDOM = "random"
+FIXED = "fixed"
+FACTORISED_RANDOM = "factorised_random"
 OF_QUERIES = DENSE, FACTORISED_DENSE = "dense", "factorised_dense"
 
 
@@ -62,7 +65,8 @@ class Synthesizer(AttentionVariant):
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
-        values, heads = options.values, options.num_heads
+        values = options.values
+        heads = options.num_heads
         self.terms = terms_of(values)
         self.length = length = values["length"] if options.is_causal else options.max_positions
         if RANDOM in self.terms:
@@ -77,14 +81,18 @@ class Synthesizer(AttentionVariant):
         if FACTORISED_DENSE in self.terms:
             self.factors = factors_of(length)
             self.factorised_dense = Linear(options.head_size, sum(self.factors), bias=False)
-        self.mixture = nn.Parameter(torch.zeros(len(self.terms))) if len(self.terms) > 1 else None
+        if len(self.terms) > 1:
+            self.mixture = nn.Parameter(torch.zeros(len(self.terms)))
+        else:
+            self.mixture = None
         self.may_share = _may_share(values)
         self.dropout = options.attention_dropout
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
-        scores, batch = attention.scores, attention.x_BTC.size(0)
+        scores = attention.scores
+        batch = attention.x_BTC.size(0)
         if batch == 1 or scores.lengths_B is not None or not self.may_share or (self.training and self.dropout):
             return inner(attention)
         return _attend_together(attention, inner)
@@ -98,12 +106,20 @@ class Synthesizer(AttentionVariant):
 
     def _with_scores(self, attention: Attention) -> Attention:
         """With its own queries and keys, or none, and with learned scores."""
-        weights = dict.fromkeys(self.terms) if self.mixture is None else self._weights(attention.values)
+        if self.mixture is None:
+            weights = dict.fromkeys(self.terms)
+        else:
+            weights = self._weights(attention.values)
         time = attention.x_BTC.size(1)
-        hidden_BNTD = attention.q_BNTD.relu() if not set(OF_QUERIES).isdisjoint(self.terms) else None
+        if not set(OF_QUERIES).isdisjoint(self.terms):
+            hidden_BNTD = attention.q_BNTD.relu()
+        else:
+            hidden_BNTD = None
         dense = [_scaled(self._scores(term, hidden_BNTD, time), weights[term])
                  for term in self.terms if term not in (DOT, FACTORISED_RANDOM)]  # fmt: skip
-        q, k, scores = attention.q_BNTD, attention.k_BNKD, attention.scores
+        q = attention.q_BNTD
+        k = attention.k_BNKD
+        scores = attention.scores
         if DOT not in self.terms:
             q, k = q[..., :0], q[..., :0]
         elif weights[DOT] is not None:
@@ -136,7 +152,8 @@ class Synthesizer(AttentionVariant):
         """Queries and keys with the factors of R behind their own numbers: back ends multiply both in one product."""
         of_queries, of_keys = (first_rows(each, time) for each in (self.query_factors_NLE, self.key_factors_NLE))
         of_queries = _scaled(of_queries, weight)
-        own, size = q.size(-1), q.size(-1) + of_queries.size(-1)
+        own = q.size(-1)
+        size = q.size(-1) + of_queries.size(-1)
         # Back ends divide by sqrt(size).
         parts = (q * math.sqrt(size / own) if own else q, of_queries.to(q.dtype) * math.sqrt(size))
         q = torch.cat([each.expand(*q.shape[:-1], -1) for each in parts], -1)
@@ -151,13 +168,18 @@ class Synthesizer(AttentionVariant):
         terms = terms_of(values)
         if DOT in terms:
             return PROJECTIONS
-        return frozenset() if set(OF_QUERIES).isdisjoint(terms) else frozenset({"queries"})
+        if set(OF_QUERIES).isdisjoint(terms):
+            return frozenset()
+        return frozenset({"queries"})
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
         terms = set(terms_of(values))
         is_plain = DOT in terms and FACTORISED_RANDOM not in terms
-        learned = {"learned"} if terms - {DOT, FACTORISED_RANDOM} else set()
+        if terms - {DOT, FACTORISED_RANDOM}:
+            learned = {"learned"}
+        else:
+            learned = set()
         return frozenset(learned if is_plain else learned | {"synthetic"})
 
 
@@ -172,7 +194,9 @@ def _glorot(*shape: int) -> Tensor:
 
 
 def _scaled(x: Tensor, weight: Optional[Tensor]) -> Tensor:
-    return x if weight is None else x * weight
+    if weight is None:
+        return x
+    return x * weight
 
 
 def first_rows(x_NLE: Tensor, time: int) -> Tensor:

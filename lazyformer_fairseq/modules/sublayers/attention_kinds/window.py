@@ -53,7 +53,10 @@ class Window(AttentionVariant):
         self.mask = self.mask_of(options.values, options.num_heads, options.is_causal)
         self.num_heads = options.num_heads
         self.is_given = options.values["global"] == GIVEN
-        self.first = 0 if self.is_given else options.values["global"]
+        if self.is_given:
+            self.first = 0
+        else:
+            self.first = options.values["global"]
         self.q_proj: Optional[nn.Module] = None
         if options.values["global"]:
             self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
@@ -65,18 +68,27 @@ class Window(AttentionVariant):
 
     @classmethod
     def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
-        return GlobalValues(options) if options.values["global"] else None
+        if options.values["global"]:
+            return GlobalValues(options)
+        return None
 
     @classmethod
     def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> AttentionMask:
         """What plain tokens see, but for positions that the caller gives."""
-        width, dilation = values["window"], values["dilation"]
-        dilated = values["dilated_heads"] if dilation > 1 else 0
+        width = values["window"]
+        dilation = values["dilation"]
+        if dilation > 1:
+            dilated = values["dilated_heads"]
+        else:
+            dilated = 0
         if dilated > heads:
             raise UserError(
                 f"s[window={width},dilation={dilation}]: dilated_heads={dilated}, but there are {heads} heads"
             )
-        columns = (Columns(values["global"]),) if values["global"] and values["global"] != GIVEN else ()
+        if values["global"] and values["global"] != GIVEN:
+            columns = (Columns(values["global"]),)
+        else:
+            columns = ()
         groups = []
         for number, step in ((heads - dilated, 1), (dilated, dilation)):
             if number:
@@ -85,7 +97,9 @@ class Window(AttentionVariant):
 
     @classmethod
     def why_no_memory(cls, values: Settings) -> str:
-        return "global tokens are the first of their segment, and a memory stands before it" if values["global"] else ""
+        if values["global"]:
+            return "global tokens are the first of their segment, and a memory stands before it"
+        return ""
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         if self.q_proj is None:
@@ -94,14 +108,18 @@ class Window(AttentionVariant):
         v, of_global_tokens = attention.values
         theirs = inner(self._of(tokens, attention, of_global_tokens))
         # A back end whose keys an upper sublayer reads hands the last ones on.
-        seen = {} if tokens.mask_BK is None else {"seen_BK": tokens.mask_BK}
+        if tokens.mask_BK is None:
+            seen = {}
+        else:
+            seen = {"seen_BK": tokens.mask_BK}
         plain = inner(replace(attention.with_mask(self.mask, **seen), values=v))
         output = tokens.put(theirs.output_BNTD, plain.output_BNTD)
         return AttentionOutput(output, GlobalDistribution(tokens, theirs.distribution, plain.distribution))
 
     def _global_tokens(self, attention: Attention) -> "GlobalTokens":
         """Which tokens are global: those given, or the first of the text."""
-        scores, time = attention.scores, attention.x_BTC.size(1)
+        scores = attention.scores
+        time = attention.x_BTC.size(1)
         if self.is_given:
             if scores.given_BK is None:
                 raise UserError(
@@ -114,10 +132,13 @@ class Window(AttentionVariant):
     def _of(self, tokens: "GlobalTokens", attention: Attention, v_BNKD: Tensor) -> Attention:
         """What global tokens attend with."""
         x = tokens.take(attention.x_BTC)
-        scores, at_distance, keys = attention.scores, None, attention.x_BKC.size(1)
+        scores = attention.scores
+        at_distance = None
+        keys = attention.x_BKC.size(1)
         q, k = (split_heads(part, self.num_heads) for part in (self.q_proj(x), self.k_proj(attention.x_BKC)))
         of_queries, of_keys = attention.makers
-        q, k = make_vectors(of_queries, q, scores, keys, tokens.places_AG), make_vectors(of_keys, k, scores, keys)
+        q = make_vectors(of_queries, q, scores, keys, tokens.places_AG)
+        k = make_vectors(of_keys, k, scores, keys)
         if attention.positions is not None:
             about_positions = (q + attention.positions.position_bias[:, None]) / math.sqrt(q.size(-1))
             at_distance = torch.matmul(about_positions, scores.distances_NKD.transpose(-2, -1))
@@ -199,5 +220,8 @@ def _rows(scores: Scores, places_AG: Tensor, keys: int, at_distance_BNGK: Option
         added = at_distance_BNGK.gather(-1, columns.expand(*at_distance_BNGK.shape[:-1], keys))
     if scores.table_KN is not None:
         bias = scores.table_KN[scores.bucket_by_distance[(keys - 1 + ahead).clamp(min=0)]].permute(0, 3, 1, 2)
-        added = bias if added is None else added + bias
+        if added is None:
+            added = bias
+        else:
+            added = added + bias
     return added

@@ -73,7 +73,12 @@ for command in (
 )
 @click.option("--head", help="For huggingface: the classification or span head to take along.  [default: the only one]")
 def export(
-    checkpoints: Path, out: Path, checkpoint_file: Optional[str], target: str, form: Optional[str], head: Optional[str]
+    checkpoints: Path,
+    out: Path,
+    checkpoint_file: Optional[str],
+    target: str,
+    form: Optional[str],
+    head: Optional[str],
 ) -> None:
     """Write a pre-trained or fine-tuned encoder as safetensors, which run no code when they are loaded.
 

@@ -22,7 +22,11 @@ WORTH_A_PROCESS = 2000  # examples
 
 
 def read_examples(
-    task: TaskDescription, data: Union[str, Path], split: str, tokenizer: TextTokenizer, longest: Optional[int]
+    task: TaskDescription,
+    data: Union[str, Path],
+    split: str,
+    tokenizer: TextTokenizer,
+    longest: Optional[int],
 ) -> EncodedExamples:
     """A split of a task.
 
@@ -42,7 +46,10 @@ def read_examples(
         logger.warning("%s", oddity)
     inputs, counts = encode_split(tokenizer, file, longest)
     logger.info(
-        "%s: %d examples, %.2f%% of tokens unknown", file.path, len(inputs), 100 * counts["unknown_token_share"]
+        "%s: %d examples, %.2f%% of tokens unknown",
+        file.path,
+        len(inputs),
+        100 * counts["unknown_token_share"],
     )
     examples = EncodedExamples(inputs, targets_of(task, file.examples), counts["truncated"])
     _warn_of_cuts(examples, longest, file.path)
@@ -56,7 +63,10 @@ def _warn_of_cuts(examples: EncodedExamples, longest: Optional[int], source: Uni
 
 
 def encode_split(
-    tokenizer: TextTokenizer, split: SplitFile, max_length: Optional[int], processes: int = 1
+    tokenizer: TextTokenizer,
+    split: SplitFile,
+    max_length: Optional[int],
+    processes: int = 1,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
     """Encodes the examples of a file in their order as the tokenizer builds inputs.
 

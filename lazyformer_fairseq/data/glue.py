@@ -14,7 +14,10 @@ _FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
 
 
 def _splits(
-    texts: tuple[str, ...], label: str, rows: tuple[int, ...], files: Mapping[str, str] = _FILES
+    texts: tuple[str, ...],
+    label: str,
+    rows: tuple[int, ...],
+    files: Mapping[str, str] = _FILES,
 ) -> dict[str, Split]:
     """Splits of a task whose files (split -> file, each of so many rows) have a header and equal names of columns."""
     return {

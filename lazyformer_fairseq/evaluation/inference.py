@@ -55,7 +55,10 @@ class TrainedModel(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: TextTokenizer, tasks: Optional[Mapping[str, TaskDescription]] = None
+        self,
+        model: nn.Module,
+        tokenizer: TextTokenizer,
+        tasks: Optional[Mapping[str, TaskDescription]] = None,
     ):
         super().__init__()
         self.model = model
@@ -93,7 +96,10 @@ class TrainedModel(nn.Module):
 
     @torch.no_grad()
     def extract_features(
-        self, *texts: str, global_positions: Optional[Tensor] = None, no_padding: bool = False
+        self,
+        *texts: str,
+        global_positions: Optional[Tensor] = None,
+        no_padding: bool = False,
     ) -> Tensor:
         """The encoder's output (B, T, C) for raw texts; rows are padded on the right.
 
@@ -166,7 +172,10 @@ class TrainedModel(nn.Module):
 
     @torch.no_grad()
     def predict_rows(
-        self, texts: Iterable[Union[str, Sequence[str]]], head: Optional[str] = None, max_tokens: int = 8192
+        self,
+        texts: Iterable[Union[str, Sequence[str]]],
+        head: Optional[str] = None,
+        max_tokens: int = 8192,
     ) -> list[Prediction]:
         """Answer on texts or pairs as :meth:`predict` does, for callers that count cut and empty ones themselves."""
         name = self.choose_head(head)
@@ -375,7 +384,12 @@ def find_answers(
 
 @torch.no_grad()
 def logits_of(
-    model: nn.Module, head: str, dataset: LabelledTextsDataset, max_tokens: int, name: Optional[str], unit: str
+    model: nn.Module,
+    head: str,
+    dataset: LabelledTextsDataset,
+    max_tokens: int,
+    name: Optional[str],
+    unit: str,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of batches of like lengths, the numbers of the examples (B,) and a head's logits, float32.
 

@@ -100,7 +100,11 @@ def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:
 
 
 def match_positions(
-    state_dict: dict[str, Tensor], own: dict[str, Tensor], name: str, positions: int, copies: bool
+    state_dict: dict[str, Tensor],
+    own: dict[str, Tensor],
+    name: str,
+    positions: int,
+    copies: bool,
 ) -> None:
     """Makes a checkpoint's positions as many as the model's, in place: repeats them (Longformer, section 5).
 

@@ -19,7 +19,11 @@ RESULTS = "results.json"
 
 @contextmanager
 def experiment(
-    folder: Path, settings: Any, of_what: str, begun: str, made_by_them: Iterable[str] = ()
+    folder: Path,
+    settings: Any,
+    of_what: str,
+    begun: str,
+    made_by_them: Iterable[str] = (),
 ) -> Iterator[None]:
     """Makes the folder, keeps other processes out of it, and its settings in it, which may change until work has begun.
 

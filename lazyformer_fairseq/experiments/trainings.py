@@ -166,7 +166,11 @@ Opening = Callable[[Job], Training]
 
 
 def train(
-    jobs: Sequence[Job], open_training: Opening, description: str = "training", workers: int = 0, device: str = "cpu"
+    jobs: Sequence[Job],
+    open_training: Opening,
+    description: str = "training",
+    workers: int = 0,
+    device: str = "cpu",
 ) -> None:
     """Does all jobs that have no result yet, and shows how far they are.
 

@@ -91,7 +91,7 @@ REPLACEMENTS = (
     Replacement(
         REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "reliability.options:starting_with_defaults",
         "a run starts: hydra, and each process that fairseq starts, call this first after they import us",
-        copies=TRAINING),
+        copies=TRAINING,),
     Replacement(REGISTRATION, "fairseq.trainer:Trainer", "trainer:SafeTrainer",
                 "a NaN ends a run, a signal kills it, too large a batch is left out in silence; the trainer says more",
                 SUBCLASS),
@@ -100,36 +100,36 @@ REPLACEMENTS = (
     # Reading files that somebody else wrote. Every checkpoint comes through here: to resume, to fine-tune, to use.
     Replacement(
         LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", "reliability.checkpoints:loading_checked",
-        "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle"),
+        "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle",),
     Replacement(
         LOADING, "fairseq.file_utils:load_archive_file", "reliability.checkpoints:refusing_archives",
-        "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved"),
+        "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved",),
     Replacement(LOADING, "os:environ", "reliability.checkpoints:forbid_unsafe_loads",
                 "a variable of the environment switches torch's protection off", MAKES),
     *(Replacement(
         LOADING, f"{module}:eval", "reliability.checkpoints:read_setting",
-        "settings of a checkpoint are run; a module's name comes before Python's", INSTEAD)
+        "settings of a checkpoint are run; a module's name comes before Python's", INSTEAD,)
       for module in EVALUATING_MODULES),
     # Processes and precision on machines that fairseq does not expect.
     Replacement(
         RUN, "fairseq.distributed.utils:infer_init_method", "reliability.preemption:training_on_cpu_under_torchrun",
-        "fairseq divides the number of processes by that of the GPUs, 0 perhaps"),
+        "fairseq divides the number of processes by that of the GPUs, 0 perhaps",),
     Replacement(
         RUN, "fairseq.distributed.utils:_broadcast_object_slow", "reliability.preemption:broadcast_object",
-        "settings are sent through torch.load, which refuses them since torch 2.6: no run of several could resume"),
+        "settings are sent through torch.load, which refuses them since torch 2.6: no run of several could resume",),
     Replacement(RUN, "fairseq.distributed.utils:all_gather_list", "reliability.preemption:gathering_without_gpu",
                 "what is no tensor is gathered through GPU memory, even where there is no GPU"),
     Replacement(
         RUN, "fairseq.trainer:_catalog_shared_params", "trainer:seeing_no_shared_parameter_where_there_is_none",
-        "all linear maps without a bias are taken to share one, the parameter None, and a line is logged for each"),
+        "all linear maps without a bias are taken to share one, the parameter None, and a line is logged for each",),
     Replacement(
         RUN, "fairseq.trainer:time", "trainer:with_a_steady_clock",
         "--stop-time-hours, and the time that a checkpoint says was spent, go by the wall clock, which may jump",
-        MAKES),
+        MAKES,),
     *(Replacement(
         RUN, f"fairseq.optim:{name}", f"optim.half_precision:{name}",
         "of weights in fp16 or bf16 the rounded ones alone are saved, and gradients are added in half precision",
-        INSTEAD)
+        INSTEAD,)
       for name in ("FP16Optimizer", "MemoryEfficientFP16Optimizer")),
     Replacement(RUN, "fairseq.logging.progress_bar:progress_bar", "record:recording_progress",
                 "what a run measures is only printed, and read back from logs by patterns"),
@@ -140,7 +140,7 @@ REPLACEMENTS = (
                 "a full disk ends the run; the first process alone is asked what its task carries"),
     Replacement(
         RUN, "fairseq.checkpoint_utils:verify_checkpoint_directory", "reliability.checkpoints:check_writable_folder",
-        "a folder that cannot be written to ends in a traceback; a user's file dummy in it is removed", INSTEAD),
+        "a folder that cannot be written to ends in a traceback; a user's file dummy in it is removed", INSTEAD,),
     Replacement(RUN, "fairseq.checkpoint_utils:torch_persistent_save", "reliability.checkpoints:saving_atomically",
                 "the first name: three tries on one file handle write broken files"),
     Replacement(RUN, "fairseq.utils:move_to_cpu", "reliability.checkpoints:keeping_ties",
@@ -150,7 +150,7 @@ REPLACEMENTS = (
     Replacement(
         RUN, "fairseq.checkpoint_utils:os", "reliability.checkpoints:CarefulOs",
         "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact one",
-        MAKES),
+        MAKES,),
     # Tasks and fairseq_cli.train look both iterators up there.
     Replacement(RUN, "fairseq.data.iterators:EpochBatchIterator", "reliability.data:ExactEpochBatchIterator",
                 "its place in an epoch means nothing to another number of processes or batch size", INSTEAD),
@@ -163,7 +163,7 @@ REPLACEMENTS = (
                 "a user's mistake, and Ctrl-C, are a line and no traceback", MAKES),
     Replacement(
         COMMAND_LINE, "warnings:filters", "reliability.command_line:without_warnings_nobody_can_act_on",
-        "hydra and torch are called in ways that they deprecate: each run would start with a page of warnings", MAKES),
+        "hydra and torch are called in ways that they deprecate: each run would start with a page of warnings", MAKES,),
 )
 # fmt: on
 

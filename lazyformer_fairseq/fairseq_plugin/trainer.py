@@ -288,7 +288,12 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def load_checkpoint(
-        self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None, reset_meters=False
+        self,
+        filename,
+        reset_optimizer=False,
+        reset_lr_scheduler=False,
+        optimizer_overrides=None,
+        reset_meters=False,
     ):
         """Also loads what was skipped so far and what the task carries; keeps what fairseq forgets of an epoch.
 

@@ -43,12 +43,22 @@ PAR = "par"
 PROTOCOLS: Mapping[str, TuningProtocol] = {
     # LazyFormer (arXiv 2102.12702), appendix A and Table 5.
     LAZYFORMER: TuningProtocol(
-        tasks=PAPER_TASKS, lrs=LEARNING_RATES, seeds=SEEDS, epochs=10, batch_size=32, warmup_ratio=0.06
+        tasks=PAPER_TASKS,
+        lrs=LEARNING_RATES,
+        seeds=SEEDS,
+        epochs=10,
+        batch_size=32,
+        warmup_ratio=0.06,
     ),
     # PAR Transformer, Table 4: two tasks, medians of five runs. The rest are the defaults of the code to which its
     # footnote points (NVIDIA/DeepLearningExamples at 729963dd, BERT's scripts/run_glue.sh): eight GPUs with 16 rows.
     PAR: TuningProtocol(
-        tasks=("SST-2", "MRPC"), lrs=(2.4e-5,), seeds=SEEDS, epochs=3, batch_size=128, warmup_ratio=0.1
+        tasks=("SST-2", "MRPC"),
+        lrs=(2.4e-5,),
+        seeds=SEEDS,
+        epochs=3,
+        batch_size=128,
+        warmup_ratio=0.1,
     ),
 }
 

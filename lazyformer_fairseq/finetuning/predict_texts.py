@@ -103,7 +103,10 @@ def added_to(task: TaskDescription) -> tuple[str, ...]:
 
 
 def open_rows(
-    path: Path, task: TaskDescription, text: Sequence[str], seen: Callable[[int], Any]
+    path: Path,
+    task: TaskDescription,
+    text: Sequence[str],
+    seen: Callable[[int], Any],
 ) -> tuple[RowReader, Sequence[str], Iterator[FileRow]]:
     """Return the reader of a file's rows, the names of its columns, and its rows.
 

@@ -125,7 +125,12 @@ class RunQueue:
                 at_once = min(self.executor.free, len(self._waiting))
                 Progress.write(f"{len(self._waiting)} runs, {at_once} at a time; the first one's log is {log}")
             with Progress(
-                total=total, initial=done, bar_format=BAR, mininterval=0.5, miniters=0, smoothing=0.05
+                total=total,
+                initial=done,
+                bar_format=BAR,
+                mininterval=0.5,
+                miniters=0,
+                smoothing=0.05,
             ) as bar:
                 try:
                     self._work_off(bar, total)

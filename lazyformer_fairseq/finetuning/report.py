@@ -398,7 +398,11 @@ def _draw_model(axis: Axes, place: int, values: np.ndarray, style: Style) -> Non
 
 
 def _draw_series(
-    axis: Axes, results: Results, score: Score, points: Sequence[tuple[int, str]], style: Style
+    axis: Axes,
+    results: Results,
+    score: Score,
+    points: Sequence[tuple[int, str]],
+    style: Style,
 ) -> np.ndarray:
     """Medians of a series' checkpoints with the seeds' range. Returns all that was drawn."""
     found = [(updates, results.of(model, score.task)) for updates, model in points]

@@ -63,17 +63,34 @@ class GridSettings:
     )  # fmt: skip
     tasks: tuple[str, ...] = option((), "Names of tasks.", shown=USUAL)
     lrs: tuple[float, ...] = option(
-        (), "Learning rates.", "--lr", "--lrs", low=0, high=1, is_open=True, shown=_usual("5e-5,5e-4")
+        (),
+        "Learning rates.",
+        "--lr",
+        "--lrs",
+        low=0,
+        high=1,
+        is_open=True,
+        shown=_usual("5e-5,5e-4"),
     )
     seeds: tuple[int, ...] = option(
-        (), "Random seeds; each runs at each rate.", low=0, shown="1 to 5; of labels of your own 1 to 3"
+        (),
+        "Random seeds; each runs at each rate.",
+        low=0,
+        shown="1 to 5; of labels of your own 1 to 3",
     )
     epochs: tuple[str, ...] = option(
-        (), "Of every task, and of some, as in 10 MNLI=3.", metavar="[TASK=]N...", shown=_usual(CUSTOM_EPOCHS)
+        (),
+        "Of every task, and of some, as in 10 MNLI=3.",
+        metavar="[TASK=]N...",
+        shown=_usual(CUSTOM_EPOCHS),
     )
     batch_size: Optional[int] = option(None, "Rows of an update.", low=1, shown=USUAL)
     warmup_ratio: Optional[float] = option(
-        None, "Share of the updates in which the rate rises.", low=0, high=0.999999, shown=USUAL
+        None,
+        "Share of the updates in which the rate rises.",
+        low=0,
+        high=0.999999,
+        shown=USUAL,
     )
     max_train_rows: Optional[int] = option(None, "Rows of a task to train on, equal in all runs.", low=1, shown="all")
     glue_head: Optional[str] = option(

@@ -124,7 +124,10 @@ def dictionary_of_causal(state: Mapping[str, Any], path: Path) -> Optional[Dicti
 
 
 def choose_head(
-    weights: Mapping[str, Any], name: Optional[str], path: Path, tasks: Mapping[str, TaskDescription]
+    weights: Mapping[str, Any],
+    name: Optional[str],
+    path: Path,
+    tasks: Mapping[str, TaskDescription],
 ) -> Optional[Head]:
     """The classification or span head of this name, or the only one; that of pre-training must be named.
 

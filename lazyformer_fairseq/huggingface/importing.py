@@ -160,7 +160,10 @@ def is_ours(path: Path) -> bool:
 
 
 def _read_hub(
-    folder: Path, tokenizer_folder: Path, token_types: str, head_name: Optional[str]
+    folder: Path,
+    tokenizer_folder: Path,
+    token_types: str,
+    head_name: Optional[str],
 ) -> tuple[MaskedLMOptions, dict[str, Tensor], TextTokenizer, list[str]]:
     """Options, weights, tokenizer (which is written to its folder), and notes."""
     if not folder.is_dir():
@@ -224,7 +227,11 @@ class Conversion:
     """
 
     def __init__(
-        self, described: families.Described, weights: families.Weights, token_types: str, head_name: Optional[str]
+        self,
+        described: families.Described,
+        weights: families.Weights,
+        token_types: str,
+        head_name: Optional[str],
     ):
         self.described = described
         self.weights = weights
@@ -383,7 +390,9 @@ class Conversion:
     def _find_places(self) -> Iterator[tuple[str, list[str]]]:
         family = self.described.family
         for ours, theirs in zip(
-            (families.WORDS, families.POSITIONS, families.TYPES), family.embeddings[:3], strict=True
+            (families.WORDS, families.POSITIONS, families.TYPES),
+            family.embeddings[:3],
+            strict=True,
         ):
             if theirs and (ours != families.TYPES or self.token_types):
                 yield ours, [f"{theirs}.weight"]

@@ -37,7 +37,9 @@ def is_own(folder: Path) -> bool:
 
 
 def read_own(
-    folder: Path, tokenizer_folder: Optional[Path], head_name: Optional[str]
+    folder: Path,
+    tokenizer_folder: Optional[Path],
+    head_name: Optional[str],
 ) -> tuple[MaskedLMOptions, dict[str, Tensor], TextTokenizer, list[str]]:
     """Options, weights in single precision, to the bit those of the folder, tokenizer, and notes. No code of it runs.
 

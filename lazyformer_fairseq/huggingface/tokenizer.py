@@ -43,7 +43,10 @@ ROLES = {
 
 
 def write_tokenizer(
-    tokenizer: TextTokenizer, folder: Path, max_length: Optional[int] = None, token_types: bool = False
+    tokenizer: TextTokenizer,
+    folder: Path,
+    max_length: Optional[int] = None,
+    token_types: bool = False,
 ) -> None:
     """Writes ``tokenizer.json`` and ``tokenizer_config.json``, which AutoTokenizer reads; no code, and none is needed.
 
@@ -91,7 +94,9 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
         ]
     )
     fast.post_processor = processors.TemplateProcessing(
-        single=f"{START} $A {END}", pair=f"{START} $A {END} {END} $B {END}", special_tokens=[(START, BOS), (END, EOS)]
+        single=f"{START} $A {END}",
+        pair=f"{START} $A {END} {END} $B {END}",
+        special_tokens=[(START, BOS), (END, EOS)],
     )
     fast.decoder = decoder(tokenizer.settings)
     # Normalised, so that a text's <MASK> is found as well.

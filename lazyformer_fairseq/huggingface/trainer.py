@@ -144,6 +144,9 @@ class ShardTrainer(Trainer):
         batches = EpochBatches(self.train_dataset, self._train_batch_size, seed=seed)
         how = {"num_workers": arguments.dataloader_num_workers, "pin_memory": arguments.dataloader_pin_memory}
         loader = DataLoader(
-            _Samples(self.train_dataset), batch_sampler=EpochSampler(batches), collate_fn=self.data_collator, **how
+            _Samples(self.train_dataset),
+            batch_sampler=EpochSampler(batches),
+            collate_fn=self.data_collator,
+            **how,
         )
         return self.accelerator.prepare(loader)

@@ -147,7 +147,12 @@ class TimedSelector:
         return fastest
 
     def _measure_in_thread(
-        self, device: str, shape: str, names: Sequence[str], prepare: Prepare, largest_error: float
+        self,
+        device: str,
+        shape: str,
+        names: Sequence[str],
+        prepare: Prepare,
+        largest_error: float,
     ) -> Measurement:
         """Measure in a thread, which escapes the caller's autograd, FLOP counter and transforms."""
         start = time.monotonic()
@@ -163,7 +168,12 @@ class TimedSelector:
         return found
 
     def _measure(
-        self, device: str, shape: str, names: Sequence[str], prepare: Prepare, largest_error: float
+        self,
+        device: str,
+        shape: str,
+        names: Sequence[str],
+        prepare: Prepare,
+        largest_error: float,
     ) -> Measurement:
         """Time the candidates in turn until one wins or the time is up."""
         self._deadline = self._clock() + SECONDS

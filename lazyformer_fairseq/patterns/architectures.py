@@ -162,7 +162,15 @@ _NAMED = {
     "bert_laptop": EncoderArchitecture("(sf)x7", 768, 192, 6, 0.0, 32, None, "for one core (ours)"),
     # 110M in the paper, whose dictionary has 30,527 pieces.
     "mpnet_base": EncoderArchitecture(
-        "(sf)x12", 3072, 768, 12, 0.1, 32, None, "MPNet, section 3.1", task="masked_permuted_lm"
+        "(sf)x12",
+        3072,
+        768,
+        12,
+        0.1,
+        32,
+        None,
+        "MPNet, section 3.1",
+        task="masked_permuted_lm",
     ),
     # The other two rows of PAR's Table 4. Parameters counted, as par_bert_base's: at 30,522 pieces they are those of
     # the published models.
@@ -175,7 +183,9 @@ _NAMED = {
     # 256 tokens to either side, and <s>, which sees and is seen by all, as in its fine-tuning.
     "longformer_base": _base_size("(s[window=256,global=1]f)x12", "Longformer, section 5", max_positions=4096),
     "lazy_longformer_base": _base_size(
-        "(s[window=256,global=1]flf)x6", "lazy blocks in Longformer (ours)", max_positions=4096
+        "(s[window=256,global=1]flf)x6",
+        "lazy blocks in Longformer (ours)",
+        max_positions=4096,
     ),
     "synthesizer_fixed_base": _synthesizer("fixed", "Fixed Random"),
     "synthesizer_random_base": _synthesizer("random", "Random"),
@@ -196,7 +206,14 @@ _NAMED = {
     **_linformers("linformer_base", 256),
     **_linformers("linformer_128_base", 128),
     "lazy_linformer_base": EncoderArchitecture(
-        "(s[linformer=256]flf)x6", 3456, 768, 12, 0.0, 0, None, "Linformer in lazyformer_m2x6 (ours)"
+        "(s[linformer=256]flf)x6",
+        3456,
+        768,
+        12,
+        0.0,
+        0,
+        None,
+        "Linformer in lazyformer_m2x6 (ours)",
     ),
     # "Nonuniform projected dimension": fewer positions for higher layers; the paper gives none.
     "linformer_falling_base": _base_size(
@@ -206,7 +223,9 @@ _NAMED = {
     "modernbert_base": _modernbert("(s[window=64,rope=10000]f[gate=gelu])x2", 1152, "ModernBERT, section 2.1"),
     # What an l saves in queries and keys widens the feed-forwards.
     "lazy_modernbert_base": _modernbert(
-        "s[window=64,rope=10000]f[gate=gelu]lf[gate=gelu]", 1312, "lazy blocks in ModernBERT (ours)"
+        "s[window=64,rope=10000]f[gate=gelu]lf[gate=gelu]",
+        1312,
+        "lazy blocks in ModernBERT (ours)",
     ),
     "neobert": _modern(
         "(s[rope=10000]f[gate=silu])x28",

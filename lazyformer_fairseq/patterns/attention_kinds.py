@@ -171,7 +171,10 @@ _NOT_WITH_GLOBAL = {
 }
 # What both patterns of the Sparse Transformer have.
 _PART = Setting(
-    "part", "both", "keys near the query, those that summarise all, or both", choices=("both", "local", "summary")
+    "part",
+    "both",
+    "keys near the query, those that summarise all, or both",
+    choices=("both", "local", "summary"),
 )
 _HEADS = Setting(
     "heads",
@@ -249,7 +252,11 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         module="sparse:Strided",
         settings=(
             Setting(
-                "strided", 0, "keys to either side, and the step from each further key to the next", "tokens", low=1
+                "strided",
+                0,
+                "keys to either side, and the step from each further key to the next",
+                "tokens",
+                low=1,
             ),
             _PART,
             _HEADS,

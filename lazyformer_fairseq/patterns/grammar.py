@@ -190,7 +190,10 @@ class _Parser:
         self.depth = 0
 
     def sequence(
-        self, start: int, opened_at: Optional[int] = None, below: frozenset[str] = frozenset()
+        self,
+        start: int,
+        opened_at: Optional[int] = None,
+        below: frozenset[str] = frozenset(),
     ) -> tuple[list[Element], int]:
         """Units up to the end, or up to the bracket that closes the one opened at `opened_at`.
 

@@ -292,7 +292,11 @@ for _kind in (
             Setting("experts", 0, "feed-forwards in its place, of which a gate chooses for each token", low=2),
             Setting("top", 2, "that a token goes to; training draws whether to a second", "experts", low=1, high=2),
             Setting(
-                "capacity", 1.25, "an expert's slots in training; 1 is its equal part of a text", "parts", low=0.01
+                "capacity",
+                1.25,
+                "an expert's slots in training; 1 is its equal part of a text",
+                "parts",
+                low=0.01,
             ),
         ),
         check=_check_experts,

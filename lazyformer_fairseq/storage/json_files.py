@@ -148,7 +148,11 @@ def remember(name: str, machine: str, key: str, value: T, is_valid: Callable[[An
 
 
 def remembered(
-    name: str, machine: str, key: str, measure: Callable[[], T], is_valid: Callable[[Any], bool] = lambda _: True
+    name: str,
+    machine: str,
+    key: str,
+    measure: Callable[[], T],
+    is_valid: Callable[[Any], bool] = lambda _: True,
 ) -> T:
     """Return what :func:`recall` finds; else keep and return what `measure` returns."""
     found = recall(name, machine, key, is_valid)

@@ -76,7 +76,11 @@ class TrainingLoop:
     """
 
     def __init__(
-        self, objective: Objective, optimization: OptimizationConfig, folder: Path, start: Optional[Path] = None
+        self,
+        objective: Objective,
+        optimization: OptimizationConfig,
+        folder: Path,
+        start: Optional[Path] = None,
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.objective = objective

@@ -66,7 +66,10 @@ def blocks_of(weight: Tensor) -> int:
 
 
 def orthogonal(
-    x: Tensor, steps: int, coefficients: tuple[float, float, float], dtype: Optional[torch.dtype] = None
+    x: Tensor,
+    steps: int,
+    coefficients: tuple[float, float, float],
+    dtype: Optional[torch.dtype] = None,
 ) -> Tensor:
     """Matrices (X, M, N), M at most N, with all singular values taken near 1.
 
@@ -179,7 +182,9 @@ class MuonOptions(AdamOptions):
         choices=tuple(SCALES),
     )
     muon_precision: str = option(
-        "auto", "of products; auto: bf16 where fast, or fp32", choices=("auto", "fp32", "bf16")
+        "auto",
+        "of products; auto: bf16 where fast, or fp32",
+        choices=("auto", "fp32", "bf16"),
     )
 
 

@@ -144,7 +144,11 @@ class UpdateGuard:
         self.losses = deque(state["losses"], maxlen=RECENT)
 
     def write_report(
-        self, folder: Path, bad_of_processes: Sequence[Sequence[SkippedUpdate]], losses: Sequence[float], unit: str
+        self,
+        folder: Path,
+        bad_of_processes: Sequence[Sequence[SkippedUpdate]],
+        losses: Sequence[float],
+        unit: str,
     ) -> None:
         """Write ``bad_updates.json``.
 

@@ -172,7 +172,11 @@ class Masking:
         return is_end
 
     def apply(
-        self, tokens: np.ndarray, seed: int, epoch: int, index: int
+        self,
+        tokens: np.ndarray,
+        seed: int,
+        epoch: int,
+        index: int,
     ) -> tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]:
         """Mask one block; the result depends on the arguments alone.
 

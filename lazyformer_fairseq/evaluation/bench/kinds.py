@@ -72,7 +72,11 @@ def measure_kinds(settings: KindSettings, heads: tuple[int, int]) -> tuple[str, 
 
 
 def _sublayers(
-    pattern: str, back_end: str, time: int, heads: tuple[int, int], settings: KindSettings
+    pattern: str,
+    back_end: str,
+    time: int,
+    heads: tuple[int, int],
+    settings: KindSettings,
 ) -> Callable[[], object]:
     width = heads[0] * heads[1]
     how = {"max_positions": time, "relative_position_buckets": 0, "attention_backend": back_end}

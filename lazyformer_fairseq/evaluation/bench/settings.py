@@ -61,19 +61,30 @@ class BenchSettings:
     """
 
     archs: tuple[str, ...] = option(
-        ("lazyformer_m2x6_s",), "Encoders, and causal models, to measure.", "--arch", parse=arch_named
+        ("lazyformer_m2x6_s",),
+        "Encoders, and causal models, to measure.",
+        "--arch",
+        parse=arch_named,
     )
     patterns: Mapping[str, str] = field(default_factory=dict)
     lengths: tuple[int, ...] = NUMBERS((128, 512), "Tokens of a sequence; each is a measurement of its own.")
     tokens: int = option(1024, "Of a batch; at least one sequence.", low=1, high=LONGEST)
     precisions: tuple[str, ...] = option(
-        ("fp32",), "Of fp32, bf16 and fp16.", "--precision", choices=("fp32", "bf16", "fp16")
+        ("fp32",),
+        "Of fp32, bf16 and fp16.",
+        "--precision",
+        choices=("fp32", "bf16", "fp16"),
     )
     back_ends: tuple[str, ...] = option(
-        ("auto",), "Of models: auto, eager, materialize, recompute, fused, flex.", "--backend"
+        ("auto",),
+        "Of models: auto, eager, materialize, recompute, fused, flex.",
+        "--backend",
     )
     buckets: tuple[int, ...] = option(
-        (32, 0), "Of the relative bias, of the models and our BERT; 0: none.", "--relative-position-buckets", low=0
+        (32, 0),
+        "Of the relative bias, of the models and our BERT; 0: none.",
+        "--relative-position-buckets",
+        low=0,
     )
     workloads: tuple[str, ...] = option(
         ("training", "encoder", "inference"),
@@ -126,7 +137,9 @@ class KindSettings:
         ("sl", "s[window=256]", "s[window=256]l", "s[linformer=256]"), "Patterns, each measured beside s."
     )
     back_ends: tuple[str, ...] = option(
-        ("auto",), "To measure each on: auto, eager, materialize, recompute, fused, flex.", "--backend"
+        ("auto",),
+        "To measure each on: auto, eager, materialize, recompute, fused, flex.",
+        "--backend",
     )
     lengths: tuple[int, ...] = NUMBERS((512, 2048), "Tokens of a sequence.")
     tokens: int = option(512, "Of a batch; at least one sequence.", low=1)

@@ -96,7 +96,12 @@ def count_other_parameters(sizes: Sizes) -> int:
 
 
 def count_flops(
-    pattern: str, sizes: Sizes, time: int, memory: int = 0, batch: int = 1, predicted: Optional[int] = None
+    pattern: str,
+    sizes: Sizes,
+    time: int,
+    memory: int = 0,
+    batch: int = 1,
+    predicted: Optional[int] = None,
 ) -> int:
     """FLOPs of one forward pass.
 
@@ -176,7 +181,9 @@ class _Pass:
             self.memory_BMC = None
         if sizes.direction == CAUSAL:
             positions = RelativePositions(
-                _empty(memory + time + 1, c), _empty(heads, c // heads), _empty(heads, c // heads)
+                _empty(memory + time + 1, c),
+                _empty(heads, c // heads),
+                _empty(heads, c // heads),
             )
             self.shared = Context(Scores(is_causal=True), lambda *_: "eager", positions)
         else:
@@ -210,7 +217,11 @@ class _WithoutNumbers(TorchFunctionMode):
     """Modules are built on the meta device, and nothing is drawn: torch would import its compiler for that."""
 
     def __torch_function__(
-        self, function: Callable, types: object, args: tuple = (), kwargs: Optional[dict[str, Any]] = None
+        self,
+        function: Callable,
+        types: object,
+        args: tuple = (),
+        kwargs: Optional[dict[str, Any]] = None,
     ) -> Any:
         kwargs = kwargs or {}
         if function in (Tensor.normal_, Tensor.uniform_) or getattr(function, "__module__", "") == nn.init.__name__:
@@ -322,7 +333,11 @@ class _Counter(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(
-        self, operator: Any, types: object, args: tuple = (), kwargs: Optional[dict[str, Any]] = None
+        self,
+        operator: Any,
+        types: object,
+        args: tuple = (),
+        kwargs: Optional[dict[str, Any]] = None,
     ) -> Any:
         kwargs = kwargs or {}
         shape = _shape_of(operator, args)

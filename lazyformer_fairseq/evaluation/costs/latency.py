@@ -292,7 +292,11 @@ def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_le
 
 
 def measure_sublayers(
-    network: Stack, sublayers: Mapping[str, PlannedSublayer], time: int, memory: int = 0, **how
+    network: Stack,
+    sublayers: Mapping[str, PlannedSublayer],
+    time: int,
+    memory: int = 0,
+    **how,
 ) -> dict[str, Timing]:
     """Inference latency of single sublayers at batch 1, in a network's sizes.
 

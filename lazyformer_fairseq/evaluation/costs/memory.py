@@ -261,7 +261,12 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def _fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, **how: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    **how: Any,
 ) -> Tensor:
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:

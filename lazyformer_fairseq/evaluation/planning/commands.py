@@ -21,7 +21,10 @@ class Planning:
     """Options of ``lazyformer plan``."""
 
     archs: tuple[str, ...] = option(
-        (), "Name of a model, or several: docs/patterns.md has them all.", "--arch", metavar="NAME,..."
+        (),
+        "Name of a model, or several: docs/patterns.md has them all.",
+        "--arch",
+        metavar="NAME,...",
     )
     gpus: Optional[Gpus] = option(
         None, "How many, on all nodes together, and the memory of each.", parse=read_gpus, metavar="N or NxSIZE",
@@ -37,13 +40,26 @@ class Planning:
     )  # fmt: skip
     attention_backend: Optional[str] = option(None, "How attention is computed.", shown="the training's, else auto")
     time: Optional[int] = option(
-        None, "Of a sequence, or of a segment.", "--tokens-per-sample", "--tgt-len", low=1, shown="the training's"
+        None,
+        "Of a sequence, or of a segment.",
+        "--tokens-per-sample",
+        "--tgt-len",
+        low=1,
+        shown="the training's",
     )
     per_update: Optional[int] = option(
-        None, "Size of an update.", "--sequences-per-update", low=1, shown="the training's, 256"
+        None,
+        "Size of an update.",
+        "--sequences-per-update",
+        low=1,
+        shown="the training's, 256",
     )
     max_update: Optional[int] = option(
-        None, "How many.", low=1, high=10**9, shown="the training's, 1000000; language models 40000"
+        None,
+        "How many.",
+        low=1,
+        high=10**9,
+        shown="the training's, 1000000; language models 40000",
     )
     optimizer: Optional[str] = option(
         None,

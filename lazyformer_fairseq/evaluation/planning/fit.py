@@ -256,7 +256,11 @@ class Plan:
 
 
 def make_plan(
-    job: Job, place: Place, back_end: str, teraflops: Optional[float] = None, data_bytes: Optional[int] = None
+    job: Job,
+    place: Place,
+    back_end: str,
+    teraflops: Optional[float] = None,
+    data_bytes: Optional[int] = None,
 ) -> Plan:
     """Return the plan of a job. Raises UserErrors as :func:`fit` does."""
     possible = possible_back_ends(job, place.device) or [KEEPING]

@@ -266,7 +266,11 @@ def job_of_yaml(path: Path, overrides: Sequence[str] = ()) -> Job:
 
 
 def job_of_launch(
-    arch: Optional[str], config: Optional[Path], data: str, given: Sequence[str], per_update: Optional[int] = None
+    arch: Optional[str],
+    config: Optional[Path],
+    data: str,
+    given: Sequence[str],
+    per_update: Optional[int] = None,
 ) -> Job:
     """Return the training that a launch runs.
 

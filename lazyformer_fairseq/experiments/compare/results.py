@@ -368,7 +368,10 @@ def _own_times(comparison: Comparison, baseline: str, target: Target, clock: str
 
 
 def _times(
-    models: Sequence[Model], clock: str, target: float, comparison: Comparison
+    models: Sequence[Model],
+    clock: str,
+    target: float,
+    comparison: Comparison,
 ) -> tuple[Times, Mapping[int, float]]:
     """What it cost each seed to reach the target, and the share of the training that did; NEVER for none.
 

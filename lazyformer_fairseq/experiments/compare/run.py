@@ -240,7 +240,10 @@ def collect(
 
 
 def _model(
-    jobs: Mapping[int, CompareJob], share: tuple[str, float], costs: Mapping[str, Any], choice: Mapping[str, Any]
+    jobs: Mapping[int, CompareJob],
+    share: tuple[str, float],
+    costs: Mapping[str, Any],
+    choice: Mapping[str, Any],
 ) -> dict[str, Any]:
     job, runs = next(iter(jobs.values())), {str(seed): job.result() for seed, job in jobs.items()}
     seconds = np.concatenate([run["seconds"] for run in runs.values()])

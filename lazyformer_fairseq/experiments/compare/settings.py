@@ -214,12 +214,17 @@ class Sizes:
     batch_size: Optional[int] = size("batch_size", "Sequences, or streams of text, of an update.", low=1)
     tokens_per_sample: Optional[int] = size("tokens_per_sample", "Longest block.", low=1)
     relative_position_buckets: Optional[int] = size(
-        "relative_position_buckets", "Of T5's relative positions, in models of ours; 0 for none.", low=0
+        "relative_position_buckets",
+        "Of T5's relative positions, in models of ours; 0 for none.",
+        low=0,
     )
     tgt_len: Optional[int] = size("tgt_len", "Tokens of a segment.", low=1)
     mem_len: Optional[int] = size("mem_len", "Tokens remembered.", low=0)
     adaptive_softmax_cutoff: Optional[tuple[int, ...]] = size(
-        "adaptive_softmax_cutoff", "Ids that start a new band of words; '' for one band.", low=0, metavar="N,N,..."
+        "adaptive_softmax_cutoff",
+        "Ids that start a new band of words; '' for one band.",
+        low=0,
+        metavar="N,N,...",
     )
 
 
@@ -285,10 +290,15 @@ class CompareSettings:
     )
     rate_updates: Optional[int] = of_optimization(None, "Of a try.", low=1, shown="the full length")
     recipe: str = of_optimization(
-        "adam", f"{'; '.join(f'{name}: {recipe.help}' for name, recipe in RECIPES.items())}.", choices=tuple(RECIPES)
+        "adam",
+        f"{'; '.join(f'{name}: {recipe.help}' for name, recipe in RECIPES.items())}.",
+        choices=tuple(RECIPES),
     )
     normalize_before: bool = option(
-        True, "LayerNorms stand before sublayers, or behind them.", "--pre-norm/--post-norm", section=SIZES
+        True,
+        "LayerNorms stand before sublayers, or behind them.",
+        "--pre-norm/--post-norm",
+        section=SIZES,
     )
     sizes: Mapping[str, Any] = field(default_factory=dict)
     validation_tokens: int = option(

@@ -180,7 +180,10 @@ def pretraining_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
     """Return the pre-trainings of both models, on the same batches."""
     options = recipe_options(settings)
     optimization = OptimizationConfig.from_options(
-        options, updates=settings.updates, rate=options["lr"], seed=settings.seed
+        options,
+        updates=settings.updates,
+        rate=options["lr"],
+        seed=settings.seed,
     )
     jobs = []
     for name in MODELS:
@@ -193,7 +196,11 @@ def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
     """Return the fine-tunings on the acceptability task, which begin with the pre-trained models."""
     updates = settings.finetuning_updates
     optimization = OptimizationConfig(
-        updates, rate=1e-3, seed=settings.seed, schedule_options={"warmup_ratio": 0.06}, clip_norm=1.0
+        updates,
+        rate=1e-3,
+        seed=settings.seed,
+        schedule_options={"warmup_ratio": 0.06},
+        clip_norm=1.0,
     )
     jobs = []
     for name in MODELS:

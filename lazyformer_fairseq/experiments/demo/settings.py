@@ -21,7 +21,9 @@ class DemoSettings:
     """
 
     corpus: Optional[str] = option(
-        None, "Text file or folder of .txt files.", shown="the English prose that Python carries"
+        None,
+        "Text file or folder of .txt files.",
+        shown="the English prose that Python carries",
     )
     updates: int = option(5000, "Updates of pre-training.", low=6)
     recipe: str = option("laptop", f"How the models learn. {LAPTOP_HELP}.", choices=("laptop", "adam"))

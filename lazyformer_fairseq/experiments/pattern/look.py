@@ -70,7 +70,12 @@ def refuses_bias(pattern: str, direction: str) -> bool:
 
 
 def build_network(
-    pattern: str, direction: str, num_heads: int, tokens: int, memory: int = 0, bias_buckets: int = 0
+    pattern: str,
+    direction: str,
+    num_heads: int,
+    tokens: int,
+    memory: int = 0,
+    bias_buckets: int = 0,
 ) -> Stack:
     """A narrow network of a pattern, in double precision, whose weights are all alike to :func:`look`.
 
@@ -150,7 +155,11 @@ def _choices(experts: Experts, x_TC: Tensor) -> Tensor:
 
 
 def _run(
-    inner: nn.Module, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None
+    inner: nn.Module,
+    x_BTC: Tensor,
+    below: SharedState,
+    shared: Context,
+    memory_BMC: Tensor | None,
 ) -> tuple[Tensor, SharedState]:
     """What each head puts out, (T, N, D), and what the sublayer hands on. Its inputs become leaves of a graph."""
     for part in (x_BTC, memory_BMC):

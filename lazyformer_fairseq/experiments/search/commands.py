@@ -102,7 +102,12 @@ def run(  # noqa: PLR0913, PLR0917 - each argument is one of the command line
 @takes(CompressSettings, into="")
 @LATENCIES
 def compress(
-    checkpoint: Path, text: Path, out: Path, candidates: Sequence[str], latencies: Optional[Path], **given: Any
+    checkpoint: Path,
+    text: Path,
+    out: Path,
+    candidates: Sequence[str],
+    latencies: Optional[Path],
+    **given: Any,
 ) -> None:
     """Find patterns for a trained masked-LM encoder that are faster and lose least, without training.
 

@@ -246,7 +246,12 @@ class Material:
         network = Network(replace(self.options, sublayer_pattern=pattern))
         if settings.task == "masked-lm":
             return MaskedLMObjective(
-                network, settings.data, settings.batch_size, settings.seed, settings.max_updates, self.text
+                network,
+                settings.data,
+                settings.batch_size,
+                settings.seed,
+                settings.max_updates,
+                self.text,
             )
         return StreamLMObjective(network, settings.data, settings.batch_size, settings.seed, self.text)
 

@@ -112,7 +112,10 @@ class Search:
             how_trained["updates"] = settings.max_updates
         else:
             training = SupernetTraining(
-                self.material.build_supernet(), settings, self.material.loss_of, self.material.parts()
+                self.material.build_supernet(),
+                settings,
+                self.material.loss_of,
+                self.material.parts(),
             )
             training.run_in(self.path)
             rows = training.supernet.architecture.probabilities().tolist()
@@ -233,7 +236,11 @@ class Search:
         return found
 
     def _front(
-        self, method: str, chosen: Sequence[Optional[str]], trained: Sequence[str], cost: Optional[float] = None
+        self,
+        method: str,
+        chosen: Sequence[Optional[str]],
+        trained: Sequence[str],
+        cost: Optional[float] = None,
     ) -> dict[str, Any]:
         """Return what a method chose for each budget, and its cost in updates of the baseline.
 

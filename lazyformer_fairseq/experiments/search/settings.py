@@ -59,7 +59,10 @@ class SearchSettings:
     batch_size: int = option(128, "Sequences, or streams of text, per update.", low=1)
     evaluations: int = of_front(96, "Patterns that are drawn, of all budgets together.", low=1)
     rungs: int = of_front(
-        3, f"Lengths of training; the last is --max-updates, each 1/{GROWTH} of the next.", low=1, high=20
+        3,
+        f"Lengths of training; the last is --max-updates, each 1/{GROWTH} of the next.",
+        low=1,
+        high=20,
     )
     keep: float = of_front(0.33, "Share of a budget's patterns that go on; 1: all.", low=0, is_open=True, high=1)
     control: bool = of_front(True, "Random search of the same cost beside it, and two rules.")
@@ -69,11 +72,19 @@ class SearchSettings:
         choices=tuple(RECIPES),
     )
     lr: Optional[float] = of_front(
-        None, "Learning rate, constant until it decays.", low=0, is_open=True, high=1, shown="the recipe's"
+        None,
+        "Learning rate, constant until it decays.",
+        low=0,
+        is_open=True,
+        high=1,
+        shown="the recipe's",
     )
     validation_tokens: int = of_front(16_384, "Tokens that are scored, the same text and masks for all.", low=1)
     in_turn: Optional[bool] = of_front(
-        None, "One training at a time, or several, a process each.", "--in-turn/--alone", shown="alone on several GPUs"
+        None,
+        "One training at a time, or several, a process each.",
+        "--in-turn/--alone",
+        shown="alone on several GPUs",
     )
     constant_updates: int = of_gradient(10_000, "Updates of the weights alone, before the architecture learns.", low=0)
     update_freq: int = of_gradient(

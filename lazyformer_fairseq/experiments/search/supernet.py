@@ -166,7 +166,11 @@ class Mixture(nn.Module):
                 sublayer.inner.value_makers = nn.ModuleDict()
 
     def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+        self,
+        x_BTC: Tensor,
+        below: SharedState,
+        shared: Context,
+        memory_BMC: Optional[Tensor] = None,
     ) -> tuple[Tensor, SharedState]:
         """As a :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer`'s."""
         weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))

@@ -75,7 +75,11 @@ def weights_optimization(settings: SearchSettings) -> OptimizationConfig:
     else:
         options = LAMB
     return OptimizationConfig.from_options(
-        options, updates=settings.max_updates, rate=settings.weights_lr, seed=settings.seed, device=settings.device
+        options,
+        updates=settings.max_updates,
+        rate=settings.weights_lr,
+        seed=settings.seed,
+        device=settings.device,
     )
 
 
@@ -156,7 +160,9 @@ class SupernetTraining:
         self.weights = self.optimization.build_optimizer(supernet.model.parameters())
         self.schedule = self.optimization.build_schedule(self.weights)
         self.architecture = torch.optim.Adam(
-            supernet.architecture.parameters(), lr=settings.architecture_lr, weight_decay=ARCHITECTURE_DECAY
+            supernet.architecture.parameters(),
+            lr=settings.architecture_lr,
+            weight_decay=ARCHITECTURE_DECAY,
         )
         self.made = Updates()
         self.history: list[dict[str, Any]] = []

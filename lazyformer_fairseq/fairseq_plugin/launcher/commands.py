@@ -43,7 +43,10 @@ class Pretraining(Launch):
         low=1, shown="as many as fit the GPUs' memory, see --fit; else 16 (causal: an eighth of an update); 4 on a CPU",
     )  # fmt: skip
     sequences_per_update: Optional[int] = option(
-        None, "A multiple of nodes x gpus.", low=1, shown="the recipe's, 256 for table5; a causal arch's"
+        None,
+        "A multiple of nodes x gpus.",
+        low=1,
+        shown="the recipe's, 256 for table5; a causal arch's",
     )
     recipe: Optional[str] = option(
         None, "See above; the last four are for causal archs.",

@@ -15,7 +15,9 @@ OF_THE_RUN = (
 )
 WarmupConfig = as_fairseq_reads(schedules.WarmupOptions, "WarmupConfig", OF_THE_RUN)
 PolynomialWarmupConfig = as_fairseq_reads(
-    schedules.PolynomialWarmupOptions, "PolynomialWarmupConfig", base=WarmupConfig
+    schedules.PolynomialWarmupOptions,
+    "PolynomialWarmupConfig",
+    base=WarmupConfig,
 )
 WSDConfig = as_fairseq_reads(schedules.WSDOptions, "WSDConfig", base=WarmupConfig)
 

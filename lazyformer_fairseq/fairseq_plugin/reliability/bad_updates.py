@@ -143,7 +143,10 @@ class TrainerGuard(UpdateGuard):
         every = ((log, name, value) for log in self.logs for name, value in log.items())
         logged = [(log, name) for log, name, value in every if torch.is_tensor(value) and value.numel() == 1]
         norm, loss, sample_size, *values = _on_host(
-            gradient_norm, sum(losses), sum(self.sample_sizes), *(log[name] for log, name in logged)
+            gradient_norm,
+            sum(losses),
+            sum(self.sample_sizes),
+            *(log[name] for log, name in logged),
         )
         for (log, name), value in zip(logged, values, strict=True):
             log[name] = value.to(log[name].dtype)

@@ -131,7 +131,9 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
 
 
 MaskedPermutedLMConfig = as_fairseq_reads(
-    masked_text.PermutedTextOptions, "MaskedPermutedLMConfig", base=FullSentencesMaskedLMConfig
+    masked_text.PermutedTextOptions,
+    "MaskedPermutedLMConfig",
+    base=FullSentencesMaskedLMConfig,
 )
 
 

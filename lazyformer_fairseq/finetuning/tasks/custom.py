@@ -86,7 +86,9 @@ class CustomTask(TextsBenchmark):
         raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
 
     def extra_settings(
-        self, given: settings.GridSettings, prepared: Mapping[str, PreparedCustomTask]
+        self,
+        given: settings.GridSettings,
+        prepared: Mapping[str, PreparedCustomTask],
     ) -> dict[str, Any]:
         return {**super().extra_settings(given, prepared), "description": self.row.as_json()}
 
@@ -227,7 +229,11 @@ def _file(folder: Path, names: Sequence[str], given: Optional[str]) -> str:
 
 
 def columns_of(
-    path: Path, header: Sequence[str], text: Sequence[str] = (), label: Optional[str] = None, is_labelled: bool = True
+    path: Path,
+    header: Sequence[str],
+    text: Sequence[str] = (),
+    label: Optional[str] = None,
+    is_labelled: bool = True,
 ) -> tuple[tuple[Column, ...], Optional[Column]]:
     """Columns of the texts, one or two, and of the label: names, or numbers from 0 where no line names them.
 

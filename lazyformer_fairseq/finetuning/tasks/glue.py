@@ -245,7 +245,11 @@ def prepare_task(
 
 
 def _write(
-    prefix: Path, task: TaskDescription, file: SplitFile, tokenizer: TextTokenizer, settings: dict[str, Any]
+    prefix: Path,
+    task: TaskDescription,
+    file: SplitFile,
+    tokenizer: TextTokenizer,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Writes a split, FOLDER/SPLIT. Returns its entry in the manifest."""
     inputs, counts = encode_split(tokenizer, file, settings["max_length"], len(os.sched_getaffinity(0)))
@@ -288,7 +292,10 @@ def _output_of(run: Path) -> Path:
 
 
 def predict_task(
-    task: TaskDescription, run: Path, data: Path, wanted: PredictSettings
+    task: TaskDescription,
+    run: Path,
+    data: Path,
+    wanted: PredictSettings,
 ) -> dict[str, tuple[list[str], str]]:
     """Predict each test split of a task.
 

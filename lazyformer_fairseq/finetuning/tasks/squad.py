@@ -198,7 +198,12 @@ class Squad(Benchmark):
         windows = question_windows.make_windows(loaded.tokenizer, read, settings)
         dataset = objective.dataset_of(PreparedSplit(read, windows), "valid")
         answers = inference.find_answers(
-            loaded.model, objective.head_name, dataset, wanted.n_best, wanted.max_tokens, file.name
+            loaded.model,
+            objective.head_name,
+            dataset,
+            wanted.n_best,
+            wanted.max_tokens,
+            file.name,
         )
         texts = best_texts(read, answers)
         fields = ("text", "probability", "score", "start", "end")

@@ -81,7 +81,11 @@ class _Decoder(CausalDecoder):
     gradient_checkpointing = False
 
     def run(
-        self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None
+        self,
+        x_BTC: Tensor,
+        shared: Context,
+        return_all: bool = False,
+        memory: Optional[StreamMemory] = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         self.checkpoints = self.gradient_checkpointing
         return super().run(x_BTC, shared, return_all, memory)
@@ -197,7 +201,10 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         return nats / items + penalty * (len(places) / items)
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Optional[Tensor] = None, **given: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Optional[Tensor] = None,
+        **given: Any,
     ) -> dict[str, Any]:
         """What follows the memory; only the last place's logits."""
         memory = given.get(CACHE)

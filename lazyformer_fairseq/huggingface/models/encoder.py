@@ -114,7 +114,10 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         """
         wants_loading = kwargs.pop("output_loading_info", False)
         model, loading = super().from_pretrained(
-            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            pretrained_model_name_or_path,
+            *args,
+            output_loading_info=True,
+            **kwargs,
         )
         is_changed = getattr(model, "is_quantized", False) or getattr(model, "_hf_peft_config_loaded", False)
         if pretrained_model_name_or_path is not None and not is_changed:
@@ -158,7 +161,13 @@ class _Encoder(Encoder):
         return self._take_fixed_back_end
 
     def _take_fixed_back_end(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+        self,
+        q_BNTD: Tensor,
+        k_BNKD: Tensor,
+        v_BNKD: Tensor,
+        scores: Scores,
+        dropout: float,
+        consumers: int,
     ) -> str:
         """Return the fixed back end, or ``eager``, which computes everything, where that one cannot."""
         variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
@@ -408,7 +417,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 def is_exporting() -> bool:
     """Return whether a graph is made that other programs compute."""
     is_graph = getattr(
-        torch.compiler, "is_exporting", torch.compiler.is_compiling
+        torch.compiler,
+        "is_exporting",
+        torch.compiler.is_compiling,
     )  # torch 2.6 does not tell them apart
     return is_graph() or torch.jit.is_tracing()
 

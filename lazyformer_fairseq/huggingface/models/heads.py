@@ -118,7 +118,10 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
 
 
 def mean_cross_entropy(
-    logits: Tensor, targets: Tensor, ignored: int = IGNORED, num_items: Union[Tensor, int, None] = None
+    logits: Tensor,
+    targets: Tensor,
+    ignored: int = IGNORED,
+    num_items: Union[Tensor, int, None] = None,
 ) -> Tensor:
     """Return the mean cross-entropy in nats of the rows that have a target.
 

@@ -108,7 +108,10 @@ def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> 
 
 
 def _check_part(
-    hashes: Optional[Mapping[str, str]], weights: Mapping[str, Tensor], names: list[str], source: str
+    hashes: Optional[Mapping[str, str]],
+    weights: Mapping[str, Tensor],
+    names: list[str],
+    source: str,
 ) -> None:
     if not hashes:
         logger.warning("%s: cannot tell whether the weights are those that were saved: no weights_sha256", source)

@@ -31,7 +31,13 @@ BACK_ENDS: dict[str, BackEnd] = {
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int, back_end: str
+    q_BNTD: Tensor,
+    k_BNKD: Tensor,
+    v_BNKD: Tensor,
+    scores: Scores,
+    dropout: float,
+    consumers: int,
+    back_end: str,
 ) -> tuple[Tensor, ReusableAttention]:
     """Compute softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its consumers.
 

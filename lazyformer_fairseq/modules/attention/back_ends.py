@@ -71,7 +71,13 @@ class Eager(BackEnd):
         return None
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
+        self,
+        q_BNTD: Tensor,
+        k_BNKD: Tensor,
+        v_BNKD: Tensor,
+        scores: Scores,
+        dropout: float,
+        consumers: int = 0,
     ) -> tuple[Tensor, StoredDistribution]:
         """Write scores and distribution."""
         added = scores.dense(q_BNTD.size(-2), k_BNKD.size(-2), q_BNTD)
@@ -182,7 +188,13 @@ class Materialize(BackEnd):
         return _why_not_in_chunks(variant)
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+        self,
+        q_BNTD: Tensor,
+        k_BNKD: Tensor,
+        v_BNKD: Tensor,
+        scores: Scores,
+        dropout: float,
+        consumers: int,
     ) -> tuple[Tensor, lazy_block.SharedAttention]:
         """Keep the distribution; each ``l`` is a product."""
         return lazy_block.attend(KERNELS["materialize"], q_BNTD, k_BNKD, v_BNKD, scores, consumers)
@@ -198,7 +210,13 @@ class Fused(BackEnd):
         return _why_not_in_triton(variant, dtype)
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+        self,
+        q_BNTD: Tensor,
+        k_BNKD: Tensor,
+        v_BNKD: Tensor,
+        scores: Scores,
+        dropout: float,
+        consumers: int,
     ) -> tuple[Tensor, lazy_block.SharedAttention]:
         """Compute the distribution anew in each function."""
         kernels = KERNELS["blockwise"]
@@ -259,7 +277,13 @@ class Recompute(BackEnd):
         return None
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+        self,
+        q_BNTD: Tensor,
+        k_BNKD: Tensor,
+        v_BNKD: Tensor,
+        scores: Scores,
+        dropout: float,
+        consumers: int,
     ) -> tuple[Tensor, object]:
         """Attend by torch's kernel; by ``fused`` where that has none whose additions learn."""
         variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
@@ -273,7 +297,11 @@ FUSED = Fused()
 
 
 def attention_with_learned_bias(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, added: Tensor, dropout: float = 0.0
+    q_BNTD: Tensor,
+    k_BNKD: Tensor,
+    v_BNKD: Tensor,
+    added: Tensor,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Compute torch's attention with additions that get a gradient, by its memory-efficient kernel where that runs.
 

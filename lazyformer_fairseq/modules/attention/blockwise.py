@@ -138,7 +138,11 @@ def segments_of(parts: Optional[tuple[Part, ...]], time: int, tokens: int, is_ca
 
 @functools.lru_cache(maxsize=64)  # for each length of text and mask
 def _masked_segments(
-    parts: tuple[Part, ...], time: int, tokens: int, is_causal: bool, most_rows: int
+    parts: tuple[Part, ...],
+    time: int,
+    tokens: int,
+    is_causal: bool,
+    most_rows: int,
 ) -> tuple[Segment, ...]:
     places = np.arange(tokens, dtype=np.int32)
     segments = []

@@ -42,7 +42,12 @@ class CountedDistribution(NamedTuple):
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+    q_BNTD: Tensor,
+    k_BNKD: Tensor,
+    v_BNKD: Tensor,
+    scores: Scores,
+    dropout: float,
+    consumers: int,
 ) -> tuple[Tensor, CountedDistribution]:
     """Count as :func:`lazyformer_fairseq.modules.attention.attend` computes."""
     batch, heads, time, _ = q_BNTD.shape

@@ -93,7 +93,13 @@ class Flex(BackEnd):
         )
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+        self,
+        q_BNTD: Tensor,
+        k_BNKD: Tensor,
+        v_BNKD: Tensor,
+        scores: Scores,
+        dropout: float,
+        consumers: int,
     ) -> tuple[Tensor, FlexAttention]:
         """Attend by torch's function; each ``l`` anew."""
         attention = FlexAttention(q_BNTD, k_BNKD, scores)

@@ -105,6 +105,12 @@ class BackEnd(Protocol):
         """Return why it does not compute a variant on a type of device, as a sentence; None if it does."""
 
     def attend(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+        self,
+        q_BNTD: Tensor,
+        k_BNKD: Tensor,
+        v_BNKD: Tensor,
+        scores: Scores,
+        dropout: float,
+        consumers: int,
     ) -> tuple[Tensor, ReusableAttention]:
         """Compute as :func:`lazyformer_fairseq.modules.attention.attend` does."""

@@ -67,7 +67,9 @@ class BlockKernels:
             return self._operator(f"{name}_{function}", getattr(implementation, function), function, schema, fake)
 
         self.attend_forward = operator(
-            "attend_forward", "Tensor q, Tensor k, Tensor v -> (Tensor, Tensor)", like_attend_forward
+            "attend_forward",
+            "Tensor q, Tensor k, Tensor v -> (Tensor, Tensor)",
+            like_attend_forward,
         )
         self.reuse_forward = operator(
             "reuse_forward",
@@ -132,7 +134,14 @@ class SharedAttention(NamedTuple):
         tensors, numbers = self.scores
         v_BNKD = v_BNKD.to(self.q_BNTD.dtype)
         return _Reuse.apply(
-            self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved, v_BNKD, *next(self.handles), *tensors
+            self.kernels,
+            numbers,
+            self.q_BNTD,
+            self.k_BNKD,
+            self.saved,
+            v_BNKD,
+            *next(self.handles),
+            *tensors,
         )
 
 
@@ -163,7 +172,14 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kernels: BlockKernels, consumers: int, numbers: list[int], q: Tensor, k: Tensor, v: Tensor, *tensors
+        ctx: Any,
+        kernels: BlockKernels,
+        consumers: int,
+        numbers: list[int],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *tensors,
     ) -> tuple[Tensor, ...]:
         output, saved = kernels.attend_forward(q, k, v, FlatScores(tensors, numbers))
         ctx.kernels = kernels

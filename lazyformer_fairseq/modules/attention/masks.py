@@ -212,7 +212,13 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(
-    mask: Optional[AttentionMask], time: int, keys: int, extra: int, is_causal: bool, size: int, device: torch.device
+    mask: Optional[AttentionMask],
+    time: int,
+    keys: int,
+    extra: int,
+    is_causal: bool,
+    size: int,
+    device: torch.device,
 ) -> Blocks:
     """Return the blocks of an attention over T queries and K keys.
 

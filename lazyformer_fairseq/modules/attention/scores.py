@@ -140,7 +140,11 @@ class Scores:
         return torch.arange(keys, device=self.lengths_B.device) >= self.lengths_B[:, None]
 
     def dense(
-        self, time: int, keys: int, like: Tensor, layout: Optional[Callable[[Tensor], Tensor]] = None
+        self,
+        time: int,
+        keys: int,
+        like: Tensor,
+        layout: Optional[Callable[[Tensor], Tensor]] = None,
     ) -> Optional[Tensor]:
         """Return the additions to scores, broadcastable to (B, N, T, K); None if there are none.
 

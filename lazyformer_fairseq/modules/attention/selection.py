@@ -111,7 +111,13 @@ class BackEndSelector:
         self._selected: dict[Workload, str] = {}
 
     def __call__(
-        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
+        self,
+        q_BNTD: Tensor,
+        k_BNKD: Tensor,
+        v_BNKD: Tensor,
+        scores: Scores,
+        dropout: float,
+        consumers: int,
     ) -> str:
         """Return the back end for an attention; arguments as :func:`lazyformer_fairseq.modules.attention.attend`."""
         if self.name != AUTO or q_BNTD.is_meta:
@@ -249,7 +255,11 @@ def sequences_to_time(workload: Workload) -> int:
 
 
 def _prepare(
-    workload: Workload, q: Tensor, k: Tensor, v: Tensor, scores: Scores
+    workload: Workload,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Scores,
 ) -> Callable[[str], Callable[[], Sequence[Tensor]]]:
     """Return what times a back end: a block forward and, in training, backward, on the first sequences of the batch."""
     variant = workload.variant

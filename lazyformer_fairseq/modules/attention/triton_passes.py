@@ -53,7 +53,16 @@ def inside(start, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.con
 
 @triton.jit
 def store_rows(
-    tensor, strides, b, n, start, values, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
+    tensor,
+    strides,
+    b,
+    n,
+    start,
+    values,
+    limit,
+    HEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
     """Write a head's rows from `start` on, those below `limit`; in the tensor's precision."""
     pointers = rows_of(head_of(tensor, strides, b, n), start, strides[2], ROWS, BLOCK_D)
@@ -62,7 +71,14 @@ def store_rows(
 
 @triton.jit
 def load_rows(
-    head, start, stride, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr
+    head,
+    start,
+    stride,
+    limit,
+    HEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """Load the rows from `start` on, (ROWS, BLOCK_D), zeros outside; WHOLE promises that all are below `limit`."""
     pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
@@ -337,7 +353,18 @@ def value_gradient_kernel(
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             far_bias = tl.where(tile < low, above, below)
             p = transposed_probabilities(
-                k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, near
+                k_rows,
+                q_rows,
+                keys,
+                queries,
+                lse,
+                length,
+                time,
+                scale,
+                bias,
+                reach,
+                far_bias,
+                near,
             )
             rows = load_rows(d_output_head, first_query, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             gradient = tl.dot(p.to(rows.dtype), rows, gradient, input_precision="ieee")
@@ -418,12 +445,30 @@ def key_side_kernel(
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             far_bias = tl.where(tile < low, above, below)
             p = transposed_probabilities(
-                k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, near
+                k_rows,
+                q_rows,
+                keys,
+                queries,
+                lse,
+                length,
+                time,
+                scale,
+                bias,
+                reach,
+                far_bias,
+                near,
             )
             dp = tl.zeros([BLOCK_K, BLOCK_Q], tl.float32)
             for i in tl.static_range(M):
                 rows = load_rows(
-                    d_output_heads[i], first_query, d_outputs_strides[i][2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0
+                    d_output_heads[i],
+                    first_query,
+                    d_outputs_strides[i][2],
+                    time,
+                    HEAD,
+                    BLOCK_Q,
+                    BLOCK_D,
+                    near == 0,
                 )
                 dp = tl.dot(v_tiles[i], tl.trans(rows), dp, input_precision="ieee")
                 if i == 0:

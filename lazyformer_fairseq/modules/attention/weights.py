@@ -23,7 +23,10 @@ _SERIES = (1 / 403200, 1 / 45360, 1 / 5760, 1 / 840, 1 / 144, 1 / 30, 1 / 8, 1 /
 
 
 def distribution(
-    scores: Tensor, exponent_N: Optional[Tensor], dtype: torch.dtype, has_blind_rows: bool = False
+    scores: Tensor,
+    exponent_N: Optional[Tensor],
+    dtype: torch.dtype,
+    has_blind_rows: bool = False,
 ) -> Tensor:
     """Return P, computed in single precision or better; autograd differentiates it, in the exponents too.
 

@@ -148,7 +148,10 @@ class CausalDecoder(Stack):
         return Context(scores, self.back_end(), positions)
 
     def forward(
-        self, tokens_BT: Tensor, memory: Optional[StreamMemory] = None, return_all: bool = False
+        self,
+        tokens_BT: Tensor,
+        memory: Optional[StreamMemory] = None,
+        return_all: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """Reads one segment of B streams.
 

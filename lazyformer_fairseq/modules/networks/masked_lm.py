@@ -174,7 +174,13 @@ class _EncoderWithHead(nn.Module):
         )
 
     def forward(
-        self, src_tokens, features_only, masked_tokens, return_all_hiddens, has_padding, given
+        self,
+        src_tokens,
+        features_only,
+        masked_tokens,
+        return_all_hiddens,
+        has_padding,
+        given,
     ) -> tuple[Tensor, dict[str, Any]]:
         padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
         if has_padding is None:

@@ -67,7 +67,10 @@ def unwritten(shared: Context) -> Context:
 
 
 def add_up(
-    sublayers: Sequence[nn.Module], x_BTC: Tensor, shared: Context, memory: Any = None
+    sublayers: Sequence[nn.Module],
+    x_BTC: Tensor,
+    shared: Context,
+    memory: Any = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """What a run adds to its input: the sum of what its sublayers add, each to what is below it.
 
@@ -99,7 +102,11 @@ def add_up(
 
 
 def run_reversible(
-    units: Sequence[Unit], x_BTC: Tensor, shared: Context, branch: Branch, keeps: bool
+    units: Sequence[Unit],
+    x_BTC: Tensor,
+    shared: Context,
+    branch: Branch,
+    keeps: bool,
 ) -> tuple[Tensor, list[Tensor]]:
     """Two streams, both of which begin as x: each unit adds to one what it makes of the other (Reformer, section 3).
 
@@ -145,7 +152,13 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, units, shared, branch, dtype, inputs: list[Tensor], *tensors: Tensor
+        ctx: Any,
+        units,
+        shared,
+        branch,
+        dtype,
+        inputs: list[Tensor],
+        *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         first, second, *leaves = tensors
         ctx.units = units
@@ -181,7 +194,11 @@ class _Reversible(torch.autograd.Function):
 
 
 def _with_graph(
-    branch: Branch, unit: Unit, stream: Tensor, dtype: torch.dtype, shared: Context
+    branch: Branch,
+    unit: Unit,
+    stream: Tensor,
+    dtype: torch.dtype,
+    shared: Context,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """What a unit adds, and the input and the inputs that it is a graph of.
 

@@ -196,7 +196,12 @@ class Stack(nn.Module):
         widths = (embed_dim, ffn_embed_dim, num_heads)
         dropouts = (attention_dropout, activation_dropout)
         self.options = SublayerOptions(
-            *widths, *dropouts, activation, max_positions, is_causal=self.direction == CAUSAL, linear_bias=linear_bias
+            *widths,
+            *dropouts,
+            activation,
+            max_positions,
+            is_causal=self.direction == CAUSAL,
+            linear_bias=linear_bias,
         )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -317,7 +322,11 @@ class Stack(nn.Module):
         return BackEndSelector(self.attention_backend, sum(planned.kind.computes_scores for planned in self.plan))
 
     def run(
-        self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None
+        self,
+        x_BTC: Tensor,
+        shared: Context,
+        return_all: bool = False,
+        memory: Optional[StreamMemory] = None,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Runs all sublayers.
 
@@ -358,7 +367,12 @@ class Stack(nn.Module):
         return checkpoint(function, *arguments, use_reentrant=False)
 
     def _run_reversible(
-        self, branch: Callable, x_BTC: Tensor, shared: Context, return_all: bool, memory: Optional[StreamMemory]
+        self,
+        branch: Callable,
+        x_BTC: Tensor,
+        shared: Context,
+        return_all: bool,
+        memory: Optional[StreamMemory],
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """As :meth:`run`; `return_all` keeps all in training, and what goes into each sublayer is its state."""
         units = self._modules_by(runs_of(self.plan), memory)
@@ -367,7 +381,9 @@ class Stack(nn.Module):
         return x, [*inputs, x] if return_all else [], attended if memory is not None else []
 
     def _modules_by(
-        self, places: list[list[int]], memory: Optional[StreamMemory]
+        self,
+        places: list[list[int]],
+        memory: Optional[StreamMemory],
     ) -> list[tuple[list[nn.Module], Optional[StreamMemory]]]:
         """Sublayers in groups, each with its part of the memory as it is before this pass."""
         found = []
@@ -385,7 +401,11 @@ def _run_anew(run: Callable, sublayers: list[nn.Module], x_BTC: Tensor, shared: 
 
 
 def _run(
-    sublayers: Iterable[nn.Module], x_BTC: Tensor, shared: Context, return_all: bool, memory: Optional[StreamMemory]
+    sublayers: Iterable[nn.Module],
+    x_BTC: Tensor,
+    shared: Context,
+    return_all: bool,
+    memory: Optional[StreamMemory],
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     if return_all:
         all_states = [x_BTC]

@@ -203,7 +203,11 @@ class SelfAttention(ChoosingAttention):
         return self.out_proj(y_BTC), handed_on
 
     def _attend(
-        self, x_BTC: Optional[Tensor], projected: Union[Tensor, Projected], below: SharedState, shared: Context
+        self,
+        x_BTC: Optional[Tensor],
+        projected: Union[Tensor, Projected],
+        below: SharedState,
+        shared: Context,
     ) -> Output:
         if isinstance(projected, Tensor):  # not yet taken apart, which saves a copy of documents in a row
             c = self.out_proj.in_features

@@ -195,7 +195,11 @@ def build_vectors(options: SublayerOptions, are_keys: bool) -> nn.ModuleDict:
 
 
 def make_vectors(
-    makers: nn.ModuleDict, x_BNTD: Tensor, scores: Scores, keys: int, places_AG: Optional[Tensor] = None
+    makers: nn.ModuleDict,
+    x_BNTD: Tensor,
+    scores: Scores,
+    keys: int,
+    places_AG: Optional[Tensor] = None,
 ) -> Tensor:
     """Queries, or keys, in the form that a kind of attention compares them in.
 

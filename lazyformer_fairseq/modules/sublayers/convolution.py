@@ -71,7 +71,11 @@ class Convolution(Sublayer):
         return self.out_proj(convolved), {}
 
     def _convolved(
-        self, memory_BMC: Optional[Tensor], gated: Tensor, below: SharedState, shared: Context
+        self,
+        memory_BMC: Optional[Tensor],
+        gated: Tensor,
+        below: SharedState,
+        shared: Context,
     ) -> tuple[Tensor, SharedState]:
         if (is_padding := shared.scores.is_padding(gated.size(1))) is not None:
             gated = gated * (~is_padding).to(gated)[..., None]  # on a processor an eighth of masked_fill's time

@@ -161,7 +161,12 @@ class Experts(Sublayer):
     takes_documents = True
 
     def __init__(
-        self, embed_dim: int, feed_forwards: Sequence[FeedForward], top: int, capacity: float, is_causal: bool = False
+        self,
+        embed_dim: int,
+        feed_forwards: Sequence[FeedForward],
+        top: int,
+        capacity: float,
+        is_causal: bool = False,
     ):
         super().__init__()
         self.count = len(feed_forwards)
@@ -237,7 +242,11 @@ class Experts(Sublayer):
         return text_S, lengths_G - is_padding.sum(-1), is_padding.flatten()
 
     def assign(
-        self, gates_SE: Tensor, text_S: Tensor, lengths_G: Tensor, is_padding_S: Optional[Tensor] = None
+        self,
+        gates_SE: Tensor,
+        text_S: Tensor,
+        lengths_G: Tensor,
+        is_padding_S: Optional[Tensor] = None,
     ) -> Assignment:
         """Which pairs of token and expert have a slot; in training second choices are drawn from torch's generator.
 
@@ -277,7 +286,11 @@ class Experts(Sublayer):
         return (lengths_G.double() * (self.capacity * self.top / self.count) - 1e-9).ceil().long()
 
     def _balance(
-        self, gates_SE: Tensor, text_S: Tensor, lengths_G: Tensor, is_padding_S: Optional[Tensor] = None
+        self,
+        gates_SE: Tensor,
+        text_S: Tensor,
+        lengths_G: Tensor,
+        is_padding_S: Optional[Tensor] = None,
     ) -> Tensor:
         """The loss that keeps experts busy, a number; of first choices alone, with a slot or without."""
         is_first_SE = F.one_hot(gates_SE.argmax(-1), self.count).to(gates_SE)

@@ -126,7 +126,10 @@ class Sublayer(nn.Module):
 
 
 def by_document(
-    compute: Callable[..., Output], inputs: Sequence[Optional[Tensor]], below: SharedState, shared: Context
+    compute: Callable[..., Output],
+    inputs: Sequence[Optional[Tensor]],
+    below: SharedState,
+    shared: Context,
 ) -> Output:
     """``compute(*inputs, below, shared)``; of several documents in a row group by group, each with its part of all.
 

@@ -313,7 +313,11 @@ def _derivatives(x: Tensor, before: Tensor, weight: Optional[Tensor]) -> tuple[T
 
 
 def _hand_back(
-    d_TSBH: Tensor, handed: Tensor, by_before: Tensor, by_gates: Tensor, weight: Optional[Tensor]
+    d_TSBH: Tensor,
+    handed: Tensor,
+    by_before: Tensor,
+    by_gates: Tensor,
+    weight: Optional[Tensor],
 ) -> tuple[Tensor, Tensor]:
     """The gradient of each state, of those of the outputs and of what the step behind hands back; what these do."""
     if weight is None or weight.dim() == 2:

@@ -85,7 +85,10 @@ class LabelledTextsObjective(HeadObjective):
         else:
             marks_before = None
         return LabelledTextsDataset(
-            examples.inputs, examples.targets, marks_before=marks_before, **self.dataset_options(split)
+            examples.inputs,
+            examples.targets,
+            marks_before=marks_before,
+            **self.dataset_options(split),
         )
 
     def data_folders(self) -> list[Path]:

@@ -229,7 +229,11 @@ def _bits(scorer: Scorer, pattern: str, from_sublayers: list[str]) -> Optional[f
 
 
 def read_text(
-    source: Path, tokenizer: TextTokenizer, longest: int, tokens: int = TOKENS, passed_over: int = PASSED_OVER
+    source: Path,
+    tokenizer: TextTokenizer,
+    longest: int,
+    tokens: int = TOKENS,
+    passed_over: int = PASSED_OVER,
 ) -> Batches:
     """Blocks drawn from text by a fixed seed, the same at each call.
 

@@ -20,10 +20,15 @@ class WarmOptions:
     """What the user asked for: the first three change the model."""
 
     sublayer_pattern: Optional[str] = option(
-        None, "Of the new model, such as M2x6: its sublayers start from those of the old one.", shown=OLD
+        None,
+        "Of the new model, such as M2x6: its sublayers start from those of the old one.",
+        shown=OLD,
     )
     encoder_ffn_embed_dim: Optional[int] = option(
-        None, "Width of the new feed-forwards; wider ones compute the same at first.", low=1, shown=OLD
+        None,
+        "Width of the new feed-forwards; wider ones compute the same at first.",
+        low=1,
+        shown=OLD,
     )
     max_positions: Optional[int] = option(None, "Of the new model; the old positions are repeated.", low=1, shown=OLD)
     from_sublayers: Optional[str] = option(

@@ -137,7 +137,10 @@ class WarmStart:
 
 
 def start_from(
-    old: Trained, changes: Mapping[str, Any], from_sublayers: Optional[Sequence[str]] = None, seed: int = 1
+    old: Trained,
+    changes: Mapping[str, Any],
+    from_sublayers: Optional[Sequence[str]] = None,
+    seed: int = 1,
 ) -> WarmStart:
     """A new encoder with the weights of an old one.
 

@@ -100,7 +100,10 @@ def losses_of(scorer: Scorer, candidates: Candidates, by_place: ByPlace) -> Bloc
 
 
 def measure_on_other_text(
-    patterns: Iterable[ByPlace], candidates: Candidates, scorer: Scorer, used: Batches
+    patterns: Iterable[ByPlace],
+    candidates: Candidates,
+    scorer: Scorer,
+    used: Batches,
 ) -> dict[ByPlace, Measured]:
     """Measure patterns that were selected by their losses on text that had no part in it; none where there is no more.
 

@@ -216,7 +216,11 @@ def _changes(budgets: Budgets) -> list[dict[str, Any]]:
 
 
 def _write_start(
-    scorer: Scorer, candidates: Candidates, row: Mapping[str, Any], original: Original, path: Path
+    scorer: Scorer,
+    candidates: Candidates,
+    row: Mapping[str, Any],
+    original: Original,
+    path: Path,
 ) -> None:
     """Write the model of a budget as `lazyformer import` does, before any update."""
     folder = path / "models" / f"{row['budget']:g}"

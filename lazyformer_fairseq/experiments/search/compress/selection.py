@@ -79,7 +79,9 @@ def _pattern(candidates: Candidates, place: int, option: PlannedSublayer, produc
 
 
 def scores_of(
-    candidates: Candidates, scorings: Sequence[Scoring], above: Mapping[ByPlace, float]
+    candidates: Candidates,
+    scorings: Sequence[Scoring],
+    above: Mapping[ByPlace, float],
 ) -> dict[Placed, float]:
     """Return scores from measured losses: of each pattern what the other changes in it leave unexplained.
 
@@ -143,7 +145,10 @@ class Costs:
     ticks: Mapping[str, int]
 
     def add(
-        self, producers: Mapping[str, Producer], place: int, option: PlannedSublayer
+        self,
+        producers: Mapping[str, Producer],
+        place: int,
+        option: PlannedSublayer,
     ) -> Optional[tuple[dict[str, Producer], float, int]]:
         """Return what is handed on above an option, and its score and ticks; None where it is not possible."""
         handed_on = dict(producers)
@@ -172,7 +177,11 @@ class Costs:
 
 
 def select(
-    candidates: Candidates, scores: Scores, ticks: Mapping[str, int], limits: Sequence[int], count: int = 1
+    candidates: Candidates,
+    scores: Scores,
+    ticks: Mapping[str, int],
+    limits: Sequence[int],
+    count: int = 1,
 ) -> list[list[Selected]]:
     """Return for each limit the `count` patterns with the least sums whose ticks stay within it, the least first.
 

@@ -197,7 +197,10 @@ def attend(
 
 @torch.no_grad()
 def _orders(
-    buckets_BNRK: Tensor, buckets: int, chunk: int, is_padding_BK: Optional[Tensor]
+    buckets_BNRK: Tensor,
+    buckets: int,
+    chunk: int,
+    is_padding_BK: Optional[Tensor],
 ) -> tuple[list[Order], Tensor]:
     """The order of each round, and codes (B, N, R, K) by place.
 

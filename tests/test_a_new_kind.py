@@ -23,7 +23,7 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns import kinds as table
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, find_kind, kinds

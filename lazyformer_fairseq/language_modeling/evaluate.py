@@ -31,7 +31,7 @@ from lazyformer_fairseq.evaluation import checkpoints, loading
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.progress import Progress
 
 

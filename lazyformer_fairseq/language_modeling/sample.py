@@ -12,7 +12,7 @@ from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.language_modeling import images
 from lazyformer_fairseq.language_modeling.evaluate import Loaded, load_model, refuse_other_images
-from lazyformer_fairseq.modules.networks.stack import WholeMemory
+from lazyformer_fairseq.modules.networks.stream_memory import WholeMemory
 from lazyformer_fairseq.progress import Progress
 
 COMPLETIONS = 4  # of each image

@@ -28,7 +28,7 @@ from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.networks import stack
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.recomputed import segments_of
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers import attention
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 

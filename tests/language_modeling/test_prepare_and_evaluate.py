@@ -22,7 +22,7 @@ from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, 
 from lazyformer_fairseq.language_modeling.prepare import not_official, overview, prepare, read_manifest
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 

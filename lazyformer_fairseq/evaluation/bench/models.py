@@ -25,7 +25,8 @@ from lazyformer_fairseq.modules.networks import huggingface_bert, named
 from lazyformer_fairseq.modules.networks.huggingface_bert import HuggingFaceBertOptions, has_transformers
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
-from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import EncoderSizes, Sizes

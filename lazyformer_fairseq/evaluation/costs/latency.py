@@ -23,7 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import reused_memory
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
-from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.products import has_onednn, linear_by_onednn
 from lazyformer_fairseq.modules.sublayers.attention import with_memory
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention

@@ -1,35 +1,41 @@
-"""Memory of a training update, measured: torch's MemTracker follows an update of fake tensors, which hold no numbers.
+"""Memory of a training update, measured by running an update of fake tensors, which hold no numbers.
 
 A fake tensor has a shape, a precision and a storage of known size, so a model of any size is measured in seconds on any
-machine. For GPUs, :class:`_GpuKernels` replaces the two functions that they compute by other kernels than a processor.
-Operators of our own count by what they return. What they need for a moment inside, what libraries hold (CUDA's context,
-cuBLAS, MKL) and what an allocator cannot use of what it holds are left out.
+machine. torch's MemTracker does the same, but counts too much where a backward pass computes another one, as that of
+reversible layers does, and takes seconds to import.
+
+For GPUs, :class:`_GpuKernels` replaces the two functions that they compute by other kernels than a processor. Operators
+of our own count by what they return. What they need for a moment inside, what libraries hold (CUDA's context, cuBLAS,
+MKL) and what an allocator cannot use of what it holds are left out.
 """
 
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
-from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.named import network
+from lazyformer_fairseq.modules.networks.options import Options
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
 SINGLE = 4  # bytes of a number in single precision, in which optimizers work
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,10 @@ class UpdateMemory:
 
 
 def measure_update_memory(
-    options: MaskedLMOptions | CausalLMOptions,
+    options: Options,
     vocab_size: int,
     batch: Batch,
+    *,
     precision: str = "fp32",
     device: str = "cpu",
     accumulates: bool = False,
@@ -90,7 +97,7 @@ def measure_update_memory(
         options: of the model, among them its back end of attention.
         vocab_size: V.
         batch: of one process.
-        precision: a key of :data:`DTYPES`.
+        precision: a key of :data:`PRECISIONS`.
         device: type of the device, ``cuda`` or ``cpu``, which need not be there.
         accumulates: whether gradients of an earlier batch of the same update are there.
         processes: of the training; several hold a copy of their gradients, which they send each other.
@@ -100,125 +107,114 @@ def measure_update_memory(
     Raises:
         UserError: the model cannot be built, or its computation depends on the numbers in its tensors.
     """
-    tracked = _track(options, vocab_size, batch, DTYPES[precision], device, accumulates)
-    here = 1 - elsewhere / tracked.parameters  # of weights, gradients and moments
-    weights = round(here * tracked.weights)
-    gradients = round(here * tracked.gradients)
-    if processes > 1:
-        sent = weights
-    else:
-        sent = 0
-    if precision == "fp32":
-        in_single_precision = 2
-    else:
-        in_single_precision = 4
-    optimizer = round(here * SINGLE * in_single_precision * tracked.parameters) - SINGLE * single_moments
-    constant = weights + sent + optimizer + tracked.carried
-    return UpdateMemory(
-        weights=weights,
-        gradients=weights + sent,
-        optimizer=optimizer,
-        carried=tracked.carried,
-        activations=tracked.activations,
-        peak=constant + max(weights, gradients + tracked.activations),
-    )
-
-
-@dataclass(frozen=True)
-class _Tracked:
-    """What was tracked of forward and backward pass.
-
-    Attributes:
-        parameters: their number.
-        weights, carried: bytes.
-        gradients: bytes of those that are there at the peak.
-        activations: bytes of all else at the peak.
-    """
-
-    parameters: int
-    weights: int
-    carried: int
-    gradients: int
-    activations: int
-
-
-class _PeakTracker(MemTracker):
-    """torch's tracker without its statistics of each module, which take most of its time."""
-
-    def _pre_fw_hook(self, *of_module: Any) -> None:
-        """Ignore a module that begins or ends."""
-
-    _post_fw_hook = _pre_bw_hook = _post_bw_hook = _pre_fw_hook
-
-
-def _track(
-    options: MaskedLMOptions | CausalLMOptions,
-    vocab_size: int,
-    batch: Batch,
-    dtype: torch.dtype,
-    device: str,
-    accumulates: bool,
-) -> _Tracked:
     usual = torch.get_default_dtype()
     with FakeTensorMode(), _GpuKernels() if device == "cuda" else nullcontext():
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(PRECISIONS[precision])
         try:
-            if isinstance(options, CausalLMOptions):
-                build = CausalLM
-            else:
-                build = MaskedLM
-            model = build(options, vocab_size).train()
+            model = network(options, vocab_size).train()
         finally:
             torch.set_default_dtype(usual)
+        tracker = _Tracker()
+        parameters = sum(weight.numel() for weight in model.parameters())
+        all_weights = sum(tracker.hold(weight) for weight in model.parameters())
 
         memory = StreamMemory()
         if batch.memory:
             attending = sum(sublayer.attends for sublayer in model.decoder.sublayers)
             shape = batch.sequences, batch.memory, model.decoder.embed_dim
-            memory.states = [torch.empty(shape, dtype=dtype) for _ in range(attending)]
-        if accumulates:
-            for weight in model.parameters():
-                weight.grad = torch.zeros_like(weight)
+            memory.states = [torch.empty(shape, dtype=PRECISIONS[precision]) for _ in range(attending)]
+        carried = sum(map(tracker.hold, memory.states))
 
-        tracker = _PeakTracker()
-        tracker.track_external(model, *memory.states)
+        for weight in model.parameters():
+            if accumulates:
+                weight.grad = torch.zeros_like(weight)
+                tracker.gradients += tracker.hold(weight.grad)
+            else:
+                weight.register_post_accumulate_grad_hook(tracker.count_gradient)
         try:
             with tracker:
-                if isinstance(model, CausalLM):
-                    loss_of = _causal_loss
-                else:
-                    loss_of = _masked_loss
-                _run_backward(loss_of(model, batch, vocab_size, memory))
+                _run_backward(_loss(model, batch, vocab_size, memory))
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise UserError(f"the memory of {options.sublayer_pattern} is not known before it runs: {error}") from error
-        peak = next(iter(tracker.get_tracker_snapshot("peak").values()))
-        at_peak = {reference.name: held for reference, held in peak.items() if reference != "Total"}
-    weights = sum(weight.nbytes for weight in model.parameters())
-    carried = sum(state.nbytes for state in memory.states)
-    return _Tracked(
-        parameters=sum(weight.numel() for weight in model.parameters()),
+
+    here = 1 - elsewhere / parameters  # share of weights, gradients and moments
+    weights = round(here * all_weights)
+    sent = weights if processes > 1 else 0
+    numbers_per_parameter = 2 if precision == "fp32" else 4
+    optimizer = round(here * SINGLE * numbers_per_parameter * parameters) - SINGLE * single_moments
+    activations = tracker.peak - tracker.gradients_at_peak - all_weights - carried
+    gradients_at_peak = round(here * tracker.gradients_at_peak)
+    constant = weights + sent + optimizer + carried
+    return UpdateMemory(
         weights=weights,
+        gradients=weights + sent,
+        optimizer=optimizer,
         carried=carried,
-        gradients=at_peak["GRAD"],
-        activations=peak["Total"] - at_peak["GRAD"] - weights - carried,
+        activations=activations,
+        peak=constant + max(weights, gradients_at_peak + activations),
     )
 
 
-def _masked_loss(model: MaskedLM, batch: Batch, vocab_size: int, memory: StreamMemory) -> Tensor:
-    shape = batch.sequences, batch.tokens
-    tokens = torch.randint(vocab_size, shape)
+class _Tracker(TorchDispatchMode):
+    """Counter of the bytes of all storages: adds those of new tensors, and subtracts them when they are freed.
+
+    Attributes:
+        held, gradients: bytes that are there now, and those of them that are gradients of weights.
+        peak, gradients_at_peak: the same when most was there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = 0
+        self.gradients = 0
+        self.peak = 0
+        self.gradients_at_peak = 0
+        self._sizes: dict[int, int] = {}
+
+    def hold(self, tensor: Tensor) -> int:
+        """Count a tensor until it is freed, and return its bytes; 0 where its storage is known."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return 0
+        self._sizes[key] = storage.nbytes()
+        self.held += storage.nbytes()
+        weakref.finalize(storage, self._release, key)
+        return storage.nbytes()
+
+    def _release(self, key: int) -> None:
+        self.held -= self._sizes.pop(key)
+
+    def count_gradient(self, weight: nn.Parameter) -> None:
+        """Count the gradient that a weight has got."""
+        self.gradients += weight.grad.nbytes
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count what it returns."""
+        if operator is torch.ops.prim.device.default:  # most calls by far
+            return args[0].fake_device
+        output = operator(*args, **(kwargs or {}))
+        for each in tree_leaves(output):
+            if isinstance(each, Tensor):
+                self.hold(each)
+        if self.held > self.peak:
+            self.peak = self.held
+            self.gradients_at_peak = self.gradients
+        return output
+
+
+def _loss(model: MaskedLM | CausalLM, batch: Batch, vocab_size: int, memory: StreamMemory) -> Tensor:
+    tokens = torch.randint(vocab_size, (batch.sequences, batch.tokens))
+    if isinstance(model, CausalLM):
+        nll, _ = model(tokens, memory=memory if batch.memory else None, target=tokens)
+        return nll.sum()
     places = torch.arange(batch.predicted)
     permuted = {}
     if batch.is_permuted:
-        permuted = {"positions": torch.zeros_like(tokens), "turns": torch.zeros(shape[0], 3, shape[1]).long()}
+        turns = torch.zeros(batch.sequences, 3, batch.tokens, dtype=torch.long)
+        permuted = {"positions": torch.zeros_like(tokens), "turns": turns}
     logits, _ = model(tokens, masked_tokens=places, has_padding=False, **permuted)
     return F.cross_entropy(logits.float(), tokens.flatten()[places], reduction="sum")
-
-
-def _causal_loss(model: CausalLM, batch: Batch, vocab_size: int, memory: StreamMemory) -> Tensor:
-    tokens = torch.randint(vocab_size, (batch.sequences, batch.tokens))
-    nll, _ = model(tokens, memory=memory if batch.memory else None, target=tokens)
-    return nll.sum()
 
 
 def _run_backward(loss: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
-from lazyformer_fairseq.evaluation.costs.memory import DTYPES, SINGLE, UpdateMemory
+from lazyformer_fairseq.evaluation.costs.memory import SINGLE, UpdateMemory
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR, PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import Job
 from lazyformer_fairseq.modules.attention.selection import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
@@ -96,9 +96,10 @@ class Fit:
 def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
     """Return the largest batch that fits and divides a process's share of an update.
 
-    An update's peak is the highest of several moments, and at each of them memory is linear in the batch. So a line
-    through two measured batches lies below all larger ones: those that exceed the memory by the line do so for sure.
-    The largest one left is measured. All in all that takes three or four measurements of a few seconds.
+    An update's peak is the highest of several moments, and at each of them memory is linear in the batch. So if a
+    process's whole share does not fit, a line through two measured batches lies below all larger ones: those that
+    exceed the memory by the line do so for sure. The largest one left is measured. Each measurement takes a second or
+    two.
 
     Raises:
         UserError: an update does not divide among the processes, or the back end cannot compute this.
@@ -122,6 +123,10 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
     one = measure_on(job, place, back_end, first, share)
     if one.peak > limit:
         return Fit(back_end, 0, share, one, one.activations)
+    if larger and one.peak + (larger[-1] - first) * one.activations <= limit:  # likely: no need of a line
+        largest = measure_on(job, place, back_end, larger[-1], share)
+        if largest.peak <= limit:
+            return Fit(back_end, larger[-1], share // larger[-1], largest, one.activations)
     best = Fit(back_end, first, share, one, one.activations)
     each = 0.0
     if larger:
@@ -147,7 +152,7 @@ def measure_on(job: Job, place: Place, back_end: str, batch: int, share: int) ->
     """Return the memory of a process; that of ``auto`` on the hungriest back end that it may take there."""
     name = back_end
     if back_end == AUTO:
-        number = DTYPES[place.precision].itemsize
+        number = PRECISIONS[place.precision].itemsize
         keys = job.memory_length + job.computed
         distributions = batch * job.sizes.num_heads * job.computed * keys * number * len(_makers(job))
         has_room = distributions <= SHARE_OF_MEMORY * place.memory

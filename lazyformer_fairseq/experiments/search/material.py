@@ -25,7 +25,8 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Architecture, Supernet, supernet_pattern
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions, Options, read_options
-from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.options import chosen, mask_shares, read_words
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import Sizes

@@ -36,7 +36,7 @@ from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask, dictionary_of
 from lazyformer_fairseq.modules.networks.carried_memory import CHECKPOINT_KEY, CarriedMemory, Shape, with_memory
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.storage.indexed_format import check_items
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbeddi
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.causal_lm import decoder_arguments, softmax_of
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
-from lazyformer_fairseq.modules.networks.stack import StreamMemory, WholeMemory
-from lazyformer_fairseq.modules.sublayers.interface import Context
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory, WholeMemory
+from lazyformer_fairseq.modules.sublayers.interface import Context, StackOutput
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 
@@ -86,7 +86,7 @@ class _Decoder(CausalDecoder):
         shared: Context,
         return_all: bool = False,
         memory: Optional[StreamMemory] = None,
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    ) -> StackOutput:
         self.checkpoints = self.gradient_checkpointing
         return super().run(x_BTC, shared, return_all, memory)
 

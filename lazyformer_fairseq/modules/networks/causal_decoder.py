@@ -14,7 +14,8 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBand
-from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer, check_heads, encode_distances
 from lazyformer_fairseq.modules.sublayers.attention_kinds.absolute import TABLE
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
@@ -176,12 +177,13 @@ class CausalDecoder(Stack):
             x = x + self._places(past.seen, tokens_BT.size(1))
         x = F.dropout(x, self.dropout, self.training)
         shared = self.context(x, past.length)
-        x, all_states, inputs = self.run(x, shared, return_all, past)
+        output = self.run(x, shared, return_all, past)
+        x = output.x_BTC
         if memory is not None:
-            memory.remember(inputs, self.mem_len)
+            memory.remember(output.attended, self.mem_len)
         if self.final_layer_norm is not None:
             x = self.final_layer_norm(x)
-        return F.dropout(x, self.dropout, self.training), all_states
+        return F.dropout(x, self.dropout, self.training), output.states
 
     def _places(self, seen: int, time: int) -> Tensor:
         """Vectors (T, C) of the places of T tokens behind those `seen`."""

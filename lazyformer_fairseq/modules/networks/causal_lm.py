@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.options import DROPOUTS, CausalLMOptions, norms_and_biases
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.kinds import parse_cutoffs
 

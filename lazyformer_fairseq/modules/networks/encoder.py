@@ -311,8 +311,11 @@ class Encoder(Stack):
         return self._run(x, Context(shape, self.back_end()), return_all)
 
     def _run(self, x_BTC: Tensor, shared: Context, return_all: bool) -> tuple[Tensor, list[Tensor]]:
-        x, all_states, _ = self.run(x_BTC, shared, return_all)
-        return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
+        output = self.run(x_BTC, shared, return_all)
+        x = output.x_BTC
+        if self.final_layer_norm is not None:
+            x = self.final_layer_norm(x)
+        return x, output.states
 
     def embed(
         self,

@@ -1,4 +1,4 @@
-"""What the backward pass computes anew in place of keeping it: gradient checkpointing, and reversible layers.
+"""Recomputation in the backward pass: gradient checkpointing, and reversible layers.
 
 Both work on *runs* of sublayers that hand nothing on to other runs: a lazy block, an ``s`` with all that read from it,
 is one. So no distribution outlives its run.
@@ -8,22 +8,51 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, StackOutput
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read
+from lazyformer_fairseq.patterns.kinds import ENCODER
+
+
+class Unit(NamedTuple):
+    """Neighbouring sublayers that are recomputed together.
+
+    Attributes:
+        sublayers: modules, the lowest first.
+        past: inputs (B, M, C) of each in the previous segments, None where there are none; None without a memory.
+    """
+
+    sublayers: Sequence[nn.Module]
+    past: Optional[Sequence[Optional[Tensor]]]
+
 
 Branch = Callable[..., tuple[Tensor, list[Tensor]]]
-Unit = tuple[Sequence[nn.Module], Any]  # a run of sublayers, and their memory or None
+
+
+def units_of(
+    places: Sequence[Sequence[int]],
+    sublayers: Sequence[nn.Module],
+    past: Optional[Sequence[Optional[Tensor]]],
+) -> list[Unit]:
+    """Return the units at these places of a network."""
+    units = []
+    for group in places:
+        of_group = None
+        if past is not None:
+            of_group = [past[place] for place in group]
+        units.append(Unit([sublayers[place] for place in group], of_group))
+    return units
 
 
 def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
-    """Places of a plan, in the shortest runs of which none reads from another."""
+    """Return the places of a plan in the shortest runs of which none reads from another."""
     read = places_read(sublayers)
     last_reader = {giver: place for place, giver in enumerate(read) if giver is not None}
     found: list[list[int]] = []
@@ -37,7 +66,7 @@ def runs_of(sublayers: Sequence[PlannedSublayer]) -> list[list[int]]:
 
 
 def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[list[int]]:
-    """The same, each with the sublayer of one token at a time that follows what mixes tokens: layers, mostly."""
+    """Return runs, where a sublayer of single tokens joins the run before it that mixes tokens: layers, mostly."""
     mixes = [each.kind.reads is not None or each.kind.module(direction).attends for each in sublayers]
     found: list[list[int]] = []
     for run in runs_of(sublayers):
@@ -48,17 +77,61 @@ def segments_of(sublayers: Sequence[PlannedSublayer], direction: str) -> list[li
     return found
 
 
-def keeping(shared: Context) -> Context:
-    """The same for checkpoints: what sublayers write for all others they write once, and autograd keeps it."""
-    shared = unwritten(shared)
-    parts = [shared.scores, *(() if shared.documents is None else shared.documents.scores)]
-    for scores in parts:
-        scores.outlasts_checkpoints = True
-    return shared
+def check_reversible(sublayers: Sequence[PlannedSublayer], direction: str, normalize_before: bool) -> None:
+    """Raise a UserError if a reversible network cannot have these sublayers."""
+    if not normalize_before:
+        part = "encoder" if direction == ENCODER else "decoder"
+        raise UserError(f"--reversible: a post-norm cannot be undone; give --{part}-normalize-before too")
+    for planned in sublayers:
+        if not planned.kind.module(direction).is_residual:
+            raise UserError(f"--reversible: {planned.text} has no residual connection; leave it out of the pattern")
+        if planned.values.get("experts"):
+            raise UserError(f"--reversible: {planned.text} would not learn to use its experts equally; leave one out")
+
+
+def run_checkpointed(
+    units: Sequence[Unit],
+    x_BTC: Tensor,
+    shared: Context,
+    *,
+    run: Callable[..., StackOutput],
+    return_all: bool,
+    checkpoint: Callable[..., StackOutput],
+    writes_once: bool,
+) -> StackOutput:
+    """Run units of which autograd keeps only the inputs.
+
+    Args:
+        units: sublayers, the lowest first.
+        x_BTC: input of the first.
+        shared: context of this pass.
+        run: :func:`~lazyformer_fairseq.modules.networks.stack.run_sublayers`, or the same compiled.
+        return_all: also return the input and all outputs.
+        checkpoint: (function, its arguments) -> what the function returns, recomputed in the backward pass.
+        writes_once: what sublayers write into the context for all others is kept for the backward pass; else each unit
+            writes it anew, as a compiled graph must.
+    """
+    if writes_once:
+        shared = unwritten(shared)
+        of_documents = () if shared.documents is None else shared.documents.scores
+        for scores in (shared.scores, *of_documents):
+            scores.outlasts_checkpoints = True
+
+    def run_unit(unit: Unit, x_BTC: Tensor) -> StackOutput:
+        return run(unit.sublayers, unit.past, x_BTC, shared if writes_once else unwritten(shared), return_all)
+
+    states = [x_BTC] if return_all else []
+    attended = []
+    for unit in units:
+        output = checkpoint(run_unit, unit, x_BTC)
+        x_BTC = output.x_BTC
+        states += output.states[1:]
+        attended += output.attended
+    return StackOutput(x_BTC, states, attended)
 
 
 def unwritten(shared: Context) -> Context:
-    """The same without what sublayers have written for this pass."""
+    """Return the context without what sublayers have written into it in this pass."""
     documents = shared.documents
     if documents is not None:
         documents = copy(documents)
@@ -66,36 +139,18 @@ def unwritten(shared: Context) -> Context:
     return shared._replace(scores=replace(shared.scores), documents=documents)
 
 
-def add_up(
-    sublayers: Sequence[nn.Module],
-    x_BTC: Tensor,
-    shared: Context,
-    memory: Any = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """What a run adds to its input: the sum of what its sublayers add, each to what is below it.
-
-    Args:
-        memory: a :class:`~lazyformer_fairseq.modules.networks.stack.StreamMemory` of the run's attending sublayers.
-
-    Returns:
-        The sum (B, T, C), and the input of each sublayer.
-    """
+def add_up(unit: Unit, x_BTC: Tensor, shared: Context) -> tuple[Tensor, list[Tensor]]:
+    """Return the sum (B, T, C) of what a unit's sublayers add to its input, and the input of each sublayer."""
     added: Optional[Tensor] = None
     below: SharedState = {}
     inputs = []
-    attended = 0
-    for sublayer in sublayers:
-        if added is None:
-            x = x_BTC
-        else:
-            x = x_BTC + added
+    for place, sublayer in enumerate(unit.sublayers):
+        x = x_BTC if added is None else x_BTC + added
         inputs.append(x)
-        if memory is not None and sublayer.attends:
-            remembered = memory.before(attended, x)
-        else:
-            remembered = None
-        attended += sublayer.attends
-        y, handed_on = sublayer.branch(x, below, shared, remembered)
+        past = None
+        if unit.past is not None and unit.past[place] is not None:
+            past = unit.past[place].to(x)
+        y, handed_on = sublayer.branch(x, below, shared, past)
         added = y if added is None else added + y
         below = {**below, **handed_on}
     return added, inputs
@@ -106,49 +161,51 @@ def run_reversible(
     x_BTC: Tensor,
     shared: Context,
     branch: Branch,
-    keeps: bool,
-) -> tuple[Tensor, list[Tensor]]:
-    """Two streams, both of which begin as x: each unit adds to one what it makes of the other (Reformer, section 3).
+    return_all: bool,
+) -> StackOutput:
+    """Run two streams, both of which begin as x: each unit adds to one its output for the other (Reformer, section 3).
 
-    x1, x2 = x2, x1 + F(x2): of attention and feed-forward in turn, that is the paper's y1 = x1 + attention(x2) and
+    x1, x2 = x2, x1 + F(x2): with attention and feed-forward in turn, that is the paper's y1 = x1 + attention(x2) and
     y2 = x2 + feed-forward(y1). The output is the mean of both, of the same width. Streams are in single precision or
     better: what half precision rounds away could not be subtracted.
 
     Args:
-        units: each with the memory of its attending sublayers, or None.
+        units: sublayers, the lowest first.
+        x_BTC: input of the first.
+        shared: context of this pass.
         branch: :func:`add_up`, or the same compiled.
-        keeps: whether autograd keeps what units make; else the backward pass undoes them.
-
-    Returns:
-        The output (B, T, C), and the input of each sublayer, without a gradient unless autograd keeps it.
+        return_all: also return the input of each sublayer and the output; then autograd keeps everything.
     """
     start = x_BTC.to(torch.promote_types(x_BTC.dtype, torch.float32))
     streams = (start, start)
-    inputs = []
-    if keeps or not torch.is_grad_enabled():
-        for sublayers, past in units:
-            added, found = branch(sublayers, streams[1].to(x_BTC.dtype), shared, past)
+    inputs: list[Tensor] = []
+    if return_all or not torch.is_grad_enabled():
+        for unit in units:
+            added, found = branch(unit, streams[1].to(x_BTC.dtype), shared)
             streams = streams[1], streams[0] + added
             inputs += found
     else:
-        weights = [each for sublayers, _ in units for layer in sublayers for each in layer.parameters()]
+        weights = [weight for unit in units for sublayer in unit.sublayers for weight in sublayer.parameters()]
         leaves = {id(each): each for each in (*weights, *_shared_weights(shared)) if each.requires_grad}
         streams = _Reversible.apply(units, shared, branch, x_BTC.dtype, inputs, *streams, *leaves.values())
-    return ((streams[0] + streams[1]) / 2).to(x_BTC.dtype), inputs
+    output = ((streams[0] + streams[1]) / 2).to(x_BTC.dtype)
+
+    sublayers = [sublayer for unit in units for sublayer in unit.sublayers]
+    attended = []
+    if any(unit.past is not None for unit in units):
+        attended = [x for x, sublayer in zip(inputs, sublayers, strict=True) if sublayer.attends]
+    return StackOutput(output, [*inputs, output] if return_all else [], attended)
 
 
 def _shared_weights(shared: Context) -> list[Tensor]:
-    """What a pass shares and learns: T5's table, Transformer-XL's u and v."""
-    if shared.documents is None:
-        documents = ()
-    else:
-        documents = shared.documents.scores
-    parts = [part for scores in (shared.scores, *documents) for part in scores.learned]
+    """Return the weights that a pass shares: T5's table, Transformer-XL's u and v."""
+    of_documents = () if shared.documents is None else shared.documents.scores
+    parts = [part for scores in (shared.scores, *of_documents) for part in scores.learned]
     return [part for part in (*parts, *(shared.positions or ())) if part is not None]
 
 
 class _Reversible(torch.autograd.Function):
-    """Keeps the last two streams, and the state of random numbers before each unit; undoes the units one by one."""
+    """Reversible layers: keeps the last two streams and the random state before each unit, and undoes unit by unit."""
 
     @staticmethod
     def forward(
@@ -200,14 +257,14 @@ def _with_graph(
     dtype: torch.dtype,
     shared: Context,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What a unit adds, and the input and the inputs that it is a graph of.
+    """Return what a unit adds, its input, which begins the graph of that, and the inputs of its sublayers.
 
-    In the forward pass too, where nothing of it stays: without a graph back ends may compute, and drop out, otherwise.
+    The forward pass needs the graph too, and drops it at once: without one, back ends may compute and drop out
+    otherwise.
     """
     with torch.enable_grad():
         x = stream.detach().to(dtype).requires_grad_()
-        sublayers, past = unit
-        added, inputs = branch(sublayers, x, unwritten(shared), past)
+        added, inputs = branch(unit, x, unwritten(shared))
     return added, x, inputs
 
 
@@ -221,7 +278,7 @@ def _sum(one: Optional[Tensor], other: Optional[Tensor]) -> Optional[Tensor]:
 
 @contextmanager
 def _same_chance(of_processor: Tensor, devices: list[int], of_devices: list[Tensor]) -> Iterator[None]:
-    """Random numbers as they were; after the block they are what they were before it."""
+    """Restore the state of random numbers for a block, and afterwards the one from before it."""
     with torch.random.fork_rng(devices):
         torch.set_rng_state(of_processor)
         set_device_states(devices, of_devices)

@@ -76,6 +76,20 @@ class Context(NamedTuple):
     documents: Any = None
 
 
+class StackOutput(NamedTuple):
+    """Output of all sublayers of a network.
+
+    Attributes:
+        x_BTC: output of the last one.
+        states: if asked for, the input of the first and the outputs of all, (B, T, C) each.
+        attended: if there is a memory, the inputs of the attending ones, (B, T, C) each.
+    """
+
+    x_BTC: Tensor
+    states: list[Tensor]
+    attended: list[Tensor]
+
+
 class Sublayer(nn.Module):
     """The module of a kind.
 

@@ -19,7 +19,7 @@ from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.networks.huggingface_bert import has_transformers
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes

@@ -9,12 +9,13 @@ from helpers import ROOT, load_script
 from torch.nn import functional as F
 
 from lazyformer_fairseq.evaluation.costs.latency import peak_memory
-from lazyformer_fairseq.evaluation.costs.memory import DTYPES, Batch, UpdateMemory, measure_update_memory
+from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
+from lazyformer_fairseq.evaluation.costs.memory import Batch, UpdateMemory, measure_update_memory
 from lazyformer_fairseq.evaluation.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import MASKED_LM
 
 VOCAB_SIZE = 512
@@ -39,7 +40,7 @@ def causal(pattern: str, back_end: str = "eager", **more) -> CausalLMOptions:
 def peak_of_real_update(options, batch: Batch, precision: str = "fp32", device: str = "cpu") -> int:
     """Return what forward and backward pass of a model with numbers take besides weights and memory."""
     is_causal = isinstance(options, CausalLMOptions)
-    model = (CausalLM if is_causal else MaskedLM)(options, VOCAB_SIZE).to(device, DTYPES[precision]).train()
+    model = (CausalLM if is_causal else MaskedLM)(options, VOCAB_SIZE).to(device, PRECISIONS[precision]).train()
     tokens = torch.randint(5, VOCAB_SIZE, (batch.sequences, batch.tokens), device=device)
     places = torch.randperm(tokens.numel(), device=device)[: batch.predicted]
     memory = StreamMemory()
@@ -77,6 +78,7 @@ CASES = {
     "convolution": (masked("(c)x4"), BATCH, "fp32"),
     "recurrence": (masked("(r[cell=nbrc])x4"), BATCH, "fp32"),
     "checkpoints": (masked("M2x4", checkpoint_activations=True), BATCH, "fp32"),
+    "reversible": (masked("(sf)x8", reversible=True, encoder_normalize_before=True), BATCH, "fp32"),
     "streams": (causal("sflf"), STREAMS, "fp32"),
     "bands of words": (causal("sfsf", adaptive_softmax_cutoff="100,300"), STREAMS, "bf16"),
 }
@@ -85,16 +87,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_real_update_takes_the_memory_of_one_on_fake_tensors(name):
     options, batch, precision = CASES[name]
-    found = measure_update_memory(options, VOCAB_SIZE, batch, precision)
+    found = measure_update_memory(options, VOCAB_SIZE, batch, precision=precision)
     assert besides_weights(found) == pytest.approx(peak_of_real_update(options, batch, precision), rel=0.1)
 
 
-def test_a_reversible_update_takes_less_than_is_measured_and_much_less_than_one_that_keeps_all():
+def test_a_reversible_update_takes_much_less_than_one_that_keeps_all():
     plain, reversible = (
         masked("(sf)x8", reversible=is_reversible, encoder_normalize_before=True) for is_reversible in (False, True)
     )
     kept, found = (besides_weights(measure_update_memory(each, VOCAB_SIZE, BATCH)) for each in (plain, reversible))
-    assert peak_of_real_update(reversible, BATCH) < found < kept / 2
+    assert found < kept / 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -105,14 +107,14 @@ def test_a_gpu_takes_what_its_kernels_take_on_fake_tensors(pattern, back_end, pr
     sizes = {"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 1024, "max_positions": 512}
     options = masked(pattern, back_end, **sizes)
     batch = Batch(sequences=8, tokens=512, predicted=614)
-    found = measure_update_memory(options, VOCAB_SIZE, batch, precision, "cuda")
+    found = measure_update_memory(options, VOCAB_SIZE, batch, precision=precision, device="cuda")
     assert besides_weights(found) == pytest.approx(peak_of_real_update(options, batch, precision, "cuda"), rel=0.1)
 
 
 def test_on_a_gpu_masks_of_dropout_are_booleans_and_attention_is_fused():
     options = masked("(sf)x2", "recompute", attention_dropout=0.1)
     on_processor, on_gpu = (
-        measure_update_memory(options, VOCAB_SIZE, BATCH, "fp32", device).activations for device in ("cpu", "cuda")
+        measure_update_memory(options, VOCAB_SIZE, BATCH, device=device).activations for device in ("cpu", "cuda")
     )
     distributions = 2 * 4 * 4 * 128 * 128 * 4  # of both layers
     masks = 5 * 4 * 128 * 64 * 3  # of embeddings and sublayers, by three bytes fewer
@@ -123,9 +125,9 @@ def test_half_precision_keeps_weights_and_gradients_in_single_as_fairseq_does_an
     options = masked("f")
     parameters = sum(weight.numel() for weight in MaskedLM(options, VOCAB_SIZE).parameters())
     for precision, numbers in (("fp32", 2), ("bf16", 4)):
-        found = measure_update_memory(options, VOCAB_SIZE, BATCH, precision, single_moments=1000)
+        found = measure_update_memory(options, VOCAB_SIZE, BATCH, precision=precision, single_moments=1000)
         assert found.optimizer == 4 * (numbers * parameters - 1000)
-        assert found.weights == DTYPES[precision].itemsize * parameters
+        assert found.weights == PRECISIONS[precision].itemsize * parameters
 
 
 def test_gradients_of_earlier_batches_and_what_processes_send_are_there_too():

@@ -15,7 +15,7 @@ from lazyformer_fairseq.experiments.search.supernet import Architecture, Superne
 from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION

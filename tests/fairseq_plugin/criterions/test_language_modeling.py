@@ -24,7 +24,7 @@ from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, Mask
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.modules.losses import network_of
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, plain_options
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
 SIZES = dict(encoder_embed_dim=12, encoder_ffn_embed_dim=8, encoder_attention_heads=2, max_positions=8, dropout=0.0)
 PAD, WORDS = 1, 24

@@ -11,7 +11,7 @@ from torch.nn.attention import flex_attention as torchs
 
 from lazyformer_fairseq.modules.attention import flex
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
 pytestmark = pytest.mark.skipif(
     Version(torch.__version__) < Version("2.7"),

@@ -9,7 +9,7 @@ from torch import nn
 
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
 PATTERNS = ["(sf)x2", "(sfff)x1 (f)x2", "sflfl", "sslf ls", "fsf", "ff", "sfk"]
 
@@ -118,13 +118,14 @@ def test_sizes_that_do_not_fit_are_refused_by_name(options, message):
 def test_without_memory_length_and_when_cleared_nothing_is_remembered():
     memory = StreamMemory()
     memory.remember([torch.randn(2, 3, 4)], mem_len=0)
-    assert memory.length == 0 and memory.states == [] and memory.before(0, torch.zeros(2, 1, 4)) is None
+    assert memory.length == 0 and memory.by_sublayer([True, False]) == [None, None]
     memory.remember([torch.randn(2, 3, 4)], mem_len=2)
     assert memory.length == 2
-    half = torch.zeros(2, 1, 4, dtype=torch.bfloat16)  # it takes the precision of the input that it stands before
-    assert memory.before(0, half).dtype == torch.bfloat16
+    assert memory.by_sublayer([False, True])[1] is memory.states[0]
+    memory.remember([torch.randn(2, 1, 4, dtype=torch.bfloat16)], mem_len=2)  # it takes the precision of the input
+    assert memory.states[0].dtype == torch.bfloat16
     memory.clear()
-    assert memory.length == 0 and memory.before(1, torch.zeros(2, 1, 4)) is None
+    assert memory.length == 0 and memory.by_sublayer([True]) == [None]
 
 
 def test_the_state_survives_a_checkpoint_that_holds_tensors_alone():

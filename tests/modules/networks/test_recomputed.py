@@ -11,7 +11,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.recomputed import runs_of, segments_of
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 

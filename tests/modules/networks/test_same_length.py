@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_networks import WORDS, make_decoder, random_tokens
 
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
 PATTERNS = ["sf", "sflf sf", "skfsl", "s[entmax=1.5]l", "s[persistent=3]", "s[span=5,ramp=2]f"]
 

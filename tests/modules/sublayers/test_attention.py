@@ -11,7 +11,7 @@ from tiny_networks import make_decoder, random_tokens, vectors
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import blockwise
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import encode_distances
 
 

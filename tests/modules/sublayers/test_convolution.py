@@ -15,7 +15,7 @@ from lazyformer_fairseq.experiments.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers import convolution
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution, convolve
 from lazyformer_fairseq.modules.sublayers.interface import Context

@@ -13,7 +13,7 @@ from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_flops, coun
 from lazyformer_fairseq.experiments.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers import recurrent
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.modules.sublayers.recurrent import Recurrent, run, scan, scan_by_doubling

@@ -6,7 +6,7 @@ from every_kind import WORDS, build, run, tokens
 from tiny_networks import loud
 
 from lazyformer_fairseq import build as build_model
-from lazyformer_fairseq.modules.networks.stack import WholeMemory
+from lazyformer_fairseq.modules.networks.stream_memory import WholeMemory
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 
 SHORT = "s[positions=absolute,length=16]"

@@ -44,7 +44,7 @@ from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer

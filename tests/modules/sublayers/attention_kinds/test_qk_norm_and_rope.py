@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds import rope
 from lazyformer_fairseq.modules.sublayers.attention_kinds.rope import Turn
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.evaluation.costs.flops import count_sublayer_flops
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import STEP, Span, measure_spans
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_networks import make_decoder, random_tokens
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.grammar import plan

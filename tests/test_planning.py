@@ -11,6 +11,8 @@ from in_process import pretrain, refusal
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs import memory
+from lazyformer_fairseq.evaluation.planning import job as job_module
 from lazyformer_fairseq.evaluation.planning.fit import USABLE, Place, fit, possible_back_ends
 from lazyformer_fairseq.evaluation.planning.job import (
     job_of_arch,
@@ -25,6 +27,22 @@ from lazyformer_fairseq.options import read_size
 
 LONG = "bert_base --gpus 8 --gpu-memory 6GB --tokens-per-sample 4096"
 V100 = Place(8, 16 * 10**9, "fp16")
+
+
+MEASURED = {}
+
+
+@pytest.fixture(autouse=True)
+def each_update_is_measured_once(monkeypatch):
+    """Measuring takes a second or two, and many tests plan the same training."""
+
+    def once(*given, **how):
+        key = repr((given, how))
+        if key not in MEASURED:
+            MEASURED[key] = memory.measure_update_memory(*given, **how)
+        return MEASURED[key]
+
+    monkeypatch.setattr(job_module, "measure_update_memory", once)
 
 
 def run(*arguments: object):

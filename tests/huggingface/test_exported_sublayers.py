@@ -9,7 +9,7 @@ from exports import code_of
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, init_bert_weights
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo, init_bert_weights
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
@@ -66,7 +66,7 @@ def inputs(settings: str, where: str) -> tuple[Tensor, Tensor, dict[str, Optiona
     generator = torch.Generator().manual_seed(2)
     mask, ids = padding(where), torch.randint(3, WORDS, (BATCH, TOKENS), generator=generator)
     marked = torch.rand(BATCH, TOKENS, generator=generator) < 0.3 if "given" in settings else None
-    ours = {"padding_mask_BT": mask if mask.any() else None, "global_positions_BT": marked}
+    ours = {"padding_mask_BT": mask if mask.any() else None, "info": TokenInfo(marked)}
     return ids.masked_fill(mask, 1), ~mask, ours, {"attention_mask": ~mask, "global_attention_mask": marked}
 
 

@@ -125,7 +125,7 @@ def measure_update_memory(
             memory.states = [torch.empty(shape, dtype=PRECISIONS[precision]) for _ in range(attending)]
         carried = sum(map(tracker.hold, memory.states))
 
-        for weight in model.parameters():
+        for weight in (each for each in model.parameters() if each.requires_grad):
             if accumulates:
                 weight.grad = torch.zeros_like(weight)
                 tracker.gradients += tracker.hold(weight.grad)

@@ -1,8 +1,9 @@
 """What fits a GPU: back ends, the largest batch, and how an update is shared; a plan, as text and as numbers."""
 
-import functools
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
@@ -96,10 +97,8 @@ class Fit:
 def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
     """Return the largest batch that fits and divides a process's share of an update.
 
-    An update's peak is the highest of several moments, and at each of them memory is linear in the batch. So if a
-    process's whole share does not fit, a line through two measured batches lies below all larger ones: those that
-    exceed the memory by the line do so for sure. The largest one left is measured. Each measurement takes a second or
-    two.
+    Activations of one sequence tell about how many fit. From there, neighbouring sizes are measured until one fits and
+    the next larger one does not: two to four measurements of a second or two.
 
     Raises:
         UserError: an update does not divide among the processes, or the back end cannot compute this.
@@ -119,36 +118,21 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
         raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
 
     limit = USABLE * place.memory
-    first, *larger = [size for size in range(1, most + 1) if share % size == 0]
-    one = measure_on(job, place, back_end, first, share)
+    measured = partial(measure_on, job, place, back_end, share)
+    one = measured(1)
     if one.peak > limit:
         return Fit(back_end, 0, share, one, one.activations)
-    if larger and one.peak + (larger[-1] - first) * one.activations <= limit:  # likely: no need of a line
-        largest = measure_on(job, place, back_end, larger[-1], share)
-        if largest.peak <= limit:
-            return Fit(back_end, larger[-1], share // larger[-1], largest, one.activations)
-    best = Fit(back_end, first, share, one, one.activations)
-    each = 0.0
-    if larger:
-        second = measure_on(job, place, back_end, larger[0], share)
-        each = (second.peak - one.peak) / (larger[0] - first)
-        if second.peak <= limit:
-            best = Fit(back_end, larger[0], share // larger[0], second, one.activations)
-    for batch in reversed(larger[1:]):
-        # A batch that is the whole share finds no gradients of earlier ones.
-        if batch == share:
-            accumulated = one.weights
-        else:
-            accumulated = 0
-        if one.peak + each * (batch - first) - accumulated > limit:
-            continue
-        memory = measure_on(job, place, back_end, batch, share)
-        if memory.peak <= limit:
-            return Fit(back_end, batch, share // batch, memory, one.activations)
-    return best
+    sizes = [size for size in range(1, most + 1) if share % size == 0]
+    chosen = bisect_right(sizes, 1 + (limit - one.peak) / one.activations) - 1
+    while chosen + 1 < len(sizes) and measured(sizes[chosen + 1]).peak <= limit:
+        chosen += 1
+    while measured(sizes[chosen]).peak > limit:
+        chosen -= 1
+    batch = sizes[chosen]
+    return Fit(back_end, batch, share // batch, measured(batch), one.activations)
 
 
-def measure_on(job: Job, place: Place, back_end: str, batch: int, share: int) -> UpdateMemory:
+def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) -> UpdateMemory:
     """Return the memory of a process; that of ``auto`` on the hungriest back end that it may take there."""
     name = back_end
     if back_end == AUTO:
@@ -277,7 +261,7 @@ def make_plan(
     return Plan(job, place, list(fits.values()), chosen, speed, whose, data_bytes)
 
 
-@functools.cache
+@cache
 def usual_speed(device: str, precision: str) -> tuple[float, str]:
     """TFLOP/s of a training, and whose in words; on a processor a second's measurement."""
     if device == "cuda":

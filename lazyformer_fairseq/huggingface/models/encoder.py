@@ -22,7 +22,7 @@ from lazyformer_fairseq.huggingface.models.saved_weights import check_weights, h
 from lazyformer_fairseq.modules.attention import BACK_ENDS
 from lazyformer_fairseq.modules.attention.interface import Variant
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, is_padded_right
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo, is_padded_right
 from lazyformer_fairseq.modules.networks.heads import Pooler
 from lazyformer_fairseq.modules.sublayers import feed_forward
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
@@ -330,10 +330,12 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             "padding_mask_BT": padding_mask,
             "return_all": bool(output_hidden_states),
             "is_padded_on_right": is_padded_on_right,
-            "global_positions_BT": marked,
-            "token_types_BT": token_type_ids,
-            "documents": documents,
-            "positions_begin_anew": positions_begin_anew,
+            "info": TokenInfo(
+                global_positions_BT=marked,
+                token_types_BT=token_type_ids,
+                documents=documents,
+                positions_begin_anew=positions_begin_anew,
+            ),
         }
         attentions = None
         if output_attentions:

@@ -1,7 +1,8 @@
 """The encoder: embeddings, T5's relative position bias (Raffel et al., 2019), then the stack of the pattern."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
@@ -76,8 +77,41 @@ class RelativePositionBias(nn.Module):
         return by_distance_ND[:, ahead_BTT + most - 1].transpose(0, 1)
 
 
+@dataclass(frozen=True)
+class TokenInfo:
+    """Facts about the tokens of a batch besides their ids.
+
+    Attributes:
+        global_positions_BT: True at tokens that see and are seen by all, such as those of a question; for patterns with
+            ``global=given``, which need it.
+        token_types_BT: the type of each token, int64, for models with token types; None for type 0 everywhere.
+        documents: for each sequence the lengths of its documents, padding apart: a token sees its own document alone,
+            and padding is not computed. None for one document per sequence.
+        positions_begin_anew: whether the positions of each document begin anew; else those of its sequence go on.
+        positions_BT: the position of each permuted token in its text, int64; padding has any. T may be more than the
+            model's `max_positions`.
+        turns_B3T: when each permuted token sees others and is seen (:mod:`.permuted`), int64; padding never is.
+    """
+
+    global_positions_BT: Optional[Tensor] = None
+    token_types_BT: Optional[Tensor] = None
+    documents: Optional[Sequence[Sequence[int]]] = None
+    positions_begin_anew: bool = False
+    positions_BT: Optional[Tensor] = None
+    turns_B3T: Optional[Tensor] = None
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "TokenInfo":
+        """Return the same where `move` puts the tokens in other places."""
+        moved = {}
+        for name in ("global_positions_BT", "token_types_BT"):
+            given = getattr(self, name)
+            if given is not None:
+                moved[name] = move(given)
+        return replace(self, **moved)
+
+
 class TextFirst(NamedTuple):
-    """Where tokens go so that padding comes last: so it counts nowhere, whatever places a sublayer counts by.
+    """Places of tokens with all padding last, where it counts for nothing, whatever places a sublayer counts by.
 
     Attributes:
         to_BT: the place that each token goes to.
@@ -210,14 +244,9 @@ class Encoder(Stack):
         padding_mask_BT: Optional[Tensor] = None,
         return_all: bool = False,
         is_padded_on_right: Optional[bool] = None,
-        global_positions_BT: Optional[Tensor] = None,
-        token_types_BT: Optional[Tensor] = None,
-        documents: Optional[Sequence[Sequence[int]]] = None,
-        positions_begin_anew: bool = False,
-        positions_BT: Optional[Tensor] = None,
-        turns_B3T: Optional[Tensor] = None,
+        info: TokenInfo = TokenInfo(),
     ) -> tuple[Tensor, list[Tensor]]:
-        """Encodes.
+        """Encode sequences.
 
         Args:
             tokens_BT: ids; for the blocks alone embeddings (B, T, C), of any length. Padding may stand anywhere: it
@@ -225,89 +254,81 @@ class Encoder(Stack):
             padding_mask_BT: True at padding; None where there is none, which is cheaper.
             return_all: also return the embeddings and the output of each sublayer.
             is_padded_on_right: whether all padding comes after the text; else text is moved there and back. None to
-                look, for which a GPU is waited for.
-            global_positions_BT: True at tokens that see and are seen by all; for patterns with ``global=given``.
-            token_types_BT: the type of each token, int64; None for type 0 everywhere.
-            documents: of each sequence, how many tokens each of its documents has, in their order, padding apart: a
-                token sees its own document alone, and padding is not computed. None for one document a sequence.
-            positions_begin_anew: whether each document has the positions from the first one on; else those of its
-                sequence go on.
-            positions_BT, turns_B3T: of permuted tokens where each stands in its text, and when it sees others and is
-                seen (:mod:`.permuted`), int64; padding, which is never seen, has any position. T may be more than
-                `max_positions`.
+                look, which waits for a GPU.
+            info: what else is known of the tokens.
 
         Returns:
             Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`). Zeros at padding
-            with `documents`.
+            with documents.
 
         Raises:
             ValueError: as :meth:`embed`.
-            UserError: positions where no sublayer asks for them, none where one does, or others than (B, T) booleans;
-                token types where the model has none; documents of other lengths than the text; permuted tokens where
-                a sublayer or the back end cannot take them.
+            UserError: global positions where no sublayer asks for them, none where one does, or others than (B, T)
+                booleans; token types where the model has none; documents of other lengths than the text; permuted
+                tokens where a sublayer or the back end cannot take them.
         """
-        if turns_B3T is not None:
-            return self._encode_permuted(tokens_BT, token_types_BT, positions_BT, turns_B3T, return_all)
-        self._check_global_positions(global_positions_BT, tokens_BT)
-        given = (global_positions_BT, token_types_BT)
-        if documents is not None:
-            mask = padding_mask_BT
-            is_on_gpu = tokens_BT.device.type != "cpu"
-            looks = mask is not None and not (is_padded_on_right and is_on_gpu)
-            row = TextInARow.of(documents, tokens_BT, mask if looks else None, mask is None, positions_begin_anew)
-            moved = (None if each is None else row.take(each) for each in given)
-            x, all_states = self._encode(row.take(tokens_BT), None, *moved, return_all, row)
-            return row.spread(x), [row.spread(state) for state in all_states]
-        if padding_mask_BT is not None and is_padded_on_right is None:
+        if info.turns_B3T is not None:
+            return self._encode_permuted(tokens_BT, info, return_all)
+        self._check_global_positions(info.global_positions_BT, tokens_BT)
+        if info.documents is not None:
+            is_right_on_gpu = is_padded_on_right and tokens_BT.device.type != "cpu"
+            row = TextInARow.of(
+                info.documents,
+                tokens_BT,
+                None if is_right_on_gpu else padding_mask_BT,
+                is_full=padding_mask_BT is None,
+                begins_anew=info.positions_begin_anew,
+            )
+            x, states = self._encode(row.take(tokens_BT), None, info.moved(row.take), return_all, row)
+            return row.spread(x), [row.spread(state) for state in states]
+        if padding_mask_BT is None:
+            return self._encode(tokens_BT, None, info, return_all)
+        if is_padded_on_right is None:
             is_padded_on_right = is_padded_right(padding_mask_BT)
-        if padding_mask_BT is not None and not is_padded_on_right:
-            text = TextFirst.of(padding_mask_BT)
-            moved = (None if each is None else text.move(each) for each in (padding_mask_BT, *given))
-            x, all_states = self._encode(text.move(tokens_BT), *moved, return_all)
-            return text.back(x), [text.back(state) for state in all_states]
-        return self._encode(tokens_BT, padding_mask_BT, global_positions_BT, token_types_BT, return_all)
+        if is_padded_on_right:
+            return self._encode(tokens_BT, padding_mask_BT, info, return_all)
+        text = TextFirst.of(padding_mask_BT)
+        moved = info.moved(text.move)
+        x, states = self._encode(text.move(tokens_BT), text.move(padding_mask_BT), moved, return_all)
+        return text.back(x), [text.back(state) for state in states]
 
     def _encode(
         self,
         tokens_BT: Tensor,
         padding_mask_BT: Optional[Tensor],
-        global_positions_BT: Optional[Tensor],
-        token_types_BT: Optional[Tensor],
+        info: TokenInfo,
         return_all: bool,
         row: Optional[TextInARow] = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        if row is None:
-            positions = None
-        else:
+        positions = None
+        lengths = None
+        if row is not None:
             positions = row.positions_S
-        if self.embed_tokens is None:
-            x = tokens_BT
-        else:
-            x = self.embed(tokens_BT, token_types_BT, positions)
-        shared = self.context(x, 0, padding_mask_BT, global_positions_BT, None if row is None else row.lengths)
+            lengths = row.lengths
+        x = tokens_BT
+        if self.embed_tokens is not None:
+            x = self.embed(tokens_BT, info.token_types_BT, positions)
+        shared = self.context(x, 0, padding_mask_BT, info.global_positions_BT, lengths)
         return self._run(x, shared, return_all)
 
     def _encode_permuted(
         self,
         tokens_BT: Tensor,
-        token_types_BT: Optional[Tensor],
-        positions_BT: Optional[Tensor],
-        turns_B3T: Tensor,
+        info: TokenInfo,
         return_all: bool,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The bias of each pair, -inf where a token does not see another, goes into all scores as learned ones do."""
+        """Add the bias of each pair, -inf where a token does not see another, to all scores, as learned ones are."""
         check_takes_permuted(self, "turns")
-        check_turns(turns_B3T, positions_BT, tokens_BT.shape[:2], self.max_positions)
-        if self.embed_tokens is None:
-            x = tokens_BT
-        else:
-            x = self.embed(tokens_BT, token_types_BT, positions_BT)
+        check_turns(info.turns_B3T, info.positions_BT, tokens_BT.shape[:2], self.max_positions)
+        x = tokens_BT
+        if self.embed_tokens is not None:
+            x = self.embed(tokens_BT, info.token_types_BT, info.positions_BT)
         if self.relative_position_bias is not None and self.has_scores:
-            added = self.relative_position_bias.of_places(positions_BT, self.max_positions).to(x.dtype)
+            added = self.relative_position_bias.of_places(info.positions_BT, self.max_positions).to(x.dtype)
         else:
             added = x.new_zeros(()).expand(len(x), self.num_heads, x.size(1), x.size(1))
-        added = added.masked_fill(~sees(turns_B3T)[:, None], float("-inf"))
-        shape = Scores(learned_BNTK=added, places_BT=positions_BT)
+        added = added.masked_fill(~sees(info.turns_B3T)[:, None], float("-inf"))
+        shape = Scores(learned_BNTK=added, places_BT=info.positions_BT)
         return self._run(x, Context(shape, self.back_end()), return_all)
 
     def _run(self, x_BTC: Tensor, shared: Context, return_all: bool) -> tuple[Tensor, list[Tensor]]:

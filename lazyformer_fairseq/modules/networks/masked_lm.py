@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.networks import heads
-from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights, start_as_asked
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, init_bert_weights, start_as_asked
 from lazyformer_fairseq.modules.networks.options import DROPOUTS, MaskedLMOptions, norms_and_biases
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 
@@ -70,12 +70,8 @@ class MaskedLM(nn.Module):
             return_all_hiddens: also return what every sublayer returned.
             has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
                 None, padding may stand anywhere, and the model must wait for the GPU to find out.
-            global_positions: (B, T), True at tokens that see and are seen by all, such as those of a question; for
-                patterns with ``global=given``, which need it.
-            token_types: (B, T), which of two texts a token is of, for models with ``--token-types``; None for type 0.
-            documents, positions_begin_anew: of each sequence the lengths of documents that do not see each other, as
-                :meth:`~lazyformer_fairseq.modules.networks.encoder.Encoder.forward` takes them. No padding is computed.
-            positions, turns: of permuted tokens (B, T) and (B, 3, T), which it takes too.
+            global_positions, token_types, documents, positions_begin_anew, positions, turns: as in
+                :class:`~lazyformer_fairseq.modules.networks.encoder.TokenInfo`.
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
@@ -83,10 +79,22 @@ class MaskedLM(nn.Module):
             asked for beside masked tokens.
         """
         is_headless = features_only or classification_head_name is not None
+        info = TokenInfo(
+            global_positions_BT=global_positions,
+            token_types_BT=token_types,
+            documents=documents,
+            positions_begin_anew=positions_begin_anew,
+            positions_BT=positions,
+            turns_B3T=turns,
+        )
         output, extra = self.encoder(
-            src_tokens, is_headless, masked_tokens, return_all_hiddens, has_padding,
-            (global_positions, token_types, documents, positions_begin_anew, positions, turns),
-        )  # fmt: skip
+            src_tokens,
+            features_only=is_headless,
+            masked_tokens=masked_tokens,
+            return_all_hiddens=return_all_hiddens,
+            has_padding=has_padding,
+            info=info,
+        )
         if classification_head_name is None:
             return output, extra
         head = self.classification_heads[classification_head_name]
@@ -119,8 +127,11 @@ class MaskedLM(nn.Module):
                 return
             logger.warning(
                 "classification head %s: %d outputs (%s) replace its %d, weights start anew",
-                name, num_classes, kind, heads.outputs_of(previous),
-            )  # fmt: skip
+                name,
+                num_classes,
+                kind,
+                heads.outputs_of(previous),
+            )
         head = heads.HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
         self.classification_heads[name] = head.apply(init_bert_weights)
 
@@ -133,9 +144,17 @@ class MaskedLM(nn.Module):
         self.register_classification_head(heads.NEXT_SENTENCE, 2)
 
 
-_SAME_NAMES = ("max_positions", "relative_position_buckets", "relative_position_max_distance", "token_types",
-               "layer_norm_eps", "no_token_positional_embeddings", "embedding_norm", "reversible",
-               *DROPOUTS)  # fmt: skip
+_SAME_NAMES = (
+    "max_positions",
+    "relative_position_buckets",
+    "relative_position_max_distance",
+    "token_types",
+    "layer_norm_eps",
+    "no_token_positional_embeddings",
+    "embedding_norm",
+    "reversible",
+    *DROPOUTS,
+)
 
 
 def encoder_arguments(options: MaskedLMOptions, vocab_size: int, padding_idx: int) -> dict[str, Any]:
@@ -166,34 +185,35 @@ class _EncoderWithHead(nn.Module):
         self.lm_head = heads.MaskedLMHead(
             options.encoder_embed_dim,
             self.sentence_encoder.embed_tokens,
-            ACTIVATIONS[str(options.head_activation_fn)],
-            self.sentence_encoder.norm,
-            not options.no_linear_bias,
-            options.plain_lm_head,
-            options.untied_lm_head,
+            activation=ACTIVATIONS[str(options.head_activation_fn)],
+            norm=self.sentence_encoder.norm,
+            linear_bias=not options.no_linear_bias,
+            is_plain=options.plain_lm_head,
+            is_untied=options.untied_lm_head,
         )
 
     def forward(
         self,
-        src_tokens,
-        features_only,
-        masked_tokens,
-        return_all_hiddens,
-        has_padding,
-        given,
+        src_tokens: Tensor,
+        features_only: bool,
+        masked_tokens: Optional[Tensor],
+        return_all_hiddens: bool,
+        has_padding: Optional[bool],
+        info: TokenInfo,
     ) -> tuple[Tensor, dict[str, Any]]:
-        padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
-        if has_padding is None:
-            is_padded_on_right = None
-        else:
-            is_padded_on_right = True
-        if bool(padding_mask.any()) if has_padding is None else has_padding:
-            mask = padding_mask
-        else:
-            mask = None
-        features, inner_states = self.sentence_encoder(src_tokens, mask, return_all_hiddens, is_padded_on_right, *given)
-        if features_only:
-            output = features
-        else:
-            output = self.lm_head(features, masked_tokens)
+        padding_mask: Optional[Tensor] = None
+        is_padded_on_right = None if has_padding is None else True
+        if has_padding is not False:
+            padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
+        if has_padding is None and not padding_mask.any():
+            padding_mask = None
+        output, inner_states = self.sentence_encoder(
+            src_tokens,
+            padding_mask,
+            return_all=return_all_hiddens,
+            is_padded_on_right=is_padded_on_right,
+            info=info,
+        )
+        if not features_only:
+            output = self.lm_head(output, masked_tokens)
         return output, {"inner_states": inner_states}

@@ -12,7 +12,7 @@ from torch import Tensor
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.documents import Documents
-from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
 LENGTHS = [[5, 7], [1, 6, 2], [10]]
@@ -33,8 +33,8 @@ def test_each_document_alone_has_the_same_states(pattern):
     encoder = loud(build(ENCODER, pattern, relative_position_buckets=buckets, token_types=2), 0.3)
     ids, types = tokens(3), tokens(3) % 2
     torch.manual_seed(3)
-    how = {"token_types_BT": types, "documents": LENGTHS, "positions_begin_anew": True}
-    _, states = encoder(ids, IS_PADDING, return_all=True, **how)
+    info = TokenInfo(token_types_BT=types, documents=LENGTHS, positions_begin_anew=True)
+    _, states = encoder(ids, IS_PADDING, return_all=True, info=info)
     for row, is_padding in enumerate(IS_PADDING):
         text, of_text = ids[row][~is_padding], types[row][~is_padding]
         of_row = [state[row] for state in states]
@@ -42,7 +42,7 @@ def test_each_document_alone_has_the_same_states(pattern):
         parts = (x.split(LENGTHS[row]) for x in (text, of_text, *(state[~is_padding] for state in of_row)))
         for document, its_types, *found in zip(*parts, strict=True):
             torch.manual_seed(3)
-            _, alone = encoder(document[None], return_all=True, token_types_BT=its_types[None])
+            _, alone = encoder(document[None], return_all=True, info=TokenInfo(token_types_BT=its_types[None]))
             for one, other in zip(found, alone, strict=True):
                 assert_same(one, other[0])
 
@@ -50,9 +50,9 @@ def test_each_document_alone_has_the_same_states(pattern):
 def test_given_global_tokens_are_those_of_their_document():
     encoder, ids = build(ENCODER, "s[window=1,global=given]flf"), tokens(1)
     given = torch.arange(12)[None] % 5 == 1  # 1, 6 and 11
-    found, _ = encoder(ids, global_positions_BT=given, documents=[[4, 8]], positions_begin_anew=True)
+    found, _ = encoder(ids, info=TokenInfo(given, documents=[[4, 8]], positions_begin_anew=True))
     for part in (slice(0, 4), slice(4, 12)):
-        assert_same(found[:, part], encoder(ids[:, part], global_positions_BT=given[:, part])[0])
+        assert_same(found[:, part], encoder(ids[:, part], info=TokenInfo(given[:, part]))[0])
 
 
 class ByMask(Encoder):
@@ -79,7 +79,7 @@ def test_outputs_and_gradients_are_those_of_a_mask_of_all_pairs(s, backend):
             (ByMask if documents is None else Encoder),
             number[:, None] != number[..., None],
         )
-        y, _ = encoder(x, None if documents is None else IS_PADDING, documents=documents)
+        y, _ = encoder(x, None if documents is None else IS_PADDING, info=TokenInfo(documents=documents))
         y = y[~IS_PADDING]
         found.append([y, *torch.autograd.grad(y.sin().sum(), [*encoder.parameters()], allow_unused=True)])
     for one, other in zip(*found, strict=True):
@@ -91,14 +91,14 @@ def test_outputs_and_gradients_are_those_of_a_mask_of_all_pairs(s, backend):
 def test_positions_go_on_unless_they_begin_anew():
     encoder, ids = build(ENCODER, "f"), tokens(1)
     whole = run(encoder, ids)
-    assert_same(encoder(ids, documents=[[5, 7]])[0], whole)
-    anew, _ = encoder(ids, documents=[[5, 7]], positions_begin_anew=True)
+    assert_same(encoder(ids, info=TokenInfo(documents=[[5, 7]]))[0], whole)
+    anew, _ = encoder(ids, info=TokenInfo(documents=[[5, 7]], positions_begin_anew=True))
     assert_same(anew[:, :5], whole[:, :5])
     assert (anew[:, 5:] - whole[:, 5:]).abs().amin(-1).gt(1e-6).all()
     longer = tokens(1, 20)
-    encoder(longer, documents=[[12, 8]], positions_begin_anew=True)
+    encoder(longer, info=TokenInfo(documents=[[12, 8]], positions_begin_anew=True))
     with pytest.raises(ValueError, match="a sequence of 20 tokens is longer than the model's 12 positions"):
-        encoder(longer, documents=[[12, 8]])
+        encoder(longer, info=TokenInfo(documents=[[12, 8]]))
 
 
 @pytest.mark.parametrize("typical", [20, 120, 600])
@@ -128,4 +128,4 @@ def test_pairs_of_documents_are_computed_and_few_others(typical):
 def test_documents_that_are_not_the_texts_are_refused(documents, message):
     for padding in (None, torch.zeros(2, 12, dtype=torch.bool)):
         with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-            build(ENCODER, "sf")(tokens(2), padding, documents=documents)
+            build(ENCODER, "sf")(tokens(2), padding, info=TokenInfo(documents=documents))

@@ -15,6 +15,7 @@ from lazyformer_fairseq import build
 from lazyformer_fairseq.data.batches import pad_right
 from lazyformer_fairseq.data.datasets.permuted_blocks import permute
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.encoder import TokenInfo
 from lazyformer_fairseq.modules.networks.permuted import check_takes_permuted, sees
 
 MASK, PAD = 16, 1
@@ -75,11 +76,11 @@ def test_a_state_changes_with_a_token_just_where_it_may(pattern, back_end, permu
     tokens, positions, turns = batch_of(*texts)
     assert torch.equal(tokens.eq(PAD).any(-1), torch.tensor([False, True]))
     visible = sees(turns)
-    _, states = encoder(tokens, None, True, positions_BT=positions, turns_B3T=turns)
+    _, states = encoder(tokens, None, True, info=TokenInfo(positions_BT=positions, turns_B3T=turns))
     for changed in range(tokens.size(1)):
         others = tokens.clone()
         others[:, changed] = WORDS - 2
-        _, found = encoder(others, None, True, positions_BT=positions, turns_B3T=turns)
+        _, found = encoder(others, None, True, info=TokenInfo(positions_BT=positions, turns_B3T=turns))
         reached = torch.arange(tokens.size(1)).eq(changed).expand(2, -1).clone()
         for number, (before, after) in enumerate(zip(states, found, strict=True)):
             if number and encoder.plan[number - 1].kind.letter != "f":
@@ -96,7 +97,7 @@ def test_places_come_along_in_any_order(back_end, options):
     encoder, plain = (make_encoder(pattern, attention_backend=name, **given) for name in (back_end, "eager"))
     tokens, order = random_tokens(2, 7), torch.stack([torch.randperm(7), torch.randperm(7)])
     turns = torch.tensor([0, 0, 1])[:, None].expand(2, 3, 7)
-    found, _ = encoder(tokens.gather(1, order), positions_BT=order, turns_B3T=turns)
+    found, _ = encoder(tokens.gather(1, order), info=TokenInfo(positions_BT=order, turns_B3T=turns))
     expected, _ = plain(tokens)
     torch.testing.assert_close(found, expected.gather(1, order[..., None].expand_as(found)))
     found.square().sum().backward()
@@ -110,7 +111,7 @@ def test_one_prediction_alone_is_the_masked_lms():
     encoder = make_encoder("(sflf)x2", **OPTIONS)
     sample = text([0, 4, 2, 5, 3, 1], 1)
     tokens, positions, turns = batch_of(sample)
-    found, _ = encoder(tokens, positions_BT=positions, turns_B3T=turns)
+    found, _ = encoder(tokens, info=TokenInfo(positions_BT=positions, turns_B3T=turns))
     plain = torch.arange(2, 8)[None]
     plain[0, 1] = MASK
     torch.testing.assert_close(found[0, -1], encoder(plain)[0][0, 1])
@@ -145,6 +146,8 @@ def test_what_cannot_stand_with_it_is_refused(pattern, options, words):
 )
 def test_turns_and_positions_are_checked(positions: Optional[Tensor], turns, words):
     with pytest.raises(UserError, match=words):
-        make_encoder("sf", max_positions=8, **OPTIONS)(random_tokens(1, 5), positions_BT=positions, turns_B3T=turns)
+        make_encoder("sf", max_positions=8, **OPTIONS)(
+            random_tokens(1, 5), info=TokenInfo(positions_BT=positions, turns_B3T=turns)
+        )
     with pytest.raises(UserError, match="is for encoders of this package"):
         check_takes_permuted(torch.nn.Linear(1, 1), "--task x")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, init_bert_weights
 from lazyformer_fairseq.modules.networks.recomputed import runs_of, segments_of
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.grammar import plan
@@ -80,7 +80,7 @@ def test_gradients_on_each_back_end_are_those_without(back_end, dropout, how):
     x = vectors(3, 9)
     padding = torch.arange(9) >= torch.tensor([[9], [5], [7]])
     assert_same_gradients(encoder, x.requires_grad_(), padding)
-    assert_same_gradients(encoder, x, documents=[[4, 5], [9], [2, 3, 4]])
+    assert_same_gradients(encoder, x, info=TokenInfo(documents=[[4, 5], [9], [2, 3, 4]]))
     assert_same_gradients(make_decoder("sflfsfkf", **options).train(), random_tokens(2, 9))
 
 

@@ -20,6 +20,7 @@ from lazyformer_fairseq.evaluation.costs.flops import count_parameters, count_su
 from lazyformer_fairseq.experiments.search.supernet import Architecture, Supernet, supernet_pattern
 from lazyformer_fairseq.modules import losses
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.networks.encoder import TokenInfo
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.modules.sublayers.feed_forward import Experts, FeedForward
@@ -141,13 +142,13 @@ def test_a_document_is_a_text_wherever_it_stands(is_training):
     network = build(ENCODER, "sf[experts=4,top=1,capacity=0.5]").train(is_training)
     ids = tokens(2)
     lengths = ((12,), (5, 7))
-    found = network(ids, None, documents=lengths, positions_begin_anew=True)[0]
+    found = network(ids, None, info=TokenInfo(documents=lengths, positions_begin_anew=True))[0]
     assert_alike(found[0], network(ids[:1])[0][0])
     short = ids.new_ones(1, 12)
     short[:, :7] = ids[1, 5:]
     mask = short.eq(1)
     if not is_training:
-        assert_alike(found[1, 5:], network(short, mask, documents=[(7,)])[0][0, :7])
+        assert_alike(found[1, 5:], network(short, mask, info=TokenInfo(documents=[(7,)]))[0][0, :7])
     module = next(each for each in network.modules() if isinstance(each, Experts))
     x_BTC, padded = texts(2, (12, 9))
     x_BTC = x_BTC.repeat(1, 1, 3)[..., :16]

@@ -15,7 +15,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_parameters
 from lazyformer_fairseq.evaluation.inference import TrainedModel
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
-from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.encoder import Encoder, TokenInfo, init_bert_weights
 from lazyformer_fairseq.modules.networks.named import build
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes
@@ -166,7 +166,7 @@ def test_positions_that_nobody_asks_for_or_that_nobody_gives():
         (encoder, mask.long(), r"must be torch.bool \(2, 9\)"),
     ):
         with pytest.raises(UserError, match=message):
-            network(vectors(2, 9), global_positions_BT=given)
+            network(vectors(2, 9), info=TokenInfo(global_positions_BT=given))
 
 
 def model_of_letters(pattern: str) -> nn.Module:

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import PAGES, ROOT, mostly_slow, toy_texts, write_lines, write_toy_glue, write_toy_wikitext
+from run_records import write_record
 from tiny_berts import save_tiny
 from toy_squad import write_articles
-from training_logs import write_run
 
 from lazyformer_fairseq.language_modeling.prepare import prepare
 
@@ -193,7 +193,7 @@ def add_what_pages_begin_with(folder: Path) -> None:
     for name in ("lazyformer_m2x6_s", "bert_base", "lazyformer_m2x2", "par_bert_base", "bert_base_absolute"):
         shutil.copytree(BEFORE / "tokenizer", folder / "checkpoints" / name / "tokenizer")
         shutil.copy(BEFORE / "checkpoint_last.pt", folder / "checkpoints" / name)
-        write_run(folder / "checkpoints" / name / "train.log", [9.0, 8.5])
+        write_record(folder / "checkpoints" / name, [9.0, 8.5])
     (folder / "footing").symlink_to(folder / "data")
     prepare("wikitext", folder / "my_wikitext", folder / "wikitext-2")
 

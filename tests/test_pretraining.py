@@ -88,7 +88,7 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train, 
         assert_equal_state(batches, uninterrupted[update], f"batches of update {update}")
     for part in ("model", "last_optimizer_state"):
         assert_equal_state(resumed[part], whole[part], part)
-    once, twice = (read_history([tmp_path / name / "train.log"]) for name in ("whole", "killed"))
+    once, twice = (read_history([tmp_path / name]) for name in ("whole", "killed"))
     assert list(once.losses) == [per_epoch, 51, 2 * per_epoch, 102, updates]
     assert twice.losses == once.losses
 

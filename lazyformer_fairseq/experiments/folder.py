@@ -1,11 +1,10 @@
-"""The folder of an experiment: settings, which are kept once and compared when it resumes, and what is found in it.
+"""The folder of an experiment: its settings, kept once and compared when it resumes, and its results.
 
 Nothing here loads torch before it is asked for, so that commands may import it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,16 @@ RESULTS = "results.json"
 @contextmanager
 def experiment(
     folder: Path,
-    settings: Any,
+    settings: Mapping[str, Any],
     of_what: str,
     begun: str,
     made_by_them: Iterable[str] = (),
 ) -> Iterator[None]:
-    """Makes the folder, keeps other processes out of it, and its settings in it, which may change until work has begun.
+    """Make the folder, keep other processes out of it, and keep its settings, which may change until work has begun.
 
     Args:
-        settings: a dataclass of all that decides the results.
+        folder: of the experiment.
+        settings: all that decides the results, :func:`hashes_as_settings` of the data included.
         of_what: "a comparison", say, for the error.
         begun: a glob pattern; work has begun where something in the folder answers to it.
         made_by_them: names of files to remove where the settings change.
@@ -40,14 +40,19 @@ def experiment(
     with run_lock(folder):
         remove_leftovers(folder, deep=True)
         made = [folder / name for name in made_by_them]
-        keep_settings(folder / SETTINGS, asdict(settings), of_what, any(folder.glob(begun)), made)
+        keep_settings(folder / SETTINGS, settings, of_what, any(folder.glob(begun)), made)
         yield
 
 
-def kept(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """What the JSON file holds; where there is none yet, what `find` returns, written there first.
+def hashes_as_settings(hashes: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of files, by name, as settings that an experiment keeps."""
+    return {f"the SHA-256 of {name}": sha256 for name, sha256 in hashes.items()}
 
-    For what must stay as it was first found, such as a measurement.
+
+def kept(path: Path, find: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the content of a JSON file; where there is none yet, what `find` returns, written there first.
+
+    It keeps what must stay as it was first found, such as a measurement.
 
     Raises:
         UserError: the file was damaged since.

@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
 from typing import Any, Optional
 
 import torch
@@ -39,7 +38,11 @@ Curve = dict[str, list[float]]  # by validation; NaN where the training diverged
 
 @dataclass(frozen=True)
 class Finished:
-    """The part that the results of all trainings share."""
+    """The part that the results of all trainings share.
+
+    Attributes:
+        curve: by validation.
+    """
 
     curve: Curve
 
@@ -53,6 +56,7 @@ class Job:
         objective, optimization: what is learned, and how.
         folder: for checkpoint, curve and result.
         group: of jobs that take turns; one group follows the other.
+        updates: of the whole training.
         start: a checkpoint of another training, to go on from if it is there.
     """
 
@@ -68,7 +72,7 @@ class Job:
         return self.name
 
     def result(self) -> Optional[dict[str, Any]]:
-        """What it came to; None until it is over. The file is written last and whole.
+        """Return the result; None until the training is over. The file is written last and whole.
 
         Raises:
             UserError: the file was damaged since.
@@ -82,7 +86,7 @@ class Job:
         return content
 
     def updates_saved(self) -> int:
-        """Of a training under way in another process; for progress alone, so that a damaged file counts as none."""
+        """Return the updates saved by another process; for progress alone, so that a damaged file counts as none."""
         try:
             return int(json.loads((self.folder / PROGRESS).read_bytes())["updates"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -90,15 +94,13 @@ class Job:
 
 
 class Training(TrainingLoop):
-    """A job under way, whose validations make a curve, kept with its checkpoints.
+    """The training of a job, whose validations make a curve, kept with its checkpoints.
 
     Attributes:
-        total: updates, unless they are planned anew.
         curve: by validation, lists: `updates`, `seconds` (of training alone), and what else is measured.
         tokens: of each update.
-        validation_seconds: of the last validation since the start.
-        validations: of a curve, beside the one before the first update; it is also saved there.
-        may_diverge: its curve then ends in no number; else its error ends all.
+        validations: points of a curve, beside the one before the first update; the training is saved at each.
+        may_diverge: whether the curve of a training that diverges ends in NaN; else its error ends all.
     """
 
     validations = 5
@@ -108,56 +110,53 @@ class Training(TrainingLoop):
         super().__init__(job.objective, job.optimization, job.folder, job.start)
         self.job = job
         self.name = job.name
-        self.total = job.updates
-        self.validation_seconds = 0.0
         self.tokens: list[int] = self.from_history("tokens", list[Count], [])
         self.curve: dict[str, list[float]] = self.from_history("curve", Curve, {})
 
     @abstractmethod
     def measure(self) -> Mapping[str, float]:
-        """What a point of the curve has beside updates and seconds; the first is shown as progress."""
+        """Measure what a point of the curve has beside updates and seconds; the first is shown as progress."""
 
     def result(self) -> dict[str, Any]:
-        """What is known when the training is over."""
+        """Return what is known when the training is over."""
         return {"parameters": self.parameters, "curve": self.curve, "seconds": self.seconds}
 
     def is_due(self) -> bool:
-        """Whether it is to be validated and saved after this update."""
-        return self.updates == self.total or self.updates % max(1, self.total // self.validations) == 0
+        """Return whether to validate and save after this update."""
+        return self.updates == self.job.updates or self.updates % max(1, self.job.updates // self.validations) == 0
 
     def update(self) -> int:
-        """Trains on one batch; returns its number of tokens."""
+        """Train on one batch; return its number of tokens."""
         tokens = super().update()
         self.tokens.append(tokens)
         return tokens
 
     def validate(self) -> None:
-        """Adds a point to the curve, unless it has one of this update."""
+        """Add a point to the curve, unless it has one of this update."""
         if self.curve and self.curve["updates"][-1] == self.updates:
             return
-        began = monotonic()
         point = {"updates": self.updates, "seconds": sum(self.seconds), **self.measure()}
         for name, value in point.items():
-            plain = value if isinstance(value, int) else float(value)  # a checkpoint holds none of numpy's numbers
-            self.curve.setdefault(name, []).append(plain)
+            if not isinstance(value, int):
+                value = float(value)  # noqa: PLW2901  a checkpoint holds none of numpy's numbers
+            self.curve.setdefault(name, []).append(value)
         self.log_metrics("valid", point)
-        self.validation_seconds = monotonic() - began
 
     def give_up(self) -> None:
-        """Ends a training that diverged: the last point of its curve has no numbers."""
-        self.updates = self.total
+        """End a training that diverged: the last point of its curve has no numbers."""
+        self.updates = self.job.updates
         point = {**dict.fromkeys(self.curve, math.nan), "updates": self.updates, "seconds": sum(self.seconds)}
         for name, value in point.items():
             self.curve[name].append(value)
 
     def save(self, with_optimizer: bool = True) -> None:
-        """Also keeps the curve, and what is known of each update."""
+        """Save a checkpoint, which keeps the curve and the tokens of each update too."""
         self.history |= {"tokens": self.tokens, "curve": self.curve}
         super().save(with_optimizer)
         write_json(self.folder / PROGRESS, {"updates": self.updates}, durable=False)
 
     def finish(self) -> None:
-        """Writes the result, and removes the optimizer's part of the checkpoint from the disk."""
+        """Write the result, and remove the optimizer's part of the checkpoint from the disk."""
         write_checked_json(self.folder / RESULT, self.result())
         self.save(with_optimizer=False)
 
@@ -172,11 +171,13 @@ def train(
     workers: int = 0,
     device: str = "cpu",
 ) -> None:
-    """Does all jobs that have no result yet, and shows how far they are.
+    """Do all jobs that have no result yet, and show how far they are.
 
     Args:
+        jobs: trainings; one that comes twice is done once.
         open_training: starts or resumes a job's training.
-        workers: so many processes, each with a job alone; 0 for turns in this one. `open_training` goes to them.
+        description: of the progress bar.
+        workers: processes, each with a job alone, to which `open_training` goes; 0 for turns in this one.
         device: ``cpu``, or ``cuda`` where each process gets a GPU.
 
     Raises:
@@ -184,7 +185,8 @@ def train(
     """
     jobs = list(dict.fromkeys(jobs))
     unfinished = [job for job in jobs if job.result() is None]
-    total, left = (sum(job.updates for job in some) for some in (jobs, unfinished))
+    total = sum(job.updates for job in jobs)
+    left = sum(job.updates for job in unfinished)
     with Progress(total=total, initial=total - left, desc=description, unit=" updates") as progress:
         if workers:
             for job in unfinished:
@@ -199,12 +201,12 @@ def train(
                 training.finish()
 
 
-def train_in_turn(trainings: Sequence[Training], progress: Progress, plan: Callable[[], object] = lambda: None) -> None:
+def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
     """Train all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
 
     Args:
+        trainings: that take turns.
         progress: counts updates.
-        plan: called before every update; may change totals.
 
     Raises:
         SystemExit: a signal asked for it; all are saved after the update under way, and the same command resumes.
@@ -212,18 +214,17 @@ def train_in_turn(trainings: Sequence[Training], progress: Progress, plan: Calla
     with StopRequest().listening() as stop:
         for training in trainings:
             training.stop = stop
-        _take_turns(trainings, progress, plan)
+        _take_turns(trainings, progress)
 
 
-def _take_turns(trainings: Sequence[Training], progress: Progress, plan: Callable[[], object]) -> None:
+def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
     for training in trainings:
         if not training.curve:
             training.validate()
     progress.unpause()  # else the time left would begin with that of these validations for every update
     while True:
-        plan()
-        behind = min(trainings, key=lambda training: training.updates / training.total)
-        if behind.updates >= behind.total:
+        behind = min(trainings, key=lambda training: training.updates / training.job.updates)
+        if behind.updates >= behind.job.updates:
             break
         before = behind.updates
         try:
@@ -234,7 +235,8 @@ def _take_turns(trainings: Sequence[Training], progress: Progress, plan: Callabl
             print(f"{behind.job}: diverged. {error}", flush=True)
             behind.give_up()
         progress.update(behind.updates - before)
-        if code := behind.stop.agreed_code():
+        code = behind.stop.agreed_code()
+        if code:
             for training in trainings:
                 training.save()
             print("stopped by a signal: all is saved, and the same command resumes", flush=True)
@@ -248,7 +250,7 @@ def _take_turns(trainings: Sequence[Training], progress: Progress, plan: Callabl
 
 
 def train_alone(job: Job, open_training: Opening, threads: int) -> None:
-    """Does one job in a process of its own, which it may be the second to try; its output goes to the job's log."""
+    """Do one job in a process of its own, which may be the second to try it; its output goes to the job's log."""
     torch.set_num_threads(threads)
     job.folder.mkdir(parents=True, exist_ok=True)
     with file_lock(job.folder / ".lock"), output_to(job.folder / LOG):
@@ -260,10 +262,9 @@ def train_alone(job: Job, open_training: Opening, threads: int) -> None:
 
 
 def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: Progress, workers: int, device: str) -> None:
+    gpus: list[str] = []
     if device == "cuda":
         gpus = visible_gpus()
-    else:
-        gpus = []
     threads = min(torch.get_num_threads(), max(1, len(os.sched_getaffinity(0)) // workers))
     executor = Workers(workers, gpus, threads, f"{__name__}:{train_alone.__name__}")
     waiting = list(jobs)

@@ -70,6 +70,10 @@ class RunRecorder:
         schedule = _named(cfg["lr_scheduler"])
         schedule["max_update"] = optimization["max_update"]
         schedule["max_epoch"] = optimization["max_epoch"]
+        task = _named(cfg["task"])
+        dictionary = getattr(trainer.task, "dictionary", None)
+        if dictionary is not None:
+            task["vocab_size"] = len(dictionary)
         trainer_settings = {
             "finetune_from_model": cfg["checkpoint"]["finetune_from_model"],
             "restore_file": cfg["checkpoint"]["restore_file"],
@@ -79,7 +83,7 @@ class RunRecorder:
             command=tuple(sys.argv),
             model=_named(cfg["model"]),
             parameters=parameters,
-            task=_named(cfg["task"]),
+            task=task,
             criterion=_named(cfg["criterion"]),
             data=run_record.hash_data(folder for folder in self._data_folders() if folder.is_dir()),
             optimizer=_named(cfg["optimizer"]),

@@ -290,7 +290,7 @@ class TrainingLoop:
             command=tuple(sys.argv),
             model=settings["model"],
             parameters=self.parameters,
-            task=settings["task"],
+            task={**settings["task"], "vocab_size": len(self.objective.dictionary)},
             criterion=settings["criterion"],
             data=run_record.hash_data(self.objective.data_folders()),
             optimizer={"name": optimization.optimizer, **optimization.resolved_optimizer_options()},

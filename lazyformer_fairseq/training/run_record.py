@@ -39,7 +39,7 @@ class RunRecord:
         command: the words of the command line; empty for a run that a program started.
         model: the model's name, pattern, sizes and other options, by fairseq-train's names.
         parameters: of the model.
-        task: the objective's name and options, among them `data` and `seed`.
+        task: the objective's name and options, among them `data` and `seed`; and `vocab_size`, the dictionary's.
         criterion: the name of the loss and its options.
         data: the SHA-256 of each file of the data, by path.
         optimizer: `name`, and its options.

@@ -18,8 +18,8 @@ from lazyformer_fairseq.options import Group, OptionInSection, takes
 BASELINE = "baseline"  # the target that is where the baseline ended
 
 
-def _target(ctx: click.Context, option: click.Parameter, value: str) -> Any:
-    """``baseline``, or a number."""
+def _target(_ctx: click.Context, _option: click.Parameter, value: str) -> Any:
+    """Return ``baseline``, or a number."""
     try:
         if value == BASELINE:
             return value
@@ -29,7 +29,8 @@ def _target(ctx: click.Context, option: click.Parameter, value: str) -> Any:
 
 
 def _refuse_taken(added: Mapping[str, str], models: Mapping[str, str]) -> None:
-    if taken := sorted(added.keys() & models.keys()):
+    taken = sorted(added.keys() & models.keys())
+    if taken:
         raise UserError(f"--model: {', '.join(taken)} is a model already; give another name")
 
 
@@ -75,7 +76,7 @@ def compare() -> None:
 )
 @takes(CompareSettings, into="")
 @takes(Sizes, into="sizes")
-def run(
+def run(  # noqa: PLR0913, PLR0917 - each argument is one of the command line
     data: str,
     out: Path,
     specs: dict[str, str],
@@ -107,10 +108,7 @@ def run(
             raise UserError(f"{folder / row.holds}: no such file; give a folder that `{row.prepares}` wrote")
     if presets not in (None, *row.presets):
         raise UserError(f"--presets {presets}: {row.name} has {', '.join(map(str, sorted(row.presets)))}")
-    if presets is None:
-        of_task = {}
-    else:
-        of_task = row.presets[presets]
+    of_task = row.presets.get(presets, {})
     _refuse_taken(of_task, specs)
     from lazyformer_fairseq.evaluation.costs.machine import device_named
 
@@ -122,11 +120,12 @@ def run(
         _refuse_taken(drawn, settings.models)
         settings = replace(settings, models={**settings.models, **drawn})
     from lazyformer_fairseq.experiments.compare.report import write_report
+    from lazyformer_fairseq.experiments.compare.results import comparison_of
     from lazyformer_fairseq.experiments.compare.run import compare as compare_models
 
     with stoppable():
         results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]])
-    click.echo(f"\n{write_report(results, out)}\nwritten: {out}")
+    click.echo(f"\n{write_report(comparison_of(results), out)}\nwritten: {out}")
 
 
 @compare.command()
@@ -138,10 +137,20 @@ def run(
     metavar="baseline|NUMBER",
     help="What each model is timed to: a value of the measure, or where the baseline ended (median over seeds).",
 )
-@click.option("--against", multiple=True, default=AXES, show_default=False, callback=some_of(AXES), metavar="A,B,...",
-              help=f"Of curves.png, a panel each: {', '.join(AXES)}.  [default: all]")  # fmt: skip
-@click.option("--output", type=click.Path(path_type=Path, file_okay=False),
-              help="Folder for tables and pictures.  [default: FOLDER, if it is the only one]")  # fmt: skip
+@click.option(
+    "--against",
+    multiple=True,
+    default=AXES,
+    show_default=False,
+    callback=some_of(AXES),
+    metavar="A,B,...",
+    help=f"Of curves.png, a panel each: {', '.join(AXES)}.  [default: all]",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for tables and pictures.  [default: FOLDER, if it is the only one]",
+)
 def report(folders: tuple[Path, ...], target: Any, against: tuple[str, ...], output: Optional[Path]) -> None:
     """Write tables and pictures of finished comparisons anew, of another target if you like; train nothing.
 
@@ -155,9 +164,9 @@ def report(folders: tuple[Path, ...], target: Any, against: tuple[str, ...], out
     """
     if output is None and (len(folders) > 1 or folders[0].is_file()):
         raise UserError("say with --output where the report goes; only that of one folder has a place of its own")
-    from lazyformer_fairseq.experiments.compare.report import write_files
+    from lazyformer_fairseq.experiments.compare.report import write_report
     from lazyformer_fairseq.experiments.compare.results import read_folders
 
     where = output or folders[0]
-    click.echo(write_files(read_folders(folders), where, target, against))
+    click.echo(write_report(read_folders(folders), where, target, against))
     click.echo(f"written: {where}", err=True)

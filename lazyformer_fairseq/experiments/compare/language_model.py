@@ -32,9 +32,10 @@ class LanguageModel(ComparedTask):
 
     OPTIONS = (CausalLMOptions, StreamOptions)
 
-    def objective(self, spec: ModelSpec, seed: int, updates: int) -> StreamLMObjective:
-        """Pre-norm by default, as in the PAR paper's equations 1 and 2: post-norm needs far more updates of Adam than a
-        miniature gets to learn more than word frequencies.
+    def objective(self, spec: ModelSpec, seed: int, updates: int) -> StreamLMObjective:  # noqa: ARG002
+        """Return the objective of a model, pre-norm by default as in the PAR paper's equations 1 and 2.
+
+        Post-norm needs far more updates of Adam than a miniature gets to learn more than word frequencies.
         """
         sizes = self.settings.sizes
         options = CausalLMOptions(
@@ -54,32 +55,44 @@ class LanguageModel(ComparedTask):
         return StreamLMObjective(network, self.settings.data, sizes["batch_size"], seed, text)
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> CausalSizes:
-        of_all = (vocab_size, spec.embed_dim, spec.ffn_embed_dim, spec.heads)
-        cutoffs = tuple(self.settings.sizes["adaptive_softmax_cutoff"])
-        return CausalSizes(*of_all, cutoffs=cutoffs, normalize_before=self.settings.normalize_before)
+        """Return a model's sizes for formulas."""
+        return CausalSizes(
+            vocab_size,
+            spec.embed_dim,
+            spec.ffn_embed_dim,
+            spec.heads,
+            cutoffs=tuple(self.settings.sizes["adaptive_softmax_cutoff"]),
+            normalize_before=self.settings.normalize_before,
+        )
 
-    def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
-        """Of segments with a full memory; of the softmax the first band alone."""
+    def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:  # noqa: ARG002
+        """Count the FLOPs of segments with a full memory, and of the softmax's first band alone."""
         sizes = self.settings.sizes
-        how = {"time": sizes["tgt_len"], "memory": sizes["mem_len"], "batch": sizes["batch_size"]}
-        return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), **how)
+        return 3 * count_flops(
+            spec.pattern,
+            self.sizes(spec, vocab_size),
+            time=sizes["tgt_len"],
+            memory=sizes["mem_len"],
+            batch=sizes["batch_size"],
+        )
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """`perplexity` and `loss`, bits a token, over the start of the validation split."""
+        """Return `perplexity` and `loss`, bits per token, over the start of the validation split."""
         found = self._evaluate(training, "valid", self.settings.validation_tokens)
         return {"perplexity": found.perplexity, "loss": found.bits}
 
     def final(self, training: Training) -> dict[str, float]:
-        """The same over every token of the validation and test splits."""
-        of_splits = {split: self._evaluate(training, split) for split in SPLITS}
-        return {
-            f"{'' if split == 'valid' else f'{split}_'}{name}": value
-            for split, found in of_splits.items()
-            for name, value in (("perplexity", found.perplexity), ("loss", found.bits), ("tokens", found.tokens))
-        }
+        """Return the same over every token of the validation split and, as `test_perplexity`, of the test split."""
+        values = {}
+        for split, prefix in (("valid", ""), ("test", "test_")):
+            found = self._evaluate(training, split)
+            values[f"{prefix}perplexity"] = found.perplexity
+            values[f"{prefix}loss"] = found.bits
+            values[f"{prefix}tokens"] = found.tokens
+        return values
 
     def describe_data(self) -> dict[str, Any]:
-        """The data's manifest, and what frequencies cost, as bits and as perplexity."""
+        """Return the data's manifest, and its unigram losses as bits and as perplexity."""
         folder = Path(self.settings.data)
         texts = {split: open_tokens(folder / split) for split in ("train", *SPLITS)}
         dictionary = load_dictionary(folder / "dict.txt")
@@ -94,39 +107,48 @@ class LanguageModel(ComparedTask):
         }
 
     def unit(self) -> dict[str, str]:
+        """Return the unit of perplexity: per word, or per character."""
         return {"unit": f"per {read_manifest(Path(self.settings.data))['unit']}"}
 
     def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:
-        """By name: `flops` of a segment, and `latency_milliseconds` at batch 1, taken in turn.
+        """Return by name `flops` of a segment, and `latency_milliseconds` at batch 1, measured in turn.
 
-        Times the scoring of a segment of the test split with a full memory, including its words beyond the first band,
-        which FLOPs leave out.
+        The latency is that of scoring a segment of the test split with a full memory, including its words beyond the
+        first band, which FLOPs leave out.
         """
-        sizes = self.settings.sizes
         costs = {}
-        things = {}
+        scorings = {}
+        data = Path(self.settings.data)
         device = self.settings.device
-        tgt_len = sizes["tgt_len"]
-        mem_len = sizes["mem_len"]
+        tgt_len = self.settings.sizes["tgt_len"]
+        mem_len = self.settings.sizes["mem_len"]
         for name, job in jobs.items():
-            checkpoint = job.folder / CHECKPOINT
-            data = Path(self.settings.data)
-            model, symbols, _ = load_model(checkpoint, data, device, self.settings.precision)
+            model, symbols, _ = load_model(job.folder / CHECKPOINT, data, device, self.settings.precision)
             costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
-            tokens = open_tokens(data / "test")
-            ends = symbols.eos(), symbols.pad(), item_length(data)
-            streams = cut_tokens(tokens, 1, tgt_len, *ends, keeps_rest=True)
+            streams = cut_tokens(
+                open_tokens(data / "test"),
+                1,
+                tgt_len,
+                symbols.eos(),
+                symbols.pad(),
+                item_length(data),
+                keeps_rest=True,
+            )
             middle = streams[len(streams) // 2]
-            segment = middle["net_input"]["src_tokens"].to(device), middle["target"].to(device)
-            things[name] = next_segment(model, *segment, mem_len)
-        for name, timing in measure(things, ROUNDS, device=device).items():
+            tokens_BT = middle["net_input"]["src_tokens"].to(device)
+            scorings[name] = next_segment(model, tokens_BT, middle["target"].to(device), mem_len)
+        for name, timing in measure(scorings, ROUNDS, device=device).items():
             costs[name]["latency_milliseconds"] = spread([1000 * seconds for seconds in timing.samples])
         return costs
 
     def _evaluate(self, training: TrainingLoop, split: str, most: int | None = None) -> Evaluation:
-        """With the lengths of training."""
-        sizes = self.settings.sizes
-        tokens = open_tokens(Path(self.settings.data) / split)[:most]
-        lengths = {"tgt_len": sizes["tgt_len"], "mem_len": sizes["mem_len"], "batch_size": ROWS}
-        lengths["item"] = item_length(self.settings.data)
-        return evaluate(training.model, tokens, training.objective.dictionary.eos(), **lengths)
+        """Evaluate with the lengths of training."""
+        return evaluate(
+            training.model,
+            open_tokens(Path(self.settings.data) / split)[:most],
+            training.objective.dictionary.eos(),
+            tgt_len=self.settings.sizes["tgt_len"],
+            mem_len=self.settings.sizes["mem_len"],
+            batch_size=ROWS,
+            item=item_length(self.settings.data),
+        )

@@ -3,7 +3,6 @@
 import math
 from dataclasses import fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from lazyformer_fairseq.data.masked_text import MaskedText, MaskedTextOptions, lengths_of, open_masked_text
-from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
@@ -32,16 +30,17 @@ BATCH = 32  # blocks
 
 
 class MaskedLM(ComparedTask):
-    """Trains on FULL-SENTENCES blocks."""
+    """Training on FULL-SENTENCES blocks."""
 
     OPTIONS = (MaskedLMOptions, MaskedTextOptions)
 
     @property
     def longest(self) -> int:
-        """Tokens of an input."""
+        """The tokens of an input."""
         return self.settings.sizes["tokens_per_sample"]
 
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
+        """Return the objective of a model."""
         settings = self.settings
         text = vars(self._training_text(spec))
         return MaskedLMObjective(self.network(spec), settings.data, settings.sizes["batch_size"], seed, updates, text)
@@ -55,59 +54,71 @@ class MaskedLM(ComparedTask):
             "max_positions": self._positions(spec),
             "dropout": self.settings.sizes["dropout"],
         }
+        given = self.given(MaskedLMOptions, spec)
         if spec.what == "fairseq":
             needs_fairseq(f"--model {spec.name}=fairseq:{spec.arch}")
             from lazyformer_fairseq.fairseq_plugin.models.elsewhere import FairseqNetwork
 
-            more = {"encoder_layers": spec.layers, "attention_dropout": 0, "activation_dropout": 0}
-            words = [word for name, value in {**sizes, **more}.items() for word in _words(name, value)]
-            before = ["--encoder-normalize-before"] * self._is_pre_norm(spec)
-            words += [word for name, value in self.given(MaskedLMOptions, spec).items() for word in _words(name, value)]
-            return FairseqNetwork(("--arch", spec.arch, *words, *before))
-        given = self.given(MaskedLMOptions, spec)
+            options = {**sizes, "encoder_layers": spec.layers, "attention_dropout": 0, "activation_dropout": 0}
+            words = ["--arch", spec.arch]
+            for name, value in [*options.items(), *given.items()]:
+                words.append(f"--{name.replace('_', '-')}")
+                if value is not True:  # a switch that is on is a word
+                    words.append(str(value))
+            if self._is_pre_norm(spec):
+                words.append("--encoder-normalize-before")
+            return FairseqNetwork(tuple(words))
         if spec.what == "huggingface":  # a BERT has its norms behind sublayers, and no option for it
-            if unknown := given.keys() - {each.name for each in fields(HuggingFaceBertOptions)}:
+            unknown = given.keys() - {each.name for each in fields(HuggingFaceBertOptions)}
+            if unknown:
                 raise UserError(f"--{min(unknown).replace('_', '-')}: hf:{spec.arch} has no such option")
-            return Network(
-                HuggingFaceBertOptions(**{"model_type": spec.arch, **sizes, "encoder_layers": spec.layers, **given})
-            )
-        recipe = self._options(MaskedLMOptions, spec, self.settings.how_of(spec).options)
+            options = {"model_type": spec.arch, **sizes, "encoder_layers": spec.layers, **given}
+            return Network(HuggingFaceBertOptions(**options))
+        options = self._options(MaskedLMOptions, spec, self.settings.recipe_of(spec).options)
         if not self._buckets(spec):
-            recipe.pop("local_heads", None)
-        options = {
-            **recipe,
-            **{**sizes, "sublayer_pattern": spec.pattern, "encoder_normalize_before": self._is_pre_norm(spec)},
+            options.pop("local_heads", None)
+        options |= sizes
+        options |= {
+            "sublayer_pattern": spec.pattern,
+            "encoder_normalize_before": self._is_pre_norm(spec),
             "relative_position_buckets": self._buckets(spec),
             "attention_dropout": self._own_options(spec).get("attention_dropout", 0.0),
-            **{**self._parts(spec), **given},
         }
+        options |= self._parts(spec)
+        options |= given
         return Network(read_options(MaskedLMOptions, options))
 
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> EncoderSizes:
-        widths = {"embed_dim": spec.embed_dim, "ffn_embed_dim": spec.ffn_embed_dim, "attention_heads": spec.heads}
-        options = {"max_positions": self._positions(spec), "relative_position_buckets": self._buckets(spec)}
-        options |= {f"encoder_{name}": width for name, width in widths.items()}
+        """Return a model's sizes for formulas."""
+        options = {
+            "encoder_embed_dim": spec.embed_dim,
+            "encoder_ffn_embed_dim": spec.ffn_embed_dim,
+            "encoder_attention_heads": spec.heads,
+            "max_positions": self._positions(spec),
+            "relative_position_buckets": self._buckets(spec),
+        }
         return sizes_of(options | self._parts(spec) | self.given(MaskedLMOptions, spec), vocab_size)
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
-        """Of full blocks."""
+        """Count the FLOPs of full blocks."""
         batch = self.settings.sizes["batch_size"] * self.longest // length
         predicted = self.predicted(spec, length)
         return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), length, batch=batch, predicted=predicted)
 
     def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
+        """Return the lengths of the recipe's length schedule, each with the share of the updates that ends it."""
         return (*lengths_of(self._training_text(spec).length_schedule, self.longest), (self.longest, 1.0))
 
     def predicted(self, spec: ModelSpec, length: int) -> int:
-        """Tokens of an input that the head sees, at first."""
+        """Return the tokens of an input that the head sees, at first."""
         return max(1, round(length * mask_shares(self._training_text(spec).mask_prob)[0]))
 
     def _training_text(self, spec: ModelSpec) -> MaskedTextOptions:
-        of_recipe = self._options(MaskedTextOptions, spec, self.settings.how_of(spec).options)
+        of_recipe = self._options(MaskedTextOptions, spec, self.settings.recipe_of(spec).options)
         return MaskedTextOptions(**{"tokens_per_sample": self.longest, **of_recipe})
 
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """`loss`, bits a masked piece, and `accuracy`, percent of these."""
+        """Return `loss`, bits per masked piece, and `accuracy`, in percent."""
         model = training.model
         pad = self._text.special.pad
         was_training = model.training
@@ -135,7 +146,7 @@ class MaskedLM(ComparedTask):
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
 
     def describe_data(self) -> dict[str, Any]:
-        """What frequencies cost, of the pieces that are to be found in validation, and how many these are."""
+        """Return the unigram loss of the pieces that are to be predicted in validation, and how many these are."""
         pad = self._text.special.pad
         return {
             "frequencies_bits": {"valid": self._text.cost_of_frequencies(self._batches)},
@@ -148,13 +159,13 @@ class MaskedLM(ComparedTask):
 
     @cached_property
     def _text(self) -> MaskedText:
-        """Apart from the trainings': it validates all of them, under masks that no recipe changes."""
+        """The text that validates all trainings, under masks that no recipe changes."""
         text = {"tokens_per_sample": self.longest, **self.given(MaskedTextOptions)}
         return open_masked_text(self.settings.data, SEED, max_update=1, **text)
 
     @cached_property
     def _batches(self) -> list[dict]:
-        """Blocks from all over the validation split, as many as hold `validation_tokens`; their masks never change."""
+        """Blocks from all over the validation split, as many as hold `validation_tokens`; masks never change."""
         blocks = self._text.split("valid").now
         mean = blocks.sizes.sum() / len(blocks)
         count = min(len(blocks), max(1, round(self.settings.validation_tokens / mean)))
@@ -169,16 +180,14 @@ class MaskedLM(ComparedTask):
         return self.settings.normalize_before and "encoder_normalize_before" not in spec.without
 
     def _buckets(self, spec: ModelSpec) -> int:
-        """Of T5's relative positions, which models from elsewhere have not."""
-        has_none = spec.is_external or "relative_position_buckets" in spec.without
-        if has_none:
+        """Return the buckets of T5's relative positions; models from elsewhere have none."""
+        given = self.settings.sizes["relative_position_buckets"]
+        if spec.is_external or "relative_position_buckets" in spec.without:
             given = 0
-        else:
-            given = self.settings.sizes["relative_position_buckets"]
         return self._own_options(spec).get("relative_position_buckets", given)
 
     def _parts(self, spec: ModelSpec) -> dict[str, Any]:
-        """What an arch's own sizes, or the user, say of norms, biases, positions and head."""
+        """Return the options of norms, biases, positions and head that an arch's own sizes, or the user, set."""
         options = {**self._own_options(spec), **self.given(MaskedLMOptions, spec)}
         return {name: value for name, value in options.items() if name in PARTS}
 
@@ -186,11 +195,3 @@ class MaskedLM(ComparedTask):
         if spec.own_sizes:
             return ARCHITECTURES[spec.arch].options()
         return {}
-
-    def data_folders(self) -> list[Path]:
-        return [Path(folder) for folder in data_folders(self.settings.data)]
-
-
-def _words(name: str, value: Any) -> list[str]:
-    """An option of fairseq-train; a switch that is on is a word."""
-    return [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]

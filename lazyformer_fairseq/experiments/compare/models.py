@@ -1,4 +1,4 @@
-"""What ``--model NAME=SPEC`` names: a pattern, an arch of ours, or a model from elsewhere, with sizes of its own."""
+"""The models of ``--model NAME=SPEC``: a pattern, an arch of ours, or a model from elsewhere, with sizes of its own."""
 
 import random
 from collections.abc import Mapping
@@ -52,21 +52,22 @@ class ModelSpec:
 
     @property
     def is_external(self) -> bool:
+        """Whether it is a model of fairseq or transformers."""
         return self.what in ("fairseq", "huggingface")
 
     @property
     def layers(self) -> int:
-        """Of an external."""
+        """The layers of an external."""
         return layers_in(self.pattern)
 
 
 def layers_in(pattern: str) -> int:
-    """Half the number of sublayers."""
+    """Return half the number of sublayers."""
     return len(split_sublayers(expand(pattern))) // 2
 
 
 def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -> dict[str, ModelSpec]:
-    """The models by name, in the order given.
+    """Return the models by name, in the order given.
 
     An external has as many layers as half the sublayers of the first model of ours, unless it says ``layers=N``.
 
@@ -90,7 +91,7 @@ def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -
 
 
 def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[str, str]:
-    """Random orders of a pattern's sublayers by name, each once, itself not among them (Press et al., 2019, section 3).
+    """Return random orders of a pattern's sublayers by name, each once, without itself (Press et al., 2019, section 3).
 
     Raises:
         UserError: there are not so many.
@@ -108,7 +109,7 @@ def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[s
 
 
 def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
-    """``PATTERN; ffn=896; norm=rms`` as its parts: what comes first, sizes, and all other fields of its ModelSpec."""
+    """Return the parts of ``PATTERN; ffn=896; norm=rms``: what comes first, sizes, other fields of its ModelSpec."""
     what, *options = (part.strip() for part in spec.split(";"))
     own = {}
     others = {}
@@ -125,8 +126,10 @@ def _split(name: str, spec: str) -> tuple[str, dict[str, int], dict[str, Any]]:
         elif key == "lr":
             others["rates"] = tuple(_rate(part, name, spec) for part in value.split(","))
         elif key not in OWN:
-            flag = f"--{key.replace('_', '-')}"
-            others["options"] = (*others.get("options", ()), flag, *([value] if equals else []))
+            words = [f"--{key.replace('_', '-')}"]
+            if equals:
+                words.append(value)
+            others["options"] = (*others.get("options", ()), *words)
         elif not whole_number(value):
             raise UserError(f"--model {name}={spec}: {key}={value} is no whole number above 0")
         else:
@@ -147,36 +150,34 @@ def _rate(text: str, name: str, spec: str) -> float:
 def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> ModelSpec:
     what, own, others = _split(name, spec)
     keeps = "own_sizes" in others
+    part = "decoder"
+    row = CAUSAL_ARCHITECTURES.get(what)
     if direction == ENCODER:
-        archs = ARCHITECTURES
-    else:
-        archs = CAUSAL_ARCHITECTURES
-    row = archs.get(what)
+        part = "encoder"
+        row = ARCHITECTURES.get(what)
     if "layers" in own:
         raise UserError(f"--model {name}={spec}: layers is for fairseq: and hf: alone; a pattern says how many it has")
     if keeps and row is None:
         raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
+    kind = "pattern"
+    arch = None
+    pattern = what
     if row:
+        kind = "arch"
+        arch = what
         pattern = row.sublayer_pattern
-    else:
-        pattern = what
     try:
         plan(pattern, direction)
     except UserError as error:
+        named = ""
         if "_" in what:
             named = "\nnor is it a named arch; docs/patterns.md lists those"
-        else:
-            named = ""
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
     if keeps:
-        if direction == ENCODER:
-            part = "encoder"
-        else:
-            part = "decoder"
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
         own = {ours: getattr(row, f"{part}_{theirs}") for ours, theirs in fields} | own
-    used = {size: own.get(size, sizes[size]) for size in WIDTHS}
-    return ModelSpec(name, "arch" if row else "pattern", pattern, what if row else None, **used, **others)
+    widths = {size: own.get(size, sizes[size]) for size in WIDTHS}
+    return ModelSpec(name=name, what=kind, pattern=pattern, arch=arch, **widths, **others)
 
 
 def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[ModelSpec]) -> ModelSpec:
@@ -189,5 +190,6 @@ def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[M
     layers = own.pop("layers", None) or (first and max(1, layers_in(first.pattern)))
     if not layers:
         raise UserError(f"--model {name}={spec}: say how many layers, as in '{name}={whole}; layers=6'")
-    used = {size: own.get(size, sizes[size]) for size in WIDTHS}
-    return ModelSpec(name, what, f"({archs[called]})x{layers}", called, **used, **others)
+    widths = {size: own.get(size, sizes[size]) for size in WIDTHS}
+    pattern = f"({archs[called]})x{layers}"
+    return ModelSpec(name=name, what=what, pattern=pattern, arch=called, **widths, **others)

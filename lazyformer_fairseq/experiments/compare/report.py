@@ -1,4 +1,4 @@
-"""The report of a comparison, from its results.json alone: tables, what a reader must know beside them, pictures."""
+"""The report of a comparison, from its results.json alone: a verdict, tables, notes, pictures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,82 +16,92 @@ from lazyformer_fairseq.report.page import Notes, write_page
 from lazyformer_fairseq.report.tables import Table, write_csv
 
 NOT_REACHED = "not reached"
-SPREADS = ("milliseconds_per_update", "latency_milliseconds")
-OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
+NAMES_OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
 CLEARLY_BELOW = 0.1  # bits; less is within what the choice of validation text makes
 AS_PLANNED = 0.2  # of the budget, by which trainings may miss it
 EQUAL = 0.02  # parameters that differ by no more are equal: a width cannot be a fraction
-CLOCKS = (
-    "`curve`: when the validation of the longest training first was as good as the target, on a straight line between "
-    "two evaluations. The learning rate is still high then, which hides what a model has learned.",
-    "`whole`: the shortest training (NAME, NAME@0.7, ...) whose end was as good as the target, its schedule run out; "
-    "as fine as the shares that were trained.",
-)
-COLUMNS = (
-    "ms: of an update, median; s: of the whole training, without validation; MiB: peak memory of an update. A model is "
-    "on the front of one of these where no other is as good in it and in quality, and better in one."
-)
-BOUNDS = (
-    "A ratio is the median over pairs of equal seed, in brackets the lowest and the highest; 95% bounds are Student's, "
-    f"of the geometric mean, where {results.FEWEST_FOR_BOUNDS} seeds or more all reached the target."
-)
 
 
-def write_report(content: Mapping[str, Any], folder: Path, target: results.Target = results.BASELINE) -> str:
-    """The report of results.json's content; see :func:`write_files`."""
-    return write_files(results.comparison_of(content), folder, target)
-
-
-def write_files(
+def write_report(
     comparison: results.Comparison,
     folder: Path,
     target: results.Target = results.BASELINE,
     against: Sequence[str] = AXES,
 ) -> str:
-    """Writes tables and pictures, each whole; returns the tables for a reader, in Markdown.
+    """Write tables and pictures, each whole; return what a screen shows of them, in Markdown.
 
-    `table.md`, `table.tex` and `table.csv` have the models, the first two also the times to the target and what a
-    reader must know; `curves.png`, `times.png` and `fronts.png` show them.
+    `table.md`, `table.tex` and `table.csv` have the models, the first two also the times to the target; `curves.png`,
+    `times.png` and `fronts.png` show them.
 
     Args:
+        comparison: all models.
+        folder: of the files.
         target: a value of the measure, or ``baseline`` for where the baseline ended.
         against: of AXES, panels of the curves.
     """
     times = results.times_to_target(comparison, target)
-    found = results.fronts(comparison)
-    title = "; ".join(describe(comparison))
-    draw_curves(comparison, times, title, folder / "curves.png", against)
+    fronts = results.fronts(comparison)
+    title = describe(comparison)
+    targets = sorted({time.target for time in times})  # several where folders were joined
+    draw_curves(comparison, targets, title, folder / "curves.png", against)
     draw_times(times, title, folder / "times.png")
-    draw_fronts(comparison, found, title, folder / "fronts.png")
-    write_csv(csv_models(comparison, found), folder / "table.csv")
-    said = (Notes(notes(comparison, times, target)), "Patterns:", Notes(list(_patterns(comparison))))
-    return write_page([cost_table(comparison, found), time_table(times), *said], folder, "table", with_latex=True)
+    draw_fronts(comparison, fronts, title, folder / "fronts.png")
+    write_csv([csv_row(model, fronts) for model in comparison.models.values()], folder / "table.csv")
+    blocks = [
+        *(verdict(comparison, times, baseline) for baseline in comparison.baselines),
+        cost_table(comparison, fronts),
+        time_table(times),
+        Notes(list(notes(comparison))),
+        "Patterns:",
+        Notes(list(_patterns(comparison))),
+    ]
+    return write_page(blocks, folder, "table", with_latex=True)
 
 
-def describe(comparison: results.Comparison) -> Iterator[str]:
-    """What all models shared, for the title of a picture."""
-    facts = comparison.facts
-    seeds = {len(model.runs) for model in comparison.models.values()}
-    sizes = facts["settings"].get("sizes", {})
+def describe(comparison: results.Comparison) -> str:
+    """Return what all models shared, for the title of a picture."""
+    sizes = comparison.facts["settings"].get("sizes", {})
+    parts = []
     for name, label in (("embed_dim", "width"), ("tokens_per_sample", "n ="), ("tgt_len", "n =")):
         if name in sizes:
-            yield f"{label} {sizes[name]:,}"
-    yield f"{min(seeds)} seed{'s' * (min(seeds) > 1)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
-    yield trade_name(facts["machine"]["device"])
+            parts.append(f"{label} {sizes[name]:,}")
+    counts = sorted({len(model.runs) for model in comparison.models.values()})
+    parts.append(f"seeds: {' to '.join(map(str, counts))}")
+    parts.append(trade_name(comparison.facts["machine"]["device"]))
+    return "; ".join(parts)
+
+
+def verdict(comparison: results.Comparison, times: Sequence[results.TimeToTarget], baseline: str) -> str:
+    """Return a sentence: how long each model took to the target, in units of its baseline's own time."""
+    found = []
+    target = 0.0
+    for time in times:
+        if time.model == baseline:
+            target = time.target
+        elif comparison.longest(time.model).baseline == baseline:
+            found.append(f"{time.model} {_ratio_with_range(time.ratios.get('seconds'))} (clock {time.clock})")
+    model = comparison.longest(baseline)
+    seconds = float(np.median(model.wholes("seconds")))
+    sentence = (
+        f"Target: {target:.4f} ({comparison.measure.label}); {baseline} trained for {seconds:,.1f} s, the median of "
+        f"its seeds ({len(model.runs)})."
+    )
+    if found:
+        sentence += f" Seconds to the target, {baseline}'s own = 1: {'; '.join(found)}."
+    return sentence
 
 
 def _patterns(comparison: results.Comparison) -> Iterator[str]:
-    for family, models in comparison.families.items():
-        facts = models[-1].facts
+    for family in comparison.families:
+        facts = comparison.longest(family).facts
         if facts.get("pattern"):
-            pattern = f"`{facts['pattern']}`"
+            yield f"{family}: `{facts['pattern']}`"
         else:
-            pattern = OF_OTHERS.get(facts["what"], "an arch")
-        yield f"{family}: {pattern}"
+            yield f"{family}: {NAMES_OF_OTHERS.get(facts['what'], 'an arch')}"
 
 
 def cost_table(comparison: results.Comparison, fronts: Sequence[results.Front]) -> Table:
-    """Every model: its size, what its training cost, how good it became, and the fronts that it is on."""
+    """Return a row per model: its size, what its training cost, how good it became, and the fronts that it is on."""
     measure = comparison.measure
     rows = []
     for model in comparison.models.values():
@@ -105,59 +115,38 @@ def cost_table(comparison: results.Comparison, fronts: Sequence[results.Front]) 
             "MiB": number(facts["peak_memory_bytes"] / results.MEBIBYTE),
             measure.label: with_range(model.finals(measure.name)),
         }
-        if of_test := model.finals(f"test_{measure.name}"):
+        of_test = model.finals(f"test_{measure.name}")
+        if of_test:
             row["of test"] = with_range(of_test).split()[0]
         if "latency_milliseconds" in facts:
             row["latency, ms"] = number(facts["latency_milliseconds"]["median"])
-        rows.append(row | {"on front of": ", ".join(front.unit for front in fronts if model.name in front.members)})
-    headers = dict.fromkeys(header for row in rows for header in row)
+        row["on front of"] = ", ".join(front.unit for front in fronts if model.name in front.members)
+        rows.append(row)
+    headers = list(dict.fromkeys(header for row in rows for header in row))
     return Table("Cost and quality", [{header: row.get(header, NOTHING) for header in headers} for row in rows])
 
 
 def time_table(times: Sequence[results.TimeToTarget]) -> Table:
-    """What it took to reach the target, as a share of the baseline's own time."""
-    rows = [
-        {
+    """Return what it took to reach the target, as a share of the baseline's own time."""
+    rows = []
+    for time in times:
+        seconds = time.median("seconds")
+        reached = sum(costs["seconds"] < results.NEVER for costs in time.times.values())
+        ratio = time.ratios.get("seconds")
+        row = {
             "model": time.model,
             "clock": time.clock,
-            "seconds": number(middle) if (middle := time.median("seconds")) < results.NEVER else NOT_REACHED,
-            "ratio (range)": _with_ends(time.ratios.get("seconds")),
-            "95% bounds": _bounds(time.ratios.get("seconds")),
+            "seconds": number(seconds) if seconds < results.NEVER else NOT_REACHED,
+            "ratio (range)": _ratio_with_range(ratio),
+            "95% bounds": NOTHING,
             "updates": _ratio(time.ratios.get("updates")),
             "FLOPs": _ratio(time.ratios.get("flops")),
-            "seeds": f"{sum(costs['seconds'] < results.NEVER for costs in time.times.values())} of {len(time.times)}",
+            "seeds": f"{reached} of {len(time.times)}",
         }
-        for time in times
-    ]
+        if ratio and ratio.bounds:
+            row["95% bounds"] = "{:.3f} to {:.3f}".format(*ratio.bounds)
+        rows.append(row)
     return Table("Time to the target", rows, left=("clock",))
-
-
-def csv_models(comparison: results.Comparison, fronts: Sequence[results.Front]) -> list[dict[str, Any]]:
-    """A row a model, in full precision."""
-    measures = dict.fromkeys(
-        name for model in comparison.models.values() for run in model.runs.values() for name in run.final
-    )
-    return [
-        {
-            **{"model": model.name, "of": model.family, "share": model.share, "baseline": model.baseline},
-            **{"what": model.facts["what"], "pattern": model.facts["pattern"]},
-            **model.facts["sublayers"],
-            **{key: value for key, value in model.facts.items() if isinstance(value, (int, float)) and key != "share"},
-            **{name: model.facts[name]["median"] for name in SPREADS if model.facts.get(name)},
-            **{"tries": len(model.facts["tries"]), "seeds": len(model.runs)},
-            **_with_columns("seconds", model.wholes("seconds")),
-            **{column: value for name in measures for column, value in _with_columns(name, model.finals(name)).items()},
-            **{f"on_front_of_{front.name}": int(model.name in front.members) for front in fronts},
-        }
-        for model in comparison.models.values()
-    ]
-
-
-def _with_columns(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest; no column where there are no values."""
-    if not values:
-        return {}
-    return {name: float(np.median(values)), f"{name}_lowest": min(values), f"{name}_highest": max(values)}
 
 
 def _ratio(ratio: Optional[results.Ratio]) -> str:
@@ -166,73 +155,57 @@ def _ratio(ratio: Optional[results.Ratio]) -> str:
     return f"{ratio.median:.3f}"
 
 
-def _with_ends(ratio: Optional[results.Ratio]) -> str:
+def _ratio_with_range(ratio: Optional[results.Ratio]) -> str:
     if ratio is None:
         return NOTHING
-    middle, low, high = (
-        f"{end:.3f}" if end < results.NEVER else "never" for end in (ratio.median, ratio.low, ratio.high)
-    )
     if ratio.reached == 0:
         return NOT_REACHED
+    middle, low, high = (f"{end:.3f}".replace("inf", "never") for end in (ratio.median, ratio.low, ratio.high))
     if len(ratio.by_seed) < 2:
         return middle
     return f"{middle} ({low} to {high})"
 
 
-def _bounds(ratio: Optional[results.Ratio]) -> str:
-    if ratio is None:
-        bounds = None
-    else:
-        bounds = ratio.bounds
-    if bounds is None:
-        return NOTHING
-    return f"{bounds[0]:.3f} to {bounds[1]:.3f}"
+def csv_row(model: results.Model, fronts: Sequence[results.Front]) -> dict[str, Any]:
+    """Return the numbers of a model in full precision."""
+    facts = model.facts
+    row: dict[str, Any] = {"model": model.name, "of": model.family, "share": model.share, "baseline": model.baseline}
+    row |= {"what": facts["what"], "pattern": facts["pattern"], **facts["sublayers"]}
+    row |= {key: value for key, value in facts.items() if isinstance(value, (int, float)) and key != "share"}
+    for name in ("milliseconds_per_update", "latency_milliseconds"):
+        if name in facts:
+            row[name] = facts[name]["median"]
+    row |= {"tries": len(facts["tries"]), "seeds": len(model.runs)}
+    columns = {"seconds": model.wholes("seconds")}
+    for name in next(iter(model.runs.values())).final:
+        columns[name] = model.finals(name)
+    for name, values in columns.items():
+        row |= {name: float(np.median(values)), f"{name}_lowest": min(values), f"{name}_highest": max(values)}
+    for front in fronts:
+        row[f"on_front_of_{front.name}"] = int(model.name in front.members)
+    return row
 
 
-def notes(comparison: results.Comparison, times: Sequence[results.TimeToTarget], target: results.Target) -> list[str]:
-    """Sentences, in the order of a reader's questions."""
-    clocks = {time.clock for time in times}
-    return [
-        *_of_unigram(comparison),
-        *_of_budget(comparison),
-        COLUMNS,
-        *(_of_target(comparison, baseline, target) for baseline in comparison.baselines),
-        *(sentence for sentence in CLOCKS if sentence.split("`")[1] in clocks),
-        BOUNDS,
-        *_of_data(comparison),
-        *_of_shortest(comparison, times),
-        *_of_seeds(comparison),
-        *_of_parameters(comparison),
-        *_of_rates(comparison),
-        *_of_models_from_elsewhere(comparison),
-        *_of_machines(comparison),
-    ]
+# --- Notes
 
 
-def _of_target(comparison: results.Comparison, baseline: str, target: results.Target) -> str:
-    measure = comparison.measure
-    model = comparison.longest(baseline)
-    value = results.target_value(comparison, baseline, target)
-    if target != results.BASELINE:
-        return f"Target: {value:g} ({measure.label}). Ratios are to the time that {baseline} took to reach it."
-    seconds = float(np.median(model.wholes("seconds")))
-    seeds = f"{len(model.runs)} seed{'s' * (len(model.runs) > 1)}"
-    said = (
-        f"Target: {value:.4f} ({measure.label}), the median over {seeds} of {baseline}'s end. {baseline}'s own "
-        f"time is its whole training, {seconds:,.1f} seconds: it reaches its end there by definition"
-    )
-    touched = [
-        results.first_crossing(run.curve["updates"], run.curve[measure.name], value, measure) / run.whole("updates")
-        for run in model.runs.values()
-    ]
-    before = float(np.median(np.minimum(touched, 1)))  # of its training, median over seeds
-    if before == 1:
-        return f"{said}."
-    return f"{said}, though its curve first touches the target at {before:.3f} of it."
+def notes(comparison: results.Comparison) -> Iterator[str]:
+    """Yield what a reader must know beside the tables."""
+    yield from _of_unigram_loss(comparison)
+    yield from _of_budget(comparison)
+    yield from _of_parameters(comparison)
+    yield from _of_rates(comparison)
+    facts = comparison.facts
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    yield f"{facts['machine']['device']}; {versions}."
+    if len(facts.get("machines", ())) > 1:
+        yield "Seconds of different machines do not compare; ratios are within a folder, hence within a machine."
+    sums = ", ".join(f"{name} {sha256[:12]}" for name, sha256 in facts["data"]["checksums"].items())
+    yield f"Data, by SHA-256: {sums}."
 
 
-def of_frequencies(loss: float, unit: str) -> str:
-    """What a loss is to be seen beside."""
+def describe_unigram_loss(loss: float, unit: str) -> str:
+    """Return the sentence on what a loss is to be seen beside."""
     return (
         f"Unigram loss: {loss:.2f} ({unit}), that of how often each occurs in the training text, and of nothing else."
     )
@@ -254,139 +227,97 @@ def has_shown_nothing(losses: Mapping[str, float], unigram: float) -> str:
     )
 
 
-def _of_unigram(comparison: results.Comparison) -> Iterator[str]:
+def _of_unigram_loss(comparison: results.Comparison) -> Iterator[str]:
     measure = comparison.measure
     data = comparison.facts["data"]
-    if found := data.get("frequencies_bits"):
-        losses = {name: float(np.median(model.finals(measure.name))) for name, model in comparison.models.items()}
-        if "frequencies_perplexity" in data:
-            losses = {name: float(np.log2(loss)) for name, loss in losses.items()}
-        if sentence := has_shown_nothing(losses, found["valid"]):
-            yield sentence
+    if "frequencies_bits" not in data:
+        return
+    losses = {name: float(np.median(model.finals(measure.name))) for name, model in comparison.models.items()}
+    unigram = data["frequencies_bits"]["valid"]
+    shown = unigram
+    if "frequencies_perplexity" in data:
+        losses = {name: float(np.log2(loss)) for name, loss in losses.items()}
+        shown = data["frequencies_perplexity"]["valid"]
+    warning = has_shown_nothing(losses, unigram)
+    if warning:
+        yield warning
+    yield describe_unigram_loss(shown, measure.label)
 
 
 def _of_budget(comparison: results.Comparison) -> Iterator[str]:
-    """Whether trainings took the time that they were to take by the trial, of the budget or of a share of it."""
+    """Name the trainings that did not take the time that they were to take by the trial."""
     budget = comparison.facts["settings"].get("budget")
     if budget is None:
         return
-    wanted = {name: model.share * budget for name, model in comparison.models.items()}
-    took = {name: float(np.median(model.wholes("seconds"))) for name, model in comparison.models.items()}
-    odd = [name for name, seconds in took.items() if abs(seconds / wanted[name] - 1) > AS_PLANNED]
+    odd = []
+    for name, model in comparison.models.items():
+        wanted = model.share * budget
+        took = float(np.median(model.wholes("seconds")))
+        if abs(took / wanted - 1) > AS_PLANNED:
+            odd.append(f"{name} took {took:,.1f} s of {wanted:,.1f} s")
     if odd:
-        listed = "; ".join(f"{name} took {took[name]:,.1f} s of {wanted[name]:,.1f} s" for name in odd)
         yield (
-            f"The trainings did not take the budget of {budget:,.1f} s: {listed}. The numbers of updates come from a "
-            "trial before the training, when the machine was more or less busy than in the training. For trainings "
-            "that take the budget, compare again in another folder with nothing else running."
+            f"The trainings did not take the budget of {budget:,.1f} s: {'; '.join(odd)}. The numbers of updates come "
+            "from a trial before the training, when the machine was more or less busy than in the training. For "
+            "trainings that take the budget, compare again in another folder with nothing else running."
         )
 
 
-def _of_data(comparison: results.Comparison) -> Iterator[str]:
-    data = comparison.facts["data"]
-    if found := data.get("frequencies_perplexity", data.get("frequencies_bits")):
-        yield of_frequencies(found["valid"], comparison.measure.label)
-
-
-def _of_shortest(comparison: results.Comparison, times: Sequence[results.TimeToTarget]) -> Iterator[str]:
-    names = [
-        time.model
-        for time in times
-        if time.clock == "whole" and max(time.shares.values()) == comparison.families[time.model][0].share
-    ]
-    if names:
-        yield f"No shorter training of {', '.join(names)} was tried than reached the target: it may take less."
-
-
-def _of_seeds(comparison: results.Comparison) -> Iterator[str]:
-    few = [model.name for model in comparison.models.values() if len(model.runs) < results.FEWEST_FOR_BOUNDS]
-    if few:
-        yield f"Fewer than {results.FEWEST_FOR_BOUNDS} seeds, so the spread is not known: {', '.join(few)}."
-
-
 def _of_parameters(comparison: results.Comparison) -> Iterator[str]:
-    counts = {name: each[-1].facts["parameters_without_embeddings"] for name, each in comparison.families.items()}
     for baseline in comparison.baselines:
-        compared = [family for family, models in comparison.families.items() if models[-1].baseline == baseline]
-        others = {family: counts[family] / counts[baseline] - 1 for family in compared}
-        unequal = {family: more for family, more in others.items() if abs(more) > EQUAL}
+        wanted = comparison.longest(baseline).facts["parameters_without_embeddings"]
+        unequal = []
+        for family in comparison.families:
+            model = comparison.longest(family)
+            surplus = model.facts["parameters_without_embeddings"] / wanted - 1
+            if model.baseline == baseline and abs(surplus) > EQUAL:
+                unequal.append(f"{family} {surplus:+.1%}")
         if unequal:
-            listed = ", ".join(f"{family} {more:+.1%}" for family, more in unequal.items())
-            yield f"Parameters, without embeddings, that are not {baseline}'s: {listed}."
-        elif len(others) > 1:
-            yield f"Parameters, without embeddings: all within {EQUAL:.0%} of {baseline}'s."
+            yield f"Parameters, without embeddings, that are not {baseline}'s: {', '.join(unequal)}."
 
 
 def _of_rates(comparison: results.Comparison) -> Iterator[str]:
-    """Of each family's longest training, whose rate the shorter ones share."""
-    models = [models[-1] for models in comparison.families.values()]
-    tried = {model.name: sorted({one["rate"] for one in model.facts["tries"]}) for model in models}
-    listed = {name: ", ".join(f"{rate:g}" for rate in rates) for name, rates in tried.items()}
-    out_of = {name: f" (of {listed[name]})" if len(rates) > 1 else "" for name, rates in tried.items()}
-    described = (f"{model.name} {model.facts['rate']:g}{out_of[model.name]}" for model in models)
+    """Describe the rates of each family's longest training, which the shorter ones share."""
+    described = []
+    counts = []
+    at_edge = []
+    for family in comparison.families:
+        facts = comparison.longest(family).facts
+        tried = sorted({one["rate"] for one in facts["tries"]})
+        counts.append(len(tried))
+        described.append(f"{family} {facts['rate']:g}")
+        if len(tried) > 1:
+            described[-1] += f" (of {', '.join(f'{rate:g}' for rate in tried)})"
+            if facts["rate"] in (tried[0], tried[-1]):
+                at_edge.append(f"{family} {facts['rate']:g}")
     yield f"Learning rates: {'; '.join(described)}."
-    counts = {len(rates) for rates in tried.values()}
-    if len(counts) > 1:
-        counted = ", ".join(f"{name} {len(rates)}" for name, rates in tried.items())
-        yield f"Not as many rates tried for each: {counted}. Ratios between those are not on equal terms."
-    elif counts <= {0, 1}:
-        yield "One learning rate alone was tried for each model; another one may suit some of them better."
-    for edge, beyond, end in (("lowest", "lower", 0), ("highest", "higher", -1)):
-        several = [model for model in models if len(tried[model.name]) > 1]
-        if names := [model.name for model in several if model.facts["rate"] == tried[model.name][end]]:
-            yield f"The {edge} rate that was tried was the best, so a {beyond} one may be better: {', '.join(names)}."
+    if len(set(counts)) > 1:
+        yield "Not as many rates were tried for each model: ratios between those are not on equal terms."
+    if at_edge:
+        yield f"The best rate lies at the edge of those tried, so one beyond it may be better: {', '.join(at_edge)}."
 
 
-def _of_models_from_elsewhere(comparison: results.Comparison) -> Iterator[str]:
-    foreign = [name for name, models in comparison.families.items() if models[-1].facts["what"] in OF_OTHERS]
-    post_norm = [name for name in foreign if comparison.families[name][-1].facts.get("arch", "bert") == "bert"]
-    settings = comparison.facts["settings"]
-    if foreign:
-        buckets = settings.get("sizes", {}).get("relative_position_buckets")
-        if buckets:
-            bias = f", and none of the relative positions ({buckets} buckets) that models of ours have"
-        else:
-            bias = ""
-        yield f"Initialised by code of their own{bias}: {', '.join(foreign)}."
-    if post_norm and settings.get("normalize_before"):
-        yield f"LayerNorms behind sublayers, where others have them before: {', '.join(post_norm)}."
-
-
-def _of_machines(comparison: results.Comparison) -> Iterator[str]:
-    facts = comparison.facts
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    yield f"{facts['machine']['device']}; {versions}."
-    if len(facts.get("machines", ())) > 1:
-        yield "Seconds of different machines do not compare; ratios are within a folder, hence within a machine."
-    sums = ", ".join(f"{name} {sha256[:12]}" for name, sha256 in facts["data"]["checksums"].items())
-    yield f"Data, by SHA-256: {sums}."
-
+# --- Pictures
 
 BEGINNING = 0.2  # of a training: what is worse than the curves were then is left out, or it would flatten the rest
 HOLLOW = {"markerfacecolor": "white"}  # a shorter training
+DASHED = {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
 
 
 def draw_curves(
     comparison: results.Comparison,
-    times: Sequence[results.TimeToTarget],
+    targets: Sequence[float],
     title: str,
     path: Path,
     against: Sequence[str] = AXES,
 ) -> None:
-    """The measure against costs, a panel each: medians, bands from lowest to highest over seeds.
+    """Draw the measure against costs, a panel each: medians, bands from lowest to highest over seeds.
 
-    A dashed line is the target, a large mark where a median run first meets it, a hollow one the end of a shorter
-    training of the same model.
+    A dashed line is the target, a hollow mark the end of a shorter training.
     """
     style_of = styles(comparison.families)
     measure = comparison.measure
-    targets = {time.target for time in times}
-    dashed = {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
-    if targets:
-        of_target = [Line2D([], [], label="target", **dashed), _mark("first meets it", 9)]
-    else:
-        of_target = []
-    legend = [*handles(style_of), *of_target, *_of_shorter(comparison)]
+    legend = [*handles(style_of), Line2D([], [], label="target", **DASHED), *_of_shorter(comparison)]
     with picture(path, 1, len(against), (4.1 + 2 / len(against), 4.2), title, legend, sharey=True) as (panels,):
         for cost, axis in zip(against, panels, strict=True):
             for family, models in comparison.families.items():
@@ -395,23 +326,21 @@ def draw_curves(
                     end = np.median(shorter.finals(measure.name))
                     where = np.median(shorter.wholes(cost))
                     axis.plot(where, end, linestyle="", markersize=6, zorder=3, **style_of[family], **HOLLOW)
-            for time in (time for time in times if time.clock == "curve" and time.median(cost) < results.NEVER):
-                style = style_of[time.model]
-                axis.plot(time.median(cost), time.target, linestyle="", markersize=9, zorder=4, **style)
             for target in targets:
-                axis.axhline(target, **dashed)
+                axis.axhline(target, **DASHED)
             label_cost(axis, cost)
-        panels[0].set_ylim(*_limits(comparison, list(targets)))
+        panels[0].set_ylim(*_limits(comparison, targets))
         panels[0].set_ylabel(f"{measure.label}, held out")
 
 
 def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
-    """What a run of median speed had spent, (E,), and the measure of each seed then, (seeds, E).
+    """Return what a run of median speed had spent, (E,), and the measure of each seed then, (seeds, E).
 
     The points are those at which any seed was evaluated, as far as all seeds came.
     """
     curves = [run.curve for run in model.runs.values()]
-    first, last = (pick(curve["updates"][end] for curve in curves) for pick, end in ((max, 0), (min, -1)))
+    first = max(curve["updates"][0] for curve in curves)
+    last = min(curve["updates"][-1] for curve in curves)
     updates = np.unique(np.concatenate([curve["updates"] for curve in curves]))
     updates = updates[(updates >= first) & (updates <= last)]
     spent = np.median([np.interp(updates, curve["updates"], curve[cost]) for curve in curves], axis=0)
@@ -419,48 +348,32 @@ def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, 
 
 
 def draw_times(times: Sequence[results.TimeToTarget], title: str, path: Path) -> None:
-    """The share of the baseline's own seconds that each model needed: medians, bars from lowest to highest seed."""
+    """Draw the seconds that each model needed in units of its baseline's: medians, from lowest to highest seed.
+
+    A model that did not reach the target with half of its seeds has a word in place of a bar.
+    """
     shown = [(time, time.ratios["seconds"]) for time in times if "seconds" in time.ratios]
     shown.sort(key=lambda pair: -pair[1].median)
     style_of = styles(dict.fromkeys(time.model for time in times))
-    widest = 1.12 * max([1.0, *(end for _, ratio in shown for end in ratio.by_seed.values() if end < results.NEVER)])
-    several = len({time.clock for time, _ in shown}) > 1
     with picture(path, panel=(8, 1.4 + 0.42 * max(len(shown), 1)), title=title) as ((axis,),):
         for place, (time, ratio) in enumerate(shown):
-            colour = style_of[time.model]["color"]
-            is_reached = ratio.median < results.NEVER
-            if is_reached:
-                bar = {"color": colour}
-            else:
-                bar = {"color": "none", "hatch": "//"}
-            alpha = 0.75 if time.clock == "curve" else 0.4
-            length = ratio.median if is_reached else widest
-            axis.barh(place, length, height=0.62, alpha=alpha, edgecolor=colour, linewidth=0.8, **bar)
-            if is_reached:
-                axis.hlines(place, ratio.low, min(ratio.high, widest), color="0.15", linewidth=1.6)
-                axis.plot([ratio.median], [place], marker="|", markersize=12, color="0.15")
-            seeds = len(ratio.by_seed)
-            if 0 < ratio.reached < seeds:
-                by_some = f"by {ratio.reached} of {seeds} seeds"
-            else:
-                by_some = ""
-            if is_reached:
-                said = f"{ratio.median:.2f} {by_some}"
-            elif by_some:
-                said = f"reached {by_some}"
-            else:
-                said = "not reached"
-            axis.text(0.01 * widest, place, said.strip(), va="center", fontsize=9,
-                      bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})  # fmt: skip
-        axis.axvline(1, color="0.3", linestyle="--", linewidth=0.9)
-        labels = [f"{time.model} ({time.clock})" if several else time.model for time, _ in shown]
-        axis.set_yticks(range(len(shown)), labels)
-        axis.set_xlim(0, widest)
-        axis.set_xlabel("seconds to the target, in units of the baseline's own (bars: lowest to highest seed)")
+            said = f"  {_ratio(ratio)}"
+            if ratio.reached < len(ratio.by_seed):
+                said = f"  reached by {ratio.reached} of {len(ratio.by_seed)} seeds"
+            if ratio.median < results.NEVER:
+                axis.barh(place, ratio.median, height=0.62, color=style_of[time.model]["color"], alpha=0.6)
+                reached = [end for end in ratio.by_seed.values() if end < results.NEVER]
+                axis.hlines(place, min(reached), max(reached), color="0.15", linewidth=1.6)
+            axis.text(0, place, said, va="center", fontsize=9)
+        axis.axvline(1, **DASHED)
+        axis.set_yticks(range(len(shown)), [f"{time.model} ({time.clock})" for time, _ in shown])
+        axis.set_ylim(-0.6, len(shown) - 0.4)
+        axis.set_xlim(left=0)
+        axis.set_xlabel("seconds to the target, in units of the baseline's own (lines: lowest to highest seed)")
 
 
 def draw_fronts(comparison: results.Comparison, fronts: Sequence[results.Front], title: str, path: Path) -> None:
-    """The final measure against each cost, a panel each; a line joins the models that no other beats in both."""
+    """Draw the final measure against each cost, a panel each; a line joins the models that no other beats in both."""
     style_of = styles(comparison.families)
     measure = comparison.measure
     legend = [*handles(style_of), *_of_shorter(comparison)]
@@ -468,11 +381,10 @@ def draw_fronts(comparison: results.Comparison, fronts: Sequence[results.Front],
         for front, axis in zip(fronts, panels, strict=True):
             for name, (cost, _) in front.points.items():
                 model = comparison.models[name]
-                if model is comparison.longest(model.family):
-                    filled = {}
-                else:
-                    filled = HOLLOW
-                draw_spread(axis, cost, model.finals(measure.name), {**style_of[model.family], **filled})
+                style = dict(style_of[model.family])
+                if model is not comparison.longest(model.family):
+                    style |= HOLLOW
+                draw_spread(axis, cost, model.finals(measure.name), style)
             line = [front.points[name] for name in front.members]
             axis.plot(*zip(*line, strict=True), color="0.5", linewidth=1, zorder=1, drawstyle="steps-post")
             axis.set_xlabel(front.label)
@@ -480,26 +392,21 @@ def draw_fronts(comparison: results.Comparison, fronts: Sequence[results.Front],
 
 
 def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[float, float]:
-    """Of the measure's axis: from the best to what the worst model had after its beginning, the targets between."""
+    """Return the ends of the measure's axis: from the best to what the worst model had after its beginning."""
     seen = list(targets)
     for models in comparison.families.values():
-        seen += [value for model in models for value in model.finals(comparison.measure.name)]
+        for model in models:
+            seen += model.finals(comparison.measure.name)
         updates, values = typical(models[-1], "updates", comparison.measure.name)
         seen += list(np.median(values, axis=0)[updates >= BEGINNING * updates[-1]])
     finite = [value for value in seen if np.isfinite(value)]
-    low = min(finite)
-    high = max(finite)
-    margin = 0.05 * (high - low) or 0.1
-    return low - margin, high + margin
+    margin = 0.05 * (max(finite) - min(finite)) or 0.1
+    return min(finite) - margin, max(finite) + margin
 
 
 def _of_shorter(comparison: results.Comparison) -> list[Line2D]:
-    """What the legend says of hollow marks, where there are any."""
-    has_some = any(len(models) > 1 for models in comparison.families.values())
-    if has_some:
-        return [_mark("end of a shorter training", 6, **HOLLOW)]
-    return []
-
-
-def _mark(label: str, size: float, **style: str) -> Line2D:
-    return Line2D([], [], label=label, marker="o", linestyle="", color="0.4", markersize=size, **style)
+    """Return what the legend says of hollow marks, where there are any."""
+    if all(len(models) == 1 for models in comparison.families.values()):
+        return []
+    mark = {"marker": "o", "linestyle": "", "color": "0.4", "markersize": 6, **HOLLOW}
+    return [Line2D([], [], label="end of a shorter training", **mark)]

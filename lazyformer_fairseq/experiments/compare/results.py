@@ -1,4 +1,4 @@
-"""results.json as objects: models, their runs, the curve of each; of one comparison, or of several joined.
+"""Read results.json as objects: models, their runs and curves; of one comparison, or of several joined.
 
 From these follow times to a target, by two clocks, their ratios to the baseline's, and the models that no other beats
 (Pareto fronts).
@@ -36,20 +36,21 @@ RULES = ("recipe", "normalize_before", "precision", "fairseq_options")
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured on held-out data, by the name that curves and final results give it."""
+    """The measure of held-out data, by the name that curves and final results give it."""
 
     name: str
     unit: str
     lower_is_better: bool = True
 
     def reaches(self, value: float, target: float) -> bool:
-        """Whether a value is as good as the target. NaN never is."""
+        """Return whether a value is as good as the target. NaN never is."""
         if self.lower_is_better:
             return value <= target
         return value >= target
 
     @property
     def label(self) -> str:
+        """The name with its unit."""
         if self.unit:
             return f"{self.name}, {self.unit}"
         return self.name
@@ -70,7 +71,7 @@ class Run:
     final: Mapping[str, float]
 
     def whole(self, cost: str) -> float:
-        """What the whole training cost, in a unit of COSTS."""
+        """Return the cost of the whole training, in a unit of COSTS."""
         return float(self.curve[cost][-1])
 
 
@@ -95,19 +96,22 @@ class Model:
     runs: Mapping[int, Run]
 
     def finals(self, measure: str) -> list[float]:
-        """Of the trained models, by seed in order; those that were measured."""
+        """Return a measure of the trained models, in the order of seeds, where it was measured."""
         return [run.final[measure] for run in self.runs.values() if measure in run.final]
 
     def wholes(self, cost: str) -> list[float]:
+        """Return the cost of the whole training of each seed."""
         return [run.whole(cost) for run in self.runs.values()]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All models, and what was the same for all of them.
+    """A comparison.
 
     Attributes:
-        facts: the rest of results.json.
+        measure: by which models are compared.
+        models: by name.
+        facts: the rest of results.json, which all models share.
     """
 
     measure: Measure
@@ -128,27 +132,32 @@ class Comparison:
         return list(dict.fromkeys(model.baseline for model in self.models.values()))
 
     def longest(self, family: str) -> Model:
-        """The model of a family that was trained for all updates."""
+        """Return the model of a family that was trained for all updates."""
         return self.families[family][-1]
 
 
 def read_folders(folders: Sequence[Path]) -> Comparison:
-    """The comparison of one folder, or of several joined.
+    """Read the comparison of one folder, or of several joined.
 
     Raises:
         UserError: a folder has no such results, or two of them kept different rules.
     """
-    names = [folder.name if len({one.name for one in folders}) == len(folders) else str(folder) for folder in folders]
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"{', '.join(names)}: a folder is there twice; leave one out")
     return join({name: read_folder(folder) for name, folder in zip(names, folders, strict=True)})
 
 
 def read_folder(folder: Path) -> Comparison:
-    """Of a folder's results.json, or of such a file under any name."""
-    if folder.is_file():
-        path = folder
-    else:
+    """Read a folder's results.json, or such a file under any name.
+
+    Raises:
+        UserError: there is none, or it is something else.
+    """
+    path = folder
+    if not folder.is_file():
         path = folder / RESULTS
     if not path.is_file():
         raise UserError(f"{path}: no such file; give folders that `lazyformer compare` has finished")
@@ -162,20 +171,24 @@ def read_folder(folder: Path) -> Comparison:
 
 
 def comparison_of(results: Mapping[str, Any]) -> Comparison:
-    """Of results.json's content. Models without a run are left out."""
+    """Return the comparison of results.json's content, without models that have no run.
+
+    Raises:
+        UserError: the baseline has no run.
+    """
     measure = Measure(**results["measure"])
-    models = {
-        name: Model(
-            name,
-            facts["of"],
-            float(facts["share"]),
-            results["baseline"],
-            {key: value for key, value in facts.items() if key != "runs"},
-            {int(seed): _run(int(seed), run, measure) for seed, run in facts["runs"].items()},
-        )
-        for name, facts in results["models"].items()
-        if facts["runs"]
-    }
+    models = {}
+    for name, facts in results["models"].items():
+        runs = {int(seed): _run(int(seed), run, measure) for seed, run in facts["runs"].items()}
+        if runs:
+            models[name] = Model(
+                name=name,
+                family=facts["of"],
+                share=float(facts["share"]),
+                baseline=results["baseline"],
+                facts={key: value for key, value in facts.items() if key != "runs"},
+                runs=runs,
+            )
     if not any(model.family == results["baseline"] for model in models.values()):
         raise UserError(f"the baseline, {results['baseline']}, has no finished run yet; rerun the comparison")
     return Comparison(measure, models, {key: value for key, value in results.items() if key != "models"})
@@ -189,7 +202,7 @@ def _run(seed: int, run: Mapping[str, Any], measure: Measure) -> Run:
 
 
 def join(comparisons: Mapping[str, Comparison]) -> Comparison:
-    """All models of comparisons that kept the same rules, by the name of each comparison.
+    """Join comparisons that kept the same rules, given by name.
 
     Where the comparisons have other seeds, the same models and one baseline, a model gets the runs of all of them.
     Otherwise each model is compared with the baseline of its own comparison, and models of equal names get that of the
@@ -209,12 +222,12 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
                     f"{found.get(rule)!r} in the second, so their models did not do the same"
                 )
     if _differ_in_seeds_alone(list(comparisons.values())):
-        models = {
-            name: replace(
-                model, runs={seed: run for one in comparisons.values() for seed, run in one.models[name].runs.items()}
-            )
-            for name, model in first.models.items()
-        }
+        models = {}
+        for name, model in first.models.items():
+            runs: dict[int, Run] = {}
+            for one in comparisons.values():
+                runs |= one.models[name].runs
+            models[name] = replace(model, runs=runs)
     else:
         models = _side_by_side(comparisons)
     machines = list(dict.fromkeys(one.facts["machine"]["device"] for one in comparisons.values()))
@@ -223,41 +236,47 @@ def join(comparisons: Mapping[str, Comparison]) -> Comparison:
 
 
 def _rules(comparison: Comparison) -> dict[str, Any]:
-    """What two comparisons must share, each under the name that a reader knows it by."""
+    """Return what two comparisons must share, each under the name that a reader knows it by."""
     facts = comparison.facts
-    settings = comparison.facts["settings"]
-    return {
+    settings = facts["settings"]
+    rules = {
         "the task": facts["task"],
         "the measure": facts["measure"],
         "the data's checksums": facts["data"]["checksums"],
         "what is masked and counted in validation": facts["data"].get("validation"),
-        **{f"sizes.{name}": value for name, value in settings.get("sizes", {}).items()},
-        **{name: settings.get(name) for name in RULES},
     }
+    rules |= {f"sizes.{name}": value for name, value in settings.get("sizes", {}).items()}
+    rules |= {name: settings.get(name) for name in RULES}
+    return rules
 
 
 def _differ_in_seeds_alone(comparisons: Sequence[Comparison]) -> bool:
-    """Whether the same models, at the same rates, were trained with other seeds on one machine."""
-    alike = ("what", "pattern", "parameters", "updates", "rate", "share")
-    described = [
-        ([{key: model.facts.get(key) for key in alike} for model in one.models.values()],
-         list(one.models), one.baselines, one.facts["machine"])
-        for one in comparisons
-    ]  # fmt: skip
-    seeds = [seed for one in comparisons for seed in {seed for model in one.models.values() for seed in model.runs}]
+    """Return whether the same models, at the same rates, were trained with other seeds on one machine."""
+    seeds: list[int] = []
+    described = []
+    for one in comparisons:
+        seeds += {seed for model in one.models.values() for seed in model.runs}
+        facts = {}
+        for name, model in one.models.items():
+            facts[name] = [
+                model.facts.get(key) for key in ("what", "pattern", "parameters", "updates", "rate", "share")
+            ]
+        described.append((facts, one.baselines, one.facts["machine"]))
     return len(set(seeds)) == len(seeds) and all(one == described[0] for one in described)
 
 
 def _side_by_side(comparisons: Mapping[str, Comparison]) -> dict[str, Model]:
+    """Return the models of all comparisons; where a name comes twice, with that of the comparison behind it."""
     counts = Counter(family for one in comparisons.values() for family in one.families)
     models = {}
     for label, one in comparisons.items():
+        called = {}
+        for family in one.families:
+            called[family] = f"{family} [{label}]" if counts[family] > 1 else family
         for model in one.models.values():
-            family, baseline = (
-                f"{name} [{label}]" if counts[name] > 1 else name for name in (model.family, model.baseline)
-            )
+            family = called[model.family]
             name = family + model.name.removeprefix(model.family)
-            models[name] = replace(model, name=name, family=family, baseline=baseline)
+            models[name] = replace(model, name=name, family=family, baseline=called[model.baseline])
     return models
 
 
@@ -275,31 +294,36 @@ class Ratio:
 
     Attributes:
         by_seed: of runs of equal seed; NEVER where the model did not reach the target.
-        bounds: Student's two-sided 95% interval of the geometric mean over seeds; None for fewer than three seeds, or
-            where one did not reach the target.
     """
 
     by_seed: Mapping[int, float]
 
     @property
     def median(self) -> float:
+        """The median over seeds."""
         return float(np.median(list(self.by_seed.values())))
 
     @property
     def low(self) -> float:
+        """The lowest of all seeds."""
         return min(self.by_seed.values())
 
     @property
     def high(self) -> float:
+        """The highest of all seeds."""
         return max(self.by_seed.values())
 
     @property
     def reached(self) -> int:
-        """How many seeds did."""
+        """The number of seeds that reached the target."""
         return sum(ratio < NEVER for ratio in self.by_seed.values())
 
     @property
     def bounds(self) -> Optional[tuple[float, float]]:
+        """Student's two-sided 95% interval of the geometric mean over seeds.
+
+        None for fewer than three seeds, or where one did not reach the target.
+        """
         if len(self.by_seed) < FEWEST_FOR_BOUNDS or self.reached < len(self.by_seed) or self.low <= 0:
             return None
         found = mean_bounds(np.log(list(self.by_seed.values())))
@@ -309,7 +333,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class TimeToTarget:
-    """What it cost the models of a family to reach the target.
+    """The cost at which the models of a family reached the target.
 
     Attributes:
         model: the family.
@@ -328,13 +352,15 @@ class TimeToTarget:
     shares: Mapping[int, float]
 
     def median(self, cost: str) -> float:
+        """Return the median over seeds of a cost."""
         return float(np.median([costs[cost] for costs in self.times.values()]))
 
 
 def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[TimeToTarget]:
-    """Each family's time by each clock; the whole clock only where a family has more than one length of training.
+    """Return each family's time by each clock; the whole clock only where a family has several lengths of training.
 
     Args:
+        comparison: all models.
         target: a value, or the median over seeds of the final value of each model's baseline.
     """
     found = []
@@ -347,20 +373,26 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
             if family == baseline and target == BASELINE:
                 times = own
                 shares = dict.fromkeys(own, 1.0)
-            ratios = {cost: ratio for cost in COSTS if (ratio := _ratio(times, own, cost)) is not None}
-            found.append(TimeToTarget(family, clock, value, times, ratios, shares))
+            ratios = {}
+            for cost in COSTS:
+                ratio = _ratio(times, own, cost)
+                if ratio is not None:
+                    ratios[cost] = ratio
+            found.append(
+                TimeToTarget(model=family, clock=clock, target=value, times=times, ratios=ratios, shares=shares)
+            )
     return found
 
 
 def target_value(comparison: Comparison, baseline: str, target: Target) -> float:
-    """The target as a value of the measure."""
+    """Return the target as a value of the measure."""
     if target == BASELINE:
         return float(np.median(comparison.longest(baseline).finals(comparison.measure.name)))
     return float(target)
 
 
 def _own_times(comparison: Comparison, baseline: str, target: Target, clock: str) -> Times:
-    """The baseline's own time: its whole training where the target is its own end, which it reaches there."""
+    """Return the baseline's own time: its whole training where the target is its own end, which it reaches there."""
     if target == BASELINE:
         runs = comparison.longest(baseline).runs.items()
         return {seed: {cost: run.whole(cost) for cost in COSTS} for seed, run in runs}
@@ -373,10 +405,13 @@ def _times(
     target: float,
     comparison: Comparison,
 ) -> tuple[Times, Mapping[int, float]]:
-    """What it cost each seed to reach the target, and the share of the training that did; NEVER for none.
+    """Return what it cost each seed to reach the target, and the share of the training that did; NEVER for none.
 
     Args:
         models: of a family, the shortest training first.
+        clock: one of CLOCKS.
+        target: a value of the measure.
+        comparison: all models.
     """
     measure = comparison.measure
     times = {}
@@ -388,21 +423,25 @@ def _times(
             shares[seed] = models[-1].share
         return times, shares
     for seed in dict.fromkeys(seed for model in models for seed in model.runs):
-        times[seed], shares[seed] = dict.fromkeys(COSTS, NEVER), NEVER
+        times[seed] = dict.fromkeys(COSTS, NEVER)
+        shares[seed] = NEVER
         for model in models:
             run = model.runs.get(seed)
             if run is not None and measure.reaches(run.final[measure.name], target):
-                times[seed], shares[seed] = {cost: run.whole(cost) for cost in COSTS}, model.share
+                times[seed] = {cost: run.whole(cost) for cost in COSTS}
+                shares[seed] = model.share
                 break
     return times, shares
 
 
 def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure: Measure) -> float:
-    """What had been spent when a curve first was as good as the target; NEVER if it never was.
+    """Return what had been spent when a curve first was as good as the target; NEVER if it never was.
 
     Args:
         spent: growing, (E,).
         values: measured then, (E,). After one that is not finite nothing is interpolated.
+        target: a value of the measure.
+        measure: says whether less is better.
     """
     for place, value in enumerate(values):
         if measure.reaches(value, target):
@@ -415,7 +454,10 @@ def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure
 
 
 def _ratio(times: Times, own: Times, cost: str) -> Optional[Ratio]:
-    """Over the seeds of both; None where there are none, or the baseline never reaches the target with one of them."""
+    """Return the ratio over the seeds of both.
+
+    None where there are no such seeds, or the baseline never reaches the target with one of them.
+    """
     seeds = [seed for seed in times if seed in own]
     if not seeds or any(not 0 < own[seed][cost] < NEVER for seed in seeds):
         return None
@@ -442,48 +484,51 @@ class Front:
 
 
 def fronts(comparison: Comparison) -> list[Front]:
-    """Those of whole training time, of latency or else the time of an update, and of peak memory.
+    """Return the fronts of whole training time, of latency or else the time of an update, and of peak memory.
 
     A shorter training counts as a point of its own against training time alone: it changes no other cost. A model that
     diverged is no point.
     """
-    measure = comparison.measure
-    models = list(comparison.models.values())
-    longest = [comparison.longest(family) for family in comparison.families]
-    seconds = {model.name: float(np.median(model.wholes("seconds"))) for model in models}
-    if all("latency_milliseconds" in model.facts for model in models):
-        what, *speed = "latency_milliseconds", "latency", "latency", "latency, ms"
+    longest = {}
+    for family in comparison.families:
+        model = comparison.longest(family)
+        longest[model.name] = model
+    seconds = {name: float(np.median(model.wholes("seconds"))) for name, model in comparison.models.items()}
+    memory = {name: model.facts["peak_memory_bytes"] / MEBIBYTE for name, model in longest.items()}
+    found = [_front("training", "s", "whole training, s", seconds, comparison)]
+    if all("latency_milliseconds" in model.facts for model in longest.values()):
+        latency = {name: model.facts["latency_milliseconds"]["median"] for name, model in longest.items()}
+        found.append(_front("latency", "latency", "latency, ms", latency, comparison))
     else:
-        what, *speed = "milliseconds_per_update", "update", "ms", "time of an update, ms"
-    speeds = {model.name: model.facts[what]["median"] for model in longest}
-    memory = {model.name: model.facts["peak_memory_bytes"] / MEBIBYTE for model in longest}
-    found = []
-    for kind, unit, label, costs in (
-        ("training", "s", "whole training, s", seconds),
-        (*speed, speeds),
-        ("memory", "MiB", "peak memory, MiB", memory),
-    ):
-        qualities = {model: float(np.median(comparison.models[model].finals(measure.name))) for model in costs}
-        points = {name: (cost, qualities[name]) for name, cost in costs.items() if math.isfinite(qualities[name])}
-        if points:
-            found.append(Front(kind, unit, label, points, not_dominated(points, measure.lower_is_better)))
-    return found
+        update = {name: model.facts["milliseconds_per_update"]["median"] for name, model in longest.items()}
+        found.append(_front("update", "ms", "time of an update, ms", update, comparison))
+    found.append(_front("memory", "MiB", "peak memory, MiB", memory, comparison))
+    return [front for front in found if front.points]
+
+
+def _front(name: str, unit: str, label: str, costs: Mapping[str, float], comparison: Comparison) -> Front:
+    measure = comparison.measure
+    points = {}
+    for model, cost in costs.items():
+        quality = float(np.median(comparison.models[model].finals(measure.name)))
+        if math.isfinite(quality):
+            points[model] = (cost, quality)
+    members = not_dominated(points, measure.lower_is_better)
+    return Front(name=name, unit=unit, label=label, points=points, members=members)
 
 
 def not_dominated(points: Mapping[str, tuple[float, float]], lower_is_better: bool = True) -> tuple[str, ...]:
-    """Those that no other point beats: none is as good in both and better in one. The cheapest first.
+    """Return the points that no other one beats: none is as good in both and better in one. The cheapest first.
 
     Args:
         points: by name a cost, of which less is better, and a quality.
         lower_is_better: of the quality.
     """
-    if lower_is_better:
-        sign = 1
-    else:
-        sign = -1
-    signed = {name: (cost, sign * quality) for name, (cost, quality) in points.items()}
+    worse = {}
+    for name, (cost, quality) in points.items():
+        worse[name] = (cost, quality if lower_is_better else -quality)
 
     def is_beaten(point: tuple[float, float]) -> bool:
-        return any(one[0] <= point[0] and one[1] <= point[1] and one != point for one in signed.values())
+        return any(one[0] <= point[0] and one[1] <= point[1] and one != point for one in worse.values())
 
-    return tuple(sorted((name for name, point in signed.items() if not is_beaten(point)), key=signed.__getitem__))
+    return tuple(sorted((name for name, point in worse.items() if not is_beaten(point)), key=worse.__getitem__))

@@ -1,12 +1,12 @@
-"""`lazyformer compare`: trains models that differ in their pattern alone, or in what is theirs, and measures them.
+"""`lazyformer compare`: train models that differ in their patterns or in options of their own, and measure them.
 
-How long each trains, and how wide its feed-forward sublayers are, is decided once, then kept.
+The lengths of the trainings and the widths of feed-forward sublayers are decided once, then kept.
 """
 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Optional
@@ -24,13 +24,13 @@ from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import COUNTED, CompareSettings
 from lazyformer_fairseq.experiments.compare.task import Chosen, ComparedTask, CompareJob
-from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept
+from lazyformer_fairseq.experiments.folder import RESULTS, experiment, hashes_as_settings, kept
 from lazyformer_fairseq.experiments.trainings import train
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.numbers import spread
-from lazyformer_fairseq.storage.json_files import sha256_of, write_json
+from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.training.loop import CHECKPOINT, TrainingLoop
 
 LENGTHS = "lengths.json"
@@ -42,35 +42,52 @@ Runs = Mapping[str, Mapping[int, CompareJob]]  # by name in the results and seed
 
 
 def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> dict[str, Any]:
-    """Runs the comparison in `folder`, or resumes it; returns the content of `results.json`, which it writes there.
+    """Run the comparison in `folder`, or resume it; return the content of `results.json`, which it writes there.
 
     The trained models go to `runs`, tries of rates that are shorter to `tries`.
 
     Args:
+        settings: of the comparison.
+        folder: of the comparison.
         command: as it was given, for the record.
 
     Raises:
-        UserError: the folder holds a comparison of other settings, the data or a size does not fit, or a process died.
+        UserError: the folder holds a comparison of other settings or other data, the data or a size does not fit, or a
+            process died.
     """
     compared = settings.row.load(settings)
     for spec in settings.specs.values():
         compared.given(Chosen, spec)  # raises a UserError for an option that nobody has
-        if ours := sorted(options_by_name(settings.words_of(spec)).keys() & COUNTED.keys()):
+        ours = sorted(options_by_name(settings.words_of(spec)).keys() & COUNTED.keys())
+        if ours:
             raise UserError(f"--{ours[0].replace('_', '-')} of {spec.name}: {COUNTED[ours[0]]}")
     specs = with_equal_parameters(compared)
-    with experiment(folder, settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS, COSTS]):
+    checksums = compared.hash_data()
+    kept_settings = asdict(settings) | hashes_as_settings(checksums)
+    with experiment(folder, kept_settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS, COSTS]):
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
         jobs = Jobs(compared, folder, specs, lengths)
         tried = jobs.tries()
         _train(compared, [job for tries in tried.values() for job in tries], "rates")
         choices = choose_rates(settings, tried)
-        runs = {
-            name: {seed: jobs.run(name, seed, choices[own]["rate"]) for seed in settings.seeds}
-            for name, (own, _) in lengths.items()
-        }
+        runs = {}
+        for name, (own, _) in lengths.items():
+            runs[name] = {seed: jobs.job(name, seed, choices[own]["rate"]) for seed in settings.seeds}
         _train(compared, [runs[name][seed] for seed in settings.seeds for name in runs], "training")
         costs = kept(folder / COSTS, lambda: measure_costs(compared, runs))
-        results = collect(compared, command, runs, choices, costs)
+        shares = settings.trained()
+        models = {}
+        for name, of_seeds in runs.items():
+            own, share = shares[name]
+            models[name] = {"of": own, "share": share, **costs[name], **choices[own], **_describe(of_seeds)}
+        results = {
+            **record(settings, command),
+            "task": settings.task,
+            "data": {"folder": settings.data, "checksums": checksums, **compared.describe_data()},
+            "baseline": settings.baseline,
+            "measure": {**settings.row.measure, **compared.unit()},
+            "models": models,
+        }
         write_json(folder / RESULTS, results)
         return results
 
@@ -81,7 +98,10 @@ def _train(compared: ComparedTask, jobs: Sequence[CompareJob], description: str)
 
 
 def count_workers(settings: CompareSettings) -> int:
-    """Processes at a time, one per GPU, or as many as torch's threads leave processors for; 0 for turns in this one."""
+    """Return the number of processes at a time; 0 for turns in this one.
+
+    It is one per GPU, or as many as torch's threads leave processors for.
+    """
     if settings.in_turn:
         return 0
     if settings.device == "cuda":
@@ -91,9 +111,10 @@ def count_workers(settings: CompareSettings) -> int:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Makes the jobs of a comparison.
+    """The jobs of a comparison.
 
     Attributes:
+        compared: its task.
         folder: of the comparison.
         specs: by name, their widths decided.
         lengths: by name in the results, such as ``mine@0.7``, the model's own, and updates.
@@ -104,11 +125,31 @@ class Jobs:
     specs: Mapping[str, ModelSpec]
     lengths: Mapping[str, tuple[str, int]]
 
-    def run(self, name: str, seed: int, rate: float) -> CompareJob:
-        return self._job(name, seed, rate, self.lengths[name][1], f"runs/{name}-seed{seed}-rate{rate:g}")
+    def job(self, name: str, seed: int, rate: float, is_try: bool = False) -> CompareJob:
+        """Return a run of a model, by its name in the results, or a try of a rate, which may be shorter."""
+        own, updates = self.lengths[name]
+        most = self.compared.settings.rate_updates
+        is_shorter = is_try and most is not None and most < updates
+        folder = f"runs/{name}-seed{seed}-rate{rate:g}"
+        if is_shorter:
+            updates = most
+            folder = f"tries/{name}-rate{rate:g}"
+        spec = self.specs[own]
+        return CompareJob(
+            name=name,
+            objective=self.compared.objective(spec, seed, updates),
+            optimization=self.compared.optimization(spec, seed, rate, updates),
+            folder=self.folder / folder,
+            updates=updates,
+            group=seed,
+            spec=spec,
+            seed=seed,
+            rate=rate,
+            is_try=is_shorter,
+        )
 
     def tries(self) -> dict[str, list[CompareJob]]:
-        """By model of several rates, of each: with the first seed, at the model's full length.
+        """Return for each model of several rates the jobs that try them: with the first seed, at its full length.
 
         A try in full length is the run of that seed and rate.
         """
@@ -117,32 +158,19 @@ class Jobs:
         for name, (own, updates) in self.lengths.items():
             if own not in longest or updates > self.lengths[longest[own]][1]:
                 longest[own] = name
-        rates = {own: settings.rates_of(self.specs[own]) for own in longest}
-        return {
-            own: [self._try(name, settings.seeds[0], rate) for rate in rates[own]]
-            for own, name in longest.items()
-            if len(rates[own]) > 1
-        }
-
-    def _try(self, name: str, seed: int, rate: float) -> CompareJob:
-        updates = self.compared.settings.rate_updates
-        if updates is None or updates >= self.lengths[name][1]:
-            return self.run(name, seed, rate)
-        return self._job(name, seed, rate, updates, f"tries/{name}-rate{rate:g}", is_try=True)
-
-    def _job(self, name: str, seed: int, rate: float, updates: int, folder: str, is_try: bool = False) -> CompareJob:
-        compared = self.compared
-        spec = self.specs[self.lengths[name][0]]
-        objective = compared.objective(spec, seed, updates)
-        of_all = {"spec": spec, "seed": seed, "rate": rate, "is_try": is_try}
-        optimization = compared.optimization(spec, seed, rate, updates)
-        return CompareJob(name, objective, optimization, self.folder / folder, updates, seed, **of_all)
+        tries = {}
+        for own, name in longest.items():
+            rates = settings.rates_of(self.specs[own])
+            if len(rates) > 1:
+                tries[own] = [self.job(name, settings.seeds[0], rate, is_try=True) for rate in rates]
+        return tries
 
 
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
-    """What the results say of each model's rate: the best one by the last point of the curve, once all tries are over.
+    """Return each model's `rate`, the best one by the last point of the curve, and its `tries`, which are over.
 
-    `tries` have for each rate its seed, updates, and validation loss in the end. Of equal ones the lowest counts.
+    `tries` have for each rate its seed, updates, and validation loss in the end. Of equal losses the lowest rate
+    counts.
 
     Raises:
         UserError: no try of a model ended in a number.
@@ -161,19 +189,18 @@ def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[Compare
 
 
 def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:
-    """By name in the results what :func:`_of_training` and the task's `costs_of_use` find, once all is trained."""
+    """Return by name in the results the costs of training and the task's `costs_of_use`, once all is trained."""
     last = {name: of_seeds[compared.settings.seeds[-1]] for name, of_seeds in runs.items()}
     specs = {job.spec.name: job.spec for job in last.values()}
-    of_training = {
-        own: _of_training(compared, spec)
-        for own, spec in Progress(specs.items(), desc="memory", unit=" models", leave=False)
-    }
+    of_training = {}
+    for own, spec in Progress(specs.items(), desc="memory", unit=" models", leave=False):
+        of_training[own] = _costs_of_training(compared, spec)
     of_use = compared.costs_of_use(last)
     return {name: of_training[job.spec.name] | of_use.get(name, {}) for name, job in last.items()}
 
 
-def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
-    """`parameters`, `parameters_without_embeddings`, `flops_per_update`, `peak_memory_bytes`.
+def _costs_of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
+    """Return `parameters`, `parameters_without_embeddings`, `flops_per_update`, `peak_memory_bytes`.
 
     The peak is of two updates: weights, gradients, the optimizer's state, and what the backward pass keeps.
     """
@@ -196,67 +223,45 @@ def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _training(compared: ComparedTask, spec: ModelSpec, updates: int, folder: Path) -> TrainingLoop:
-    """One that counts for nothing."""
+    """Return a training that counts for nothing."""
     seed = compared.settings.seeds[0]
     rate = compared.settings.rates_of(spec)[0]
     return TrainingLoop(compared.objective(spec, seed, updates), compared.optimization(spec, seed, rate, LONG), folder)
 
 
 def _in_embeddings(model: nn.Module) -> int:
-    """Parameters of tables: of words (also where the head shares them), positions, token types."""
-    tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, Band))]
-    return sum({id(weight): weight.numel() for table in tables for weight in table.parameters()}.values())
+    """Return the parameters of tables: of words (also where the head shares them), positions, token types."""
+    found = {}
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, Band)):
+            found |= {id(weight): weight.numel() for weight in module.parameters()}
+    return sum(found.values())
 
 
-def collect(
-    compared: ComparedTask,
-    command: Sequence[str],
-    runs: Runs,
-    choices: Mapping[str, Mapping[str, Any]],
-    costs: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
-    """The content of results.json: all that a report of a comparison reads.
-
-    Args:
-        command: as it was given, for the record.
-        runs: all are over.
-        choices: by model, of its rate.
-        costs: by name in the results.
-    """
-    settings = compared.settings
-    shares = compared.settings.trained()
-    checksums = {name: sha256_of(path) for name, path in compared.data_files().items()}
+def _describe(jobs: Mapping[int, CompareJob]) -> dict[str, Any]:
+    """Return what results.json says of a model and its runs, by seed."""
+    job = next(iter(jobs.values()))
+    runs = {}
+    seconds: list[float] = []
+    tokens = 0
+    for seed, each in jobs.items():
+        result = each.result()
+        seconds += result["seconds"]
+        tokens += result["curve"]["tokens"][-1]
+        runs[str(seed)] = {**result, "seconds": float(sum(result["seconds"]))}
+    pattern = None
+    if not job.spec.is_external:
+        pattern = job.spec.pattern
     return {
-        **record(settings, command),
-        "task": settings.task,
-        "data": {"folder": settings.data, "checksums": checksums, **compared.describe_data()},
-        "baseline": settings.baseline,
-        "measure": {**settings.row.measure, **compared.unit()},
-        "models": {
-            name: _model(of_seeds, shares[name], costs[name], choices[shares[name][0]])
-            for name, of_seeds in runs.items()
-        },
-    }
-
-
-def _model(
-    jobs: Mapping[int, CompareJob],
-    share: tuple[str, float],
-    costs: Mapping[str, Any],
-    choice: Mapping[str, Any],
-) -> dict[str, Any]:
-    job, runs = next(iter(jobs.values())), {str(seed): job.result() for seed, job in jobs.items()}
-    seconds = np.concatenate([run["seconds"] for run in runs.values()])
-    tokens = sum(run["curve"]["tokens"][-1] for run in runs.values())
-    return {
-        **{"what": job.spec.what, "arch": job.spec.arch, "pattern": None if job.spec.is_external else job.spec.pattern},
-        **{"of": share[0], "share": share[1]},
+        "what": job.spec.what,
+        "arch": job.spec.arch,
+        "pattern": pattern,
         "sublayers": count_kinds(job.spec.pattern),
         **{size: getattr(job.spec, size) for size in WIDTHS},
-        **costs,
-        **{"tokens_per_update": tokens / len(seconds), "updates": job.updates, **choice},
-        "milliseconds_per_update": spread(1000 * seconds),
-        "runs": {seed: {**run, "seconds": float(sum(run["seconds"]))} for seed, run in runs.items()},
+        "tokens_per_update": tokens / len(seconds),
+        "updates": job.updates,
+        "milliseconds_per_update": spread(1000 * np.array(seconds)),
+        "runs": runs,
     }
 
 
@@ -266,44 +271,54 @@ STEP = 8  # of a feed-forward width
 
 
 def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, Any]:
-    """`entries`: by name in the results, the model's own name, and updates; `milliseconds`: by model, of an update.
+    """Return the lengths of all trainings, by a trial unless the settings give updates alone.
 
-    Milliseconds are those of a trial, which is made unless the settings give updates alone.
+    Returns:
+        `entries`: by name in the results, the model's own name, and updates; `milliseconds`: by model, of an update in
+        the trial.
     """
     settings = compared.settings
-    trained = compared.settings.trained()
+    trained = settings.trained()
     if settings.budget is None and not settings.shares:
         return {"entries": {name: (own, settings.updates) for name, (own, _) in trained.items()}, "milliseconds": {}}
     milliseconds = _trial(compared, specs)
     seconds = settings.budget or settings.updates * milliseconds[settings.baseline] / 1000
-    lengths = {name: (own, int(1000 * share * seconds / milliseconds[own])) for name, (own, share) in trained.items()}
-    if settings.updates is not None:
-        lengths[settings.baseline] = (settings.baseline, settings.updates)
-    entries = {name: (own, max(1, updates)) for name, (own, updates) in lengths.items()}
+    entries = {}
+    for name, (own, share) in trained.items():
+        updates = int(1000 * share * seconds / milliseconds[own])
+        if name == settings.baseline and settings.updates is not None:
+            updates = settings.updates
+        entries[name] = (own, max(1, updates))
     return {"entries": entries, "milliseconds": milliseconds}
 
 
 def _trial(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict[str, float]:
-    """Median milliseconds of an update by model; all take turns, with updates of their own that count for nothing."""
-    trial = TRIAL_WARM_UP + TRIAL_UPDATES
+    """Return median milliseconds of an update by model; all take turns, with updates that count for nothing."""
+    updates = TRIAL_WARM_UP + TRIAL_UPDATES
     with TemporaryDirectory() as folder:
-        trainings = {name: _training(compared, spec, trial, Path(folder) / name) for name, spec in specs.items()}
-        for _ in Progress(range(trial), desc="trial", unit=" updates", leave=False):
+        trainings = {name: _training(compared, spec, updates, Path(folder) / name) for name, spec in specs.items()}
+        for _ in Progress(range(updates), desc="trial", unit=" updates", leave=False):
             for training in trainings.values():
                 training.update()
     return {name: 1000 * _mean_of_medians(compared, specs[name], each.seconds) for name, each in trainings.items()}
 
 
 def _mean_of_medians(compared: ComparedTask, spec: ModelSpec, seconds: Sequence[float]) -> float:
-    """Of the updates of each length of inputs the median, each for the share that it has of a training."""
+    """Return the mean over lengths of inputs of their updates' medians, each by the share that it has of a training."""
+    total = 0.0
+    measured = 0.0
+    begin = 0.0
     phases = compared.phases(spec, len(seconds), TRIAL_WARM_UP)
-    of_phases = zip(phases, np.diff([0.0, *(end for _, end in compared.lengths(spec))]), strict=True)
-    medians = [(share, np.median(seconds[made.start : made.stop])) for (_, made), share in of_phases if made]
-    return float(sum(share * median for share, median in medians) / sum(share for share, _ in medians))
+    for (_, updates), (_, end) in zip(phases, compared.lengths(spec), strict=True):
+        if updates:
+            total += (end - begin) * np.median(seconds[updates.start : updates.stop])
+            measured += end - begin
+        begin = end
+    return float(total / measured)
 
 
 def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
-    """The models; where the settings ask for it, with the width that brings each closest to the baseline's size.
+    """Return the models; where the settings ask for it, with the width that brings each closest to the baseline's size.
 
     Parameters of sublayers count, which leaves embeddings and head out. A model that says its width keeps it, and so
     does an external.
@@ -312,32 +327,33 @@ def with_equal_parameters(compared: ComparedTask) -> dict[str, ModelSpec]:
         UserError: a pattern without a sublayer that has a width, or too large for any width.
     """
     settings = compared.settings
-    specs = compared.settings.specs
+    specs = dict(settings.specs)
     if not settings.equal_parameters:
         return specs
     wanted = parameters_of_sublayers(compared, specs[settings.baseline])
-
-    def fitted(spec: ModelSpec) -> ModelSpec:
-        says_so = "ffn" in settings.models[spec.name].partition(";")[2]
-        if spec.name == settings.baseline or spec.is_external or says_so:
-            return spec
-        return replace(spec, ffn_embed_dim=_width(compared, spec, wanted))
-
-    return {name: fitted(spec) for name, spec in specs.items()}
+    for name, spec in specs.items():
+        has_own_width = "ffn" in settings.models[name].partition(";")[2]
+        if name != settings.baseline and not spec.is_external and not has_own_width:
+            specs[name] = replace(spec, ffn_embed_dim=_width(compared, spec, wanted))
+    return specs
 
 
 def parameters_of_sublayers(compared: ComparedTask, spec: ModelSpec, width: Optional[int] = None) -> int:
-    """All that is not embeddings, head, or biases that sublayers share.
+    """Return the parameters that are not those of embeddings, head, or biases that sublayers share.
 
     Args:
+        compared: the task.
+        spec: the model.
         width: of the feed-forward sublayers, in place of its own.
     """
-    sizes = compared.sizes(spec if width is None else replace(spec, ffn_embed_dim=width))
+    if width is not None:
+        spec = replace(spec, ffn_embed_dim=width)
+    sizes = compared.sizes(spec)
     return count_parameters(spec.pattern, sizes) - count_other_parameters(sizes)
 
 
 def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:
-    """The multiple of STEP whose parameters, which grow in proportion to it, come closest to those wanted."""
+    """Return the multiple of STEP whose parameters, which grow in proportion to it, come closest to those wanted."""
 
     def surplus(steps: int) -> int:
         return parameters_of_sublayers(compared, spec, steps * STEP) - wanted

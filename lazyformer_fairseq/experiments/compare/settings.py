@@ -52,7 +52,7 @@ class Task:
     takes_externals: bool = False
 
     def load(self, settings: Any) -> Any:
-        """The :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` of a comparison's settings.
+        """Return the :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` of a comparison's settings.
 
         Loads torch.
         """
@@ -109,7 +109,11 @@ TASKS = (
 
 
 def find_task(name: str) -> Task:
-    """Raises a UserError where there is none of that name."""
+    """Return a task of the table by name.
+
+    Raises:
+        UserError: there is none of that name.
+    """
     by_name = {task.name: task for task in TASKS}
     if name not in by_name:
         raise UserError(f"--task {name}: choose from {', '.join(by_name)}")
@@ -118,7 +122,7 @@ def find_task(name: str) -> Task:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How models learn: optimizer and learning-rate schedule.
+    """A recipe: optimizer and learning-rate schedule.
 
     Attributes:
         help: one line.
@@ -134,7 +138,7 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def schedule(self, rate: float, updates: int) -> tuple[str, dict[str, Any]]:
-        """Its name and options, for a training of so many updates."""
+        """Return name and options of the schedule for a training of so many updates."""
         if "lr_scheduler" in self.options:
             return self.options["lr_scheduler"], dict(self.options)
         if not self.decayed_to:
@@ -182,30 +186,27 @@ of_place = partial(option, section="Where")
 
 
 def size(name: str, help_text: str, **more: Any) -> Any:
-    """An option of the tasks that have such a size, with each one's default."""
-    by_value: dict[str, list[str]] = {}
-    for task in TASKS:
-        if name in task.sizes:
-            by_value.setdefault(_shown(task.sizes[name]), []).append(task.name)
-    is_of_all = len(by_value) == 1 and len(*by_value.values()) == len(TASKS)
-    shown = ", ".join(value if is_of_all else f"{value} for {' and '.join(names)}" for value, names in by_value.items())
+    """Return an option of the tasks that have such a size, whose help shows each one's default."""
+    defaults = {task.name: task.sizes[name] for task in TASKS if name in task.sizes}
+    for task, value in defaults.items():
+        if isinstance(value, tuple):
+            defaults[task] = ",".join(map(str, value))
+    values = set(defaults.values())
+    if len(defaults) == len(TASKS) and len(values) == 1:
+        shown = str(values.pop())
+    else:
+        shown = by_task(defaults)
     return option(None, help_text, section=SIZES, shown=shown, **more)
 
 
-def _shown(value: Size) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value)
-
-
 def by_task(values: Mapping[str, Any]) -> str:
-    """``75 for masked-lm, ...``"""
-    return ", ".join(f"{value} for {name}" for name, value in values.items() if value)
+    """Return ``75 for masked-lm, ...``."""
+    return ", ".join(f"{value} for {name}" for name, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Options of sizes: those that are not given are the task's."""
+    """Options of sizes; those that are not given are the task's."""
 
     embed_dim: Optional[int] = size("embed_dim", "Embedding dimension.", low=1)
     ffn_embed_dim: Optional[int] = size("ffn_embed_dim", "Width of the feed-forward sublayers.", low=1)
@@ -230,7 +231,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What the user chose, completed by the task's and the recipe's defaults; kept in the comparison's folder.
+    """The user's settings, completed by the task's and the recipe's defaults; kept in the comparison's folder.
 
     Attributes:
         models: SPEC by NAME; empty for the task's smallest presets.
@@ -335,48 +336,52 @@ class CompareSettings:
             if not name or "/" in name or "@" in name:
                 raise UserError(f"--model {name}=...: a name holds neither / nor @, which names a share")
         for spec in self.specs.values():
-            self.how_of(spec)
+            self.recipe_of(spec)
 
     def _completed(self) -> dict[str, Any]:
-        """What was not given, and has a default that depends on something else."""
+        """Return the settings that were not given and whose defaults depend on something else."""
         from lazyformer_fairseq.evaluation.costs.machine import device_named
         from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_on
 
         row = self.row
         if self.recipe not in row.rates:
             raise UserError(f"--recipe {self.recipe}: is not for --task {self.task}; give {' or '.join(row.rates)}")
-        if foreign := sorted(name for name in self.sizes.keys() - row.sizes.keys() if self.sizes[name] is not None):
-            raise UserError(f"--{foreign[0].replace('_', '-')}: means nothing for --task {self.task}")
         given = {name: value for name, value in self.sizes.items() if value is not None}
+        foreign = sorted(given.keys() - row.sizes.keys())
+        if foreign:
+            raise UserError(f"--{foreign[0].replace('_', '-')}: means nothing for --task {self.task}")
+        sizes = dict(row.sizes)
+        if self.recipe == "laptop":
+            sizes |= LAPTOP_SIZES
         models = dict(self.models or row.presets[min(row.presets)])
         device = self.device or device_named(None)
-        if self.updates or self.budget:
-            length = {}
-        else:
-            length = {"updates": row.updates, "budget": row.budget}
-        return {
+        completed = {
             "models": models,
             "baseline": self.baseline or next(iter(models)),
-            "sizes": {**row.sizes, **(LAPTOP_SIZES if self.recipe == "laptop" else {}), **given},
-            **length,
+            "sizes": sizes | given,
             "device": device,
-            "in_turn": (device == "cpu" or count_gpus() < 2) if self.in_turn is None else self.in_turn,
             "precision": self.precision or precision_on(device),
         }
+        if not self.updates and not self.budget:
+            completed |= {"updates": row.updates, "budget": row.budget}
+        if self.in_turn is None:
+            completed["in_turn"] = device == "cpu" or count_gpus() < 2
+        return completed
 
     @property
     def row(self) -> Task:
+        """The task's row of the table."""
         return find_task(self.task)
 
-    def how_of(self, spec: Optional[ModelSpec] = None) -> Recipe:
-        """The recipe, without what a model leaves out of it.
+    def recipe_of(self, spec: Optional[ModelSpec] = None) -> Recipe:
+        """Return the recipe, without the parts that a model leaves out.
 
-        Raises a UserError where the recipe has no such part.
+        Raises:
+            UserError: the recipe has no such part.
         """
+        without: tuple[str, ...] = ()
         if spec:
             without = spec.without
-        else:
-            without = ()
         if self.recipe != "laptop":
             if without:
                 raise UserError(f"--model {spec.name}: without={','.join(without)} is of --recipe laptop")
@@ -386,25 +391,31 @@ class CompareSettings:
         return replace(RECIPES["laptop"], optimizer=found.get("optimizer", ""), options=found)
 
     def words_of(self, spec: Optional[ModelSpec] = None) -> list[str]:
-        """Further options, of all and of a model alone."""
-        return [*self.fairseq_options, *(spec.options if spec else ())]
+        """Return the words of further options, of all models and of one alone."""
+        words = list(self.fairseq_options)
+        if spec:
+            words += spec.options
+        return words
 
     def rates_of(self, spec: ModelSpec) -> tuple[float, ...]:
-        """Those that a model tries: its own, the comparison's, or the one of the recipe, or of Adam in its place."""
-        return spec.rates or self.rates or (self.how_of(spec).options.get("lr", self.row.rates[self.recipe]),)
+        """Return the rates that a model tries: its own, the comparison's, or the recipe's, or Adam's in its place."""
+        return spec.rates or self.rates or (self.recipe_of(spec).options.get("lr", self.row.rates[self.recipe]),)
 
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:
-        """The models as their SPECs say, before widths are made equal."""
+        """The models by name, before widths are made equal."""
         return read_models(self.models, self.row, self.sizes)
 
     def trained(self) -> dict[str, tuple[str, float]]:
-        """By name in the results, which is NAME or NAME@SHARE, the model and its share of the baseline's seconds."""
+        """Return by name in the results, NAME or NAME@SHARE, the model and its share of the baseline's seconds."""
         found = {}
         for name in self.models:
-            if name == self.baseline or not self.shares:
+            shares = self.shares
+            if name == self.baseline or not shares:
                 shares = (1.0,)
-            else:
-                shares = self.shares
-            found |= {name if share == 1 else f"{name}@{share:g}": (name, float(share)) for share in shares}
+            for share in shares:
+                label = name
+                if share != 1:
+                    label = f"{name}@{share:g}"
+                found[label] = (name, float(share))
         return found

@@ -1,4 +1,4 @@
-"""What a task does for a comparison, and the training of one of its models."""
+"""The part of a task in a comparison, and the training of one of its models."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
+from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training
@@ -16,7 +17,9 @@ from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.loop import TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.optimization import OPTIMIZERS, SCHEDULES, OptimizationConfig, row_of
+from lazyformer_fairseq.training.run_record import hash_data
 
+DATA_FILES = ("dict.txt", "train.", "valid.", "test.")
 POINTS = 10  # of a curve
 POINTS_OF_TRY = 2  # of a rate, of which the end counts; the other is where an interrupted try resumes
 POINTS_LEAN = 1.5  # towards the start of a curve, where it is steep; 1 for equal steps
@@ -27,7 +30,10 @@ class CompareJob(Job):
     """The training of a model with a seed and a rate; its name is that of the results, such as ``mine@0.7``.
 
     Attributes:
-        is_try: of a rate, shorter than a run.
+        spec: the model.
+        seed: of weights, order and dropout.
+        rate: the highest learning rate.
+        is_try: whether it tries a rate, in fewer updates than a run.
     """
 
     spec: ModelSpec
@@ -41,7 +47,7 @@ class CompareJob(Job):
 
 @dataclass
 class Chosen:
-    """What a user may change of a recipe."""
+    """The parts of a recipe that a user may change."""
 
     optimizer: str = option(None, "", choices=tuple(OPTIMIZERS))
     lr_scheduler: str = option(None, "", choices=tuple(SCHEDULES))
@@ -49,7 +55,7 @@ class Chosen:
 
 
 class ComparedTask(ABC):
-    """Trains and measures the models of one comparison.
+    """The task that the models of one comparison are trained and measured on.
 
     Args:
         settings: of the comparison.
@@ -64,118 +70,125 @@ class ComparedTask(ABC):
         self.settings = settings
 
     def __reduce__(self) -> tuple:
-        """To another process it goes without what it has loaded."""
+        """Go to another process without what is loaded."""
         return type(self), (self.settings,)
 
-    def open_training(self, job: Job) -> Training:
+    def open_training(self, job: CompareJob) -> Training:
+        """Start the training of a job, or resume it."""
         return ComparedTraining(self, job)
 
     @abstractmethod
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:
-        """What a model learns in so many updates."""
+        """Return the objective of a model for so many updates."""
 
     @abstractmethod
     def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> Sizes:
-        """Its sizes for formulas. Those of two models compare whatever the vocabulary is."""
+        """Return a model's sizes for formulas; those of two models compare whatever the vocabulary is."""
 
     @abstractmethod
     def flops_of_update(self, spec: ModelSpec, vocab_size: int, length: int) -> int:
-        """Counted on the model, of inputs of a length; a backward pass costs twice a forward pass."""
+        """Count the FLOPs of an update on inputs of a length; a backward pass costs twice a forward pass."""
 
-    def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:
-        """Of inputs, and the share of the updates until which they have it."""
+    def lengths(self, spec: ModelSpec) -> tuple[tuple[int, float], ...]:  # noqa: ARG002
+        """Return the lengths of inputs, each with the share of the updates until which they have it."""
         return ((0, 1.0),)
 
     def phases(self, spec: ModelSpec, updates: int, begin: int = 0) -> list[tuple[int, range]]:
-        """Of a training, the length of inputs and the updates, from 0, that have it; of those from `begin` on."""
-        lengths = self.lengths(spec)
-        ends = [begin, *(max(begin, math.ceil(end * updates)) for _, end in lengths)]
-        return [(length, range(*of)) for (length, _), of in zip(lengths, pairwise(ends), strict=True)]
+        """Return the lengths of inputs in a training, each with the updates that have it, of those from `begin` on."""
+        phases = []
+        for length, end in self.lengths(spec):
+            last = max(begin, math.ceil(end * updates))
+            phases.append((length, range(begin, last)))
+            begin = last
+        return phases
 
     def mean_flops(self, spec: ModelSpec, vocab_size: int) -> int:
-        """Of an update, over a training."""
-        lengths = self.lengths(spec)
-        shares = pairwise((0.0, *(end for _, end in lengths)))
-        found = [self.flops_of_update(spec, vocab_size, length) for length, _ in lengths]
-        return round(sum(flops * (end - begin) for flops, (begin, end) in zip(found, shares, strict=True)))
+        """Return the mean FLOPs of an update over a training."""
+        mean = 0.0
+        begin = 0.0
+        for length, end in self.lengths(spec):
+            mean += self.flops_of_update(spec, vocab_size, length) * (end - begin)
+            begin = end
+        return round(mean)
 
     @abstractmethod
     def measure(self, training: TrainingLoop) -> dict[str, float]:
-        """A point of the curve, the `loss` among it: on the same text for all models, seeds and points."""
+        """Measure a point of the curve, `loss` among it: on the same text for all models, seeds and points."""
 
     def final(self, training: Training) -> dict[str, float]:
-        """What a run has in the end: the last point of its curve."""
+        """Return what a run has in the end: the last point of its curve."""
         return {name: training.curve[name][-1] for name in ("loss", "accuracy")}
 
     @abstractmethod
     def describe_data(self) -> dict[str, Any]:
-        """For the record."""
+        """Return facts about the data for the record: unigram losses, and what validation reads."""
 
     def unit(self) -> dict[str, str]:
-        """`unit`, where the data says what the measure is per."""
+        """Return the measure's `unit` where the data determines it."""
         return {}
 
-    def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:
-        """Further costs by name, of the models that the jobs have trained."""
+    def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:  # noqa: ARG002
+        """Measure further costs of the models that the jobs have trained, by name."""
         return {}
 
     def optimization(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> OptimizationConfig:
-        """How a model learns in so many updates: by the recipe, and what the user's further options say."""
+        """Return how a model learns in so many updates: by the recipe and the user's further options."""
         settings = self.settings
-        recipe = self.settings.how_of(spec)
+        recipe = settings.recipe_of(spec)
         schedule, schedule_options = recipe.schedule(rate, updates)
-        named = {"optimizer": recipe.optimizer, "lr_scheduler": schedule, **self.given(Chosen, spec)}
+        own = self.given(Chosen, spec)
+        optimizer = own.get("optimizer", recipe.optimizer)
+        schedule = own.get("lr_scheduler", schedule)
+        clip_norm = recipe.options.get("clip_norm", settings.row.clip_norm)
         return OptimizationConfig(
             updates,
             rate,
             seed,
-            optimizer=named["optimizer"],
-            optimizer_options=self._options(OPTIMIZERS[named["optimizer"]][1], spec, recipe.options),
-            schedule=named["lr_scheduler"],
-            schedule_options=self._options(SCHEDULES[named["lr_scheduler"]][1], spec, schedule_options),
-            clip_norm=named.get("clip_norm", recipe.options.get("clip_norm", settings.row.clip_norm)),
+            optimizer=optimizer,
+            optimizer_options=self._options(OPTIMIZERS[optimizer][1], spec, recipe.options),
+            schedule=schedule,
+            schedule_options=self._options(SCHEDULES[schedule][1], spec, schedule_options),
+            clip_norm=own.get("clip_norm", clip_norm),
             precision=settings.precision,
             device=settings.device,
         )
 
     def _options(self, kind: type, spec: ModelSpec, of_recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the recipe that an optimizer or schedule has, models or text; and the user's."""
+        """Return the options of the recipe that a dataclass has, and the user's."""
         return {**chosen(kind, of_recipe), **self.given(kind, spec)}
 
     def given(self, kind: type, spec: Optional[ModelSpec] = None) -> dict[str, Any]:
-        """The user's further options of a dataclass, of all models and of this one, by name.
+        """Return the user's further options of a dataclass, of all models and of this one, by name.
 
-        Raises a UserError for an option that neither models, text, optimizer nor schedule of the comparison have.
+        Raises:
+            UserError: neither models, text, optimizer nor schedule of the comparison have such an option.
         """
         words = self.settings.words_of(spec)
-        by_name = dict(
-            pairwise(part for word in words for part in (word.split("=", 1) if word[:2] == "--" else [word]))
-        )
-        recipe = self.settings.how_of(spec)
-        schedule = recipe.schedule(0.0, 0)[0]
-        rows = (("--optimizer", OPTIMIZERS, recipe.optimizer), ("--lr-scheduler", SCHEDULES, schedule))
-        of_optimization = [row_of(flag, row, by_name.get(flag, usual))[1] for flag, row, usual in rows]
-        found = read_words(words, *self.OPTIONS, Chosen, *of_optimization)
-        return chosen(kind, found)
+        parts: list[str] = []
+        for word in words:
+            parts += word.split("=", 1) if word.startswith("--") else [word]
+        by_flag = dict(pairwise(parts))
+        recipe = self.settings.recipe_of(spec)
+        optimizer = by_flag.get("--optimizer", recipe.optimizer)
+        schedule = by_flag.get("--lr-scheduler", recipe.schedule(0.0, 0)[0])
+        optimizer_options = row_of("--optimizer", OPTIMIZERS, optimizer)[1]
+        schedule_options = row_of("--lr-scheduler", SCHEDULES, schedule)[1]
+        return chosen(kind, read_words(words, *self.OPTIONS, Chosen, optimizer_options, schedule_options))
 
-    def data_files(self) -> dict[str, Path]:
-        """What the models read, for checksums, by a name that does not depend on where the data lies."""
-        kinds = ("dict.txt", "train.*", "valid.*", "test.*")
-        folders = self.data_folders()
-        return {
-            path.name if len(folders) == 1 else f"{number}/{path.name}": path
-            for number, folder in enumerate(folders)
-            for kind in kinds
-            for path in sorted(folder.glob(kind))
-        }
-
-    def data_folders(self) -> list[Path]:
-        """Of the data; shards, where it has some."""
-        return [Path(self.settings.data)]
+    def hash_data(self) -> dict[str, str]:
+        """Return the SHA-256 of what the models read, by a name that does not depend on where the data lies."""
+        folders = [Path(folder) for folder in data_folders(self.settings.data)]
+        found = {}
+        for number, folder in enumerate(folders):
+            for path, sha256 in hash_data([folder]).items():
+                name = Path(path).name
+                if name.startswith(DATA_FILES):
+                    found[name if len(folders) == 1 else f"{number}/{name}"] = sha256
+        return found
 
 
 class ComparedTraining(Training):
-    """The training of a model of a comparison."""
+    """The training of a model of a comparison, which adds tokens and FLOPs to each point of its curve."""
 
     may_diverge = True
 
@@ -185,21 +198,26 @@ class ComparedTraining(Training):
         self.points = frozenset(points(job.updates, POINTS_OF_TRY if job.is_try else POINTS))
         symbols = len(self.objective.dictionary)
         phases = compared.phases(job.spec, job.updates)
-        self.flops = [(compared.flops_of_update(job.spec, symbols, length), made) for length, made in phases]
+        self.flops = [(compared.flops_of_update(job.spec, symbols, length), updates) for length, updates in phases]
 
     def measure(self) -> Mapping[str, float]:
+        """Return the task's measures, and the tokens and FLOPs spent."""
         found = self.compared.measure(self)
-        flops = sum(flops * len(range(made.start, min(made.stop, self.updates))) for flops, made in self.flops)
-        return {**found, "tokens": sum(self.tokens), "flops": flops}
+        spent = 0
+        for flops, updates in self.flops:
+            spent += flops * len(range(updates.start, min(updates.stop, self.updates)))
+        return {**found, "tokens": sum(self.tokens), "flops": spent}
 
     def is_due(self) -> bool:
+        """Return whether this update is one of the points of the curve."""
         return self.updates in self.points
 
     def result(self) -> dict[str, Any]:
+        """Return rate, curve, final measures, and the seconds of each update."""
         final = self.compared.final(self)
         return {"rate": self.job.rate, "curve": self.curve, "final": final, "seconds": self.seconds}
 
 
 def points(total: int, count: int) -> list[int]:
-    """Updates at which a training of `total` is validated: `count` of them, the end among them, most of them early."""
+    """Return the updates at which a training of `total` is validated: `count` of them, the end included, most early."""
     return sorted({max(1, round(total * (number / count) ** POINTS_LEAN)) for number in range(1, count + 1)})

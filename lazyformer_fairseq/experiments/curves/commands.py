@@ -27,29 +27,27 @@ AXES = ("updates", "tokens", "hours", "flops")
     default=Path("curves.png"),
     help="PNG to draw to; the numbers go to a .csv beside it.",
 )
-@click.option("--training", is_flag=True, help="Draw the training loss too, between the lines of the log.")
+@click.option("--training", is_flag=True, help="Draw the training loss too.")
 def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, training: bool) -> None:
-    """Draw the validation loss of pre-trainings and language models in one picture, and print where each ended.
+    """Draw the validation loss of trainings in one picture, and print where each ended.
 
-    A RUN is a folder of checkpoints, where our runs write train.log, or a log of fairseq-train in either format. Logs
-    of one NAME are one run that was resumed: what it did twice counts once. A folder with phase1, phase2, ... is a run
-    of these phases, joined, with a thin line where one ends. Hours are those that led to the weights,
-    with validation and saving; FLOPs are counted on its model (three forward passes).
+    A RUN is a folder of checkpoints, where each of our runs keeps its record: run.json and metrics.jsonl. A folder
+    with phase1, phase2, ... is a run of these phases, joined, with a thin line where one ends. Hours are those that led
+    to the weights, with validation and saving; FLOPs are counted on its model (three forward passes).
 
     \b
     lazyformer curves checkpoints/bert_base checkpoints/lazyformer_m2x6_s --against updates,hours
-    lazyformer curves bert=first.log bert=resumed.log lazy=lazy.log --output results/loss.png
+    lazyformer curves bert=results/bert/run lazy=results/lazy/run --output results/loss.png
     """
     if output.suffix != ".png":
         raise UserError(f"--output {output}: give a name that ends in .png")
     from lazyformer_fairseq.experiments.curves import report
     from lazyformer_fairseq.report.tables import write_csv
 
-    shown, silent = report.histories(report.logs_of_runs(runs))
-    names = report.labels(shown)
-    report.draw(shown, names, against, output, training)
+    shown, silent = report.read_histories(report.find_runs(runs))
+    report.draw(shown, against, output, training)
     write_csv(list(report.csv_rows(shown, training)), output.with_suffix(".csv"))
-    click.echo(report.table(shown, names))
+    click.echo(report.table(shown))
     for sentence in (*silent, *report.left_out(shown, against)):
         click.echo(sentence, err=True)
     click.echo(f"written: {output}, {output.with_suffix('.csv')}")

@@ -6,6 +6,7 @@ OUTPUT/table.md, OUTPUT/loss.png      the report
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
     torch.set_num_threads(1)  # a second one gains nothing at this size, and waits where another process runs
-    with experiment(folder, settings, "a demo", "data"):
+    with experiment(folder, asdict(settings), "a demo", "data"):
         tokens = prepare(settings, folder)
 
         pretraining = pretraining_jobs(settings, folder)

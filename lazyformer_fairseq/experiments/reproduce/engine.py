@@ -24,11 +24,12 @@ from lazyformer_fairseq.child_process import run_to_its_end, stoppable
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.evaluation.planning.job import job_of_launch
-from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, histories, labels, logs_of_runs, table
+from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, find_runs, read_histories, table
 from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import copy_file, write_text
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
+from lazyformer_fairseq.training.run_record import RUN
 
 CLI = "lazyformer_fairseq.cli"
 PYTHONS_PROSE = "demo"
@@ -167,6 +168,8 @@ class Reproduction:
         """Return a Markdown table of the steps with the costs of trainings, by arithmetic, and the commands.
 
         Args:
+            out: folder of the reproduction.
+            patterns: of names of steps.
             speed: FLOP/s of training that all devices reach together.
         """
         steps = self.chosen(patterns)
@@ -282,17 +285,16 @@ def show_losses(folders: Sequence[Path], report: Path, steps: str) -> str:
         report: the page's folder.
         steps: to name where nothing was measured yet.
     """
-    begun = [str(folder) for folder in folders if (folder / "train.log").exists()]
+    begun = [str(folder) for folder in folders if (folder / RUN).exists()]
     try:
-        shown, silent = histories(logs_of_runs(begun))
+        shown, silent = read_histories(find_runs(begun))
     except UserError:
         return missing(steps)
-    names = labels(shown)
     axes = [axis for axis in AXES if axis != "tokens"]  # all models read the same tokens in an update
-    draw(shown, names, axes, report / "loss.png")
+    draw(shown, axes, report / "loss.png")
     write_csv(list(csv_rows(shown)), report / "loss.csv")
     picture = "![validation loss against updates, time and FLOPs](loss.png)"
-    return "\n\n".join([table(shown, names), *silent, picture])
+    return "\n\n".join([table(shown), *silent, picture])
 
 
 def show_picture(picture: Path, report: Path, what: str) -> str:

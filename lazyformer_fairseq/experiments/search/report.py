@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lazyformer_fairseq.experiments.compare.report import has_shown_nothing, of_frequencies
+from lazyformer_fairseq.experiments.compare.report import describe_unigram_loss, has_shown_nothing
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.figures import picture, styles
 from lazyformer_fairseq.report.numbers import with_spread
@@ -46,7 +46,7 @@ def _page(result: Result) -> list[Block]:
                 f"{found['kendall']:.3f}."
             )
     if result["unigram_loss"]:
-        page.append(of_frequencies(result["unigram_loss"], "bits"))
+        page.append(describe_unigram_loss(result["unigram_loss"], "bits"))
         points = [point for front in fronts for point in front["points"] if point["pattern"]]
         losses = {row["pattern"]: row["loss"] for row in (result["baseline"], *points)}
         warning = has_shown_nothing(losses, result["unigram_loss"])

@@ -5,7 +5,7 @@ it. Without budgets a supernet finds one pattern by gradient descent.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
-from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, kept
+from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, hashes_as_settings, kept
 from lazyformer_fairseq.experiments.search import latency
 from lazyformer_fairseq.experiments.search.halving import Trainings
 from lazyformer_fairseq.experiments.search.material import Material
@@ -33,7 +33,7 @@ RATIO = "sff"  # as a hand would write it: an s for two f (arXiv 2510.00379)
 
 def search_in(
     path: Path,
-    settings: Any,
+    settings: Mapping[str, Any],
     begun: str,
     search: Callable[[], dict[str, Any]],
     write: Callable[[dict[str, Any], Path], None],
@@ -42,7 +42,7 @@ def search_in(
 
     Args:
         path: of the folder.
-        settings: a dataclass of all that decides the result.
+        settings: all that decides the result.
         begun: the files that show that work has begun; until then settings may change.
         search: finds the result.
         write: writes tables and pictures from the result; of a finished search it does so again.
@@ -76,7 +76,8 @@ def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
         compared.describe_data()
     else:
         material.parts()
-    return search_in(path, settings, "**/*.pt", lambda: Search(material, path).result(), write_report)
+    kept_settings = asdict(settings) | hashes_as_settings(compared.hash_data())
+    return search_in(path, kept_settings, "**/*.pt", lambda: Search(material, path).result(), write_report)
 
 
 class Search:

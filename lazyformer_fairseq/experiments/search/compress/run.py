@@ -144,7 +144,7 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
             _write_start(scorer, candidates, row, original, path)
         return result
 
-    return search_in(path, settings, SCORES, search, write_report)
+    return search_in(path, asdict(settings), SCORES, search, write_report)
 
 
 def _patterns(

@@ -1,8 +1,8 @@
-"""The report of a comparison, from its results.json alone: a verdict, tables, notes, pictures."""
+"""The report of a comparison, from its results.json alone: a verdict, two tables, notes, a picture."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 from matplotlib.lines import Line2D
@@ -10,10 +10,10 @@ from matplotlib.lines import Line2D
 from lazyformer_fairseq.evaluation.costs.machine import trade_name
 from lazyformer_fairseq.experiments.compare import results
 from lazyformer_fairseq.experiments.compare.settings import AXES
-from lazyformer_fairseq.report.figures import draw_band, draw_spread, handles, label_cost, picture, styles
+from lazyformer_fairseq.report.figures import draw_band, handles, label_cost, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING, number, with_range
 from lazyformer_fairseq.report.page import Notes, write_page
-from lazyformer_fairseq.report.tables import Table, write_csv
+from lazyformer_fairseq.report.tables import Table
 
 NOT_REACHED = "not reached"
 NAMES_OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
@@ -28,10 +28,7 @@ def write_report(
     target: results.Target = results.BASELINE,
     against: Sequence[str] = AXES,
 ) -> str:
-    """Write tables and pictures, each whole; return what a screen shows of them, in Markdown.
-
-    `table.md`, `table.tex` and `table.csv` have the models, the first two also the times to the target; `curves.png`,
-    `times.png` and `fronts.png` show them.
+    """Write `table.md`, `table.tex` and `curves.png`, each whole; return what a screen shows of them, in Markdown.
 
     Args:
         comparison: all models.
@@ -40,16 +37,10 @@ def write_report(
         against: of AXES, panels of the curves.
     """
     times = results.times_to_target(comparison, target)
-    fronts = results.fronts(comparison)
-    title = describe(comparison)
-    targets = sorted({time.target for time in times})  # several where folders were joined
-    draw_curves(comparison, targets, title, folder / "curves.png", against)
-    draw_times(times, title, folder / "times.png")
-    draw_fronts(comparison, fronts, title, folder / "fronts.png")
-    write_csv([csv_row(model, fronts) for model in comparison.models.values()], folder / "table.csv")
+    draw_curves(comparison, times, folder / "curves.png", against)
     blocks = [
         *(verdict(comparison, times, baseline) for baseline in comparison.baselines),
-        cost_table(comparison, fronts),
+        cost_table(comparison),
         time_table(times),
         Notes(list(notes(comparison))),
         "Patterns:",
@@ -100,8 +91,8 @@ def _patterns(comparison: results.Comparison) -> Iterator[str]:
             yield f"{family}: {NAMES_OF_OTHERS.get(facts['what'], 'an arch')}"
 
 
-def cost_table(comparison: results.Comparison, fronts: Sequence[results.Front]) -> Table:
-    """Return a row per model: its size, what its training cost, how good it became, and the fronts that it is on."""
+def cost_table(comparison: results.Comparison) -> Table:
+    """Return a row per model: its size, what its training cost, and how good it became."""
     measure = comparison.measure
     rows = []
     for model in comparison.models.values():
@@ -120,7 +111,6 @@ def cost_table(comparison: results.Comparison, fronts: Sequence[results.Front]) 
             row["of test"] = with_range(of_test).split()[0]
         if "latency_milliseconds" in facts:
             row["latency, ms"] = number(facts["latency_milliseconds"]["median"])
-        row["on front of"] = ", ".join(front.unit for front in fronts if model.name in front.members)
         rows.append(row)
     headers = list(dict.fromkeys(header for row in rows for header in row))
     return Table("Cost and quality", [{header: row.get(header, NOTHING) for header in headers} for row in rows])
@@ -164,26 +154,6 @@ def _ratio_with_range(ratio: Optional[results.Ratio]) -> str:
     if len(ratio.by_seed) < 2:
         return middle
     return f"{middle} ({low} to {high})"
-
-
-def csv_row(model: results.Model, fronts: Sequence[results.Front]) -> dict[str, Any]:
-    """Return the numbers of a model in full precision."""
-    facts = model.facts
-    row: dict[str, Any] = {"model": model.name, "of": model.family, "share": model.share, "baseline": model.baseline}
-    row |= {"what": facts["what"], "pattern": facts["pattern"], **facts["sublayers"]}
-    row |= {key: value for key, value in facts.items() if isinstance(value, (int, float)) and key != "share"}
-    for name in ("milliseconds_per_update", "latency_milliseconds"):
-        if name in facts:
-            row[name] = facts[name]["median"]
-    row |= {"tries": len(facts["tries"]), "seeds": len(model.runs)}
-    columns = {"seconds": model.wholes("seconds")}
-    for name in next(iter(model.runs.values())).final:
-        columns[name] = model.finals(name)
-    for name, values in columns.items():
-        row |= {name: float(np.median(values)), f"{name}_lowest": min(values), f"{name}_highest": max(values)}
-    for front in fronts:
-        row[f"on_front_of_{front.name}"] = int(model.name in front.members)
-    return row
 
 
 # --- Notes
@@ -297,7 +267,7 @@ def _of_rates(comparison: results.Comparison) -> Iterator[str]:
         yield f"The best rate lies at the edge of those tried, so one beyond it may be better: {', '.join(at_edge)}."
 
 
-# --- Pictures
+# --- The picture
 
 BEGINNING = 0.2  # of a training: what is worse than the curves were then is left out, or it would flatten the rest
 HOLLOW = {"markerfacecolor": "white"}  # a shorter training
@@ -306,8 +276,7 @@ DASHED = {"color": "0.3", "linestyle": "--", "linewidth": 0.9}
 
 def draw_curves(
     comparison: results.Comparison,
-    targets: Sequence[float],
-    title: str,
+    times: Sequence[results.TimeToTarget],
     path: Path,
     against: Sequence[str] = AXES,
 ) -> None:
@@ -317,8 +286,13 @@ def draw_curves(
     """
     style_of = styles(comparison.families)
     measure = comparison.measure
-    legend = [*handles(style_of), Line2D([], [], label="target", **DASHED), *_of_shorter(comparison)]
-    with picture(path, 1, len(against), (4.1 + 2 / len(against), 4.2), title, legend, sharey=True) as (panels,):
+    targets = sorted({time.target for time in times})  # several where folders were joined
+    legend = [*handles(style_of), Line2D([], [], label="target", **DASHED)]
+    if any(len(models) > 1 for models in comparison.families.values()):
+        mark = {"marker": "o", "linestyle": "", "color": "0.4", "markersize": 6, **HOLLOW}
+        legend.append(Line2D([], [], label="end of a shorter training", **mark))
+    size = (4.1 + 2 / len(against), 4.2)
+    with picture(path, 1, len(against), size, describe(comparison), legend, sharey=True) as (panels,):
         for cost, axis in zip(against, panels, strict=True):
             for family, models in comparison.families.items():
                 draw_band(axis, *typical(models[-1], cost, measure.name), style_of[family])
@@ -347,50 +321,6 @@ def typical(model: results.Model, cost: str, measure: str) -> tuple[np.ndarray, 
     return spent, np.array([np.interp(updates, curve["updates"], curve[measure]) for curve in curves])
 
 
-def draw_times(times: Sequence[results.TimeToTarget], title: str, path: Path) -> None:
-    """Draw the seconds that each model needed in units of its baseline's: medians, from lowest to highest seed.
-
-    A model that did not reach the target with half of its seeds has a word in place of a bar.
-    """
-    shown = [(time, time.ratios["seconds"]) for time in times if "seconds" in time.ratios]
-    shown.sort(key=lambda pair: -pair[1].median)
-    style_of = styles(dict.fromkeys(time.model for time in times))
-    with picture(path, panel=(8, 1.4 + 0.42 * max(len(shown), 1)), title=title) as ((axis,),):
-        for place, (time, ratio) in enumerate(shown):
-            said = f"  {_ratio(ratio)}"
-            if ratio.reached < len(ratio.by_seed):
-                said = f"  reached by {ratio.reached} of {len(ratio.by_seed)} seeds"
-            if ratio.median < results.NEVER:
-                axis.barh(place, ratio.median, height=0.62, color=style_of[time.model]["color"], alpha=0.6)
-                reached = [end for end in ratio.by_seed.values() if end < results.NEVER]
-                axis.hlines(place, min(reached), max(reached), color="0.15", linewidth=1.6)
-            axis.text(0, place, said, va="center", fontsize=9)
-        axis.axvline(1, **DASHED)
-        axis.set_yticks(range(len(shown)), [f"{time.model} ({time.clock})" for time, _ in shown])
-        axis.set_ylim(-0.6, len(shown) - 0.4)
-        axis.set_xlim(left=0)
-        axis.set_xlabel("seconds to the target, in units of the baseline's own (lines: lowest to highest seed)")
-
-
-def draw_fronts(comparison: results.Comparison, fronts: Sequence[results.Front], title: str, path: Path) -> None:
-    """Draw the final measure against each cost, a panel each; a line joins the models that no other beats in both."""
-    style_of = styles(comparison.families)
-    measure = comparison.measure
-    legend = [*handles(style_of), *_of_shorter(comparison)]
-    with picture(path, 1, len(fronts), (4.7, 4.4), title, legend, sharey=True) as (panels,):
-        for front, axis in zip(fronts, panels, strict=True):
-            for name, (cost, _) in front.points.items():
-                model = comparison.models[name]
-                style = dict(style_of[model.family])
-                if model is not comparison.longest(model.family):
-                    style |= HOLLOW
-                draw_spread(axis, cost, model.finals(measure.name), style)
-            line = [front.points[name] for name in front.members]
-            axis.plot(*zip(*line, strict=True), color="0.5", linewidth=1, zorder=1, drawstyle="steps-post")
-            axis.set_xlabel(front.label)
-        panels[0].set_ylabel(f"{measure.label}, held out (range of the seeds)")
-
-
 def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[float, float]:
     """Return the ends of the measure's axis: from the best to what the worst model had after its beginning."""
     seen = list(targets)
@@ -402,11 +332,3 @@ def _limits(comparison: results.Comparison, targets: Sequence[float]) -> tuple[f
     finite = [value for value in seen if np.isfinite(value)]
     margin = 0.05 * (max(finite) - min(finite)) or 0.1
     return min(finite) - margin, max(finite) + margin
-
-
-def _of_shorter(comparison: results.Comparison) -> list[Line2D]:
-    """Return what the legend says of hollow marks, where there are any."""
-    if all(len(models) == 1 for models in comparison.families.values()):
-        return []
-    mark = {"marker": "o", "linestyle": "", "color": "0.4", "markersize": 6, **HOLLOW}
-    return [Line2D([], [], label="end of a shorter training", **mark)]

@@ -1,7 +1,6 @@
 """Read results.json as objects: models, their runs and curves; of one comparison, or of several joined.
 
-From these follow times to a target, by two clocks, their ratios to the baseline's, and the models that no other beats
-(Pareto fronts).
+From these follow times to a target, by two clocks, and their ratios to the baseline's.
 
 The *curve* clock: when a run's validation first is as good as the target, on a straight line between the two
 evaluations around that. A learning rate that is still high hides what the model has learned, so this clock is hard on
@@ -462,73 +461,3 @@ def _ratio(times: Times, own: Times, cost: str) -> Optional[Ratio]:
     if not seeds or any(not 0 < own[seed][cost] < NEVER for seed in seeds):
         return None
     return Ratio({seed: times[seed][cost] / own[seed][cost] for seed in seeds})
-
-
-@dataclass(frozen=True)
-class Front:
-    """Models by one cost and the measure.
-
-    Attributes:
-        name: of the cost.
-        unit: of the cost.
-        label: with its unit, for an axis.
-        points: by model: the cost, and the median over seeds of the final measure.
-        members: of the front, the cheapest first.
-    """
-
-    name: str
-    unit: str
-    label: str
-    points: Mapping[str, tuple[float, float]]
-    members: tuple[str, ...]
-
-
-def fronts(comparison: Comparison) -> list[Front]:
-    """Return the fronts of whole training time, of latency or else the time of an update, and of peak memory.
-
-    A shorter training counts as a point of its own against training time alone: it changes no other cost. A model that
-    diverged is no point.
-    """
-    longest = {}
-    for family in comparison.families:
-        model = comparison.longest(family)
-        longest[model.name] = model
-    seconds = {name: float(np.median(model.wholes("seconds"))) for name, model in comparison.models.items()}
-    memory = {name: model.facts["peak_memory_bytes"] / MEBIBYTE for name, model in longest.items()}
-    found = [_front("training", "s", "whole training, s", seconds, comparison)]
-    if all("latency_milliseconds" in model.facts for model in longest.values()):
-        latency = {name: model.facts["latency_milliseconds"]["median"] for name, model in longest.items()}
-        found.append(_front("latency", "latency", "latency, ms", latency, comparison))
-    else:
-        update = {name: model.facts["milliseconds_per_update"]["median"] for name, model in longest.items()}
-        found.append(_front("update", "ms", "time of an update, ms", update, comparison))
-    found.append(_front("memory", "MiB", "peak memory, MiB", memory, comparison))
-    return [front for front in found if front.points]
-
-
-def _front(name: str, unit: str, label: str, costs: Mapping[str, float], comparison: Comparison) -> Front:
-    measure = comparison.measure
-    points = {}
-    for model, cost in costs.items():
-        quality = float(np.median(comparison.models[model].finals(measure.name)))
-        if math.isfinite(quality):
-            points[model] = (cost, quality)
-    members = not_dominated(points, measure.lower_is_better)
-    return Front(name=name, unit=unit, label=label, points=points, members=members)
-
-
-def not_dominated(points: Mapping[str, tuple[float, float]], lower_is_better: bool = True) -> tuple[str, ...]:
-    """Return the points that no other one beats: none is as good in both and better in one. The cheapest first.
-
-    Args:
-        points: by name a cost, of which less is better, and a quality.
-        lower_is_better: of the quality.
-    """
-    worse = {}
-    for name, (cost, quality) in points.items():
-        worse[name] = (cost, quality if lower_is_better else -quality)
-
-    def is_beaten(point: tuple[float, float]) -> bool:
-        return any(one[0] <= point[0] and one[1] <= point[1] and one != point for one in worse.values())
-
-    return tuple(sorted((name for name, point in worse.items() if not is_beaten(point)), key=worse.__getitem__))

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,14 @@ CLI = "lazyformer_fairseq.cli"
 PYTHONS_PROSE = "demo"
 GB = 1e9
 BYTES_PER_PARAMETER = 16  # in a checkpoint, all in 32 bits: weights, the optimizer's copy, two moments
+
+
+def our_command(*words: Any, **options: Any) -> tuple[str, ...]:
+    """Return a command of `lazyformer` for a step: its words, then options by name, dashes written as underscores."""
+    command = [CLI, *map(str, words)]
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    return tuple(command)
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,7 @@ class Step:
         return None
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page, which `write` makes from what is there; pictures go into the folder that it is given."""
-
-    title: str
-    write: Callable[[Path], str]
+WriteSection = Callable[[Path], str]  # from what is there; pictures go into the folder that it is given
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Reproduction:
         paper: its name.
         settings: values that must stay the same when the reproduction resumes.
         steps: in the order in which they run.
-        sections: of the page.
+        sections: of the page, by title.
         introduction: of the page.
         note: a sentence for the plan.
         flops_per_second: speed that the plan assumes for one device.
@@ -93,7 +96,7 @@ class Reproduction:
     paper: str
     settings: Mapping[str, Any]
     steps: Sequence[Step]
-    sections: Sequence[Section]
+    sections: Mapping[str, WriteSection]
     introduction: str
     note: str
     flops_per_second: float
@@ -142,13 +145,12 @@ class Reproduction:
         folder = out / "report"
         facts = {**describe_machine(device_named("auto")), **describe_versions()}
         written_on = "; ".join(f"{name} {value}" for name, value in facts.items())
+        title = f"# {self.paper}, reproduced"
         if self.is_tiny:
-            miniature = " in miniature"
-        else:
-            miniature = ""
-        blocks = [f"# {self.paper}, reproduced{miniature}", f"{self.introduction} Written on: {written_on}."]
-        for section in self.sections:
-            blocks += [f"## {section.title}", section.write(folder)]
+            title += " in miniature"
+        blocks = [title, f"{self.introduction} Written on: {written_on}."]
+        for title, write in self.sections.items():
+            blocks += [f"## {title}", write(folder)]
         blocks += ["## What it took", self._what_it_took(out)]
         write_text(folder / "report.md", "\n\n".join(blocks) + "\n")
         click.echo(f"written: {folder / 'report.md'}")
@@ -301,10 +303,3 @@ def show_picture(picture: Path, report: Path, what: str) -> str:
     """Copy a picture that a step has made into the page's folder; return the Markdown that shows it."""
     copy_file(picture, report / picture.name)
     return f"![{what}]({picture.name})"
-
-
-def option_words(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield options as words of a command line: ``--name value``."""
-    for name, value in options.items():
-        yield f"--{name}"
-        yield str(value)

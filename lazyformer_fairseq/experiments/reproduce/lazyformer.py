@@ -1,23 +1,21 @@
 """LazyFormer (arXiv 2102.12702): what the paper prints, the steps that reproduce it, and the sections of the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from lazyformer_fairseq.data.glue import TASKS, find_task
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.bench.models import OURS, REGISTERED
 from lazyformer_fairseq.evaluation.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.experiments.reproduce.engine import (
-    CLI,
     PYTHONS_PROSE,
     Reproduction,
-    Section,
     Step,
     missing,
-    option_words,
+    our_command,
     show_losses,
     show_picture,
 )
@@ -37,46 +35,53 @@ TABLE_4 = ("lazyformer_m2x6_w6144", "lazyformer_m2x7")
 FIGURE_3 = ("lazyformer_m2x6_s", "lazyformer_m3x4_s", "lazyformer_m4x3_s", "lazyformer_m6x2_s")
 FURTHER_CHECKPOINTS = 5  # beside those of Figure 2: the last three, best and last
 BOOKS = "books"
+PROSE_MODULE = "lazyformer_fairseq.experiments.prose"
 NOT_TEXT = ("glue", "glue.download")  # the second has what scripts/download_glue.sh unpacks
 
 
-class Printed(NamedTuple):
-    """What the paper prints of a model.
+@dataclass(frozen=True)
+class Printed:
+    """A model of the paper's tables, and what the paper prints of it.
 
     Attributes:
-        name: of the model in the paper.
+        arch: our name.
+        name: the paper's name.
         seconds: of 100 updates on eight V100s; no table has any for Table 4's models ("the same pre-training cost").
         average: of GLUE.
         mnli: matched/mismatched, where Table 4 has it.
     """
 
+    arch: str
     name: str
     seconds: Optional[int]
     average: float
     mnli: Optional[str] = None
 
 
-PRINTED = {  # by our name
-    "bert_base": Printed("BERT", 45, 83.52),
-    "lazyformer_m2x6_s": Printed("M2x6-S", 35, 83.69, "85.72/35.67"),  # as printed; Table 1 has 85.69/85.46
-    "lazyformer_m2x6_sd": Printed("M2x6-SD", 38, 83.52),
-    "lazyformer_m2x6": Printed("M2x6", 45, 84.56, "86.34/86.31"),
-    "lazyformer_m3x4_sd": Printed("M3x4-SD", 35, 82.94),
-    "lazyformer_m4x3_sd": Printed("M4x3-SD", 34, 83.22),
-    "lazyformer_m6x2_sd": Printed("M6x2-SD", 33, 82.47),
-    "lazyformer_m5m3m2m2_sd": Printed("M5M3M2M2-SD", 35, 82.89),
-    "lazyformer_m2m2m3m5_sd": Printed("M2M2M3M5-SD", 35, 82.82),
-    "lazyformer_m2x6_w6144": Printed("M2x6 (6144, 768, 12)", None, 84.77, "86.08/86.57"),
-    "lazyformer_m2x7": Printed("M2x7", None, 84.75, "86.25/86.26"),
-}
+MODELS = (
+    # MNLI of M2x6-S as printed; Table 1 has 85.69/85.46
+    Printed(arch="bert_base", name="BERT", seconds=45, average=83.52),
+    Printed(arch="lazyformer_m2x6_s", name="M2x6-S", seconds=35, average=83.69, mnli="85.72/35.67"),
+    Printed(arch="lazyformer_m2x6_sd", name="M2x6-SD", seconds=38, average=83.52),
+    Printed(arch="lazyformer_m2x6", name="M2x6", seconds=45, average=84.56, mnli="86.34/86.31"),
+    Printed(arch="lazyformer_m3x4_sd", name="M3x4-SD", seconds=35, average=82.94),
+    Printed(arch="lazyformer_m4x3_sd", name="M4x3-SD", seconds=34, average=83.22),
+    Printed(arch="lazyformer_m6x2_sd", name="M6x2-SD", seconds=33, average=82.47),
+    Printed(arch="lazyformer_m5m3m2m2_sd", name="M5M3M2M2-SD", seconds=35, average=82.89),
+    Printed(arch="lazyformer_m2m2m3m5_sd", name="M2M2M3M5-SD", seconds=35, average=82.82),
+    Printed(arch="lazyformer_m2x6_w6144", name="M2x6 (6144, 768, 12)", seconds=None, average=84.77, mnli="86.08/86.57"),
+    Printed(arch="lazyformer_m2x7", name="M2x7", seconds=None, average=84.75, mnli="86.25/86.26"),
+)
+PRINTED = {row.arch: row for row in MODELS}
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is.
+    """The sizes of everything.
 
     Attributes:
-        corpus, pretraining, bench, finetuning: further options of `lazyformer corpus`, `pretrain`, `bench`, `finetune`.
+        corpus, pretraining, bench, finetuning: further options of `lazyformer corpus`, `pretrain`, `bench`, `finetune`,
+            dashes written as underscores.
         updates: of pre-training.
         kept: updates at which checkpoints are kept and fine-tuned, as in Figure 2; the paper prints 500,000 alone.
         validate_every: updates between validations.
@@ -125,7 +130,7 @@ class Size:
 
 
 PAPER = Size(
-    corpus={"vocab-size": 32768},
+    corpus={"vocab_size": 32768},
     pretraining={},
     bench={"tokens": 8192, "rounds": 20, "budget": "45min"},
     finetuning={},
@@ -140,28 +145,28 @@ PAPER = Size(
 )
 
 TINY = Size(
-    corpus={"vocab-size": 4000, "valid-share": 0.1, "word-coverage": 1},
+    corpus={"vocab_size": 4000, "valid_share": 0.1, "word_coverage": 1},
     pretraining={
         "recipe": "laptop",
         "without": "length-schedule,attention-dropout",
-        "tokens-per-sample": 32,
-        "max-positions": 64,
-        "attention-backend": "eager",
-        "sequences-per-gpu": 8,
-        "num-workers": 0,
-        "batch-size-valid": 64,
-        "max-valid-steps": 20,
-        "log-interval": 20,
+        "tokens_per_sample": 32,
+        "max_positions": 64,
+        "attention_backend": "eager",
+        "sequences_per_gpu": 8,
+        "num_workers": 0,
+        "batch_size_valid": 64,
+        "max_valid_steps": 20,
+        "log_interval": 20,
     },
     bench={
         "tokens": 64,
         "rounds": 3,
         "budget": "2min",
-        "baseline-arch": "bert_tiny",
+        "baseline_arch": "bert_tiny",
         "backend": "eager",
-        "baseline-backend": "eager",
+        "baseline_backend": "eager",
     },
-    finetuning={"lrs": 1e-3, "seeds": "1,2", "epochs": 6, "max-train-rows": 800},
+    finetuning={"lrs": 1e-3, "seeds": "1,2", "epochs": 6, "max_train_rows": 800},
     updates=1200,
     kept=(300, 600, 1200),
     validate_every=100,
@@ -176,7 +181,7 @@ TINY = Size(
 
 @dataclass(frozen=True)
 class Inputs:
-    """Texts, tasks and models.
+    """The texts, tasks and models of a reproduction.
 
     Attributes:
         raw: the folder of text as it was given, or "demo".
@@ -284,12 +289,12 @@ def reproduction(size: Size, inputs: Inputs, out: Path, precision: str) -> Repro
         paper="LazyFormer",
         settings=settings,
         steps=list_steps(size, inputs, out, precision),
-        sections=[
-            Section(f"Tables 1 and 4: GLUE after {size.updates:,} updates", page.glue),
-            Section("Figure 2: validation loss, GLUE", page.losses),
-            Section("Tables 2 and 3: time of an update", page.times),
-            Section("Figure 3: speed-up against length", page.speedups),
-        ],
+        sections={
+            f"Tables 1 and 4: GLUE after {size.updates:,} updates": page.glue,
+            "Figure 2: validation loss, GLUE": page.losses,
+            "Tables 2 and 3: time of an update": page.times,
+            "Figure 3: speed-up against length": page.speedups,
+        },
         introduction=introduction,
         note=f"Pre-trained: {', '.join(inputs.models)}. Timed alone: {timed_alone}; --models adds them.",
         flops_per_second=size.flops_per_second,
@@ -306,74 +311,107 @@ def finetuned_updates(arch: str, size: Size) -> tuple[int, ...]:
 
 def list_steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[Step]:
     """Return all steps, in the order in which they run; `precision` is that of the benchmarks."""
-    data = out / "data"
     steps = []
     if inputs.raw == PYTHONS_PROSE:
-        prose = ("lazyformer_fairseq.experiments.prose", str(inputs.glue.parent), str(size.corpus["valid-share"]))
-        steps.append(Step("text", "Python's prose, and a task made of it", prose, inputs.glue))
-    corpus = (CLI, "corpus", *inputs.texts, str(data), *option_words(size.corpus))
-    needs = tuple(step.name for step in steps)
-    steps.append(Step("corpus", "text becomes data", corpus, data / "manifest.json", needs))
-    for name, what, archs, lengths in (
-        ("tables", "times of Tables 2 to 4", PRINTED, (size.length,)),
-        ("figure_3", "speed-up against length, Figure 3", ("bert_base", *FIGURE_3), size.lengths),
-    ):
-        folder = out / "bench" / name
-        options = {
-            "arch": ",".join(map(size.bench_arch, archs)),
-            "lengths": ",".join(map(str, lengths)),
-            "what": "training",
-            "relative-position-buckets": 32,
-            "precision": precision,
-            **size.bench,
-            "output": folder,
-        }
-        command = (CLI, "bench", "models", *option_words(options))
-        steps.append(Step(f"bench_{name}", what, command, folder / "results.json", starts_anew=True))
+        step = Step(
+            name="text",
+            what="Python's prose, and a task made of it",
+            command=(PROSE_MODULE, str(inputs.glue.parent), str(size.corpus["valid_share"])),
+            makes=inputs.glue,
+        )
+        steps.append(step)
+    steps += [
+        Step(
+            name="corpus",
+            what="text becomes data",
+            command=our_command("corpus", *inputs.texts, out / "data", **size.corpus),
+            makes=out / "data" / "manifest.json",
+            needs=tuple(step.name for step in steps),
+        ),
+        Step(
+            name="bench_tables",
+            what="times of Tables 2 to 4",
+            command=_bench(size, PRINTED, (size.length,), precision, out / "bench" / "tables"),
+            makes=out / "bench" / "tables" / "results.json",
+            starts_anew=True,
+        ),
+        Step(
+            name="bench_figure_3",
+            what="speed-up against length, Figure 3",
+            command=_bench(size, ("bert_base", *FIGURE_3), size.lengths, precision, out / "bench" / "figure_3"),
+            makes=out / "bench" / "figure_3" / "results.json",
+            starts_anew=True,
+        ),
+    ]
     for arch in inputs.models:
-        steps += _training_steps(arch, size, inputs, out)
+        updates = finetuned_updates(arch, size)
+        pretrained = out / "pretraining" / arch
+        steps += [
+            Step(
+                name=f"pretrain_{arch}",
+                what=f"{arch}, {size.updates:,} updates",
+                command=_pretrain(size, arch, out / "data", pretrained),
+                makes=pretrained / f"checkpoint_update_{size.updates}.pt",
+                needs=("corpus",),
+                checkpoints=len(size.kept) + FURTHER_CHECKPOINTS,
+            ),
+            Step(
+                name=f"glue_{arch}",
+                what=f"{arch}, fine-tuned from {len(updates)} of its checkpoints",
+                command=_finetune(size, inputs, arch, pretrained, out / "glue"),
+                makes=out / "glue" / "runs" / f"{arch}-{updates[-1]}",
+                needs=(f"pretrain_{arch}",),
+            ),
+        ]
     return steps
 
 
-def _training_steps(arch: str, size: Size, inputs: Inputs, out: Path) -> tuple[Step, Step]:
-    """Return the pre-training of a model, and its fine-tuning at its checkpoints."""
-    folder = out / "pretraining" / arch
+def _bench(
+    size: Size,
+    archs: Iterable[str],
+    lengths: Sequence[int],
+    precision: str,
+    output: Path,
+) -> tuple[str, ...]:
+    options = {
+        "arch": ",".join(map(size.bench_arch, archs)),
+        "lengths": ",".join(map(str, lengths)),
+        "what": "training",
+        "relative_position_buckets": 32,
+        "precision": precision,
+        **size.bench,
+        "output": output,
+    }
+    return our_command("bench", "models", **options)
+
+
+def _pretrain(size: Size, arch: str, data: Path, save_dir: Path) -> tuple[str, ...]:
     options = dict(size.pretraining)
     if size.is_tiny:
-        names = ("encoder-embed-dim", "encoder-ffn-embed-dim", "encoder-attention-heads")
+        names = ("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads")
         options |= dict(zip(names, size.widths(arch), strict=True))
     options |= {
-        "max-update": size.updates,
-        "sequences-per-update": size.sequences,
-        "keep-updates-list": ",".join(map(str, size.kept)),
-        "validate-interval-updates": size.validate_every,
-        "save-dir": folder,
+        "max_update": size.updates,
+        "sequences_per_update": size.sequences,
+        "keep_updates_list": ",".join(map(str, size.kept)),
+        "validate_interval_updates": size.validate_every,
+        "save_dir": save_dir,
     }
-    pretraining = Step(
-        name=f"pretrain_{arch}",
-        what=f"{arch}, {size.updates:,} updates",
-        command=(CLI, "pretrain", arch, str(out / "data"), *option_words(options)),
-        makes=folder / f"checkpoint_update_{size.updates}.pt",
-        needs=("corpus",),
-        checkpoints=len(size.kept) + FURTHER_CHECKPOINTS,
-    )
-    updates = finetuned_updates(arch, size)
-    models = [f"{arch}-{number}={folder / f'checkpoint_update_{number}.pt'}" for number in updates]
+    return our_command("pretrain", arch, data, **options)
+
+
+def _finetune(size: Size, inputs: Inputs, arch: str, pretrained: Path, output: Path) -> tuple[str, ...]:
+    models = []
+    for updates in finetuned_updates(arch, size):
+        models.append(f"{arch}-{updates}={pretrained / f'checkpoint_update_{updates}.pt'}")
     options = {
         "data": inputs.glue,
-        "output": out / "glue",
+        "output": output,
         "tasks": ",".join(inputs.tasks),
         **size.finetuning,
-        "keep-checkpoints": "none",
+        "keep_checkpoints": "none",
     }
-    finetuning = Step(
-        name=f"glue_{arch}",
-        what=f"{arch}, fine-tuned from {len(updates)} of its checkpoints",
-        command=(CLI, "finetune", *models, *option_words(options)),
-        makes=out / "glue" / "runs" / f"{arch}-{updates[-1]}",
-        needs=(pretraining.name,),
-    )
-    return pretraining, finetuning
+    return our_command("finetune", *models, **options)
 
 
 class _Page:
@@ -403,10 +441,7 @@ class _Page:
 
     def _glue_average(self, arch: str) -> str:
         row = self._glue_row(arch)
-        if row:
-            average = average_of(row, GLUE)
-        else:
-            average = None
+        average = row and average_of(row, GLUE)
         if average is None:
             return NOTHING
         return f"{average:.2f}"
@@ -460,7 +495,9 @@ class _Page:
         for arch, printed in PRINTED.items():
             row = {"model": printed.name, **_times(cell, self.size.bench_arch(arch))}
             row["GLUE Avg."] = self._glue_average(arch)
-            row["speed-up (paper)"] = f"{berts_seconds / printed.seconds:.2f}x" if printed.seconds else NOTHING
+            row["speed-up (paper)"] = NOTHING
+            if printed.seconds:
+                row["speed-up (paper)"] = f"{berts_seconds / printed.seconds:.2f}x"
             row["GLUE Avg. (paper)"] = f"{printed.average:.2f}"
             rows.append(row)
         rows[0] |= {header: NOTHING for header in rows[1] if header not in rows[0]}
@@ -501,12 +538,16 @@ def fastest(cell: Mapping[str, Any], model: str) -> Optional[dict[str, Any]]:
 
 def _times(cell: Mapping[str, Any], model: str) -> dict[str, str]:
     row = fastest(cell, model)
-    return {
-        "ms": f"{1000 * row['seconds']['median']:.1f}" if row else NOTHING,
+    columns = {
+        "ms": NOTHING,
         "speed-up": _speedup(row, REGISTERED),
         "speed-up over BERT, no attention dropout": _speedup(row, OURS),
-        "back end": row["back_end"] if row else NOTHING,
+        "back end": NOTHING,
     }
+    if row:
+        columns["ms"] = f"{1000 * row['seconds']['median']:.1f}"
+        columns["back end"] = row["back_end"]
+    return columns
 
 
 def _speedup(row: Optional[Mapping[str, Any]], baseline: str) -> str:

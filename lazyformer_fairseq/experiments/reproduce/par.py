@@ -6,10 +6,10 @@ it. Table 5 lists hyperparameters, which patterns/architectures.py has.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.bench.run import milliseconds
@@ -19,13 +19,11 @@ from lazyformer_fairseq.evaluation.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import job_of_arch
 from lazyformer_fairseq.experiments.prose import PROSE, write_prose
 from lazyformer_fairseq.experiments.reproduce.engine import (
-    CLI,
     PYTHONS_PROSE,
     Reproduction,
-    Section,
     Step,
     missing,
-    option_words,
+    our_command,
     show_losses,
     show_picture,
 )
@@ -42,22 +40,28 @@ BASE = ("transformer_xl_base", "sandwich_transformer_base", "par_transformer_bas
 KEPT_CHECKPOINTS = 6  # the last three, best, last, and that of the last update
 
 
-class Printed(NamedTuple):
-    """What the paper prints of a model.
+@dataclass(frozen=True)
+class Printed:
+    """A model of a table, and what the paper prints of it.
 
     Attributes:
-        name: of the model in the paper.
+        corpus: of CORPORA.
+        arch: our name.
+        name: the paper's name.
         measure: test perplexity on WikiText-103, else bits per character.
         milliseconds: latency on an A100.
     """
 
+    corpus: str
+    arch: str
     name: str
     measure: float
     milliseconds: float
 
 
-class PrintedBase(NamedTuple):
-    """What the paper prints of a base model beside Table 2.
+@dataclass(frozen=True)
+class PrintedBase:
+    """The numbers of a base model that the paper prints beside Table 2.
 
     Attributes:
         parameters: in millions (Table 6).
@@ -83,35 +87,35 @@ TABLE_1 = {  # test perplexity of the base models by architecture, in the paper'
     "par_transformer_base_7s_sfff": 22.6,
     "transformer_xl_base": 22.7,
 }
-TABLE_2 = {
-    "transformer_xl_base": Printed("Transformer-XL Base", 22.7, 15.2),
-    "sandwich_transformer_base": Printed("Sandwich Transformer Base", 22.6, 15.2),
-    "par_transformer_base": Printed("PAR Transformer Base", 22.7, 9.9),
-}
-TABLE_3 = {
-    (WIKITEXT, "transformer_xl_large"): Printed("Transformer-XL Large", 18.4, 18.9),
-    (WIKITEXT, "sandwich_transformer_large"): Printed("Sandwich Transformer Large", 18.2, 18.9),
-    (WIKITEXT, "par_transformer_large"): Printed("PAR Transformer Large", 18.4, 13.4),
-    ("enwik8", "transformer_xl_24b"): Printed("Transformer-XL 24B", 1.10, 12.5),
-    ("enwik8", "sandwich_transformer_24b"): Printed("Sandwich Transformer 24B", 1.11, 12.5),
-    ("enwik8", "par_transformer_24b"): Printed("PAR Transformer 24B", 1.11, 8.4),
-    ("text8", "transformer_xl_24b"): Printed("Transformer-XL 24B", 1.18, 12.5),
-    ("text8", "sandwich_transformer_24b"): Printed("Sandwich Transformer 24B", 1.19, 12.5),
-    ("text8", "par_transformer_24b"): Printed("PAR Transformer 24B", 1.18, 8.4),
-}
+TABLE_2 = (
+    Printed(WIKITEXT, "transformer_xl_base", "Transformer-XL Base", measure=22.7, milliseconds=15.2),
+    Printed(WIKITEXT, "sandwich_transformer_base", "Sandwich Transformer Base", measure=22.6, milliseconds=15.2),
+    Printed(WIKITEXT, "par_transformer_base", "PAR Transformer Base", measure=22.7, milliseconds=9.9),
+)
+TABLE_3 = (
+    Printed(WIKITEXT, "transformer_xl_large", "Transformer-XL Large", measure=18.4, milliseconds=18.9),
+    Printed(WIKITEXT, "sandwich_transformer_large", "Sandwich Transformer Large", measure=18.2, milliseconds=18.9),
+    Printed(WIKITEXT, "par_transformer_large", "PAR Transformer Large", measure=18.4, milliseconds=13.4),
+    Printed("enwik8", "transformer_xl_24b", "Transformer-XL 24B", measure=1.10, milliseconds=12.5),
+    Printed("enwik8", "sandwich_transformer_24b", "Sandwich Transformer 24B", measure=1.11, milliseconds=12.5),
+    Printed("enwik8", "par_transformer_24b", "PAR Transformer 24B", measure=1.11, milliseconds=8.4),
+    Printed("text8", "transformer_xl_24b", "Transformer-XL 24B", measure=1.18, milliseconds=12.5),
+    Printed("text8", "sandwich_transformer_24b", "Sandwich Transformer 24B", measure=1.19, milliseconds=12.5),
+    Printed("text8", "par_transformer_24b", "PAR Transformer 24B", measure=1.18, milliseconds=8.4),
+)
 TABLES_6_AND_7 = {
-    "transformer_xl_base": PrintedBase(192, 27, 23.3, 22.2),
-    "sandwich_transformer_base": PrintedBase(192, 27, 23.4, 22.4),
-    "par_transformer_base": PrintedBase(200, 17, 23.3, 22.4),
+    "transformer_xl_base": PrintedBase(parameters=192, gigaflops=27, valid_40k=23.3, valid_140k=22.2),
+    "sandwich_transformer_base": PrintedBase(parameters=192, gigaflops=27, valid_40k=23.4, valid_140k=22.4),
+    "par_transformer_base": PrintedBase(parameters=200, gigaflops=17, valid_40k=23.3, valid_140k=22.4),
 }
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is.
+    """The sizes of everything.
 
     Attributes:
-        pretraining, evaluation, bench, search: further options of the commands.
+        pretraining, evaluation, bench, search: further options of the commands, dashes written as underscores.
         updates: of each training; None for the architecture's own.
         longer: updates of Table 7.
         flops_per_second: speed that the plan assumes for one device.
@@ -143,34 +147,34 @@ PAPER = Size(
     evaluation={},
     bench={"rounds": 50},
     # An update of 128 streams in 32 layers of s, f and identity in fp32 takes 62 GB; an eighth of it fits a V100.
-    search={"tgt-len": 192, "mem-len": 192, "update-freq": 8},
+    search={"tgt_len": 192, "mem_len": 192, "update_freq": 8},
     updates=None,
     longer=140_000,
     flops_per_second=PAPER_TERAFLOPS * 1e12,
 )
 TINY = Size(
     pretraining={
-        "tgt-len": 16,
-        "mem-len": 16,
-        "sequences-per-update": 8,
-        "sequences-per-gpu": 8,
-        "warmup-updates": 10,
-        "attention-backend": "eager",
-        "num-workers": 0,
-        "log-interval": 20,
-        "adaptive-softmax-cutoff": "",
+        "tgt_len": 16,
+        "mem_len": 16,
+        "sequences_per_update": 8,
+        "sequences_per_gpu": 8,
+        "warmup_updates": 10,
+        "attention_backend": "eager",
+        "num_workers": 0,
+        "log_interval": 20,
+        "adaptive_softmax_cutoff": "",
     },
-    evaluation={"tgt-len": 64, "mem-len": 64, "clamp-len": 40},
+    evaluation={"tgt_len": 64, "mem_len": 64, "clamp_len": 40},
     bench={"rounds": 10},
     search={
-        "batch-size": 8,
-        "max-updates": 60,
-        "constant-updates": 20,
-        "architecture-lr": 0.05,
-        "tgt-len": 16,
-        "mem-len": 16,
-        "attention-backend": "eager",
-        "adaptive-softmax-cutoff": "",
+        "batch_size": 8,
+        "max_updates": 60,
+        "constant_updates": 20,
+        "architecture_lr": 0.05,
+        "tgt_len": 16,
+        "mem_len": 16,
+        "attention_backend": "eager",
+        "adaptive_softmax_cutoff": "",
     },
     updates=60,
     longer=120,
@@ -196,11 +200,12 @@ class Training:
     @property
     def name(self) -> str:
         """The name of its folder and steps."""
-        if self.corpus == WIKITEXT:
-            corpus = ""
-        else:
-            corpus = f"_{self.corpus}"
-        return f"{self.arch}{corpus}{'_longer' if self.is_longer else ''}"
+        name = self.arch
+        if self.corpus != WIKITEXT:
+            name += f"_{self.corpus}"
+        if self.is_longer:
+            name += "_longer"
+        return name
 
 
 def find_inputs(raw: str, size: Size, out: Path) -> dict[str, Path]:
@@ -269,13 +274,13 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
             "raw": {name: str(path.absolute()) for name, path in inputs.items()},
         },
         steps=list_steps(size, inputs, out),
-        sections=[
-            Section("Figures 1 and 2: the supernet, and what it finds", page.search),
-            Section("Table 1: how much attention a model needs", page.attention),
-            Section("Tables 2 and 6: base models", page.base_models),
-            Section("Table 3: large models, and models of characters", page.large_models),
-            Section("Table 7: longer training", page.longer_training),
-        ],
+        sections={
+            "Figures 1 and 2: the supernet, and what it finds": page.search,
+            "Table 1: how much attention a model needs": page.attention,
+            "Tables 2 and 6: base models": page.base_models,
+            "Table 3: large models, and models of characters": page.large_models,
+            "Table 7: longer training": page.longer_training,
+        },
         introduction=introduction,
         note="",
         flops_per_second=size.flops_per_second,
@@ -286,49 +291,56 @@ def reproduction(size: Size, inputs: Mapping[str, Path], out: Path) -> Reproduct
 def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
     """Return all steps, in the order in which they run: first those that Table 2 needs."""
     steps = []
+    before: tuple[str, ...] = ()
+    if all(path.parent == out / "raw" for path in inputs.values()):
+        step = Step(
+            name="text",
+            what="Python's prose, by words and by characters",
+            command=(__name__, str(out / "raw")),
+            makes=out / "raw",
+        )
+        steps.append(step)
+        before = ("text",)
+
     data = dict(inputs)
     needs: dict[str, tuple[str, ...]] = dict.fromkeys(inputs, ())
-    raw = out / "raw"
-    is_prose = all(path.parent == raw for path in inputs.values())
-    if is_prose:
-        command = (__name__, str(raw))
-        steps.append(Step("text", "Python's prose, by words and by characters", command, raw))
     for name, path in inputs.items():
         if (path / "manifest.json").exists():
             continue
         data[name] = out / "data" / name
-        kind = name
-        official = ("--official", name)
-        if size.is_tiny:
-            official = ()
-        if size.is_tiny or name == WIKITEXT:
-            kind = "wikitext"
-        command = (CLI, "lm", "prepare", kind, str(path), str(data[name]), *official)
-        if is_prose:
-            before = ("text",)
-        else:
-            before = ()
-        steps.append(Step(f"prepare_{name}", "text becomes data", command, data[name] / "manifest.json", before))
         needs[name] = (f"prepare_{name}",)
+        step = Step(
+            name=f"prepare_{name}",
+            what="text becomes data",
+            command=_prepare(size, name, path, data[name]),
+            makes=data[name] / "manifest.json",
+            needs=before,
+        )
+        steps.append(step)
 
     if WIKITEXT in data:
-        options = {
-            "task": "language-model",
-            "arch": size.arch("transformer_xl_base"),
-            **size.search,
-        }
-        folder = out / "search"
-        command = (CLI, "search", str(data[WIKITEXT]), str(folder), *option_words(options))
-        what = "the supernet of Figure 1, and what it finds"
-        result = folder / "result.json"
-        steps.append(Step("search", what, (*command, "--decoder-normalize-before"), result, needs[WIKITEXT]))
+        options = {"task": "language-model", "arch": size.arch("transformer_xl_base"), **size.search}
+        command = our_command("search", data[WIKITEXT], out / "search", **options)
+        step = Step(
+            name="search",
+            what="the supernet of Figure 1, and what it finds",
+            command=(*command, "--decoder-normalize-before"),
+            makes=out / "search" / "result.json",
+            needs=needs[WIKITEXT],
+        )
+        steps.append(step)
     options = {"arch": ",".join(map(size.arch, BASE)), **size.bench, "output": out / "bench"}
-    command = (CLI, "bench", "models", *option_words(options))
-    results = out / "bench" / "results.json"
-    steps.append(Step("bench", "latencies of Tables 2 and 6", command, results, starts_anew=True))
+    step = Step(
+        name="bench",
+        what="latencies of Tables 2 and 6",
+        command=our_command("bench", "models", **options),
+        makes=out / "bench" / "results.json",
+        starts_anew=True,
+    )
+    steps.append(step)
 
     trainings = [Training(WIKITEXT, arch) for arch in dict.fromkeys((*BASE, *TABLE_1))]
-    trainings += [Training(corpus, arch) for corpus, arch in TABLE_3]
+    trainings += [Training(row.corpus, row.arch) for row in TABLE_3]
     trainings += [Training(WIKITEXT, arch, is_longer=True) for arch in BASE]
     for training in trainings:
         if training.corpus in data:
@@ -336,43 +348,53 @@ def list_steps(size: Size, inputs: Mapping[str, Path], out: Path) -> list[Step]:
     return steps
 
 
+def _prepare(size: Size, name: str, text: Path, data: Path) -> tuple[str, ...]:
+    """Return the command that makes data of a text; a miniature's texts are in WikiText's format, and not official."""
+    if size.is_tiny:
+        return our_command("lm", "prepare", "wikitext", text, data)
+    kind = "wikitext" if name == WIKITEXT else name
+    return our_command("lm", "prepare", kind, text, data, official=name)
+
+
 def _training_steps(size: Size, training: Training, data: Path, out: Path, needs: tuple[str, ...]) -> list[Step]:
     """Return a training and its evaluations: on the test split, and of Table 7's models on the validation split."""
     arch = training.arch
+    updates = size.updates_of(arch)
+    splits = ["test"]
     if training.is_longer:
         updates = size.longer
-    else:
-        updates = size.updates_of(arch)
+        splits = []
+    if training.corpus == WIKITEXT and arch in BASE:
+        splits.append("valid")
     folder = out / "training" / training.name
     options = {
         **size.pretraining,
-        "max-update": updates,
-        "save-interval-updates": min(1000, max(1, updates // 3)),
-        "keep-updates-list": updates,
-        "save-dir": folder,
+        "max_update": updates,
+        "save_interval_updates": min(1000, max(1, updates // 3)),
+        "keep_updates_list": updates,
+        "save_dir": folder,
     }
-    step = Step(
-        name=f"train_{training.name}",
-        what=f"{arch} on {training.corpus}, {updates:,} updates",
-        command=(CLI, "pretrain", size.arch(arch), str(data), *option_words(options)),
-        makes=folder / f"checkpoint_update_{updates}.pt",
-        needs=needs,
-        checkpoints=KEPT_CHECKPOINTS,
-    )
-    if training.is_longer:
-        splits = []
-    else:
-        splits = ["test"]
-    if training.corpus == WIKITEXT and arch in BASE:
-        splits.append("valid")
+    steps = [
+        Step(
+            name=f"train_{training.name}",
+            what=f"{arch} on {training.corpus}, {updates:,} updates",
+            command=our_command("pretrain", size.arch(arch), data, **options),
+            makes=folder / f"checkpoint_update_{updates}.pt",
+            needs=needs,
+            checkpoints=KEPT_CHECKPOINTS,
+        )
+    ]
     lengths = next(length for length in ("large", "24b", "base") if length in arch)
-    steps = [step]
     for split in splits:
-        file = folder / f"{split}.json"
-        options = {"split": split, **(size.evaluation or {"lengths": lengths}), "json": file}
-        command = (CLI, "lm", "evaluate", str(folder / "checkpoint_best.pt"), str(data), *option_words(options))
-        what = f"{arch} on {training.corpus}, {split} split, at batch 1"
-        steps.append(Step(f"{split}_{training.name}", what, command, file, (step.name,)))
+        options = {"split": split, **(size.evaluation or {"lengths": lengths}), "json": folder / f"{split}.json"}
+        step = Step(
+            name=f"{split}_{training.name}",
+            what=f"{arch} on {training.corpus}, {split} split, at batch 1",
+            command=our_command("lm", "evaluate", folder / "checkpoint_best.pt", data, **options),
+            makes=folder / f"{split}.json",
+            needs=(f"train_{training.name}",),
+        )
+        steps.append(step)
     return steps
 
 
@@ -422,41 +444,42 @@ class _Page:
     def base_models(self, report: Path) -> str:
         """Return Tables 2 and 6, and the losses of these trainings."""
         results = self.out / "bench" / "results.json"
+        seconds = {}
         if results.exists():
-            cells = read_json(results)["cells"]
-        else:
-            cells = []
-        seconds = {
-            row["model"]: row["seconds"] for cell in cells for row in cell["rows"] if cell["workload"] == "causal"
-        }
+            for cell in read_json(results)["cells"]:
+                if cell["workload"] == "causal":
+                    seconds |= {row["model"]: row["seconds"] for row in cell["rows"]}
         baseline = seconds.get(self.size.arch(BASE[0]))
-        printed_baseline = TABLE_2[BASE[0]].milliseconds
         rows = []
-        for arch, printed in TABLE_2.items():
-            job = job_of_arch(arch)
+        for printed in TABLE_2:
+            job = job_of_arch(printed.arch)
+            beside = TABLES_6_AND_7[printed.arch]
             gigaflops = count_flops(job.pattern, job.sizes, SEGMENT, REMEMBERED) / 1e9
-            of_model = seconds.get(self.size.arch(arch))
+            of_model = seconds.get(self.size.arch(printed.arch))
+            time = NOTHING
             share = NOTHING
+            if of_model:
+                time = milliseconds(of_model)
             if of_model and baseline:
                 share = f"{of_model['median'] / baseline['median']:.2f}"
             rows.append(
                 {
                     "model": printed.name,
                     "pattern": f"`{job.pattern}`",
-                    "ms": milliseconds(of_model) if of_model else NOTHING,
+                    "ms": time,
                     "ms (paper)": f"{printed.milliseconds:.1f}",
                     "of Transformer-XL's": share,
-                    "of Transformer-XL's (paper)": f"{printed.milliseconds / printed_baseline:.2f}",
-                    "PPL": self._perplexity(Training(WIKITEXT, arch)),
+                    "of Transformer-XL's (paper)": f"{printed.milliseconds / TABLE_2[0].milliseconds:.2f}",
+                    "PPL": self._perplexity(Training(WIKITEXT, printed.arch)),
                     "PPL (paper)": f"{printed.measure:.1f}",
                     "parameters": f"{job.parameters / 1e6:.0f}M",
-                    "parameters (paper)": f"{TABLES_6_AND_7[arch].parameters}M",
+                    "parameters (paper)": f"{beside.parameters}M",
                     "GFLOPs": f"{gigaflops:.1f}",
-                    "GFLOPs (paper)": f"{TABLES_6_AND_7[arch].gigaflops}",
+                    "GFLOPs (paper)": f"{beside.gigaflops}",
                 }
             )
         blocks = [markdown_table(rows, left=("pattern",)), "Parameters and GFLOPs are counted at the paper's size."]
-        if not cells:
+        if not results.exists():
             blocks.append(missing("bench"))
         blocks.append(show_losses([self.out / "training" / arch for arch in BASE], report, "train_*"))
         return "\n\n".join(blocks)
@@ -464,26 +487,26 @@ class _Page:
     def large_models(self, _: Path) -> str:
         """Return Table 3."""
         rows = []
-        for (corpus, arch), printed in TABLE_3.items():
-            has_words = corpus == WIKITEXT
-            found = self._evaluation(Training(corpus, arch))
+        for printed in TABLE_3:
+            found = self._evaluation(Training(printed.corpus, printed.arch))
             time = NOTHING
-            measure = NOTHING
             if found:
                 time = f"{1000 * found['tgt_len'] / found['tokens_per_second']:.1f}"
-                if has_words:
-                    measure = f"{found['perplexity']:.1f}"
-                else:
-                    measure = f"{found['bits_per_token']:.3f}"
+            if printed.corpus == WIKITEXT:
+                measure = self._perplexity(Training(printed.corpus, printed.arch))
+                printed_measure = f"{printed.measure:.1f}"
+            else:
+                measure = f"{found['bits_per_token']:.3f}" if found else NOTHING
+                printed_measure = f"{printed.measure:.2f}"
             rows.append(
                 {
-                    "text": corpus,
+                    "text": printed.corpus,
                     "model": printed.name,
-                    "pattern": f"`{CAUSAL_ARCHITECTURES[arch].sublayer_pattern}`",
+                    "pattern": f"`{CAUSAL_ARCHITECTURES[printed.arch].sublayer_pattern}`",
                     "ms per segment": time,
                     "ms (paper)": f"{printed.milliseconds:.1f}",
                     "PPL / bpc": measure,
-                    "PPL / bpc (paper)": f"{printed.measure:.1f}" if has_words else f"{printed.measure:.2f}",
+                    "PPL / bpc (paper)": printed_measure,
                 }
             )
         explanation = (
@@ -496,23 +519,20 @@ class _Page:
         short = self.size.updates_of(BASE[0])
         long = self.size.longer
         rows = []
-        for arch, printed in TABLES_6_AND_7.items():
+        for model in TABLE_2:
+            printed = TABLES_6_AND_7[model.arch]
+            training = Training(WIKITEXT, model.arch)
             rows.append(
                 {
-                    "model": TABLE_2[arch].name,
-                    f"valid PPL at {short:,}": self._perplexity(Training(WIKITEXT, arch), "valid"),
+                    "model": model.name,
+                    f"valid PPL at {short:,}": self._perplexity(training, "valid"),
                     "at 40k (paper)": f"{printed.valid_40k:.1f}",
-                    f"valid PPL at {long:,}": self._perplexity(Training(WIKITEXT, arch, is_longer=True), "valid"),
+                    f"valid PPL at {long:,}": self._perplexity(replace(training, is_longer=True), "valid"),
                     "at 140k (paper)": f"{printed.valid_140k:.1f}",
                 }
             )
         return markdown_table(rows)
 
 
-def main(words: Sequence[str]) -> None:
-    """Write Python's prose as three texts into the folder that is given."""
-    write_texts(Path(words[0]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_texts(Path(sys.argv[1]))

@@ -24,6 +24,7 @@ from lazyformer_fairseq.experiments import trainings
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare import task
 from lazyformer_fairseq.experiments.compare.report import write_report
+from lazyformer_fairseq.experiments.compare.results import read_folder
 from lazyformer_fairseq.experiments.compare.run import compare
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
 from lazyformer_fairseq.experiments.folder import kept
@@ -114,6 +115,14 @@ def test_an_interrupted_comparison_comes_to_the_same_to_the_bit(finished, data_f
     assert resumed.keys() == {(name, seed) for name in MODELS for seed in "12"}
     with pytest.raises(UserError, match=r"other settings \(updates is 4 there, 5 here\)"):
         compare(tiny(data_folder, updates=5), finished[0], [])
+
+
+def test_a_folder_of_other_data_is_refused(finished, data_folder, monkeypatch):
+    monkeypatch.setattr(task, "hash_data", lambda _: {"train.bin": "0" * 64})
+    with pytest.raises(
+        UserError, match=f"{finished[0]}: holds a comparison .*the SHA-256 of train.bin is '.*' there, '00"
+    ):
+        compare(tiny(data_folder), finished[0], [])
 
 
 @pytest.mark.parametrize("name", ["lengths.json", "costs.json", "runs/bert-seed1-rate0.01/result.json"])
@@ -445,7 +454,7 @@ def test_flops_and_a_trial_are_of_the_lengths_that_a_training_reads(model, data_
     seconds = [9.0] * comparison_run.TRIAL_WARM_UP + [1.0] * 8 + [2.0] * 10 + [4.0] * 2  # 25 in all
     assert comparison_run._mean_of_medians(compared, spec, seconds) == pytest.approx(0.5 * 1 + 0.4 * 2 + 0.1 * 4)
     training = compared.open_training(
-        comparison_run.Jobs(compared, tmp_path, settings.specs, {"b": ("b", 10)}).run("b", 1, 0.01)
+        comparison_run.Jobs(compared, tmp_path, settings.specs, {"b": ("b", 10)}).job("b", 1, 0.01)
     )
     shapes = []
     monkeypatch.setattr(training.model, "forward", lambda **batch: shapes.append(batch["src_tokens"].shape[1]) or 1 / 0)
@@ -522,7 +531,7 @@ def test_a_model_that_diverges_ends_in_no_number_and_the_others_go_on(data_folde
     assert curves["bert"]["updates"] == curves["mine"]["updates"] == [0, 1, 4]
     assert math.isnan(curves["mine"]["loss"][-1]) and math.isfinite(curves["mine"]["loss"][-2])
     assert math.isfinite(curves["bert"]["loss"][-1])
-    assert "nan" in write_report(results_of(tmp_path / "both"), tmp_path / "report")
+    assert "nan" in write_report(read_folder(tmp_path / "both"), tmp_path / "report")
 
 
 def test_costs_are_measured_anew_where_trainings_were_removed_for_other_settings(data_folder, tmp_path):

@@ -10,7 +10,7 @@ from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_parameters
-from lazyformer_fairseq.experiments.compare import report
+from lazyformer_fairseq.experiments.compare import report, results
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.run import parameters_of_sublayers, with_equal_parameters
@@ -107,6 +107,7 @@ def asked(monkeypatch):
     """What the command would compare."""
     found = []
     monkeypatch.setattr(report, "write_report", lambda *_: "")
+    monkeypatch.setattr(results, "comparison_of", lambda _: None)
     monkeypatch.setattr(comparison_run, "compare", lambda settings, *_: found.append(settings) or {})
 
     def ask(data: Path, *words: object) -> CompareSettings:

@@ -1,4 +1,4 @@
-"""The report of a search from a trained encoder: a page, tables for programs, pictures."""
+"""The report of a search from a trained encoder: a page and a picture."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,21 +9,22 @@ from lazyformer_fairseq.experiments.search.space import compact
 from lazyformer_fairseq.report.figures import COLOURS, picture
 from lazyformer_fairseq.report.numbers import with_spread
 from lazyformer_fairseq.report.page import Block, write_page
-from lazyformer_fairseq.report.tables import markdown_table, write_csv
+from lazyformer_fairseq.report.tables import markdown_table
 
 LINEAR = 0.05  # bits: from here on axes and colours go by ratios
 
 
 def write_report(result: Mapping[str, Any], path: Path) -> None:
-    """Write ``report.md``, ``changes.csv``, ``patterns.csv`` and ``losses.png`` into a folder."""
-    write_csv(result["changes"], path / "changes.csv")
-    write_csv([each | {"by_place": " ".join(each["by_place"])} for each in result["measured"]], path / "patterns.csv")
+    """Write ``report.md`` and ``losses.png`` into a folder."""
     _draw_losses(result, path / "losses.png")
     write_page(_page(result, path), path, "report")
 
 
 def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
     original = result["original"]
+    shown = {}  # patterns whose latency was measured, each once
+    for row in (original, *(row["found"] for row in result["budgets"])):
+        shown[row["pattern"]] = row | {"measured_ms": row["measured_ms"]["median"]}
     promising = [row for row in result["measured"] if not row["is_scored"]]
     return [
         "# Patterns from a trained model",
@@ -35,7 +36,7 @@ def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
         "On other text: on as much text that had no part in the selection.",
         f"The search measured {len(result['measured'])} patterns. Where several sublayers change, the sum of scores "
         f"{_correlated(promising, 'sum', 'above')}. Predicted latency "
-        f"{_correlated(_shown(result), 'predicted_ms', 'measured_ms')}.",
+        f"{_correlated(shown.values(), 'predicted_ms', 'measured_ms')}.",
         "## Go on with one",
         _continue_lines(result, path),
         "## What each change costs alone",
@@ -50,13 +51,16 @@ def budgets_table(result: Mapping[str, Any]) -> str:
 
 def _row(each: Mapping[str, Any]) -> dict[str, str]:
     found = each["found"]
+    sum_of_scores = ""
+    if found["sum"] is not None:
+        sum_of_scores = f"{found['sum']:+.3f}"
     return {
         "budget": f"{each['budget']:.0%}",
         "pattern": f"`{compact(found['pattern'])}`",
         "latency, predicted": f"{found['predicted_share']:.0%}",
         "measured": f"{found['measured_share']:.0%}",
         "ms (quartiles)": _milliseconds(found),
-        "sum of scores": "" if found["sum"] is None else f"{found['sum']:+.3f}",
+        "sum of scores": sum_of_scores,
         "bits above the original": _above(found),
         "on other text": _above(found["on_other_text"]),
     }
@@ -70,12 +74,6 @@ def _above(row: Optional[Mapping[str, Any]]) -> str:
 
 def _milliseconds(row: Mapping[str, Any]) -> str:
     return with_spread(row["measured_ms"], 2)
-
-
-def _shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the patterns whose latency was measured, each once."""
-    rows = [result["original"], *(row["found"] for row in result["budgets"])]
-    return list({row["pattern"]: row | {"measured_ms": row["measured_ms"]["median"]} for row in rows}.values())
 
 
 def _correlated(rows: Iterable[Mapping[str, Any]], one: str, other: str) -> str:
@@ -97,16 +95,15 @@ def _continue_lines(result: Mapping[str, Any], path: Path) -> str:
 
 
 def _changes_table(result: Mapping[str, Any]) -> str:
-    """Return bits above the original by place and change; a change that needs others is in ``changes.csv`` alone."""
+    """Return bits above the original by place and change; a change that needs others is in ``result.json`` alone."""
     alone = [each for each in result["changes"] if each["is_alone"]]
-    names = list(dict.fromkeys(each["becomes"] for each in alone))
-    scores = {(each["place"], each["becomes"]): f"{each['score']:+.3f}" for each in alone}
-    headers = {name: "nothing" if name == "-" else f"`{name}`" for name in names}
-    rows = [
-        {"place": str(place), "was": f"`{was}`"} | {headers[name]: scores.get((place, name), "") for name in names}
-        for place, was in enumerate(result["original"]["by_place"])
-    ]
-    return markdown_table(rows, left=("was",))
+    headers = dict.fromkeys(f"`{each['becomes']}`" for each in alone)
+    rows = []
+    for place, was in enumerate(result["original"]["by_place"]):
+        rows.append({"place": str(place), "was": f"`{was}`", **dict.fromkeys(headers, "")})
+    for each in alone:
+        rows[each["place"]][f"`{each['becomes']}`"] = f"{each['score']:+.3f}"
+    return markdown_table(rows, left=("was",)).replace("`-`", "nothing")
 
 
 def _draw_losses(result: Mapping[str, Any], path: Path) -> None:

@@ -243,7 +243,7 @@ def latencies(tmp_path) -> Path:
 def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
     out = tmp_path / "out"
     said = invoke(*COMPRESS, model, data_folder, out, "--budgets", "0.8,0.5", "--latencies", latencies, *SMALL)
-    files = "settings.json scores.json result.json report.md changes.csv patterns.csv losses.png models .lock"
+    files = "settings.json scores.json result.json report.md losses.png models .lock"
     assert {path.name for path in out.iterdir()} == set(files.split())
     result = json.loads((out / "result.json").read_text())
     old = LazyFormerModel.from_pretrained(model)

@@ -52,7 +52,7 @@ class ModelSpec:
 
     @property
     def is_external(self) -> bool:
-        """Whether it is a model of fairseq or transformers."""
+        """True for a model of fairseq or transformers."""
         return self.what in ("fairseq", "huggingface")
 
     @property

@@ -289,7 +289,7 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Ratio:
-    """How long a model took, in units of its baseline's own time.
+    """The time that a model took, in units of its baseline's own.
 
     Attributes:
         by_seed: of runs of equal seed; NEVER where the model did not reach the target.

@@ -109,7 +109,7 @@ class Size:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether it is the miniature."""
+        """True for the miniature."""
         return self.shrink > 1
 
     def widths(self, arch: str) -> tuple[int, int, int]:

@@ -1,7 +1,5 @@
 """The report of a search: tables and pictures of its result."""
 
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,35 +50,7 @@ def _page(result: Result) -> list[Block]:
         warning = has_shown_nothing(losses, result["unigram_loss"])
         if warning:
             page.append(warning)
-    page.append(
-        "To train the patterns side by side, by three seeds; give other widths to see whether they stay the best:"
-    )
-    page.append(_comparison(result, fronts))
     return page
-
-
-def _comparison(result: Result, fronts: Sequence[Result]) -> str:
-    """Return a command that trains the baseline and all that was found, in the sizes of the search."""
-    settings = result["settings"]
-    sizes = result["sizes"]
-    names = {result["baseline"]["pattern"]: "baseline"}
-    for front in fronts:
-        method = re.sub(r"\W+", "_", front["method"].split(",")[0]).strip("_")
-        for point in front["points"]:
-            if point["pattern"]:
-                if point["budget"] is None:
-                    share = ""
-                else:
-                    share = f"-{100 * point['budget']:.0f}"
-                names.setdefault(point["pattern"], f"{method}{share}")
-    options = {name.replace("_", "-"): shlex.quote(str(value)) for name, value in result["of_trainings"].items()}
-    lines = [
-        f"lazyformer compare {settings['data']} FOLDER --task {settings['task']}",
-        *(f"--model '{name}={pattern}'" for pattern, name in names.items()),
-        f"--embed-dim {sizes['embed_dim']} --ffn-embed-dim {sizes['ffn_embed_dim']} --heads {sizes['num_heads']}",
-        " ".join(f"--{name} {value}" for name, value in options.items()),
-    ]
-    return "```bash\n" + " \\\n  ".join(lines) + "\n```"
 
 
 def _front_table(baseline: Result, fronts: Sequence[Result]) -> Table:

@@ -106,11 +106,9 @@ class Search:
         settings = self.settings
         probabilities: list[list[list[float]]] = []
         unigram_loss = None
-        how_trained = {"recipe": settings.recipe, "batch_size": settings.batch_size, **self.material.sizes}
         if settings.budgets:
             fronts = self._fronts()
             unigram_loss = self.material.compared.describe_data()["frequencies_bits"]["valid"]
-            how_trained["updates"] = settings.max_updates
         else:
             training = SupernetTraining(
                 self.material.build_supernet(),
@@ -134,7 +132,6 @@ class Search:
             "machine": describe_machine(settings.device),
             "versions": describe_versions(),
             "settings": {name: getattr(settings, name) for name in ("data", "task", "candidates", "lengths")},
-            "sizes": asdict(self.material.network_sizes),
             **fronts,
             "baseline": described[settings.baseline],
             "probabilities": probabilities,
@@ -143,7 +140,6 @@ class Search:
                 [each["measured"]["median"] for each in described.values()],
             ),
             "unigram_loss": unigram_loss,
-            "of_trainings": how_trained,
             "rank_correlations": self.trainings.rank_correlations(),
             "trained": [
                 {"pattern": compact(pattern), "predicted": self._latency(pattern), "losses": losses}

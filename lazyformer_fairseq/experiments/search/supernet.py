@@ -172,7 +172,7 @@ class Mixture(nn.Module):
         shared: Context,
         memory_BMC: Optional[Tensor] = None,
     ) -> tuple[Tensor, SharedState]:
-        """As a :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer`'s."""
+        """Return what a :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer` does."""
         weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))
         mixed: Optional[Tensor] = None
         own: list[tuple[Tensor, Tensor]] = []

@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,7 +85,7 @@ def test_a_front_stands_beside_its_control(search, finished):
             assert point["predicted"] <= point["budget"] * baseline * 1.0001
             assert point["predicted"] == pytest.approx(latency_of(PRICES, expand(point["pattern"])))
             assert point["measured"]["median"] > 0 and 5 < point["loss"] < 9
-            assert f"={point['pattern']}'" in table and f"{point['loss']:.3f}" in table
+            assert f"`{point['pattern']}`" in table and f"{point['loss']:.3f}" in table
         if front in ("found", "control"):
             assert points[0]["loss"] >= points[1]["loss"]  # a higher budget is never worse
     losses = {each["pattern"]: each["losses"] for each in result["trained"]}
@@ -134,20 +133,6 @@ def test_what_goes_on_is_to_the_bit_what_it_would_be_from_scratch(finished, data
 def test_trainings_in_processes_of_their_own_come_to_the_same(search, finished, tmp_path):
     search(tmp_path / "out", *FRONT.split(), "--alone")
     assert result_of(tmp_path / "out")["trained"] == result_of(finished("front"))["trained"]
-
-
-@pytest.mark.slow
-def test_the_reports_last_command_comes_to_the_same_losses_by_the_recipe_laptop(search, tmp_path):
-    words = "--evaluations 2 --budgets 1.0 --rungs 2 --no-control --validation-tokens 256 --recipe laptop"
-    said = search(tmp_path / "out", *words.split(), "--encoder-attention-heads", "4")
-    (command,) = re.findall(r"^lazyformer (compare .*?)\n```", said, re.DOTALL | re.MULTILINE)
-    compare = shlex.split(command.replace("\\\n", "").replace("FOLDER", str(tmp_path / "compared")))
-    invoke(*compare, "--seeds", "1", "--validation-tokens", "256", "--device", "cpu")
-    models = json.loads((tmp_path / "compared" / "results.json").read_text())["models"]
-    losses = {each["pattern"]: each["runs"]["1"]["final"]["loss"] for each in models.values()}
-    result = result_of(tmp_path / "out")
-    points = [result["baseline"], *result["found"]["points"]]
-    assert losses == {point["pattern"]: pytest.approx(point["loss"], abs=1e-6) for point in points}
 
 
 def test_with_all_kept_ranks_are_compared_over_all(search, tmp_path):
@@ -206,7 +191,6 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
     cost, (point,) = result["found"]["cost"], result["found"]["points"]
     assert cost == {"weights_updates": 12, "architecture_updates": 8}
     assert not (out / "front.png").exists() and result["trained"] == []
-    assert "--recipe adam --batch-size 128" in (out / "table.md").read_text()
     (rows,) = result["probabilities"]
     assert [sum(row) for row in rows] == pytest.approx([1] * 4) and rows[0][1] == 0
     by_layer = ""
@@ -304,7 +288,6 @@ def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
     invoke("search", lm_data, tmp_path / "out", *options, "", "--latencies", tmp_path / "prices.json")
     result = result_of(tmp_path / "out")
     assert result["found"]["points"][-1]["loss"] <= result["found"]["points"][0]["loss"]
-    assert "--tgt-len 8 --mem-len 8 --adaptive-softmax-cutoff ''" in (tmp_path / "out" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What may stand at each place of a trained encoder: its own sublayers, and candidates that could replace them.
+"""The sublayers that may stand at each place of a trained encoder: its own, and candidates that could replace them.
 
 Places are those of the trained model's sublayers. ``by_place`` names a pattern by them: the text of each sublayer, that
 of identity where it goes.

@@ -1,10 +1,9 @@
 """The report of a search from a trained encoder: a page and a picture."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from lazyformer_fairseq.experiments.search import latency
 from lazyformer_fairseq.experiments.search.space import compact
 from lazyformer_fairseq.report.figures import COLOURS, picture
 from lazyformer_fairseq.report.numbers import with_spread
@@ -22,10 +21,6 @@ def write_report(result: Mapping[str, Any], path: Path) -> None:
 
 def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
     original = result["original"]
-    shown = {}  # patterns whose latency was measured, each once
-    for row in (original, *(row["found"] for row in result["budgets"])):
-        shown[row["pattern"]] = row | {"measured_ms": row["measured_ms"]["median"]}
-    promising = [row for row in result["measured"] if not row["is_scored"]]
     return [
         "# Patterns from a trained model",
         f"`{compact(original['pattern'])}`: {original['bits']:.3f} bits per masked token, on "
@@ -34,11 +29,8 @@ def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
         "update.",
         budgets_table(result),
         "On other text: on as much text that had no part in the selection.",
-        f"The search measured {len(result['measured'])} patterns. Where several sublayers change, the sum of scores "
-        f"{_correlated(promising, 'sum', 'above')}. Predicted latency "
-        f"{_correlated(shown.values(), 'predicted_ms', 'measured_ms')}.",
-        "## Go on with one",
-        _continue_lines(result, path),
+        f"The search measured {len(result['measured'])} patterns. `lazyformer pretrain {path / 'models'}/BUDGET DATA` "
+        "trains the one of a budget further.",
         "## What each change costs alone",
         _changes_table(result),
     ]
@@ -74,24 +66,6 @@ def _above(row: Optional[Mapping[str, Any]]) -> str:
 
 def _milliseconds(row: Mapping[str, Any]) -> str:
     return with_spread(row["measured_ms"], 2)
-
-
-def _correlated(rows: Iterable[Mapping[str, Any]], one: str, other: str) -> str:
-    pairs = [(row[one], row[other]) for row in rows if row[one] is not None]
-    found = latency.rank_correlations([before for before, _ in pairs], [after for _, after in pairs])
-    if found is None:
-        return "has too few values for a rank correlation with what was measured"
-    return f"has a rank correlation of {found['spearman']:.2f} with what was measured"
-
-
-def _continue_lines(result: Mapping[str, Any], path: Path) -> str:
-    """Return commands that go on with pre-training, one for each budget."""
-    data = "DATA"
-    if Path(result["text"]).is_dir():
-        data = result["text"]
-    folders = [path / "models" / f"{row['budget']:g}" for row in result["budgets"]]
-    lines = [f"lazyformer pretrain {folder} {data} --save-dir {path / 'trained' / folder.name}" for folder in folders]
-    return "\n".join(["```bash", *lines, "```"])
 
 
 def _changes_table(result: Mapping[str, Any]) -> str:

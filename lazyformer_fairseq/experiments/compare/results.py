@@ -69,9 +69,9 @@ class Run:
     curve: Mapping[str, np.ndarray]
     final: Mapping[str, float]
 
-    def whole(self, cost: str) -> float:
-        """Return the cost of the whole training, in a unit of COSTS."""
-        return float(self.curve[cost][-1])
+    def wholes(self) -> dict[str, float]:
+        """Return the costs of the whole training, by name."""
+        return {cost: float(self.curve[cost][-1]) for cost in COSTS}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Model:
 
     def wholes(self, cost: str) -> list[float]:
         """Return the cost of the whole training of each seed."""
-        return [run.whole(cost) for run in self.runs.values()]
+        return [run.wholes()[cost] for run in self.runs.values()]
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,6 @@ class TimeToTarget:
         target: a value of the measure.
         times: by seed and cost.
         ratios: by cost, to the baseline's own; empty where the baseline has no time of its own.
-        shares: of the whole clock, by seed, the share that reached it; NEVER for none.
     """
 
     model: str
@@ -348,7 +347,6 @@ class TimeToTarget:
     target: float
     times: Times
     ratios: Mapping[str, Ratio]
-    shares: Mapping[int, float]
 
     def median(self, cost: str) -> float:
         """Return the median over seeds of a cost."""
@@ -363,74 +361,53 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
         target: a value, or the median over seeds of the final value of each model's baseline.
     """
     found = []
+    measure = comparison.measure
     for family, models in comparison.families.items():
         baseline = models[-1].baseline
-        value = target_value(comparison, baseline, target)
-        for clock in CLOCKS if len(models) > 1 else CLOCKS[:1]:
-            own = _own_times(comparison, baseline, target, clock)
-            times, shares = _times(models, clock, value, comparison)
-            if family == baseline and target == BASELINE:
-                times = own
-                shares = dict.fromkeys(own, 1.0)
+        longest = comparison.longest(baseline)
+        value = target
+        if target == BASELINE:
+            value = float(np.median(longest.finals(measure.name)))
+        clocks = CLOCKS
+        if len(models) == 1:
+            clocks = ("curve",)
+        for clock in clocks:
+            own = _times(comparison.families[baseline], clock, value, measure)
+            if target == BASELINE:  # the baseline reaches its own end there, whatever its curve did before
+                own = {seed: run.wholes() for seed, run in longest.runs.items()}
+            times = own
+            if family != baseline:
+                times = _times(models, clock, value, measure)
             ratios = {}
             for cost in COSTS:
                 ratio = _ratio(times, own, cost)
                 if ratio is not None:
                     ratios[cost] = ratio
-            found.append(
-                TimeToTarget(model=family, clock=clock, target=value, times=times, ratios=ratios, shares=shares)
-            )
+            found.append(TimeToTarget(model=family, clock=clock, target=value, times=times, ratios=ratios))
     return found
 
 
-def target_value(comparison: Comparison, baseline: str, target: Target) -> float:
-    """Return the target as a value of the measure."""
-    if target == BASELINE:
-        return float(np.median(comparison.longest(baseline).finals(comparison.measure.name)))
-    return float(target)
-
-
-def _own_times(comparison: Comparison, baseline: str, target: Target, clock: str) -> Times:
-    """Return the baseline's own time: its whole training where the target is its own end, which it reaches there."""
-    if target == BASELINE:
-        runs = comparison.longest(baseline).runs.items()
-        return {seed: {cost: run.whole(cost) for cost in COSTS} for seed, run in runs}
-    return _times(comparison.families[baseline], clock, float(target), comparison)[0]
-
-
-def _times(
-    models: Sequence[Model],
-    clock: str,
-    target: float,
-    comparison: Comparison,
-) -> tuple[Times, Mapping[int, float]]:
-    """Return what it cost each seed to reach the target, and the share of the training that did; NEVER for none.
+def _times(models: Sequence[Model], clock: str, target: float, measure: Measure) -> Times:
+    """Return what it cost each seed to reach the target; NEVER where it did not.
 
     Args:
         models: of a family, the shortest training first.
         clock: one of CLOCKS.
         target: a value of the measure.
-        comparison: all models.
+        measure: says whether less is better.
     """
-    measure = comparison.measure
     times = {}
-    shares = {}
     if clock == "curve":
         for seed, run in models[-1].runs.items():
             values = run.curve[measure.name]
             times[seed] = {cost: first_crossing(run.curve[cost], values, target, measure) for cost in COSTS}
-            shares[seed] = models[-1].share
-        return times, shares
-    for seed in dict.fromkeys(seed for model in models for seed in model.runs):
-        times[seed] = dict.fromkeys(COSTS, NEVER)
-        shares[seed] = NEVER
-        for model in models:
-            run = model.runs.get(seed)
-            if run is not None and measure.reaches(run.final[measure.name], target):
-                times[seed] = {cost: run.whole(cost) for cost in COSTS}
-                shares[seed] = model.share
-                break
-    return times, shares
+        return times
+    for model in models:
+        for seed, run in model.runs.items():
+            times.setdefault(seed, dict.fromkeys(COSTS, NEVER))
+            if times[seed]["updates"] == NEVER and measure.reaches(run.final[measure.name], target):
+                times[seed] = run.wholes()
+    return times
 
 
 def first_crossing(spent: np.ndarray, values: np.ndarray, target: float, measure: Measure) -> float:

@@ -25,7 +25,6 @@ from lazyformer_fairseq.training.objectives.head import HeadObjective
 from lazyformer_fairseq.training.objectives.labelled_texts import LabelledTextsObjective
 from lazyformer_fairseq.training.objectives.network import Network
 
-BASELINE = "majority class or constant"
 VALID_BATCH_SIZE = 32  # the last digits of scores depend on it
 
 
@@ -52,21 +51,19 @@ class TuningProtocol:
 
 @dataclass(frozen=True)
 class Score:
-    """A number of a report's first table, and a panel of its pictures: a metric on a development split of a task.
+    """A number of a report's table: a metric on a development split of a task.
 
     Attributes:
         name: the name that the paper prints.
         task: name in the table of tasks.
-        split: fairseq's name of the development split, a key of the task's `splits`.
         metric: name of the metric.
-        column: name of the column in CSV files.
+        split: fairseq's name of the development split, a key of the task's `splits`.
     """
 
     name: str
     task: str
-    split: str
     metric: str
-    column: str
+    split: str = "valid"
 
 
 @dataclass(frozen=True)
@@ -75,19 +72,15 @@ class TableRow:
 
     Attributes:
         name: the model.
-        source: "ours", "baseline" or "paper".
         updates: updates of pre-training.
         scores: name of a score -> percent; those that are known.
-        incomplete: tasks whose grid lacks runs.
-        one_class: scores on development sets whose rows all have one label.
+        marks: name of a score -> what is printed behind it.
     """
 
     name: str
-    source: str
     updates: Optional[int]
     scores: Mapping[str, float]
-    incomplete: frozenset[str] = frozenset()
-    one_class: frozenset[str] = frozenset()
+    marks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,10 +135,9 @@ class Benchmark(ABC):
             starts anew. A longer one saves its optimizer, twice the size of its model, after each epoch, and
             resumes from there.
         prepared_in: the folder of prepared data in that of a grid.
-        cuts_inputs: whether inputs are cut to the positions that a model has.
-        scores: the scores of the report's first table.
+        scores: the scores of the report's table.
         average: whether the table has their mean too.
-        baseline_name: the baseline's name in pictures.
+        baseline_name: the name of the baseline in the table.
     """
 
     name: ClassVar[str]
@@ -155,7 +147,6 @@ class Benchmark(ABC):
     options: ClassVar[frozenset[str]] = frozenset()
     rows_worth_resuming: ClassVar[int] = 200_000
     prepared_in: ClassVar[str] = "tasks"
-    cuts_inputs: ClassVar[bool] = True
     scores: ClassVar[tuple[Score, ...]]
     average: ClassVar[bool] = False
     baseline_name: ClassVar[str]
@@ -199,29 +190,38 @@ class Benchmark(ABC):
         rows, _ = request.data.size_of("train")
         return min(rows, request.max_train_rows or rows)
 
-    def longest_input(self, wanted: GridSettings) -> Optional[int]:
-        """Return the tokens of the longest input that will be prepared, where they must fit the model."""
+    def longest_input(
+        self,
+        wanted: GridSettings,  # noqa: ARG002  for benchmarks whose inputs are not cut
+        prepared: Optional[PreparedFolder] = None,  # noqa: ARG002
+    ) -> Optional[int]:
+        """Return the tokens of the longest input, prepared or to be prepared; None where inputs are cut to the model.
+
+        Args:
+            wanted: how data will be prepared.
+            prepared: the data, once it is there.
+        """
         return None
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedFolder]) -> dict[str, Any]:
         """Return settings that decide results and that only runs of this benchmark have, as JSON."""
-        return {}
 
     @abstractmethod
     def objective(self, request: RunRequest) -> HeadObjective:
         """Return what a run learns."""
 
     @abstractmethod
-    def baselines(self, request: RunRequest, split: str) -> dict[str, dict[str, float]]:
-        """Return each metric of answers that need no model, by their name; they may learn from training labels."""
+    def baseline(self, request: RunRequest, split: str) -> dict[str, float]:
+        """Return each metric of an answer that needs no model; it may learn from training labels."""
 
     # --- report -------------------------------------------------------------------------------------------------------
 
     @property
     def columns(self) -> Mapping[str, tuple[str, ...]]:
-        """Columns of the first table, and the scores that each holds."""
+        """The columns of the report's table, and the scores that each holds."""
         return {score.name: (score.name,) for score in self.scores}
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
@@ -231,21 +231,21 @@ class Benchmark(ABC):
             value = results.baseline(score.task, score.split, score.metric)
             if value is not None:
                 scores[score.name] = value
-        return [TableRow(self.baseline_name, "baseline", None, scores)]
+        return [TableRow(self.baseline_name, None, scores)]
 
-    def notes(self, results: Results) -> Iterator[str]:
+    def notes(self, results: Results) -> Iterator[str]:  # noqa: ARG002  for other benchmarks
         """Yield what a reader needs to compare the numbers with others, a sentence or two each."""
         yield "A score is the median over seeds at each learning rate, and of these medians the best; times 100."
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
         """Write what the runs (task -> folder, or checkpoint) predict for unlabelled data into `folder`.
 
         Returns:
             What the command prints: a line per file, and remarks.
         """
-        raise UserError(f"{self.name} has no data without labels to predict")
 
 
 class TextsBenchmark(Benchmark):
@@ -257,7 +257,7 @@ class TextsBenchmark(Benchmark):
 
     prepared: ClassVar[type[PreparedTask]] = PreparedTask
     options = frozenset(("max_length", "max_train_rows", "glue_head"))
-    baseline_name = BASELINE
+    baseline_name = "majority class or constant"
 
     def place(self, folder: Path, name: str) -> Path:
         """Return where a task lies in the folder of prepared data."""
@@ -285,7 +285,11 @@ class TextsBenchmark(Benchmark):
                     prepared.read(split, None, 0)
         return found
 
-    def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedTask]) -> dict[str, Any]:
+    def extra_settings(
+        self,
+        given: GridSettings,
+        prepared: Mapping[str, PreparedTask],  # noqa: ARG002  for SQuAD
+    ) -> dict[str, Any]:
         """Return kind and dropout of the head."""
         return head_settings(given.glue_head)
 
@@ -302,7 +306,7 @@ class TextsBenchmark(Benchmark):
             **arguments,
         )
 
-    def baselines(self, request: RunRequest, split: str) -> dict[str, dict[str, float]]:
+    def baseline(self, request: RunRequest, split: str) -> dict[str, float]:
         """Return the metrics of the best answer of a model that has seen the training labels but no text."""
         task: TaskDescription = request.data.task
         seen = request.data.read("train", None, 0).targets
@@ -313,7 +317,7 @@ class TextsBenchmark(Benchmark):
         else:
             constant = np.bincount(seen).argmax()
         guesses = np.full(len(targets), constant)
-        return {BASELINE: {name: METRICS[name](guesses, np.array(targets)) for name in task.metrics}}
+        return {name: METRICS[name](guesses, np.array(targets)) for name in task.metrics}
 
 
 def head_settings(text: Optional[str]) -> dict[str, Any]:
@@ -324,6 +328,9 @@ def head_settings(text: Optional[str]) -> dict[str, Any]:
     kind, _, dropout = (text or "dense").partition(":")
     if kind not in ("dense", "linear") or not re.fullmatch(r"(0(\.\d+)?)?", dropout):
         raise UserError(f"--glue-head {text}: give dense or linear, or a dropout below 1 too, as in dense:0.1")
-    if kind == "dense":
-        return {"head": None, "head_dropout": float(dropout) if dropout else None}
-    return {"head": kind, "head_dropout": float(dropout or 0.1)}
+    if kind == "linear":
+        return {"head": kind, "head_dropout": float(dropout or 0.1)}
+    head_dropout = None
+    if dropout:
+        head_dropout = float(dropout)
+    return {"head": None, "head_dropout": head_dropout}

@@ -17,16 +17,17 @@ TEXTS = (".tsv", ".csv", ".jsonl", ".txt")  # endings of files of texts
 
 
 def run_grid(task: Optional[str], settings: GridSettings) -> None:
-    """Prepares what is missing; trains what is missing of a grid and reports, where there are checkpoints."""
+    """Prepare what is missing of the data; where there are checkpoints, run what is missing of a grid, and report."""
     refuse_missing(settings.data, settings.tokenizer, *(named_path(text)[1] for text in settings.checkpoints))
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")
-    from lazyformer_fairseq.finetuning.launch import choose_benchmark, prepare_alone, run_to_the_end
+    with stoppable("stopped: nothing has run yet; rerun to resume"):
+        from lazyformer_fairseq.finetuning.launch import choose_benchmark, prepare_alone, run_to_the_end
 
-    benchmark, settings = choose_benchmark(task, settings)
-    if settings.checkpoints:
-        run_to_the_end(benchmark, settings)
-    click.echo(prepare_alone(benchmark, settings))
+        benchmark, settings = choose_benchmark(task, settings)
+        if settings.checkpoints:
+            run_to_the_end(benchmark, settings)
+        click.echo(prepare_alone(benchmark, settings))
 
 
 @click.command(cls=Command, takes_words=True)
@@ -34,18 +35,18 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
 @click.option(
     "--task",
     metavar="NAME|FILE.yaml",
-    help=f"To fine-tune on: {', '.join(TASK_NAMES)}, or a YAML file that describes a task of your own.  [default: your "
-    "own where --data holds train.tsv, .csv or .jsonl; else glue]",
+    help=f"To fine-tune on: {', '.join(TASK_NAMES)}, or a YAML file that describes a custom task.  [default: a "
+    "custom task where --data holds train.tsv, .csv or .jsonl; else glue]",
 )
 @takes(GridSettings, into="")
 @click.option("--checkpoint", "more", multiple=True, hidden=True)
 def finetune(task: Optional[str], checkpoints: tuple[str, ...], more: tuple[str, ...], **given: Any) -> None:
-    """Fine-tune every CHECKPOINT, a file, a folder or NAME=FILE, on a task, and report.
+    r"""Fine-tune every CHECKPOINT, a file, a folder or NAME=FILE, on a task, and report.
 
-    Labels or scores of your own stand in a folder, in train.tsv and dev.tsv, whose first line names the columns, as
+    Custom labels or scores stand in a folder, in train.tsv and dev.tsv, whose first line names the columns, as
     text and label: two rates and three seeds of ten epochs each. Then `lazyformer predict` labels texts. GLUE is
     trained by LazyFormer's Table 5, four rates and five seeds of each task, SQuAD as in PAR's Table 4. What is missing
-    of the data is prepared first; without a CHECKPOINT nothing else is done. One run a GPU, or several on the CPU's
+    of the data is prepared first; without a CHECKPOINT nothing else is done. One run per GPU, or several on the CPU's
     cores, each with a folder of its own and a result.json in it. At the end comes the table, printed and, with
     pictures, in OUTPUT/report. Stop it at any time; rerun to resume: finished runs are not repeated.
 
@@ -66,7 +67,7 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], more: tuple[str,
 )
 @takes(PredictSettings)
 def predict(sources: tuple[Path, ...], output: Optional[Path], settings: PredictSettings) -> None:
-    """Label the texts in a file, or write the files that gluebenchmark.com takes, or SQuAD's predictions.
+    r"""Label the texts in a file, or write the files that gluebenchmark.com takes, or SQuAD's predictions.
 
     MODEL is a fine-tuned checkpoint, the folder of one, a grid's with one model and task, or one that `lazyformer
     export` wrote. TEXTS ends in .tsv, .csv or .jsonl and names its columns in its first line, or in .txt and has a
@@ -89,26 +90,21 @@ def predict(sources: tuple[Path, ...], output: Optional[Path], settings: Predict
         refuse_given(settings, OF_BENCHMARKS, f"means nothing for {sources[1]}, a file of texts")
     else:
         refuse_given(settings, ("text", "head"), "is for a file of texts alone")
-    if not has_texts and output is None:
-        raise click.UsageError(f"give --output; or a MODEL, and a file of texts that ends in {', '.join(TEXTS)}")
-    if not has_texts:
+        if output is None:
+            raise click.UsageError(f"give --output; or a MODEL, and a file of texts that ends in {', '.join(TEXTS)}")
         refuse_filled_folder(output)
-    from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
-    from lazyformer_fairseq.finetuning.registry import best_run
+    with stoppable("stopped; nothing was written"):
+        from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
+        from lazyformer_fairseq.finetuning import launch, predict_texts, registry
 
-    if settings.tokenizer:
-        settings = replace(settings, tokenizer=find_tokenizer_folder(settings.tokenizer))
-    if has_texts:
-        from lazyformer_fairseq.finetuning.predict_texts import predict_texts
-
-        with stoppable("stopped; nothing was written"):
-            lines = predict_texts(best_run(sources[0]), sources[1], output, settings)
+        if settings.tokenizer:
+            settings = replace(settings, tokenizer=find_tokenizer_folder(settings.tokenizer))
+        if has_texts:
+            model = registry.best_run(sources[0])
+            lines = predict_texts.predict_texts(model, sources[1], output, settings)
+        else:
+            lines = launch.predict(sources, output, settings)
         click.echo("\n".join(lines))
-        return
-    from lazyformer_fairseq.finetuning.launch import predict
-
-    for line in predict(sources, output, settings):
-        click.echo(line)
 
 
 @click.command(cls=Command)

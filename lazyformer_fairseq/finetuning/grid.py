@@ -192,11 +192,7 @@ class Grid:
             "lrs": sorted({*before.lrs, *self.lrs}),
             "seeds": sorted({*before.seeds, *self.seeds}),
             "epochs": {**before.epochs, **self.epochs},
-            "max_train_rows": self.max_train_rows,
-            "precision": self.precision,
-            "batch_size": self.batch_size,
-            "warmup_ratio": self.warmup_ratio,
-            **self.extra,
+            "description": self.extra.get("description"),
         }
         write_json(self.output / "runs" / GRID_FILE, content)
 
@@ -213,12 +209,12 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """The folder of its files."""
+        """The folder of the run's files."""
         return self.grid.output / "runs" / RunKey(self.model.name, self.task.name, self.lr, self.seed).folder
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The run's name in messages."""
         return f"{self.model.name} {self.task.name} {self.folder.name}"
 
     @property
@@ -238,7 +234,7 @@ class Run:
 
     @property
     def request(self) -> RunRequest:
-        """What its objective is built of."""
+        """The arguments of the run's objective."""
         return RunRequest(
             data=self.data,
             options=self.model.options,
@@ -253,7 +249,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What decides the result, wherever the files lie; as JSON."""
+        """Everything that decides the result, wherever the files lie; as JSON."""
         return {
             "model": self.model.name,
             "checkpoint_sha256": self.model.sha256,
@@ -278,7 +274,7 @@ class Run:
 
     @property
     def facts(self) -> list[SplitFacts]:
-        """Facts on the splits that it trains on and is scored on."""
+        """Facts on the splits that the run trains on and is scored on."""
         splits = ("train", *development_splits(self.task))
         return [self.data.facts(split, self.tokens_per_sample, self.grid.max_train_rows) for split in splits]
 
@@ -294,14 +290,8 @@ class Run:
         return min(in_file, self.grid.max_train_rows or in_file)
 
     @property
-    def work(self) -> float:
-        """Training work, in tokens times parameters."""
-        in_file, tokens = self.data.size_of("train")
-        return float(self.epochs * round(tokens * self.train_rows / in_file) * self.model.parameters)
-
-    @property
     def is_worth_resuming(self) -> bool:
-        """Whether it saves what it needs to resume."""
+        """Whether the run saves what it needs to resume."""
         return self.epochs * self.train_rows >= self.grid.benchmark.rows_worth_resuming
 
     def differs_from(self, found: Mapping[str, Any]) -> str:

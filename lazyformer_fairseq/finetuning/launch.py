@@ -1,9 +1,8 @@
-"""A grid is run from the command line: everything is checked first, then it runs to its end, or to a Ctrl-C.
+"""A grid from the command line: everything is checked first, then it runs to its end, or to a Ctrl-C.
 
 And predictions of fine-tuned models: of a grid's best runs, of given runs, or of a checkpoint.
 """
 
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import NoReturn, Optional
 import click
 
 from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.child_process import STOPPED
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
@@ -36,10 +36,12 @@ PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that mea
 
 
 def choose_benchmark(task: Optional[str], given: GridSettings) -> tuple[Benchmark, GridSettings]:
-    """The benchmark of this name, or the task of one's own of this YAML file; for None what the data is, else GLUE.
+    """Return the benchmark of this name, or the custom task of this YAML file, and settings with what that file says.
+
+    Without a name the data decides: a custom task where it is one, else GLUE.
 
     Raises:
-        UserError: neither, or what the user's own files have wrong in them.
+        UserError: neither, or the user's own files are wrong.
     """
     if task is None:
         return find_custom_task(given) or BENCHMARKS["glue"], given
@@ -52,52 +54,63 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> tuple[Benchmar
 
 
 def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Workers | Cluster]:
-    """The grid that a user asks for, and where its runs go; what is missing of the data is prepared.
+    """Return the grid that a user asks for, and where its runs go; prepare what is missing of the data.
 
     Raises:
         UserError: a task that is not prepared or not whole, a checkpoint that does not load or does not belong to the
             data, options that do not fit together.
     """
-    prepared = given.data and (given.data, *(given.data / name for name in benchmark.tasks))
-    is_official = bool(prepared) and not any(map(PreparedFolder.is_at, prepared))
+    is_official = given.data is not None
+    if is_official:
+        folders = [given.data, *(given.data / name for name in benchmark.tasks)]
+        is_official = not any(map(PreparedFolder.is_at, folders))
     others = [name for name in SPECIAL_OPTIONS if name not in benchmark.options]
     refuse_given(given, others, f"means nothing for {benchmark.name}")
     if not is_official:
         refuse_given(given, PREPARING, "means something where --data has official files, alone")
-    if given.protocol and given.protocol not in benchmark.protocols:
-        raise UserError(f"--protocol {given.protocol}: {benchmark.name} has {', '.join(benchmark.protocols)}")
+
+    protocol = benchmark.usual
     if given.protocol:
+        if given.protocol not in benchmark.protocols:
+            raise UserError(f"--protocol {given.protocol}: {benchmark.name} has {', '.join(benchmark.protocols)}")
         protocol = benchmark.protocols[given.protocol]
-    else:
-        protocol = benchmark.usual
     names = benchmark.choose_tasks(given.tasks or protocol.tasks)
     epochs = choose_epochs(benchmark, names, protocol.epochs, given.epochs)
     checkpoints = name_checkpoints(given.checkpoints)
     executor = choose_executor(given, f"lazyformer-{benchmark.key}")
-    folder = given.output / benchmark.prepared_in
+
     if is_official:  # the models first, which takes less time
         tokenizer = find_tokenizer_folder(given.tokenizer or next(iter(checkpoints.values())).parent)
         models = load_start_models(checkpoints, tokenizer)
         wanted = replace(given, tokenizer=tokenizer, tasks=tuple(names))
-        if (longest := benchmark.longest_input(wanted)) is not None:
-            refuse_short_models(models, longest)
+        refuse_short_models(models, benchmark.longest_input(wanted))
         click.echo(benchmark.prepare(wanted, [model.options.max_positions for model in models]))
-    prepared = benchmark.load(folder if is_official else given.data or folder, names)
-    if not is_official:
-        models = load_start_models(checkpoints, next(iter(prepared.values())).tokenizer_folder)
-    if not benchmark.cuts_inputs:
-        refuse_short_models(models, max(folder.longest for folder in prepared.values()))
+        prepared = benchmark.load(given.output / benchmark.prepared_in, names)
+    else:
+        prepared = benchmark.load(given.data or given.output / benchmark.prepared_in, names)
+        first = next(iter(prepared.values()))
+        models = load_start_models(checkpoints, first.tokenizer_folder)
+        refuse_short_models(models, benchmark.longest_input(given, first))
+
+    precision = given.precision or precision_here()
+    if given.gpus == "none" and not given.precision:
+        precision = "fp32"
+    warmup_ratio = protocol.warmup_ratio
+    if given.warmup_ratio is not None:
+        warmup_ratio = given.warmup_ratio
     grid = Grid(
         benchmark=benchmark,
         output=given.output,
         models=models,
         tasks=prepared,
-        **{name: getattr(given, name) or getattr(protocol, name) for name in ("lrs", "seeds", "batch_size")},
+        lrs=given.lrs or protocol.lrs,
+        seeds=given.seeds or protocol.seeds,
         epochs=epochs,
-        precision=given.precision or ("fp32" if given.gpus == "none" else precision_here()),
+        batch_size=given.batch_size or protocol.batch_size,
+        warmup_ratio=warmup_ratio,
+        precision=precision,
         max_train_rows=given.max_train_rows,
         no_padding=given.no_padding,
-        warmup_ratio=protocol.warmup_ratio if given.warmup_ratio is None else given.warmup_ratio,
         extra=benchmark.extra_settings(given, prepared),
     )
     for run in grid.runs:
@@ -110,12 +123,12 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
 
 
 def prepare_alone(benchmark: Benchmark, given: GridSettings) -> str:
-    """Prepares official files, of GLUE those of all tasks that are there where none is named. Returns an overview."""
+    """Prepare official files, of GLUE those of all tasks that are there where none is named; return an overview."""
     return benchmark.prepare(replace(given, tokenizer=find_tokenizer_folder(given.tokenizer)))
 
 
 def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given: Sequence[str]) -> dict[str, int]:
-    """Task -> epochs, from ``N`` of all and ``TASK=N`` of some."""
+    """Return task -> epochs, from ``N`` of all and ``TASK=N`` of some."""
     epochs = dict.fromkeys(names, usual)
     for text in sorted(given, key=lambda text: "=" in text):
         name, found, number = text.rpartition("=")
@@ -131,11 +144,11 @@ def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given:
     return epochs
 
 
-def refuse_short_models(models: Sequence[StartModel], longest: int) -> None:
-    """Raises a UserError for a model that has fewer positions than inputs have tokens."""
+def refuse_short_models(models: Sequence[StartModel], longest: Optional[int]) -> None:
+    """Raise a UserError for a model that has fewer positions than inputs have tokens."""
     for model in models:
         positions = model.options.max_positions
-        if positions < longest:
+        if longest is not None and positions < longest:
             raise UserError(
                 f"{model.checkpoint}: has {positions} positions, but inputs have up to {longest} tokens; "
                 f"prepare them with --max-length {positions}, in a folder of their own"
@@ -143,24 +156,19 @@ def refuse_short_models(models: Sequence[StartModel], longest: int) -> None:
 
 
 def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
-    """Prepares and runs a grid, prints its report, and ends the process: 0; 1 where runs failed; 130 when stopped.
+    """Prepare and run a grid, print its report, and end the process: 0; 1 where runs failed; 130 when stopped.
 
     Raises:
         UserError: whatever :func:`grid_and_executor` raises, or another queue is at work on the folder.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    queue: Optional[RunQueue] = None
+    grid, executor = grid_and_executor(benchmark, given)
+    queue = RunQueue(grid, executor, given.keep_checkpoints)
     try:
-        grid, executor = grid_and_executor(benchmark, given)
-        queue = RunQueue(grid, executor, given.keep_checkpoints)
         queue.run()
     except KeyboardInterrupt:
-        if queue:
-            done = f"{len(queue.results)} of {len(grid.runs)} runs are finished"
-        else:
-            done = "nothing has run yet"
+        done = f"{len(queue.results)} of {len(grid.runs)} runs are finished"
         click.echo(f"stopped: {done}; rerun to resume", err=True)
-        sys.exit(130)
+        sys.exit(STOPPED)
     click.echo(f"{grid.output / 'runs'}: {len(queue.results)} of {len(grid.runs)} runs are finished")
     for failed, message in queue.failed.items():
         click.echo(f"failed: {failed.name}: {message}", err=True)
@@ -177,10 +185,12 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
 
 
 def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> list[str]:
-    """Predicts into `target`, whole or not at all: of a grid's folder with each model's best runs into MODEL there.
+    """Predict into `target`, whole or not at all; for a grid's folder, each model's best runs into MODEL there.
 
     Args:
-        sources: the folder of a grid; or those of runs, one a task; or a checkpoint, which can answer SQuAD alone.
+        sources: the folder of a grid; or those of runs, one per task; or a checkpoint, which can answer SQuAD alone.
+        target: the folder to write.
+        wanted: options of the command.
 
     Returns:
         What the command prints, by line.
@@ -196,18 +206,22 @@ def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> l
                 (unfinished / model).mkdir(parents=True)
                 lines += [f"{target / model}: {line}" for line in benchmark.predict(runs, unfinished / model, wanted)]
         return lines
-    of_task: dict[str, Path] = {}
+
+    found: dict[str, Path] = {}
     for source in sources:
         path = source / RESULT
-        benchmark = BENCHMARKS["squad"]
-        name = next(iter(benchmark.tasks))
         if path.is_file():
             result = read_run(path)
             name = result.task
-            benchmark = benchmark_of_task(result.task, path, result.description)
+            benchmark = benchmark_of_task(name, path, result.settings.get("description"))
             read_run(path, benchmark)  # now with its metrics
-        if name in of_task:
-            raise UserError(f"{source} and {of_task[name]}: both are of {name}; give one run a task")
-        of_task[name] = source if path.is_file() else checkpoint_at(source)
+            run = source
+        else:
+            benchmark = BENCHMARKS["squad"]
+            name = next(iter(benchmark.tasks))
+            run = checkpoint_at(source)
+        if name in found:
+            raise UserError(f"{source} and {found[name]}: both are of {name}; give one run per task")
+        found[name] = run
     with atomic_folder(target) as unfinished:
-        return [f"{target}: {line}" for line in benchmark.predict(of_task, unfinished, wanted)]
+        return [f"{target}: {line}" for line in benchmark.predict(found, unfinished, wanted)]

@@ -28,12 +28,9 @@ from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import run_lock
-from lazyformer_fairseq.training.run_record import read_metrics
 
 FINE_TUNE = f"{fine_tune.__module__}:{fine_tune.__name__}"
 ATTEMPTS = 2
-SHOW_EVERY = 1.0  # seconds
-BAR = "{desc} {percentage:3.0f}% |{bar:20}| {elapsed} since the start, {remaining} left"
 
 
 def choose_executor(given: GridSettings, name: str) -> Workers | Cluster:
@@ -118,29 +115,25 @@ class RunQueue:
         with run_lock(self.grid.output / "runs"):
             self._sort_runs()
             self.grid.write()
-            total = sum(run.work for run in self.grid.runs)
-            done = total - sum(run.work for run in self._waiting)
             if self._waiting:
                 log = self._waiting[0].folder / LOG
                 at_once = min(self.executor.free, len(self._waiting))
                 Progress.write(f"{len(self._waiting)} runs, {at_once} at a time; the first one's log is {log}")
-            with Progress(
-                total=total,
-                initial=done,
-                bar_format=BAR,
-                mininterval=0.5,
-                miniters=0,
-                smoothing=0.05,
-            ) as bar:
+            with Progress(total=len(self.grid.runs), initial=len(self.results), desc="runs", unit=" runs") as bar:
                 try:
-                    self._work_off(bar, total)
+                    while self._waiting or self._jobs:
+                        self._start_ready()
+                        time.sleep(self.executor.look_every)
+                        for job in [job for job in self._jobs if job.is_over()]:
+                            self._finish(job)
+                        bar.update(len(self.results) + len(self.failed) - bar.n)
                 finally:
                     self.executor.stop()
             self._remove_checkpoints(self.grid.runs)
 
     def _sort_runs(self) -> None:
-        """Find out which runs are finished, and which wait."""
-        for run in sorted(self.grid.runs, key=lambda run: -run.work):  # leaves no long run for the end
+        """Find out which runs are finished, and which wait: the largest first, so that no long run is left for last."""
+        for run in sorted(self.grid.runs, key=_work, reverse=True):
             result = run.result()
             if result is not None:
                 self.results[run.folder] = result
@@ -148,19 +141,6 @@ class RunQueue:
             refuse_foreign(run.folder / LOG)  # the process that would fail has nowhere to say why
             (run.folder / FAILED).unlink(missing_ok=True)
             self._waiting.append(run)
-
-    def _work_off(self, bar: Progress, total: float) -> None:
-        self._show(bar, total)
-        shown = 0.0
-        while self._waiting or self._jobs:
-            self._start_ready()
-            time.sleep(self.executor.look_every)
-            for job in [job for job in self._jobs if job.is_over()]:
-                self._finish(job)
-            if time.monotonic() - shown > SHOW_EVERY:
-                shown = time.monotonic()
-                self._show(bar, total)
-        self._show(bar, total)
 
     def _start_ready(self) -> None:
         free = self.executor.free
@@ -199,6 +179,16 @@ class RunQueue:
         write_json(run.folder / FAILED, {"attempts": ATTEMPTS, "message": message, "log": str(log)})
         Progress.write(f"{run.name}: FAILED ({message}); see {log}")
 
+    def _remove_checkpoints(self, runs: Sequence[Run]) -> None:
+        """Remove those of finished runs, except the ones to keep."""
+        if self.keep == "all":
+            return
+        for run in runs:
+            is_kept = self.keep == "best" and self._best(run.rivals) is run
+            if run.folder in self.results and not is_kept:
+                (run.folder / BEST).unlink(missing_ok=True)
+                shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
+
     def _best(self, runs: Sequence[Run]) -> Optional[Run]:
         """Return the first finished run with the highest selecting metric, on the first development file."""
         scores = {}
@@ -210,32 +200,8 @@ class RunQueue:
                     scores[run] = score
         return max(scores, key=scores.__getitem__, default=None)
 
-    def _remove_checkpoints(self, runs: Sequence[Run]) -> None:
-        """Remove those of finished runs, except the ones to keep."""
-        if self.keep == "all":
-            return
-        for run in runs:
-            is_kept = self.keep == "best" and self._best(run.rivals) is run
-            if run.folder in self.results and not is_kept:
-                (run.folder / BEST).unlink(missing_ok=True)
-                shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
 
-    def _show(self, bar: Progress, total: float) -> None:
-        left = sum(run.work for run in self._waiting)
-        left += sum(run.work * (1 - share_done(run)) for run in self._jobs.values())
-        text = f"{len(self.results)} of {len(self.grid.runs)} runs finished, {len(self._jobs)} under way"
-        if self.failed:
-            text += f", {len(self.failed)} FAILED"
-        bar.set_description_str(text, refresh=False)
-        bar.update(total - left - bar.n)
-
-
-def share_done(run: Run) -> float:
-    """Return the share of a run's updates that its record names."""
-    try:
-        lines = read_metrics(run.folder)
-    except UserError:  # not there yet
-        return 0.0
-    if lines:
-        return lines[-1].updates / run.updates
-    return 0.0
+def _work(run: Run) -> float:
+    """Return the work of a run, in tokens times parameters."""
+    rows, tokens = run.data.size_of("train")
+    return run.epochs * tokens * run.train_rows / rows * run.model.parameters

@@ -50,7 +50,9 @@ def best_run(folder: Path) -> Path:
     """Return the folder of the best run in a grid of one model and task; `folder` itself where it is not a grid's."""
     if not (folder / "runs").is_dir():
         return folder
-    runs = [path for _, runs_of_model in best_runs(folder) for path in runs_of_model.values()]
+    runs: list[Path] = []
+    for _, runs_of_model in best_runs(folder):
+        runs += runs_of_model.values()
     if len(runs) > 1:
         listed = "\n".join(map(str, runs))
         raise UserError(f"{folder}: has several models or tasks; give the folder of one run in place of it:\n{listed}")

@@ -1,26 +1,17 @@
-"""The report of a grid of fine-tuning runs, whatever the benchmark: its tables, notes and pictures, as files.
+"""The report of a grid of fine-tuning runs, whatever the benchmark: NAME.md, NAME.tex, NAME.csv and NAME.png."""
 
-STEM.md, STEM.tex, STEM.csv (the first table), STEM_scores.csv (every score), STEM_seeds.png and STEM_updates.png.
-"""
-
-import itertools
-import math
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Optional
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import Benchmark, Score, TableRow, TuningProtocol
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, TableRow
 from lazyformer_fairseq.finetuning.registry import benchmark_of_grid
-from lazyformer_fairseq.finetuning.results import Measurement, Results, Run, RunKey, mean_bounds, read_results
-from lazyformer_fairseq.report.figures import Style, handles, picture, styles
+from lazyformer_fairseq.finetuning.results import Measurement, Results, RunKey, mean_bounds, read_results
+from lazyformer_fairseq.report.figures import draw_spread, handles, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.page import Notes, Picture, write_page
 from lazyformer_fairseq.report.tables import Table, write_csv
@@ -28,10 +19,13 @@ from lazyformer_fairseq.report.tables import Table, write_csv
 INCOMPLETE = "*"
 ONE_CLASS = " (one class)"  # behind a score on a development set whose rows all have one label
 AVERAGE = "Avg."
+PANELS_PER_ROW = 3
+PANEL = (3.4, 2.8)  # inches
+IDENTITY = ("model", "checkpoint_sha256", "task", "data_sha256", "description")  # settings that a report has elsewhere
 
 
 def write_report(folder: Path, output: Path) -> str:
-    """Writes the report of the grid in `folder` into `output`. Returns what a screen shows of it.
+    """Write the report of the grid in `folder` into `output`, and return what a screen shows of it.
 
     Raises:
         UserError: a file of the folder is wrong, or no run has ended well.
@@ -43,397 +37,253 @@ def write_report(folder: Path, output: Path) -> str:
             f"{folder / 'runs'}: no run has ended well yet, {len(results.failures)} failed; see the logs in "
             f"it, or run `lazyformer finetune` again"
         )
-    rows = [*(model_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
-    title = f"{benchmark.name}, development {'sets' if len(benchmark.tasks) > 1 else 'set'}, percent"
-    ran = set(results.grid.tasks)
-    of_scores = _score_table(results, benchmark)
-    first = Table(title, [cells(row, benchmark, ran) for row in rows])
-    # Of some tasks the paper's table is mostly empty: one's own numbers stand first.
-    if ran >= {score.task for score in benchmark.scores}:
-        tables = [first, of_scores]
-    else:
-        tables = [of_scores, first]
-    others = [table for table in (tables[1], *_extra_and_gaps(results)) if table.rows]
-    blocks = [tables[0], Notes(notes(results, benchmark)), *others, *draw(results, benchmark, output)]
-    write_csv([_six_digits(_as_csv(row, benchmark)) for row in rows], output / f"{benchmark.key}.csv")
-    write_csv(list(map(_six_digits, _scores_as_csv(results))), output / f"{benchmark.key}_scores.csv")
+    rows = [model_row(results, benchmark, model) for model in results.grid.models]
+    rows += benchmark.other_rows(results)
+    development = "development set"
+    if len(benchmark.tasks) > 1:
+        development = "development sets"
+    tasks = set(results.grid.tasks)
+    of_papers = Table(f"{benchmark.name}, {development}, percent", [cells(row, benchmark, tasks) for row in rows])
+    of_scores = Table(
+        "Each score: median and spread over the seeds of the chosen rate",
+        [_score_row(each, benchmark, len(results.grid.seeds)) for each in results.measurements()],
+        left=("score", "metric"),
+    )
+    # With few tasks the papers' table is mostly empty: the grid's own numbers stand first.
+    first, second = of_scores, of_papers
+    if tasks >= {score.task for score in benchmark.scores}:
+        first, second = of_papers, of_scores
+    settings = Table("Settings", list(_setting_rows(results, benchmark)), left=("these runs", "protocol"))
+
+    figure = output / f"{benchmark.key}.png"
+    draw(results, benchmark, figure)
+    write_csv([_csv_row(each, len(results.grid.seeds)) for each in results.measurements()], figure.with_suffix(".csv"))
+    blocks = [first, Notes(list(notes(results, benchmark))), second, settings, Picture(figure.name)]
     return write_page(blocks, output, benchmark.key, with_latex=True)
 
 
-def notes(results: Results, benchmark: Benchmark) -> list[str]:
-    """What a reader needs to compare these numbers with others, a sentence or two each."""
-    grid = results.grid
-    runs = results.runs.values()
-    said = [
-        *results.warnings(),
-        *benchmark.notes(results),
+def notes(results: Results, benchmark: Benchmark) -> Iterator[str]:
+    """Yield what a reader needs to compare these numbers with others, a sentence or two each."""
+    yield from results.warnings()
+    yield from benchmark.notes(results)
+    yield (
         "95% bounds: Student's t, two-sided, of the mean over the seeds of the chosen rate; above baseline: the lower "
-        "bound is. They tell the chance of the seed from learning. That epoch and rate were chosen on the same "
-        "development set is not in them.",
-        f"Hours of all runs ({len(runs)}) together: {sum(run.seconds for run in runs) / 3600:.2f}.",
-    ]
-    if any(not results.of(model, task).is_complete for model in grid.models for task in grid.tasks):
-        said.append(f"{INCOMPLETE} The grid of this task is incomplete: the number may change when it is whole.")
-    return [*said, *deviations(results, benchmark.usual), *(f"Failed: {each}" for each in results.failures.values())]
-
-
-def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
-    """Rates, seeds and training rows; and where else runs differ from the protocol."""
-    grid = results.grid
-    runs = list(results.runs.values())
-    rates, seeds, theirs = (", ".join(f"{value:g}" for value in of) for of in (grid.lrs, grid.seeds, usual.lrs))
-    yield f"Learning rates {rates}; seeds {seeds}. The protocol has rates {theirs} and {len(usual.seeds)} seeds."
-    of_task = {task: [run for run in runs if run.task == task] for task in grid.tasks}
-    of_task = {task: found for task, found in of_task.items() if found}
-    yield f"Training rows: {', '.join(_training_rows(results, task, found) for task, found in of_task.items())}."
-    epochs = {task: _either(f"{run.epochs:g}" for run in found) for task, found in of_task.items()}
-    if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(usual.epochs)]:
-        yield f"Epochs: {', '.join(changed)}; the protocol has {usual.epochs}."
-    batch = ("Rows of an update", usual.batch_size)
-    warmup = ("Share of the updates that warm up", usual.warmup_ratio)
-    for name, (called, number) in {"batch_size": batch, "warmup_ratio": warmup}.items():
-        found = {number if (said := getattr(run, name)) is None else said for run in runs}
-        if found != {number}:
-            yield f"{called}: {_either(f'{value:g}' for value in found)}; the protocol has {number:g}."
-    dropouts = (f" with dropout {run.head_dropout}" * (run.head_dropout is not None) for run in runs)
-    if (heads := {(run.head or "dense") + said for run, said in zip(runs, dropouts, strict=True)}) - {"dense"}:
-        yield f"Head: {_either(heads)}; the default is dense."
-
-
-def _training_rows(results: Results, task: str, runs: Sequence[Run]) -> str:
-    """As "RTE 100 of 640 (the official file has 2,490)", where these numbers differ."""
-    official = f"{results.benchmark.tasks[task].splits['train'].rows:,}"  # 0 of a task that is made
-    trained_on = _either(f"{run.train_rows:,}" for run in runs)
-    in_file = _either(f"{run.rows_in_file or run.train_rows:,}" for run in runs)
-    of_file = f" of {in_file}" * (in_file != trained_on)
-    return f"{task} {trained_on}{of_file}" + f" (the official file has {official})" * (official not in ("0", in_file))
-
-
-def _either(values: Iterable[str]) -> str:
-    """Different ones, in a sentence."""
-    return " or ".join(sorted(set(values)))
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
-    """One of our models: its medians, in percent."""
-    tasks = {task: results.of(model, task) for task in results.grid.tasks}
-    updates = next((found.updates for found in tasks.values() if found.runs), None)
-    scores = {
-        score.name: float(np.median(tasks[score.task].values(score.split, score.metric)))
-        for score in benchmark.scores
-        if score.task in tasks and tasks[score.task].runs
-    }
-    shown = {score.task for score in benchmark.scores}
-    incomplete = frozenset(task for task, found in tasks.items() if task in shown and not found.is_complete)
-    one_class = {
-        score.name
-        for score in benchmark.scores
-        if score.name in scores and tasks[score.task].only_label(score.split) is not None
-    }
-    return TableRow(model, "ours", updates, scores, incomplete, frozenset(one_class))
-
-
-def complete_scores(row: TableRow, benchmark: Benchmark) -> dict[str, float]:
-    """The scores of tasks whose grid lacks no run."""
-    task_of = {score.name: score.task for score in benchmark.scores}
-    return {name: value for name, value in row.scores.items() if task_of[name] not in row.incomplete}
-
-
-def average_of(row: TableRow, benchmark: Benchmark) -> Optional[float]:
-    """The mean of all scores of the table; None where one is missing or incomplete."""
-    complete = complete_scores(row, benchmark)
-    if len(complete) == len(benchmark.scores):
-        return fmean(complete[score.name] for score in benchmark.scores)
-    return None
-
-
-def cells(row: TableRow, benchmark: Benchmark, tasks: Optional[Collection[str]] = None) -> dict[str, str]:
-    """The row as it is printed, with the scores of these tasks; None for all, and their average."""
-    complete = complete_scores(row, benchmark)
-    task_of = {score.name: score.task for score in benchmark.scores}
-    is_whole = tasks is None or {*task_of.values()} <= {*tasks}
-
-    def cell(name: str) -> str:
-        if name not in row.scores:
-            return NOTHING
-        shown = f"{row.scores[name]:.2f}"
-        if name not in complete:
-            shown += INCOMPLETE
-        if name in row.one_class:
-            shown += ONE_CLASS
-        return shown
-
-    found = {"model": row.name, "updates": NOTHING if row.updates is None else f"{row.updates:,}"}
-    for title, names in benchmark.columns.items():
-        if is_whole or {task_of[name] for name in names} & {*tasks}:
-            found[title] = "/".join(map(cell, names))
-    if benchmark.average and is_whole:
-        average = average_of(row, benchmark)
-        missing = NOTHING if row.source == "baseline" else "incomplete"
-        found[AVERAGE] = missing if average is None else f"{average:.2f}"
-    return found
-
-
-def _as_csv(row: TableRow, benchmark: Benchmark) -> dict[str, Any]:
-    scores = {score.column: row.scores.get(score.name) for score in benchmark.scores}
-    if benchmark.average:
-        average = {AVERAGE: average_of(row, benchmark)}
-    else:
-        average = {}
-    known = {"model": row.name, "source": row.source, "updates": row.updates}
-    return {**known, **scores, **average, "incomplete": " ".join(sorted(row.incomplete))}
-
-
-def _score_table(results: Results, benchmark: Benchmark) -> Table:
-    """The selecting metric of every model and development set."""
-    if len(benchmark.tasks) > 1:
-        names = {(score.task, score.split): score.name for score in benchmark.scores}
-    else:
-        names = {}
-    rows = []
-    for one in filter(lambda one: one.selects, results.measurements()):
-        bounds = mean_bounds(one.values)
-        rows.append(
-            {
-                **{"model": one.model, "score": names.get((one.task, one.split), one.task), "metric": one.metric},
-                **_median_and_span(one),
-                **{"seeds": f"{len(one.values)} of {len(results.grid.seeds)}", "rate": f"{one.found.rate:g}"},
-                "baseline": f"{one.baseline:.2f}",
-                "95% bounds of the mean": NOTHING if bounds is None else _span(*bounds),
-                "above baseline": NOTHING if bounds is None else ("yes" if bounds[0] > one.baseline else "no"),
-            }
-        )
-    title = "Each score: median and spread over the seeds of the chosen rate"
-    return Table(title, rows, left=("score", "metric"))
-
-
-def _extra_and_gaps(results: Results) -> Iterator[Table]:
-    """The other metrics, at the rate that the selecting one chose; models and tasks that lack runs."""
-    rows = []
-    for one in filter(lambda one: not one.selects, results.measurements()):
-        known = {"model": one.model, "task": one.task, "metric": one.metric}
-        rows.append({**known, **_median_and_span(one), "baseline": f"{one.baseline:.2f}"})
-    yield Table("Other metrics of the same runs", rows, left=("task", "metric"))
-    rows = []
-    for model, task in itertools.product(results.grid.models, results.grid.tasks):
-        found = results.of(model, task)
-        if not found.is_complete:
-            gaps = {"missing: rate (seeds)": _listed(found.missing), "failed: rate (seeds)": _listed(found.failed)}
-            done = f"{len(found.runs)} of {len(found.asked)}"
-            rows.append({"model": model, "task": task, "runs done": done, **gaps})
-    yield Table("Incomplete grids", rows, left=rows[0] if rows else ())
-
-
-def _median_and_span(one: Measurement) -> dict[str, str]:
-    median = f"{np.median(one.values):.2f}{'' if one.found.is_complete else INCOMPLETE}"
-    if one.only_label is not None:
-        median += ONE_CLASS
-    return {"median": median, "min to max": _span(one.values.min(), one.values.max())}
+        "bound is. They separate learning from the chance of the seed. They do not cover that epoch and rate were "
+        "chosen on the same development set."
+    )
+    runs = results.runs.values()
+    yield f"Hours of all runs ({len(runs)}) together: {sum(run.seconds for run in runs) / 3600:.2f}."
+    for model in results.grid.models:
+        for task in results.grid.tasks:
+            found = results.of(model, task)
+            if not found.is_complete:
+                yield (
+                    f"{INCOMPLETE} {model} on {task}: the number may change, because runs are missing "
+                    f"({_listed(found.missing)}) or failed ({_listed(found.failed)})."
+                )
+    for failure in results.failures.values():
+        yield f"Failed: {failure}"
 
 
 def _listed(keys: Sequence[RunKey]) -> str:
-    """How many, and which: "3: 2e-05 (1 2), 3e-05 (1)"."""
-    by_rate = itertools.groupby(keys, key=lambda key: key.rate)  # keys come rate by rate
-    found = ", ".join(f"{rate:g} ({' '.join(str(key.seed) for key in of_rate)})" for rate, of_rate in by_rate)
-    if keys:
-        return f"{len(keys)}: {found}"
-    return "0"
+    return ", ".join(f"rate {key.rate:g} seed {key.seed}" for key in keys) or "none"
 
 
-def _span(low: float, high: float) -> str:
-    return f"{low:.2f} to {high:.2f}"
-
-
-def _scores_as_csv(results: Results) -> Iterator[dict[str, Any]]:
-    for one in results.measurements():
-        found = one.found
-        bounds = mean_bounds(one.values) or (None, None)
+def _setting_rows(results: Results, benchmark: Benchmark) -> Iterator[dict[str, str]]:
+    """Yield each setting with its values in these runs and in the benchmark's protocol."""
+    runs = list(results.runs.values())
+    protocol = benchmark.usual
+    rows_of_task = {run.task: run.train_rows for run in runs}
+    official = {task: benchmark.tasks[task].splits["train"].rows for task in rows_of_task}
+    usual = {
+        "lr": ", ".join(f"{rate:g}" for rate in protocol.lrs),
+        "seed": ", ".join(map(str, protocol.seeds)),
+        "epochs": protocol.epochs,
+        "batch_size": protocol.batch_size,
+        "warmup_ratio": protocol.warmup_ratio,
+    }
+    yield {
+        "setting": "training rows",
+        "these runs": ", ".join(f"{task} {rows:,}" for task, rows in rows_of_task.items()),
+        "protocol": ", ".join(f"{task} {rows:,}" for task, rows in official.items() if rows) or NOTHING,
+    }
+    for name in dict.fromkeys(name for run in runs for name in run.settings if name not in IDENTITY):
+        values = dict.fromkeys(run.settings.get(name) for run in runs)
         yield {
-            **{"model": one.model, "task": one.task, "split": one.split, "metric": one.metric},
-            **{"median": np.median(one.values), "lowest": one.values.min(), "highest": one.values.max()},
-            **{"lower_bound": bounds[0], "upper_bound": bounds[1], "baseline": one.baseline, "rate": found.rate},
-            **{"seeds": len(one.values), "seeds_asked": len(results.grid.seeds), "runs": len(found.runs)},
-            **{"runs_asked": len(found.asked), "runs_failed": len(found.failed)},
-            "only_label": one.only_label,
+            "setting": name.replace("_", " "),
+            "these runs": ", ".join(str(value) for value in values if value is not None) or NOTHING,
+            "protocol": str(usual.get(name, NOTHING)),
         }
 
 
-def _six_digits(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: f"{cell:.6g}" if isinstance(cell, float) else cell for name, cell in row.items()}
+# --- the papers' table ------------------------------------------------------------------------------------------------
 
 
-# --- pictures: the spread over seeds, and scores against updates of pre-training --------------------------------------
-
-BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
-LEAST_HEIGHT = 2.0  # of an axis, in points: what lies within it is noise
-FARTHEST_BASELINE = 6  # below the scores, in multiples of their spread
-METRIC_NAMES = {
-    "matthews": "Matthews' correlation x 100",
-    "pearson": "Pearson's correlation x 100",
-    "f1": "F1, %",
-    "exact_match": "exact match, %",
-}
-PANELS_IN_A_ROW = 3
-PANEL = (3.4, 2.8)  # inches
-
-
-def draw(results: Results, benchmark: Benchmark, output: Path) -> list[Picture]:
-    """Draws STEM_seeds.png and, where there are checkpoints to draw it of, STEM_updates.png. Returns what it drew."""
-    shown = {score.task for score in benchmark.scores}
-    others = [task for name, task in benchmark.tasks.items() if name in results.grid.tasks and name not in shown]
-    panels = [*benchmark.scores, *(Score(one.name, one.name, "valid", one.selecting_metric, "") for one in others)]
-    seeds = output / f"{benchmark.key}_seeds.png"
-    updates = output / f"{benchmark.key}_updates.png"
-    draw_seeds(results, panels, seeds, benchmark.baseline_name)
-    if draw_updates(results, panels, updates, benchmark):
-        return [Picture(seeds.name), Picture(updates.name)]
-    updates.unlink(missing_ok=True)  # of an earlier report on another grid
-    return [Picture(seeds.name)]
+def model_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
+    """Return the medians of one of our models, in percent."""
+    updates = None
+    scores = {}
+    marks = {}
+    for score in benchmark.scores:
+        if score.task not in results.grid.tasks:
+            continue
+        found = results.of(model, score.task)
+        if not found.runs:
+            continue
+        updates = found.runs[0].updates
+        scores[score.name] = float(np.median(found.values(score.split, score.metric)))
+        marks[score.name] = ""
+        if not found.is_complete:
+            marks[score.name] = INCOMPLETE
+        if found.only_label(score.split) is not None:
+            marks[score.name] += ONE_CLASS
+    return TableRow(model, updates, scores, marks)
 
 
-def draw_seeds(results: Results, scores: Sequence[Score], path: Path, baseline_name: str) -> None:
-    """A panel per score that a model has a run of: every seed at the chosen rate, a box where there are enough."""
-    models = list(results.grid.models)
-    style_of = styles(models)
-    scores = _drawable(results, scores, models)
-    legend = [*handles(style_of, linestyle=""), *handles({f"baseline: {baseline_name}": BASELINE})]
-    title = "Development scores, a mark a seed at the chosen learning rate"
-    with _panels(path, len(scores), title, legend) as panels:
-        for axis, score in zip(panels, scores, strict=True):
-            drawn = []
-            for place, model in enumerate(models):
-                found = results.of(model, score.task)
-                if found.runs:
-                    drawn.append(found.values(score.split, score.metric))
-                    _draw_model(axis, place, drawn[-1], style_of[model])
-            baseline = results.baseline(score.task, score.split, score.metric)
-            _draw_baseline(axis, baseline, np.concatenate(drawn), models=len(drawn))
-            axis.set(xlim=(-0.6, len(models) - 0.4), xticks=[])
-            complete = all(results.of(model, score.task).is_complete for model in models)
-            _name(axis, score.name if complete else f"{score.name} (incomplete)", score.metric)
+def average_of(row: TableRow, benchmark: Benchmark) -> Optional[float]:
+    """Return the mean of all scores of the table; None where one is missing or incomplete."""
+    for score in benchmark.scores:
+        if score.name not in row.scores or INCOMPLETE in row.marks.get(score.name, ""):
+            return None
+    return fmean(row.scores[score.name] for score in benchmark.scores)
 
 
-def draw_updates(results: Results, scores: Sequence[Score], path: Path, benchmark: Benchmark) -> bool:
-    """A panel per score against updates of pre-training, as LazyFormer's Figure 2: medians, and the seeds' range.
+def cells(row: TableRow, benchmark: Benchmark, tasks: set[str]) -> dict[str, str]:
+    """Return a row as it is printed, with the scores of these tasks, and the average where these are all."""
+    task_of = {score.name: score.task for score in benchmark.scores}
+    found = {"model": row.name, "updates": NOTHING}
+    if row.updates is not None:
+        found["updates"] = f"{row.updates:,}"
+    for title, names in benchmark.columns.items():
+        if tasks.isdisjoint(task_of[name] for name in names):
+            continue
+        printed = []
+        for name in names:
+            if name in row.scores:
+                printed.append(f"{row.scores[name]:.2f}{row.marks.get(name, '')}")
+            else:
+                printed.append(NOTHING)
+        found[title] = "/".join(printed)
+    if benchmark.average and tasks.issuperset(task_of.values()):
+        average = average_of(row, benchmark)
+        found[AVERAGE] = NOTHING
+        if average is not None:
+            found[AVERAGE] = f"{average:.2f}"
+    return found
 
-    Returns:
-        False, and nothing is drawn, where no model has checkpoints of several numbers of updates.
+
+# --- every score ------------------------------------------------------------------------------------------------------
+
+
+def _score_name(measurement: Measurement, benchmark: Benchmark) -> str:
+    for score in benchmark.scores:
+        if (score.task, score.split) == (measurement.task, measurement.split) and len(benchmark.tasks) > 1:
+            return score.name
+    return measurement.task
+
+
+def _score_row(measurement: Measurement, benchmark: Benchmark, seeds: int) -> dict[str, str]:
+    """Return a metric of a model as it is printed, with the verdict whether the model has learnt anything."""
+    values = measurement.values
+    mark = ""
+    if not measurement.found.is_complete:
+        mark = INCOMPLETE
+    if measurement.found.only_label(measurement.split) is not None:
+        mark += ONE_CLASS
+    bounds = mean_bounds(values)
+    bounds_printed = NOTHING
+    verdict = NOTHING
+    if bounds is not None:
+        bounds_printed = f"{bounds[0]:.2f} to {bounds[1]:.2f}"
+        verdict = "no"
+        if bounds[0] > measurement.baseline:
+            verdict = "yes"
+    return {
+        "model": measurement.model,
+        "score": _score_name(measurement, benchmark),
+        "metric": measurement.metric,
+        "median": f"{np.median(values):.2f}{mark}",
+        "min to max": f"{values.min():.2f} to {values.max():.2f}",
+        "seeds": f"{len(values)} of {seeds}",
+        "rate": f"{measurement.found.rate:g}",
+        "baseline": f"{measurement.baseline:.2f}",
+        "95% bounds of the mean": bounds_printed,
+        "above baseline": verdict,
+    }
+
+
+def _csv_row(measurement: Measurement, seeds: int) -> dict[str, Any]:
+    values = measurement.values
+    found = measurement.found
+    low, high = mean_bounds(values) or (None, None)
+    row = {
+        "model": measurement.model,
+        "task": measurement.task,
+        "split": measurement.split,
+        "metric": measurement.metric,
+        "median": float(np.median(values)),
+        "lowest": float(values.min()),
+        "highest": float(values.max()),
+        "lower_bound": low,
+        "upper_bound": high,
+        "baseline": measurement.baseline,
+        "rate": found.rate,
+        "seeds": len(values),
+        "seeds_asked": seeds,
+        "runs": len(found.runs),
+        "runs_missing": len(found.missing),
+        "runs_failed": len(found.failed),
+        "only_label": found.only_label(measurement.split),
+    }
+    for name, cell in row.items():
+        if isinstance(cell, float):
+            row[name] = f"{cell:.6g}"
+    return row
+
+
+# --- the figure -------------------------------------------------------------------------------------------------------
+
+
+def draw(results: Results, benchmark: Benchmark, path: Path) -> None:
+    """Draw a panel per score: the median over seeds at the chosen rate, and a bar from the lowest to the highest.
+
+    Models stand side by side. Checkpoints of one folder with different numbers of updates make a curve over updates
+    of pre-training, as in LazyFormer's Figure 2.
     """
-    series = checkpoint_series(results)
-    if not any(len(points) > 1 for points in series.values()):
-        return False
-    style_of = styles(series)
-    scores = _drawable(results, scores, [model for points in series.values() for _, model in points])
-    averages = {name: _averages(results, benchmark, points) for name, points in series.items()}
-    number = len(scores) + any(averages.values())
-    legend = [*handles(style_of), *handles({f"baseline: {benchmark.baseline_name}": BASELINE})]
-    title = "Development scores: median over seeds; bars from the lowest to the highest"
-    with _panels(path, number, title, legend) as panels:
-        for axis, score in zip(panels, scores, strict=False):
-            drawn = [_draw_series(axis, results, score, points, style_of[name]) for name, points in series.items()]
-            _draw_baseline(axis, results.baseline(score.task, score.split, score.metric), np.concatenate(drawn))
-            _name(axis, score.name, score.metric)
-        if any(averages.values()):
-            for name, points in averages.items():
-                panels[-1].plot(*zip(*points, strict=True) if points else ((), ()), **style_of[name])
-            _name(panels[-1], f"{AVERAGE} of the {len(benchmark.scores)}", "mean of the paper's numbers")
-        for axis in panels:
-            axis.set_xlim(left=0)
-            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axis.xaxis.set_major_locator(MaxNLocator(5))
-            axis.set_xlabel("updates of pre-training", fontsize=8)
-    return True
+    panels: dict[str, list[Measurement]] = {}
+    for each in results.measurements():
+        if each.selects:
+            panels.setdefault(_score_name(each, benchmark), []).append(each)
 
+    updates_of_folder: dict[Path, set[int]] = {}
+    series_of = {}
+    for run in results.runs.values():
+        folder = Path(run.checkpoint).parent
+        updates_of_folder.setdefault(folder, set()).add(run.updates or 0)
+        series_of[run.model] = (str(folder), run.updates or 0)
+    is_curve = any(len(updates) > 1 for updates in updates_of_folder.values())
+    if not is_curve:
+        series_of = {model: (model, place) for place, model in enumerate(series_of)}
+    style_of = styles(dict.fromkeys(series for series, _ in series_of.values()))
 
-def checkpoint_series(results: Results) -> dict[str, list[tuple[int, str]]]:
-    """Models of known updates, grouped by the folder of their checkpoints: name -> [(updates, model)].
-
-    A series takes the common start of its models' names, else their folder's name.
-    """
-    folders: dict[Path, dict[str, int]] = {}
-    for key, run in results.runs.items():
-        if run.updates is not None:
-            folders.setdefault(Path(run.checkpoint).parent, {})[key.model] = run.updates
-    series = {}
-    for folder, updates in folders.items():
-        words = zip(*(re.split(r"([-_@ ])", model) for model in updates), strict=False)
-        shared = itertools.takewhile(lambda column: len(set(column)) == 1, words)
-        name = "".join(column[0] for column in shared).rstrip("-_@ ") or folder.name
-        series[name if name not in series else str(folder)] = sorted((n, model) for model, n in updates.items())
-    return series
-
-
-def _drawable(results: Results, scores: Sequence[Score], models: Collection[str]) -> list[Score]:
-    """Those on whose task one of the models has a run."""
-    has_run = {task for task in results.grid.tasks if any(results.of(model, task).runs for model in models)}
-    return [score for score in scores if score.task in has_run]
-
-
-@contextmanager
-def _panels(path: Path, count: int, title: str, legend: Sequence[Any]) -> Iterator[list[Axes]]:
-    """Panels of a picture, which is saved when the block ends."""
-    columns = min(count, PANELS_IN_A_ROW)
-    with picture(path, math.ceil(count / columns), columns, panel=PANEL, title=title, legend=legend) as axes:
-        for axis in axes.flat[count:]:
+    columns = min(len(panels), PANELS_PER_ROW)
+    rows = -(-len(panels) // columns)
+    title = "Development scores: median over seeds, and range from the lowest to the highest"
+    with picture(path, rows, columns, panel=PANEL, title=title, legend=handles(style_of)) as axes:
+        for axis in axes.flat[len(panels) :]:
             axis.remove()
-        yield list(axes.flat[:count])
-
-
-def _name(axis: Axes, title: str, metric: str) -> None:
-    axis.set_title(title, fontsize=10)
-    axis.set_ylabel(METRIC_NAMES.get(metric, metric if " " in metric else f"{metric}, %"), fontsize=8)
-    axis.tick_params(labelsize=8)
-
-
-def _draw_model(axis: Axes, place: int, values: np.ndarray, style: Style) -> None:
-    axis.hlines(np.median(values), place - 0.3, place + 0.3, color=style["color"], linewidth=2)
-    if len(values) > 1:
-        beside = np.linspace(-0.2, 0.2, len(values))
-    else:
-        beside = np.zeros(1)
-    axis.plot(place + beside, values, **{**style, "linestyle": "", "markersize": 4, "alpha": 0.8})
-
-
-def _draw_series(
-    axis: Axes,
-    results: Results,
-    score: Score,
-    points: Sequence[tuple[int, str]],
-    style: Style,
-) -> np.ndarray:
-    """Medians of a series' checkpoints with the seeds' range. Returns all that was drawn."""
-    found = [(updates, results.of(model, score.task)) for updates, model in points]
-    seeds = {updates: task.values(score.split, score.metric) for updates, task in found if task.runs}
-    if not seeds:
-        return np.empty(0)
-    medians = np.array([np.median(values) for values in seeds.values()])
-    below = medians - [values.min() for values in seeds.values()]
-    above = [values.max() for values in seeds.values()] - medians
-    axis.errorbar(list(seeds), medians, yerr=[below, above], capsize=2.5, elinewidth=1, **style)
-    return np.concatenate(list(seeds.values()))
-
-
-def _averages(results: Results, benchmark: Benchmark, points: Sequence[tuple[int, str]]) -> list[tuple[int, float]]:
-    """(updates, average) of the checkpoints that have one."""
-    rows = ((updates, model_row(results, benchmark, model)) for updates, model in points if benchmark.average)
-    averages = ((updates, average_of(row, benchmark)) for updates, row in rows)
-    return [(updates, value) for updates, value in averages if value is not None]
-
-
-def _draw_baseline(axis: Axes, baseline: float, values: np.ndarray, models: int = 1) -> None:
-    """A line; or, where models are compared and it lies so far below that it would flatten their differences, words at
-    the foot of the panel.
-    """
-    spread = max(float(np.ptp(values)), 1.0)
-    if models == 1 or values.min() - baseline <= FARTHEST_BASELINE * spread:
-        axis.axhline(baseline, **BASELINE)
-        low, high = axis.get_ylim()
-        axis.set_ylim(low, max(high, low + LEAST_HEIGHT))
-        return
-    low, high = axis.get_ylim()
-    axis.set_ylim(low - 0.15 * (high - low), high)
-    axis.text(0.5, 0.02, f"baseline {baseline:.1f}, below", transform=axis.transAxes, ha="center", va="bottom",
-              fontsize=7.5, color="0.35", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+        for axis, (name, found) in zip(axes.flat, panels.items(), strict=False):
+            curves: dict[str, list[tuple[int, float]]] = {}
+            for each in found:
+                series, x = series_of[each.model]
+                draw_spread(axis, x, each.values, style_of[series])
+                curves.setdefault(series, []).append((x, float(np.median(each.values))))
+            for series, points in curves.items():
+                axis.plot(*zip(*sorted(points), strict=True), color=style_of[series]["color"], linewidth=1)
+            axis.set_title(f"{name} (baseline {found[0].baseline:.1f})", fontsize=10)
+            axis.set_ylabel(f"{found[0].metric} x 100", fontsize=8)
+            if is_curve:
+                axis.set_xlabel("updates of pre-training", fontsize=8)
+            else:
+                axis.set_xticks([])
+            axis.tick_params(labelsize=8)

@@ -1,15 +1,13 @@
-"""The results of a grid of fine-tuning runs: read from its folder, checked, and one number per score.
+"""The results of a grid of fine-tuning runs, read from its folder and checked.
 
 OUT/runs/grid.json                            models, tasks, learning rates and seeds that were asked for
 OUT/runs/MODEL/TASK/lr2e-05_seed1/result.json   a run that ended well; failed.json where it failed
-
-Scores follow LazyFormer's protocol (appendix A).
 """
 
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +38,7 @@ class ScoredTask(Protocol):
     """A task whose runs are compared.
 
     Attributes:
+        name: name of the task.
         splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`) -> its `file`, and official `rows`.
         metrics: names; fractions in results.
         selecting_metric: of `metrics`, the one that chooses checkpoint and rate.
@@ -52,28 +51,29 @@ class ScoredTask(Protocol):
 
 
 class TaskFamily(Protocol):
-    """What reading results needs of a benchmark: its name in messages, and its tasks by name."""
+    """A benchmark as far as reading results needs it.
+
+    Attributes:
+        name: name in messages.
+        tasks: the tasks by name.
+    """
 
     name: str
     tasks: Mapping[str, ScoredTask]
 
 
 def split_file(task: ScoredTask, split: str) -> str:
-    """The name of a split in results: its file's, without the ending."""
+    """Return the name of a split in results: its file's, without the ending."""
     return Path(task.splits[split].file).stem
 
 
 def development_splits(task: ScoredTask) -> list[str]:
+    """Return the splits on which runs are compared."""
     return [split for split in task.splits if split.startswith("valid")]
 
 
-def measured(task: ScoredTask) -> list[tuple[str, str]]:
-    """Every (split as its file is called, metric) that a result has."""
-    return [(split_file(task, split), metric) for split in development_splits(task) for metric in task.metrics]
-
-
 class RunKey(NamedTuple):
-    """Identifies a run of a grid."""
+    """The identity of a run in a grid."""
 
     model: str
     task: str
@@ -82,7 +82,7 @@ class RunKey(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """In that of all runs."""
+        """The run's folder within that of all runs."""
         return Path(self.model, self.task, f"lr{self.rate:g}_seed{self.seed}")
 
 
@@ -92,8 +92,11 @@ class Grid:
 
     Attributes:
         models: name -> checkpoint.
-        epochs: of each task.
-        description: of a user's own task.
+        tasks: names of tasks.
+        lrs: learning rates.
+        seeds: random seeds.
+        epochs: number of epochs of each task.
+        description: the custom task, if there is one.
     """
 
     models: dict[str, str]
@@ -104,26 +107,30 @@ class Grid:
     description: Optional[dict[str, Any]] = None
 
     def keys_of(self, model: str, task: str) -> list[RunKey]:
+        """Return the runs of a model on a task, rate by rate."""
         return [RunKey(model, task, rate, seed) for rate in self.lrs for seed in self.seeds]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that ended well, as its result.json has it; what has a default may be missing there.
+    """A run that ended well, as its result.json has it.
 
     Attributes:
-        updates: of its checkpoint's pre-training, where known.
-        metrics: of the model.
-        baseline: for an answer that needs no model.
-        baselines: the same of all such answers, by name, where there are several.
-        rows_in_file: that it could have been trained on.
-        seconds: it took.
-        head, head_dropout: of the classification head; None for a dense one, and for the checkpoint's own dropout.
-        batch_size, warmup_ratio: None for LazyFormer's.
-        best_epoch, selected_by: of the epoch that was kept, and the metric that chose it.
-        settings: all that decides the result.
-        description: of a user's own task.
-        splits: facts on the data it was trained and marked on, see :class:`SplitFacts`.
+        folder: the run's folder.
+        model: the model's name.
+        checkpoint: where the run started.
+        task: the task's name.
+        lr: learning rate.
+        seed: random seed.
+        epochs: number of epochs.
+        metrics: scores of the model at its best epoch.
+        baseline: scores of an answer that needs no model.
+        train_rows: rows per epoch.
+        seconds: duration of the run.
+        updates: updates of the checkpoint's pre-training, where known.
+        best_epoch: the epoch that was kept.
+        settings: everything that decides the result.
+        splits: facts on the data that the run was trained and scored on.
     """
 
     folder: Path
@@ -138,25 +145,20 @@ class Run:
     train_rows: Count
     seconds: Amount
     updates: Optional[Count] = None
-    rows_in_file: Optional[Count] = None
-    head: Optional[str] = None
-    head_dropout: Optional[Amount] = None
-    baselines: Optional[dict[str, Marks]] = None
-    batch_size: Optional[PositiveCount] = None
-    warmup_ratio: Optional[Amount] = None
     best_epoch: int = 0
-    selected_by: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    description: Optional[dict[str, Any]] = None
     splits: tuple[SplitFacts, ...] = ()
 
     def only_label(self, split: str) -> Optional[str]:
         """Return the label of all rows of a development split, as its file is called; None where there are several."""
-        labels = (facts.only_label for facts in self.splits if Path(facts.file).stem == split and not facts.is_train)
-        return next(labels, None)
+        for facts in self.splits:
+            if Path(facts.file).stem == split and not facts.is_train:
+                return facts.only_label
+        return None
 
     @property
     def key(self) -> RunKey:
+        """The run's identity."""
         return RunKey(self.model, self.task, self.lr, self.seed)
 
 
@@ -169,7 +171,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Results:
-    """A folder's results: the grid, runs that ended well, and why others failed."""
+    """The results of a folder.
+
+    Attributes:
+        benchmark: the benchmark of the grid.
+        grid: the runs that were asked for.
+        runs: those that ended well.
+        failures: why others failed.
+    """
 
     benchmark: TaskFamily
     grid: Grid
@@ -177,74 +186,83 @@ class Results:
     failures: Mapping[RunKey, str]
 
     def of(self, model: str, task: str) -> "TaskResults":
+        """Return the runs of one model on one task."""
         keys = self.grid.keys_of(model, task)
-        failed = [key for key in keys if key in self.failures]
-        missing = [key for key in keys if key not in self.runs and key not in self.failures]
-        runs = [self.runs[key] for key in keys if key in self.runs]
-        return TaskResults(self.benchmark.tasks[task], keys, runs, failed, missing)
+        return TaskResults(
+            task=self.benchmark.tasks[task],
+            runs=[self.runs[key] for key in keys if key in self.runs],
+            failed=[key for key in keys if key in self.failures],
+            missing=[key for key in keys if key not in self.runs and key not in self.failures],
+        )
 
     def measurements(self) -> Iterator["Measurement"]:
-        """Every metric of every development set of each model's tasks that have a run, in the order of the grid."""
+        """Yield every metric of every development set of each model's tasks that have a run, in the grid's order."""
         for model, task in itertools.product(self.grid.models, self.grid.tasks):
             found = self.of(model, task)
+            if not found.runs:
+                continue
             for split, metric in itertools.product(development_splits(found.task), found.task.metrics):
-                if found.runs:
-                    values = found.values(split, metric)
-                    baseline = self.baseline(task, split, metric)
-                    yield Measurement(model, task, split, metric, found, values, baseline)
+                yield Measurement(
+                    model=model,
+                    split=split,
+                    metric=metric,
+                    found=found,
+                    values=found.values(split, metric),
+                    baseline=self.baseline(task, split, metric),
+                )
 
     def warnings(self) -> list[str]:
         """Return sentences on the data of all runs that the reader of their scores must know, one of each."""
-        return list(
-            dict.fromkeys(
-                f"{run.task}: {sentence}"
-                for run in self.runs.values()
-                for facts in run.splits
-                for sentence in facts.warnings(run.model)
-            )
-        )
+        sentences: dict[str, None] = {}
+        for run in self.runs.values():
+            for facts in run.splits:
+                sentences |= dict.fromkeys(f"{run.task}: {sentence}" for sentence in facts.warnings(run.model))
+        return list(sentences)
 
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
-        """The baseline of a task's development set, in percent; None where no run of the task has ended well."""
-        file = split_file(self.benchmark.tasks[task], split)
-        return next((100 * run.baseline[file][metric] for run in self.runs.values() if run.task == task), None)
+        """Return the baseline of a task's development set, in percent; None where no run of it has ended well."""
+        for run in self.runs.values():
+            if run.task == task:
+                return 100 * run.baseline[split_file(self.benchmark.tasks[task], split)][metric]
+        return None
 
 
 @dataclass(frozen=True)
 class TaskResults:
-    """The runs of one model on one task, and the paper's protocol on them (appendix A): median over seeds at each
-    learning rate, then the best of these medians. MNLI's rate is chosen on its matched set, for both sets.
+    """The runs of one model on one task, scored by LazyFormer's protocol (appendix A).
+
+    A score is the median over seeds at each learning rate, and of these medians the best. MNLI's rate is chosen on
+    its matched set, for both sets.
+
+    Attributes:
+        task: the task.
+        runs: runs that ended well.
+        failed: runs that failed.
+        missing: runs that have not ended.
     """
 
     task: ScoredTask
-    asked: list[RunKey]
     runs: list[Run]
     failed: list[RunKey]
     missing: list[RunKey]
 
     @property
-    def updates(self) -> Optional[int]:
-        """Of the model's pre-training."""
-        return next((run.updates for run in self.runs), None)
-
-    @property
     def is_complete(self) -> bool:
-        return len(self.runs) == len(self.asked)
+        """Whether all runs that were asked for have ended well."""
+        return not self.failed and not self.missing
 
     @cached_property
     def rate(self) -> Optional[float]:
         """The chosen learning rate; the first of equally good ones; None where no run has ended well."""
-        rates = dict.fromkeys(run.key.rate for run in self.runs)
+        rates = dict.fromkeys(run.lr for run in self.runs)
         metric = self.task.selecting_metric
-        return max(rates, key=lambda rate: np.median(self.values("valid", metric, rate)), default=None)
+        return max(rates, key=lambda rate: np.median(self._values_at(rate, "valid", metric)), default=None)
 
     @property
     def best(self) -> list[Run]:
-        """The runs whose checkpoints are the best on the development set, over all rates and seeds: one, or equals."""
-        file = split_file(self.task, "valid")
-        metric = self.task.selecting_metric
-        highest = max((run.metrics[file][metric] for run in self.runs), default=None)
-        return [run for run in self.runs if run.metrics[file][metric] == highest]
+        """The runs whose checkpoints are best on the development set, over all rates and seeds: one, or equals."""
+        scores = [run.metrics[split_file(self.task, "valid")][self.task.selecting_metric] for run in self.runs]
+        return [run for run, score in zip(self.runs, scores, strict=True) if score == max(scores)]
 
     def only_label(self, split: str) -> Optional[str]:
         """Return the label of all rows of a development split; None where there are several, or nobody knows."""
@@ -252,11 +270,13 @@ class TaskResults:
             return self.runs[0].only_label(split_file(self.task, split))
         return None
 
-    def values(self, split: str, metric: str, rate: Optional[float] = None) -> np.ndarray:
-        """One number per seed at a rate, by default the chosen one, in percent."""
+    def values(self, split: str, metric: str) -> np.ndarray:
+        """Return one number per seed at the chosen rate, in percent."""
+        return self._values_at(self.rate, split, metric)
+
+    def _values_at(self, rate: Optional[float], split: str, metric: str) -> np.ndarray:
         file = split_file(self.task, split)
-        rate = self.rate if rate is None else rate
-        return np.array([100 * run.metrics[file][metric] for run in self.runs if run.key.rate == rate])
+        return np.array([100 * run.metrics[file][metric] for run in self.runs if run.lr == rate])
 
 
 @dataclass(frozen=True)
@@ -264,12 +284,15 @@ class Measurement:
     """A metric of a model on a development set, at the rate that the task's own metric chose.
 
     Attributes:
-        values: one a seed, in percent.
-        baseline: of the set, in percent.
+        model: the model's name.
+        split: fairseq's name of the development split.
+        metric: the metric's name.
+        found: all runs of the model on the task.
+        values: one number per seed, in percent.
+        baseline: the score of an answer that needs no model, in percent.
     """
 
     model: str
-    task: str
     split: str
     metric: str
     found: TaskResults
@@ -277,18 +300,18 @@ class Measurement:
     baseline: float
 
     @property
-    def only_label(self) -> Optional[str]:
-        """The label of all rows of the set, which then tells nothing; None where there are several."""
-        return self.found.only_label(self.split)
+    def task(self) -> str:
+        """The task's name."""
+        return self.found.task.name
 
     @property
     def selects(self) -> bool:
-        """Whether it is the metric that the paper's table has."""
+        """Whether it is the metric that chooses epoch and rate."""
         return self.metric == self.found.task.selecting_metric
 
 
 def mean_bounds(values: np.ndarray) -> Optional[tuple[float, float]]:
-    """Student's two-sided 95% interval for the mean over seeds; None for fewer than two seeds."""
+    """Return Student's two-sided 95% interval for the mean over seeds; None for fewer than two seeds."""
     if len(values) < 2:
         return None
     from scipy import stats  # takes a second
@@ -302,10 +325,11 @@ def mean_bounds(values: np.ndarray) -> Optional[tuple[float, float]]:
 
 
 def read_results(folder: Path, benchmark: TaskFamily) -> Results:
-    """Reads and checks the runs of the grid in ``folder``/runs.
+    """Read and check the runs of the grid in ``folder``/runs.
 
     Args:
-        benchmark: whose tasks the grid may have.
+        folder: the folder that ``lazyformer finetune`` wrote.
+        benchmark: the benchmark whose tasks the grid may have.
 
     Raises:
         UserError: no grid; a file that is no JSON, of another format version, or lacks a field; two runs of a task
@@ -314,28 +338,32 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
     grid = read_grid(folder / "runs" / GRID_FILE, benchmark)
     runs = {}
     failures = {}
-    for key in (key for model in grid.models for task in grid.tasks for key in grid.keys_of(model, task)):
-        place = folder / "runs" / key.folder
-        if (place / RESULT).exists():
-            run = read_run(place / RESULT, benchmark)
-            if run.key != key:
-                raise UserError(f"{place / RESULT}: is the result of {run.key.folder}; move it there, or remove it")
-            for split, metric in measured(benchmark.tasks[key.task]):
-                if not math.isfinite(run.metrics[split][metric]):
-                    failures.setdefault(key, f"{place}: {metric} of {split} is not a number")
-            if key not in failures:
-                runs[key] = run
-        elif (path := place / FAILED).exists():
-            failures[key] = f"{place}: {read_as(Failure, path, REMEDY).message}"
-    _check_same_development_sets(runs, benchmark)
+    for model, task in itertools.product(grid.models, grid.tasks):
+        for key in grid.keys_of(model, task):
+            place = folder / "runs" / key.folder
+            if (place / RESULT).exists():
+                run = read_run(place / RESULT, benchmark)
+                if run.key != key:
+                    raise UserError(f"{place / RESULT}: is the result of {run.key.folder}; move it there, or remove it")
+                undefined = [
+                    f"{metric} of {file}" for file, metric, value in _marks(run.metrics) if not math.isfinite(value)
+                ]
+                if undefined:
+                    failures[key] = f"{place}: {undefined[0]} is not a number"
+                else:
+                    runs[key] = run
+            elif (place / FAILED).exists():
+                failures[key] = f"{place}: {read_as(Failure, place / FAILED, REMEDY).message}"
+    _refuse_other_development_sets(runs.values())
     return Results(benchmark, grid, runs, failures)
 
 
 def read_grid(path: Path, benchmark: Optional[TaskFamily] = None) -> Grid:
-    """Reads grid.json.
+    """Read grid.json.
 
     Args:
-        benchmark: whose tasks alone it may have.
+        path: the file.
+        benchmark: the benchmark whose tasks alone it may have; None for any.
 
     Raises:
         UserError: the file is missing, no JSON, of another format version, or a field of it is wrong.
@@ -348,17 +376,17 @@ def read_grid(path: Path, benchmark: Optional[TaskFamily] = None) -> Grid:
     for name in grid.models:
         if not MODEL_NAME.fullmatch(name):
             raise UserError(f"{path}: {name!r} cannot name a model's folder; {REMEDY}")
-    if benchmark is not None:
-        for name in grid.tasks:
-            _check_task(path, name, benchmark)
+    for name in grid.tasks:
+        _check_task(path, name, benchmark)
     return grid
 
 
 def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
-    """Reads result.json.
+    """Read result.json.
 
     Args:
-        benchmark: whose tasks alone it may be of, with all their metrics.
+        path: the file.
+        benchmark: the benchmark whose tasks alone it may be of, with all their metrics; None for any.
 
     Raises:
         UserError: the file is no JSON, of another format version, or a field or metric of it is wrong.
@@ -366,35 +394,54 @@ def read_run(path: Path, benchmark: Optional[TaskFamily] = None) -> Run:
     content = read_json(path)
     refuse_other_version(path, content, FORMAT_VERSION)
     run = as_kind(Run, {**content, "folder": str(path.parent)}, path, REMEDY)
-    if benchmark is not None:
-        _check_task(path, run.task, benchmark)
-        marks_by_field = {"metrics": run.metrics, "baseline": run.baseline}
-        marks_by_field |= {f"baselines.{name}": marks for name, marks in (run.baselines or {}).items()}
-        for name, marks in marks_by_field.items():
-            for split, metric in measured(benchmark.tasks[run.task]):
-                if metric not in marks.get(split, {}):
-                    raise UserError(f"{path}: has no field '{name}.{split}.{metric}'; {REMEDY}")
+    if benchmark is None:
+        return run
+    _check_task(path, run.task, benchmark)
+    task = benchmark.tasks[run.task]
+    for split, metric in itertools.product(development_splits(task), task.metrics):
+        file = split_file(task, split)
+        for name, marks in {"metrics": run.metrics, "baseline": run.baseline}.items():
+            if metric not in marks.get(file, {}):
+                raise UserError(f"{path}: has no field '{name}.{file}.{metric}'; {REMEDY}")
     return run
 
 
-def _check_task(path: Path, name: str, benchmark: TaskFamily) -> None:
-    if name not in benchmark.tasks:
+def kept_checkpoint(run: Path) -> Path:
+    """Return the checkpoint of a run's best epoch.
+
+    Raises:
+        UserError: it was not kept.
+    """
+    checkpoint = run / BEST
+    if not checkpoint.is_file():
+        raise UserError(
+            f"{checkpoint}: no such checkpoint; remove {run / RESULT}, and run it again with --keep-checkpoints best"
+        )
+    return checkpoint
+
+
+def _check_task(path: Path, name: str, benchmark: Optional[TaskFamily]) -> None:
+    if benchmark is not None and name not in benchmark.tasks:
         raise UserError(f"{path}: {name!r} is no {benchmark.name} task; known are {', '.join(benchmark.tasks)}")
 
 
-def _check_same_development_sets(runs: Mapping[RunKey, Run], benchmark: TaskFamily) -> None:
-    """By the marks of answers that need no model, which depend on the set alone."""
+def _marks(marks: Marks) -> Iterator[tuple[str, str, float]]:
+    """Yield each file, metric and value."""
+    for file, values in marks.items():
+        for metric, value in values.items():
+            yield file, metric, value
+
+
+def _refuse_other_development_sets(runs: Iterable[Run]) -> None:
+    """Compare the baselines of a task's runs, which depend on its development sets alone."""
     first: dict[str, Run] = {}
-    for run in runs.values():
+    for run in runs:
         other = first.setdefault(run.task, run)
-        theirs = other.baselines or {"": other.baseline}
-        for name, marks in (run.baselines or {"": run.baseline}).items():
-            for split, metric in measured(benchmark.tasks[run.task]) if name in theirs else ():
-                here = marks[split][metric]
-                there = theirs[name][split][metric]
-                if not math.isclose(here, there, abs_tol=1e-9):
-                    raise UserError(
-                        f"{run.folder}: its {run.task} {split} set is another than that of {other.folder}: the "
-                        f"baseline's {metric} is {here}, not {there}. Scores on different rows do not compare: run "
-                        "both on the same prepared data"
-                    )
+        for file, metric, value in _marks(run.baseline):
+            there = other.baseline.get(file, {}).get(metric, value)
+            if not math.isclose(value, there, abs_tol=1e-9):
+                raise UserError(
+                    f"{run.folder}: its {run.task} {file} set is another than that of {other.folder}: the baseline's "
+                    f"{metric} is {value}, not {there}. Scores on different rows do not compare: run both on the same "
+                    "prepared data"
+                )

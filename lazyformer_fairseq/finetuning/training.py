@@ -4,18 +4,17 @@ import logging
 import math
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import torch
 
 from lazyformer_fairseq.child_process import output_to
-from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.results import (
     BEST,
+    FORMAT_VERSION,
     LAST,
     LOG,
     RESULT,
@@ -32,8 +31,6 @@ from lazyformer_fairseq.training.run_record import (
     RUN,
     MetricsLine,
     MetricsLog,
-    RunRecord,
-    describe_here,
     finite_values,
     read_run,
     write_run,
@@ -46,16 +43,14 @@ LINE_EVERY = 100  # updates
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch came to.
+    """An epoch that was trained.
 
     Attributes:
         number: the epoch, from 1.
-        tokens: tokens of all epochs up to this one.
-        metrics: of each development file, by name.
+        metrics: scores on each development file, by name.
     """
 
     number: int
-    tokens: int
     metrics: dict[str, dict[str, float]]
 
     def score(self, metric: str) -> float:
@@ -117,22 +112,16 @@ def _train(run: Run) -> dict[str, Any]:
     objective = run.grid.benchmark.objective(run.request)
     optimization = optimization_of(run, device)
     loop = TrainingLoop(objective, optimization, run.folder)
-    write_run(run.folder, _record_of(run, loop))
+    write_run(run.folder, replace(loop.describe(), trainer=run.settings))
     best = _train_epochs(run, loop)
     (run.folder / LAST).unlink(missing_ok=True)
 
-    found = {"metrics": best.metrics, "baseline": {}, "baselines": {}}
-    for split in development_splits(run.task):
-        file = split_file(run.task, split)
-        baselines = run.grid.benchmark.baselines(run.request, split)
-        found["baseline"][file] = max(baselines.values(), key=lambda marks: marks[run.task.selecting_metric])
-        for name, marks in baselines.items():
-            found["baselines"].setdefault(name, {})[file] = marks
-
-    in_file, _ = run.data.size_of("train")
-    train_seconds = sum(loop.seconds)
+    baseline = {
+        split_file(run.task, split): run.grid.benchmark.baseline(run.request, split)
+        for split in development_splits(run.task)
+    }
     return {
-        "format_version": 1,
+        "format_version": FORMAT_VERSION,
         "model": run.model.name,
         "task": run.task.name,
         "lr": run.lr,
@@ -141,23 +130,12 @@ def _train(run: Run) -> dict[str, Any]:
         "checkpoint": str(run.model.checkpoint),
         "updates": run.model.updates,
         "best_epoch": best.number,
-        "selected_by": run.task.selecting_metric,
         "splits": [facts.as_json() for facts in run.facts],
-        **found,
+        "metrics": best.metrics,
+        "baseline": baseline,
         "train_rows": run.train_rows,
-        "rows_in_file": in_file,
-        "max_train_rows": run.grid.max_train_rows,
         "seconds": time.perf_counter() - began,
-        "train_seconds": train_seconds,
-        "tokens_per_second": loop.history["tokens"] / max(train_seconds, 1e-9),
-        "batch_size": run.grid.batch_size,
-        "warmup_ratio": run.grid.warmup_ratio,
-        **run.grid.extra,
-        "parameters": run.model.parameters,
         "settings": run.settings,
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "versions": versions(("torch", "numpy", "scikit-learn", "scipy")),
     }
 
 
@@ -177,68 +155,48 @@ def optimization_of(run: Run, device: str) -> OptimizationConfig:
     )
 
 
-def _record_of(run: Run, loop: TrainingLoop) -> RunRecord:
-    settings = loop.objective.settings()
-    optimization = loop.optimization
-    return RunRecord(
-        command=(),
-        model=settings["model"],
-        parameters=loop.parameters,
-        task=settings["task"],
-        criterion=settings["criterion"],
-        data={
-            str(run.data.folder / MANIFEST): run.data.sha256,
-            str(run.model.checkpoint): run.model.sha256,
-        },
-        optimizer={"name": optimization.optimizer, **optimization.optimizer_options},
-        schedule={
-            "name": optimization.schedule,
-            "lr": optimization.rate,
-            "max_update": optimization.updates,
-            **optimization.schedule_options,
-        },
-        batch={"batch_size": run.grid.batch_size, "update_freq": 1, "clip_norm": optimization.clip_norm},
-        precision=optimization.precision,
-        seed=optimization.seed,
-        processes=1,
-        trainer=run.settings,
-        **describe_here(loop.device),
-    )
-
-
 def _train_epochs(run: Run, loop: TrainingLoop) -> Epoch:
     """Train what is left of the epochs, and return the best one, whose checkpoint is kept.
 
     The best epoch has the highest selecting metric on the first development file; of equal ones it is the last.
     """
     log = MetricsLog(run.folder, loop.updates)
+
+    def write_line(split: str, values: dict[str, float]) -> None:
+        line = MetricsLine(
+            updates=loop.updates,
+            split=split,
+            seconds=sum(loop.seconds),
+            values=finite_values(values),
+            epoch=number,
+        )
+        log.append(line)
+
+    def write_training_line() -> None:
+        scalars = loop.objective.scalars([loop.log])
+        values = {name: scalar.value for name, scalar in scalars.items()}
+        write_line("train", {"lr": loop.optimizer.get_lr(), **values})
+
     epochs = loop.from_history("epochs", list[Epoch], [])
     metric = run.task.selecting_metric
     best = None
     for epoch in epochs:
         best = _better(best, epoch, metric)
-    if epochs:
-        tokens = epochs[-1].tokens
-    else:
-        tokens = 0
-    loop.history["tokens"] = tokens
     for number in range(len(epochs) + 1, run.epochs + 1):
-        for count in loop.rest_of_epoch():
-            tokens += count
+        for _ in loop.rest_of_epoch():
             if loop.updates % LINE_EVERY == 0:
-                _write_line(log, loop, number, "train", {"lr": loop.optimizer.get_lr(), **_training_values(loop)})
-        _write_line(log, loop, number, "train", {"lr": loop.optimizer.get_lr(), **_training_values(loop)})
+                write_training_line()
+        write_training_line()
 
         metrics = {}
         for split in development_splits(run.task):
             found = loop.evaluate(split)
             metrics[split_file(run.task, split)] = {name: found[name] for name in run.task.metrics}
-            _write_line(log, loop, number, split, found)
-        epoch = Epoch(number, tokens, metrics)
+            write_line(split, found)
+        epoch = Epoch(number, metrics)
         logger.info("epoch %d of %d: %s", number, run.epochs, metrics)
 
         epochs.append(epoch)
-        loop.history["tokens"] = tokens
         loop.history["epochs"] = [vars(each) for each in epochs]
         best = _better(best, epoch, metric)
         if best is epoch:
@@ -253,20 +211,3 @@ def _better(best: Optional[Epoch], epoch: Epoch, metric: str) -> Epoch:
     if best is None or math.isnan(best.score(metric)) or epoch.score(metric) >= best.score(metric):
         return epoch
     return best
-
-
-def _training_values(loop: TrainingLoop) -> dict[str, float]:
-    """Return what was logged of the last update."""
-    return {name: scalar.value for name, scalar in loop.objective.scalars([loop.log]).items()}
-
-
-def _write_line(log: MetricsLog, loop: TrainingLoop, epoch: int, split: str, values: dict[str, float]) -> None:
-    log.append(
-        MetricsLine(
-            updates=loop.updates,
-            split=split,
-            seconds=sum(loop.seconds),
-            values=finite_values(values),
-            epoch=epoch,
-        )
-    )

@@ -29,7 +29,7 @@ PARTS = {
     "ShardTrainer": "trainer",
     "tokenizer_for_transformers": "trainer",
 }
-__all__ = ["register", *PARTS]
+__all__ = ["register", *PARTS]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
@@ -53,7 +53,7 @@ def __dir__() -> list[str]:
 
 
 def register_when_transformers_is_loaded() -> None:
-    """Now where its auto classes are there, or when they are."""
+    """Register now where transformers' auto classes are there, or when they are."""
     if AUTO_CLASSES in sys.modules:
         register()
     elif importlib.util.find_spec(LIBRARY) is not None:
@@ -61,7 +61,7 @@ def register_when_transformers_is_loaded() -> None:
 
 
 def register() -> None:
-    """Makes the auto classes of transformers find ours; a second time it does nothing."""
+    """Make the auto classes of transformers find ours; a second time it does nothing."""
     import transformers
 
     from lazyformer_fairseq.huggingface.models import causal, encoder, heads
@@ -86,7 +86,7 @@ def _write_code(config: Any, folder: Path) -> None:
 
 
 def _register_if_there() -> None:
-    """When no module of transformers is half loaded."""
+    """Register when no module of transformers is half loaded."""
     if AUTO_CLASSES in sys.modules and _watcher in sys.meta_path:
         sys.meta_path.remove(_watcher)
         register()

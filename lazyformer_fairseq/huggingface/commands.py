@@ -14,14 +14,6 @@ from lazyformer_fairseq.training.warm_start.options import WarmOptions
 @click.argument("bert", metavar="BERT", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
-    "--token-types",
-    type=click.Choice(["auto", "keep", "fold"]),
-    default="auto",
-    show_default=False,
-    help="By which BERT tells the two texts of a pair apart: keep them, or fold type 0 into the positions, which is "
-    "exact for single texts alone.  [default: auto, keep where there are several]",
-)
-@click.option(
     "--head-name",
     help="Name of the head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst-2 and so on.  [default: "
     "classifier; squad for one that finds answers]",
@@ -37,7 +29,6 @@ from lazyformer_fairseq.training.warm_start.options import WarmOptions
 def import_model(
     bert: Path,
     out: Path,
-    token_types: str,
     head_name: Optional[str],
     tokenizer_folder: Optional[Path],
     warm: WarmOptions,
@@ -46,8 +37,8 @@ def import_model(
 
     It may be a RoBERTa, DistilBERT or ModernBERT too, or a LazyFormerForMaskedLM.
 
-    BERT is its folder, with config.json, safetensors (or pytorch_model.bin, of which only weights are read) and its
-    tokenizer's files; or a checkpoint of this package, or a folder of such. Nothing in it is run. Without
+    BERT is its folder, with config.json, model.safetensors and its tokenizer's files; or a checkpoint of this package,
+    or a folder of such. Nothing in it is run. Without
     --sublayer-pattern the model computes what it computed; with it, its weights start one of another pattern.
 
     OUT gets model.safetensors, config.json and the tokenizer; of a model that changed, warm_start.json and
@@ -58,6 +49,16 @@ def import_model(
     warm.refuse_misfits()
     from lazyformer_fairseq.huggingface.importing import import_to
 
-    for note in import_to(bert, out, token_types, head_name, warm if warm.changes else None, tokenizer_folder):
+    changes = None
+    if warm.changes:
+        changes = warm
+    notes = import_to(
+        bert,
+        out,
+        head_name=head_name,
+        warm=changes,
+        tokenizer_folder=tokenizer_folder,
+    )
+    for note in notes:
         click.echo(note)
     click.echo(f"written: {out}")

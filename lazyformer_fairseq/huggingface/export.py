@@ -36,12 +36,14 @@ from lazyformer_fairseq.huggingface.forms import (
 )
 from lazyformer_fairseq.huggingface.tokenizer import write_causal_tokenizer, write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
-from lazyformer_fairseq.patterns.kinds import RMS
+from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 AUTO = "auto"
 NAMES = {BERT: "BERT", MODERN: "ModernBERT"}  # of those that transformers has
 CARD_FILE = "README.md"
+WORDS = "masked words"
+FEATURES = "features"
 CLOSE = 1e-6  # of numbers around 1, between two ways to compute the same in double precision
 
 
@@ -52,14 +54,15 @@ def export_to_huggingface(
     form: str = AUTO,
     head: Optional[str] = None,
 ) -> str:
-    """Writes a folder that transformers loads, whole or not at all.
+    """Write a folder that transformers loads, whole or not at all.
 
     Before it takes its name, the model is read back from it and compared with the checkpoint's.
 
     Args:
-        folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
+        folder: folder of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
         out: must not exist yet, or be empty.
-        form: "bert" or "modernbert" for one of transformers, "custom" for a model with code of its own, "auto" for the
+        checkpoint_file: name of the checkpoint in the folder.
+        form: "bert" or "modernbert" for one of transformers, "custom" for a model with its own code, "auto" for the
             first that is possible.
         head: the classification or span head to take along; None for the only one, if there is one.
 
@@ -104,8 +107,8 @@ def dictionary_of_causal(state: Mapping[str, Any], path: Path) -> Optional[Dicti
     """Return the dictionary of a causal language model: that beside its checkpoint, else that of its training data.
 
     Args:
-        state: of the checkpoint.
-        path: of its file.
+        state: the checkpoint's content.
+        path: the checkpoint's file.
 
     Returns:
         None where neither is there, or where what is there is another one than the checkpoint's.
@@ -114,8 +117,11 @@ def dictionary_of_causal(state: Mapping[str, Any], path: Path) -> Optional[Dicti
         UserError: the file that is there is no dictionary.
     """
     data = str((state["cfg"].get("task") or {}).get("data") or "").split(":")[0]
-    places = [path.parent, path.parent / "data", *([Path(data)] if data else [])]
-    for file in (place / "dict.txt" for place in places):
+    places = [path.parent, path.parent / "data"]
+    if data:
+        places.append(Path(data))
+    for place in places:
+        file = place / "dict.txt"
         if file.is_file():
             dictionary = load_dictionary(file)
             if torch.equal(dictionary_hash(dictionary), state["model"]["dictionary_sha256"]):
@@ -129,9 +135,12 @@ def choose_head(
     path: Path,
     tasks: Mapping[str, TaskDescription],
 ) -> Optional[Head]:
-    """The classification or span head of this name, or the only one; that of pre-training must be named.
+    """Return the classification or span head of this name, or the only one; that of pre-training must be named.
 
     Args:
+        weights: the checkpoint's weights.
+        name: name of the head; None for the only one.
+        path: the checkpoint's file, for messages.
         tasks: what heads were trained on.
     """
     there = heads_in_checkpoint(dict(weights))
@@ -147,86 +156,88 @@ def choose_head(
     if chosen is None:
         return None
     outputs, kind = there[chosen]
-    return Head(chosen, outputs, kind, tasks[chosen].labels if chosen in tasks else ())
+    labels = ()
+    if chosen in tasks:
+        labels = tasks[chosen].labels
+    return Head(chosen, outputs, kind, labels)
 
 
 def choose_form(source: Source, form: str) -> str:
-    """Any but "auto"."""
-    why_not = {BERT: why_not_bert, MODERN: why_not_modernbert}
+    """Return the form that was asked for; for "auto" the first that is possible."""
+    reasons = {BERT: why_not_bert(source), MODERN: why_not_modernbert(source), CUSTOM: ""}
     if form == AUTO:
-        return next((plain for plain, why in why_not.items() if not why(source)), CUSTOM)
-    if form in why_not and (why := why_not[form](source)):
+        return next(each for each, reason in reasons.items() if not reason)
+    if reasons[form]:
         raise UserError(
-            f"--as {form}: this model is no {NAMES[form]}: {why}; --as custom takes it, with code of its own"
+            f"--as {form}: this model is no {NAMES[form]}: {reasons[form]}; --as custom takes it, with its own code"
         )
     return form
 
 
-# The comparison
-
-
 @torch.no_grad()
 def check_same_outputs(source: Source, model: Any) -> None:
-    """Raises a UserError where the exported model computes something else than the checkpoint's, on padded texts.
+    """Raise a UserError where the exported model computes something else than the checkpoint's, on padded texts.
 
     Both are in double precision from then on: in single precision deep models amplify rounding as far as small mistakes
     reach.
     """
     source.model.double().encoder.sentence_encoder.attention_backend = "eager"
     model = model.double()
-    ids, marked = example(source)
-    if marked is None:
-        given = {}
-    else:
-        given = {"global_attention_mask": marked.long()}
-    types = None
-    if source.cfg.token_types:
-        given["token_type_ids"] = types = torch.arange(ids.size(1)).expand_as(ids) % source.cfg.token_types
-    is_text = ids.ne(source.tokenizer.dictionary.pad())
-    for name, logits in _logits(model(ids, attention_mask=is_text.long(), **given)).items():
-        if source.head is None:
-            of_task = NEXT_SENTENCE
-        else:
-            of_task = source.head.name
-        of_name = {"masked words": (False, None), "features": (True, None), "next sentence": (False, NEXT_SENTENCE)}
-        features_only, head = of_name.get(name, (False, of_task))
-        asked = {"features_only": features_only, "classification_head_name": head}
-        wanted, _ = source.model(ids, global_positions=marked, token_types=types, **asked)
-        if wanted.dim() == 3:  # of each token
-            logits = logits[is_text]
-            wanted = wanted[is_text]
-        difference = float((logits - wanted).abs().max() / wanted.abs().max().clamp(min=1))
-        if not difference < CLOSE:
-            raise UserError(
-                f"the exported model's logits of the {name} differ from the checkpoint's by {difference:.1g}: not "
-                "written"
-            )
-
-
-def _logits(output: Any) -> dict[str, Tensor]:
-    """What a model of transformers returned, by what it is of, in our order of numbers."""
-    if "prediction_logits" in output:
-        return {"masked words": output.prediction_logits, "next sentence": output.seq_relationship_logits}
-    if "last_hidden_state" in output:
-        return {"features": output.last_hidden_state}
-    if "start_logits" in output:
-        return {"head": torch.stack([output.start_logits, output.end_logits], -1)}
-    return {"masked words" if output.logits.dim() == 3 else "head": output.logits}
-
-
-def example(source: Source) -> tuple[Tensor, Optional[Tensor]]:
-    """Ids (2, T), the second row padded on the right, and which tokens are marked, where the pattern asks for it."""
     dictionary = source.tokenizer.dictionary
     time = min(24, source.cfg.max_positions)
     ids = torch.randint(len(dictionary), (2, time), generator=torch.Generator().manual_seed(0))
     ids[ids == dictionary.pad()] = dictionary.unk()
     ids[:, 0] = dictionary.bos()
     ids[1, time * 2 // 3 :] = dictionary.pad()
-    asks = any(planned.values.get("global") == "given" for planned in source.model.encoder.sentence_encoder.plan)
-    return ids, torch.zeros_like(ids, dtype=torch.bool).index_fill(1, torch.tensor([0]), True) if asks else None
+    is_text = ids.ne(dictionary.pad())
+
+    ours: dict[str, Tensor] = {}
+    theirs: dict[str, Tensor] = {"attention_mask": is_text.long()}
+    if any(planned.values.get("global") == GIVEN for planned in source.model.encoder.sentence_encoder.plan):
+        marked = torch.zeros_like(ids)
+        marked[:, 1] = 1
+        theirs["global_attention_mask"] = marked
+        ours["global_positions"] = marked.bool()
+    if source.cfg.token_types:
+        types = torch.arange(time).expand_as(ids) % source.cfg.token_types
+        theirs["token_type_ids"] = types
+        ours["token_types"] = types
+
+    output = model(ids, **theirs)
+    head = NEXT_SENTENCE
+    if source.head is not None:
+        head = source.head.name
+    found = _name_outputs(output, head)
+    for name, logits in found.items():
+        asked = {}
+        if name == FEATURES:
+            asked["features_only"] = True
+        elif name != WORDS:
+            asked["classification_head_name"] = name
+        wanted, _ = source.model(ids, **ours, **asked)
+        difference = logits - wanted
+        if wanted.dim() == 3:  # of each token
+            difference = difference[is_text]
+            wanted = wanted[is_text]
+        error = float(difference.abs().max() / wanted.abs().max().clamp(min=1))
+        if not error < CLOSE:
+            raise UserError(
+                f"the exported model's logits of the {name} differ from the checkpoint's by {error:.1g}: not written"
+            )
 
 
-# The card
+def _name_outputs(output: Any, head: str) -> dict[str, Tensor]:
+    """Return the outputs of a model of transformers by their names: a head's, or :data:`WORDS` or :data:`FEATURES`."""
+    if "start_logits" in output:
+        return {head: torch.stack([output.start_logits, output.end_logits], -1)}
+    if "last_hidden_state" in output:
+        return {FEATURES: output.last_hidden_state}
+    if "prediction_logits" in output:
+        return {WORDS: output.prediction_logits, head: output.seq_relationship_logits}
+    if output.logits.dim() == 3:
+        return {WORDS: output.logits}
+    return {head: output.logits}
+
 
 UNKNOWN = "unknown: the checkpoint does not say"
 CARD = """\
@@ -278,44 +289,53 @@ installed, `import lazyformer_fairseq.huggingface` first, and leave `trust_remot
 
 
 def model_card(source: Source, form: str, name: str) -> str:
-    """README.md of the folder `name`, in Markdown with the header that the Hub reads; the licence is left out.
+    """Return README.md of the folder `name`, in Markdown with the Hub's header; the licence is left out.
 
     Args:
         source: the checkpoint.
-        form: of the folder.
+        form: form of the folder.
+        name: name of the folder.
     """
-    has_code = form == CUSTOM
-    if has_code:
+    trust = ""
+    loader = "AutoTokenizer"
+    tag = f"\n- {form}"
+    if form == CUSTOM:
         trust = ", trust_remote_code=True"
-    else:
-        trust = ""
-    auto = f"AutoModel{source.use.ending}"
-    # AutoTokenizer reads config.json first, and asks whether to run the code that it names. The tokenizer needs none.
-    if has_code:
+        # AutoTokenizer reads config.json, and asks whether to run the code that it names. The tokenizer needs none.
         loader = "PreTrainedTokenizerFast"
+        tag = ""
+        code = OWN_CODE
     else:
-        loader = "AutoTokenizer"
+        code = PLAIN.format(kind=NAMES[form])
+    auto = f"AutoModel{source.use.ending}"
     return CARD.format(
         kind="An encoder",
         imports=f"from transformers import {', '.join(sorted([auto, loader]))}",
         tokenizer=TOKENIZER.format(name=name, loader=loader),
         pipeline=source.use.pipeline,
-        tag="" if has_code else f"\n- {form}",
+        tag=tag,
         name=name,
         pattern=source.cfg.sublayer_pattern,
-        rows=_table(_rows(source)),
+        rows=_table({**_rows(source), **source.training}),
         auto=auto,
         trust=trust,
-        code=OWN_CODE if has_code else PLAIN.format(kind=NAMES[form]),
+        code=code,
     )
 
 
 def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str:
-    """Return the same of a causal language model."""
+    """Return the same for a causal language model."""
     options = causal_options(state)
     weights = state["model"]
     parameters = sum(weight.numel() for part, weight in weights.items() if part != "dictionary_sha256")
     rows = {"parameters": f"{parameters:,}", "vocabulary": f"{weights['softmax.bias'].size(0):,} symbols"}
+    classes = "AutoModelForCausalLM"
+    tokenizer = ""
+    of_tokenizer = NO_TOKENIZER
+    if has_tokenizer:
+        classes += ", AutoTokenizer"
+        tokenizer = TOKENIZER.format(name=name, loader="AutoTokenizer")
+        of_tokenizer = OF_DATA
     return CARD.format(
         pipeline="text-generation",
         tag="",
@@ -323,12 +343,11 @@ def causal_card(state: Mapping[str, Any], name: str, has_tokenizer: bool) -> str
         name=name,
         pattern=options.sublayer_pattern,
         rows=_table({**rows, **training_of(state)}),
-        imports="import lazyformer_fairseq.huggingface\nfrom transformers import "
-        + ("AutoModelForCausalLM, AutoTokenizer" if has_tokenizer else "AutoModelForCausalLM"),
-        tokenizer=TOKENIZER.format(name=name, loader="AutoTokenizer") if has_tokenizer else "",
+        imports=f"import lazyformer_fairseq.huggingface\nfrom transformers import {classes}",
+        tokenizer=tokenizer,
         auto="AutoModelForCausalLM",
         trust="",
-        code=NEEDS_PACKAGE.format(mem_len=options.mem_len, tokenizer=OF_DATA if has_tokenizer else NO_TOKENIZER),
+        code=NEEDS_PACKAGE.format(mem_len=options.mem_len, tokenizer=of_tokenizer),
     )
 
 
@@ -337,61 +356,45 @@ def _table(rows: Mapping[str, str]) -> str:
 
 
 def _rows(source: Source) -> dict[str, str]:
-    cfg = source.cfg
+    """Return the rows of the card on the model."""
+    options = source.cfg
     head = source.head
-    buckets = cfg.relative_position_buckets
-    distance = cfg.relative_position_max_distance
     named = source.model.named_parameters()
     parameters = sum(weight.numel() for name, weight in named if not name.startswith("classification_heads."))
-    if str(cfg.norm) == RMS:
-        norm = "RMSNorm"
-    else:
-        norm = "LayerNorm"
-    without = [of for of in ("linear", "norm") if getattr(cfg, f"no_{of}_bias")]
-    if without:
-        biases = f", without {' and '.join(without)} biases"
-    else:
-        biases = ""
-    if cfg.encoder_normalize_before:
-        place = "pre"
-    else:
-        place = "post"
+    place = "post-norm"
+    if options.encoder_normalize_before:
+        place = "pre-norm"
     rows = {
-        "sublayers": f"`{cfg.sublayer_pattern}`, {place}-norm, {norm}{biases}",
+        "sublayers": f"`{options.sublayer_pattern}`, {place}",
         "parameters": f"{parameters:,}, without classification heads",
-        "width, feed-forward, heads": f"{cfg.encoder_embed_dim}, {cfg.encoder_ffn_embed_dim}, "
-        f"{cfg.encoder_attention_heads}",
-        "positions": f"{cfg.max_positions}{', none learned' * cfg.no_token_positional_embeddings}",
-        "relative position bias": f"{buckets} buckets up to {distance} tokens (T5)" if buckets else "none",
+        "width": f"{options.encoder_embed_dim:,}",
+        "feed-forward width": f"{options.encoder_ffn_embed_dim:,}",
+        "attention heads": f"{options.encoder_attention_heads:,}",
+        "positions": f"{options.max_positions:,}",
         "vocabulary": f"{len(source.tokenizer.dictionary):,} symbols",
-        **source.training,
     }
     if not source.has_lm_head:
         rows["masked-LM head"] = "none: the checkpoint's never trained, so that it cannot fill masks"
     if head is not None and head.kind == SPAN:
         rows["span head"] = f"{head.name}: where an answer starts, and where it ends"
     elif head is not None:
-        labels = ", ".join(head.labels) or ("a score" if head.outputs == 1 else "without names")
+        labels = ", ".join(head.labels)
+        if not labels:
+            labels = "a score" if head.outputs == 1 else "without names"
         rows["classification head"] = f"{head.name}: {labels}"
     return rows
 
 
 def training_of(state: Mapping[str, Any]) -> dict[str, str]:
-    """What a checkpoint's settings and meters know of its training, in words: data (without where it is), task,
-    updates of each run, means of the last validation."""
-    extra = state.get("extra_state") or {}
+    """Return what a checkpoint knows of its training, in words: data without its folder, task, updates per run."""
     task = (state.get("cfg") or {}).get("task") or {}
-    folders = [Path(folder).name for folder in str(task.get("data") or "").split(":") if folder]
-    runs = [int(run.get("num_updates", 0)) for run in state.get("optimizer_history") or ()]
-    meters = dict(extra.get("metrics") or {}).get("valid") or ()
-    losses = [
-        f"{name} {float(meter['sum']) / float(meter['count']):.4g}"
-        for _, name, kind, meter in meters
-        if kind == "AverageMeter" and name not in ("wpb", "bsz") and meter.get("count")
-    ]
+    folders = [f"`{Path(folder).name}`" for folder in str(task.get("data") or "").split(":") if folder]
+    updates = [int(run.get("num_updates", 0)) for run in state.get("optimizer_history") or ()]
+    name = UNKNOWN
+    if task.get("_name"):
+        name = f"`{task['_name']}`"
     return {
-        "trained on": ", ".join(f"`{folder}`" for folder in folders) or UNKNOWN,
-        "task": f"`{task['_name']}`" if task.get("_name") else UNKNOWN,
-        "updates": " and then ".join(f"{updates:,}" for updates in runs if updates) or UNKNOWN,
-        "last validation": ", ".join(losses) or UNKNOWN,
+        "trained on": ", ".join(folders) or UNKNOWN,
+        "task": name,
+        "updates": " and then ".join(f"{number:,}" for number in updates if number) or UNKNOWN,
     }

@@ -48,7 +48,7 @@ def write_tokenizer(
     max_length: Optional[int] = None,
     token_types: bool = False,
 ) -> None:
-    """Writes ``tokenizer.json`` and ``tokenizer_config.json``, which AutoTokenizer reads; no code, and none is needed.
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``, which AutoTokenizer reads; no code, and none is needed.
 
     Args:
         tokenizer: gives the same ids as what is written.
@@ -82,7 +82,7 @@ def write_tokenizer(
 
 
 def as_fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """The same tokenizer, as one of the ``tokenizers`` library; UserError as in :func:`write_tokenizer`."""
+    """Return a tokenizer as one of the ``tokenizers`` library; UserError as in :func:`write_tokenizer`."""
     proto = read_model(tokenizer.folder / MODEL_FILE)
     fast = tokenizers.Tokenizer(model(proto, tokenizer.symbols))
     fast.normalizer = normaliser(tokenizer.settings, normalisers(proto))
@@ -127,7 +127,7 @@ def write_causal_tokenizer(dictionary: Dictionary, folder: Path) -> bool:
     if all(symbol.startswith("#") for symbol in symbols):
         return False
     ids = {symbol: index for index, symbol in enumerate(dictionary.symbols)}
-    special = [symbol for symbol in dictionary.symbols[: dictionary.nspecial]]
+    special = dictionary.symbols[: dictionary.nspecial]
     one_by_one = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     if all(re.fullmatch("[0-9]{1,3}", symbol) for symbol in symbols):
         as_byte = bytes_to_unicode()
@@ -170,7 +170,7 @@ WITHOUT_TEXT = (Piece.UNKNOWN, Piece.CONTROL)
 
 
 def read_model(path: Path) -> Proto:
-    """The file's contents, already known to be a SentencePiece model.
+    """Read a file that is known to be a SentencePiece model.
 
     Raises:
         UserError: it is of a kind that only SentencePiece itself encodes.
@@ -192,9 +192,10 @@ def read_model(path: Path) -> Proto:
 
 
 def model(proto: Proto, symbols: Sequence[str]) -> models.Model:
-    """The same pieces for each word that starts with SentencePiece's sign for a space.
+    """Return a model that gives the same pieces for each word that starts with SentencePiece's sign for a space.
 
     Args:
+        proto: the SentencePiece model.
         symbols: all symbols of the dictionary; ids are their places.
     """
     byte_fallback = proto.trainer_spec.byte_fallback
@@ -207,7 +208,7 @@ def model(proto: Proto, symbols: Sequence[str]) -> models.Model:
 
 
 def normalisers(proto: Proto) -> list[normalizers.Normalizer]:
-    """What SentencePiece does to the words before it looks for pieces."""
+    """Return the normalisers that SentencePiece applies to words before it looks for pieces."""
     charsmap = proto.normalizer_spec.precompiled_charsmap
     if charsmap:
         of_the_model = [normalizers.Precompiled(charsmap)]
@@ -221,7 +222,7 @@ def normalisers(proto: Proto) -> list[normalizers.Normalizer]:
 
 
 def _merges(proto: Proto) -> list[tuple[str, str]]:
-    """Any two pieces beside each other become the one that they spell, the best score first (Sennrich et al., 2016)."""
+    """Return the pairs of pieces that become one, the best score first (Sennrich et al., 2016)."""
     texts = {piece.piece: piece.score for piece in proto.pieces if piece.type == Piece.NORMAL}
     merges = []
     for text in sorted(texts, key=lambda text: -texts[text]):  # stable: the first of equals stays first
@@ -236,12 +237,13 @@ FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}
 
 
 def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normalizer] = ()) -> normalizers.Sequence:
-    """Text -> words divided by single spaces, symbols in lower case between them.
+    """Return what turns text into words divided by single spaces, symbols in lower case between them.
 
     ``<s>`` in a text is text, as for our own tokenizer, and comes out as ``< s >`` or with a :data:`BREAK` in it. Only
     a text that is ``<s>`` and nothing else stays: the library normalises the names of added tokens, too.
 
     Args:
+        settings: the settings of the text.
         of_the_model: what the SentencePiece model itself normalises.
     """
     in_texts = (*settings.special_tokens, MASK, UNKNOWN)
@@ -270,7 +272,7 @@ def _replace(pattern: str, content: str) -> normalizers.Replace:
 
 
 def _in_any_case(name: str) -> str:
-    """Letter by letter, because the library's own way takes a long s for an s."""
+    """Return a pattern letter by letter, because the library's own way takes a long s for an s."""
     return "".join(f"[{letter}{letter.upper()}]" for letter in name)
 
 
@@ -281,7 +283,7 @@ WORD_START, WORD_END = "(?<![^ ])", "(?![^ ])"  # of a word
 
 
 def decoder(settings: TextSettings) -> decoders.Decoder:
-    """Words divided by spaces, without spaces that Moses put there."""
+    """Return what makes words divided by spaces into text, without spaces that Moses put there."""
     steps = [
         *(
             _decoded(moses.Rule(rf"\A{symbol}\z", f" {symbol} "))
@@ -319,7 +321,12 @@ def _joining_rules(language: str) -> list[moses.Rule]:
 
 
 def _quote_rules(quote: str, opens: str = "") -> list[moses.Rule]:
-    """The first of two opens, the second closes. ``opens``: a condition for the first; else the word before owns it."""
+    """Return rules for pairs of quotation marks: the first opens, the second closes.
+
+    Args:
+        quote: the mark.
+        opens: a condition for the first; else it belongs to the word before.
+    """
     word = f"{WORD_START}{quote}{WORD_END}"
     return [
         moses.Rule(rf"{opens}{word}(?:(?!{word}).)*{word}\K", CLOSES),

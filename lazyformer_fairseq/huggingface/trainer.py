@@ -24,9 +24,10 @@ from lazyformer_fairseq.huggingface.tokenizer import write_tokenizer
 
 
 def tokenizer_for_transformers(tokenizer: TextTokenizer, max_length: int) -> Any:
-    """The same tokenizer, as transformers'.
+    """Return a tokenizer as transformers'.
 
     Args:
+        tokenizer: the tokenizer.
         max_length: the longest input, in tokens, that truncation leaves.
 
     Raises:
@@ -38,10 +39,10 @@ def tokenizer_for_transformers(tokenizer: TextTokenizer, max_length: int) -> Any
 
 
 class MaskedTextCollator:
-    """Samples of masked text -> what a masked LM of transformers takes; a Trainer's ``data_collator``.
+    """A Trainer's ``data_collator``: samples of masked text become inputs of a masked LM of transformers.
 
     Args:
-        text: where the samples come from.
+        text: the source of the samples.
 
     Raises:
         UserError: text of pairs, permuted, or whose masks or lengths change: Trainer trains none of these.
@@ -49,16 +50,20 @@ class MaskedTextCollator:
 
     def __init__(self, text: MaskedText):
         options = text.options
-        asked = {"next_sentence": options.next_sentence, "task masked_permuted_lm": text.is_permuted}
-        changes = {"mask_prob": text.masking.last is not None, "length_schedule": bool(text.lengths)}
-        asked |= {f"{name} {getattr(options, name)}": does for name, does in changes.items()}
-        if what := next((what for what, is_asked in asked.items() if is_asked), ""):
-            raise UserError(f"{what}: not in transformers' Trainer; take fairseq-train, or a loop of your own")
+        refused = {
+            "next_sentence": options.next_sentence,
+            "task masked_permuted_lm": text.is_permuted,
+            f"mask_prob {options.mask_prob}": text.masking.last is not None,
+            f"length_schedule {options.length_schedule}": bool(text.lengths),
+        }
+        for what, is_asked in refused.items():
+            if is_asked:
+                raise UserError(f"{what}: not in transformers' Trainer; take fairseq-train, or your own loop")
         self.pad = text.special.pad
         self.collater = text.dataset("train").collater
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """`input_ids` (B, T), `labels` (B, T) that are -100 where nothing is masked, and documents, if they are apart.
+        """Return `input_ids` (B, T), `labels` (B, T) that are -100 where nothing is masked, and documents, if they are apart.
 
         Raises:
             UserError: Trainer has removed columns.
@@ -68,7 +73,7 @@ class MaskedTextCollator:
         return self.inputs(self.collater(samples))
 
     def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The same of a batch that the dataset's own collater made."""
+        """Return the same for a batch that the dataset's collater made."""
         given = batch["net_input"]
         target = batch["target"]
         documents = {name: given[name] for name in ("documents", "positions_begin_anew") if name in given}
@@ -99,11 +104,12 @@ class EpochSampler:
     drop_last = False
 
     def __init__(self, batches: EpochBatches):
-        self.batches, self.sampler = batches, self  # whoever wraps it looks for the epoch there
+        self.batches = batches
+        self.sampler = self  # whoever wraps it looks for the epoch there
         self.batch_size = batches.size[1]
 
     def set_epoch(self, epoch: int) -> None:
-        """Of the next pass, from 0."""
+        """Set the epoch of the next pass, from 0."""
         self.batches.epoch = epoch + 1
 
     def __len__(self) -> int:
@@ -125,7 +131,7 @@ class ShardTrainer(Trainer):
     """
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's; adds to each loss what it is in bits, and the perplexity."""
+        """Evaluate as Trainer does; add to each loss its value in bits, and the perplexity."""
         output = super().evaluation_loop(*args, **kwargs)
         losses = {name: value for name, value in output.metrics.items() if name.endswith("_loss")}
         for name, nats in losses.items():
@@ -135,18 +141,16 @@ class ShardTrainer(Trainer):
         return output
 
     def get_train_dataloader(self) -> DataLoader:
-        """Batches of ``per_device_train_batch_size`` samples, which resume where they were."""
-        arguments = self.args
-        if arguments.data_seed is None:
-            seed = arguments.seed
-        else:
-            seed = arguments.data_seed
+        """Return batches of ``per_device_train_batch_size`` samples, which resume where they were."""
+        seed = self.args.data_seed
+        if seed is None:
+            seed = self.args.seed
         batches = EpochBatches(self.train_dataset, self._train_batch_size, seed=seed)
-        how = {"num_workers": arguments.dataloader_num_workers, "pin_memory": arguments.dataloader_pin_memory}
         loader = DataLoader(
             _Samples(self.train_dataset),
             batch_sampler=EpochSampler(batches),
             collate_fn=self.data_collator,
-            **how,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
         )
         return self.accelerator.prepare(loader)

@@ -25,12 +25,11 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.export import write_model
 from lazyformer_fairseq.evaluation.inference import TrainedModel
 from lazyformer_fairseq.evaluation.loading import load
-from lazyformer_fairseq.evaluation.match import PER_POSITION
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.importing import import_to
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 
-SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+SAFE = "model.safetensors"
 EXACT = {"rtol": 0, "atol": 1e-5}
 VARIANTS = [
     ("BertForMaskedLM", {}),
@@ -52,9 +51,9 @@ VARIANTS = [
 ]
 
 
-def imported(source: Path, *options: Any, **named: Any) -> TrainedModel:
+def imported(source: Path, **named: Any) -> TrainedModel:
     out = source.with_name("out")
-    import_to(source, out, *options, **named)
+    import_to(source, out, **named)
     return load(out)
 
 
@@ -89,11 +88,9 @@ def test_hidden_states_and_logits_are_those_of_transformers(tmp_path, kind, opti
     assert expected.logits.abs().max() > 1  # so that 1e-5 says something
 
 
-def test_pairs_of_bert_are_exact_by_their_token_types_unless_they_are_folded(tmp_path):
+def test_pairs_of_bert_are_exact_by_their_token_types(tmp_path):
     theirs = save_tiny(tmp_path / "in")
     kept = imported(tmp_path / "in")
-    import_to(tmp_path / "in", tmp_path / "folded", "fold")
-    folded = load(tmp_path / "folded")
     pairs = [("the cat sat", "a dog ran"), ("a cat", "on"), ("big dog", "a red house, a mat")]
     batch = BertTokenizerFast.from_pretrained(tmp_path / "in")(pairs, padding=True, return_tensors="pt")
     ids, types, is_text = batch["input_ids"], batch["token_type_ids"], batch["attention_mask"].bool()
@@ -105,10 +102,7 @@ def test_pairs_of_bert_are_exact_by_their_token_types_unless_they_are_folded(tmp
         of_single = theirs(ids, attention_mask=is_text.long()).logits[is_text]
         assert_close(kept.model(ids, token_types=types)[0][is_text], of_pair, **EXACT)
         assert_close(kept.model(ids)[0][is_text], of_single, **EXACT)
-        assert_close(folded.model(ids)[0][is_text], of_single, **EXACT)
     assert (of_pair - of_single).abs().max() > 0.1
-    with pytest.raises(UserError, match="the model has none"):
-        folded.model(ids, token_types=types)
 
 
 @pytest.mark.parametrize(
@@ -199,30 +193,18 @@ def test_a_masked_lm_head_that_never_trained_is_left_out_and_the_card_says_so(ki
         assert "never trained, so that its losses say nothing" in refusal("import", *words)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [f"{SAFE} in shards", f"{PICKLED} in shards", PICKLED, f"old {PICKLED}", "old names", "half", "without prefix"],
-)
+@pytest.mark.parametrize("form", ["old names", "half", "without prefix"])
 @torch.no_grad()
 def test_every_form_of_weights_is_read(tmp_path, form):
     folder, is_bare = tmp_path / "in", form == "without prefix"
     theirs = save_tiny(folder, "BertModel" if is_bare else "BertForMaskedLM")
     weights = load_file(folder / SAFE)
-    (folder / SAFE).unlink()
-    if "shards" in form:
-        name, save = form.split()[0], save_file if SAFE in form else torch.save
-        of_weight = {weight: f"part-{number % 2}.{name.split('.')[1]}" for number, weight in enumerate(weights)}
-        for file in set(of_weight.values()):
-            save({each: weight for each, weight in weights.items() if of_weight[each] == file}, folder / file)
-        (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": of_weight}))
-    elif PICKLED in form:
-        weights["bert.embeddings.position_ids"] = torch.arange(16)[None]
-        torch.save(weights, folder / PICKLED, _use_new_zipfile_serialization=form == PICKLED)
-    else:
-        for name in [name for name in weights if form == "old names" and "LayerNorm" in name]:
-            weights[name.replace("weight", "gamma").replace("bias", "beta")] = weights.pop(name)
-        dtype = torch.half if form == "half" else torch.float
-        save_file({name: weight.to(dtype) for name, weight in weights.items()}, folder / SAFE)
+    weights["bert.embeddings.position_ids"] = torch.arange(16)[None]
+    for name in [name for name in weights if form == "old names" and "LayerNorm" in name]:
+        weights[name.replace("weight", "gamma").replace("bias", "beta")] = weights.pop(name)
+    if form == "half":
+        weights = {name: weight.half() for name, weight in weights.items() if weight.is_floating_point()}
+    save_file(weights, folder / SAFE)
     ids = torch.randint(6, ROWS, (2, 9))
     found, expected = imported(folder).model(ids, features_only=is_bare)[0], theirs(ids)[0]
     assert_close(found, expected, rtol=0, atol=0.1 if form == "half" else 1e-5)
@@ -390,14 +372,10 @@ def test_a_modernbert_is_fine_tuned_and_gives_its_head_away_where_that_is_a_clas
 
 
 def test_the_command_says_what_became_of_what(bert, tmp_path):
-    output = invoke("import", bert / "in", tmp_path / "out", "--token-types", "fold")
-    assert "folded into the positions" in output and "its pooler is kept as the head 'pooler'" in output
+    output = invoke("import", bert / "in", tmp_path / "out")
+    assert "its 2 token types are kept" in output and "its pooler is kept as the head 'pooler'" in output
     assert "its cls.seq_relationship is the head 'next_sentence'" in output and "left out" not in output
     assert output.endswith(f"written: {tmp_path / 'out'}\n")
-    folded = load(tmp_path / "out").model.state_dict()
-    theirs = load_file(bert / "in" / "model.safetensors")
-    first = theirs["bert.embeddings.token_type_embeddings.weight"][0]
-    assert torch.equal(folded[PER_POSITION], theirs["bert.embeddings.position_embeddings.weight"] + first)
 
 
 def test_a_bert_starts_a_model_of_another_pattern_and_pairs_keep_their_types_on_the_way_back(bert, tmp_path):

@@ -2,9 +2,6 @@
 
 import json
 import os
-import pickle
-import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,7 +16,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.checkpoints import FORMAT
 from lazyformer_fairseq.huggingface.importing import import_to
 
-SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+SAFE = "model.safetensors"
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 
@@ -51,10 +48,8 @@ def change_weights(folder: Path, changes: dict[str, Optional[torch.Tensor]]) -> 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"model_type": "deberta-v2"}, "'deberta-v2' is another architecture .its attention adds scores of relative"),
+        ({"model_type": "deberta-v2"}, "'deberta-v2' is another architecture; can be"),
         ({"model_type": "gpt2"}, "'gpt2' is another architecture; can be imported: bert, roberta"),
-        ({"model_type": "electra"}, "discriminator"),
-        ({"model_type": "roberta-prelayernorm"}, "normalises the embeddings"),
         ({"model_type": "brt"}, "did you mean bert"),
         ({"model_type": ["bert"]}, "another architecture"),
         ({"model_type": "DELETE"}, 'has no model_type; if it is a BERT, add "model_type": "bert"'),
@@ -116,7 +111,6 @@ def test_a_modernbert_that_none_of_ours_is(changes, match, tmp_path):
 
 
 LAYER, EMBEDDINGS, HEAD = "bert.encoder.layer.0", "bert.embeddings", "cls.predictions"
-SPARSE = {WORDS: torch.eye(4).to_sparse()}
 BIAS = f"{LAYER}.output.dense.bias"
 
 
@@ -134,7 +128,10 @@ BIAS = f"{LAYER}.output.dense.bias"
         ({BIAS.replace("0", "7"): torch.ones(32)}, "has the weights of 3 layers"),
         ({BIAS: torch.full((32,), torch.inf)}, "holds NaN or Inf"),
         ({BIAS: torch.ones(32, dtype=torch.int8)}, "before it was quantised"),
-        ({BIAS: torch.ones(32).to(torch.float8_e4m3fn)}, "holds F8_E4M3; give the model before it was quantised"),
+        (
+            {BIAS: torch.ones(32).to(torch.float8_e4m3fn)},
+            "holds torch.float8_e4m3fn; give the model before it was quantised",
+        ),
         ({f"{EMBEDDINGS}.token_type_embeddings.weight": torch.tensor(1.0)}, "type_vocab_size and the width are"),
         ({WORDS: torch.tensor(1.0)}, "vocab_size and the width are"),
         ({"embeddings.LayerNorm.weight": torch.ones(32)}, "are the same weight; keep one"),
@@ -154,89 +151,10 @@ def test_a_classifier_of_another_shape(tmp_path, shape):
     assert_refused(tmp_path / "in", r"in: classifier\.weight is ")
 
 
-def save_pickled(folder: Path, **others: Any) -> None:
-    torch.save({**load_file(folder / SAFE), **others}, folder / PICKLED)
-    (folder / SAFE).unlink()
-
-
-@pytest.mark.parametrize("name", [SAFE, PICKLED])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
-def test_truncated_weights(folder, name, share):
-    if name == PICKLED:
-        save_pickled(folder)
-    os.truncate(folder / name, int((folder / name).stat().st_size * share))
-    assert_refused(folder, f"{name}: truncated, damaged or no ")
-
-
-@dataclass
-class _Code:
-    """Unpickled, it makes a file."""
-
-    path: Path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
-
-
-@pytest.mark.parametrize("form", ["plain pickle", "archive"])
-def test_code_in_a_pickle_is_not_run(folder, form, monkeypatch):
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    run = folder / "it_ran"
-    save_pickled(folder, **{"bert.pooler.dense.bias": _Code(run)})
-    if form == "plain pickle":
-        (folder / PICKLED).write_bytes(pickle.dumps({"bert.pooler.dense.bias": _Code(run)}))
-    assert_refused(folder, "refused, nothing of it was run|truncated, damaged or no checkpoint")
-    assert not run.exists()
-
-
-def test_an_archive_that_unpacks_to_more_than_it_is(folder):
-    save_pickled(folder)
-    with zipfile.ZipFile(folder / PICKLED) as archive:
-        members = {member.filename: archive.read(member) for member in archive.infolist()}
-    with zipfile.ZipFile(folder / PICKLED, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    assert_refused(folder, "its records are packed and larger than the file")
-
-
-def index_of(folder: Path, content: Any) -> None:
-    (folder / f"{SAFE}.index.json").write_text(content if isinstance(content, str) else json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../other/x.safetensors",
-        "/etc/passwd.safetensors",
-        "a/b.safetensors",
-        "x.bin",
-        7,
-        "a\0.safetensors",
-        "a" * 300 + ".safetensors",
-    ],
-)
-def test_an_index_that_names_files_elsewhere(folder, name):
-    (folder / SAFE).unlink()
-    index_of(folder, {"weight_map": {"bert.pooler.dense.bias": name}})
-    assert_refused(folder, "refused, nothing was read")
-
-
-def test_an_index_without_its_files(folder):
-    of_weight = dict.fromkeys(load_file(folder / SAFE), "one.safetensors")
-    index_of(folder, {"weight_map": of_weight})
-    (folder / SAFE).rename(folder / "two.safetensors")
-    assert_refused(folder, "one.safetensors: no such file, but the index names it")
-    (folder / "two.safetensors").rename(folder / "one.safetensors")
-    index_of(folder, {"weight_map": {**of_weight, "more": "one.safetensors"}})
-    assert_refused(folder, "lacks more, which the index says it holds")
-    for content in ("{}", '{"weight_map": 3}', "["):
-        index_of(folder, content)
-        assert_refused(folder, "has no weight_map|cannot be read as JSON")
-
-
-def claim_more_than_there_is(folder: Path) -> None:
-    change_config(folder, vocab_size=10**13)
-    save_pickled(folder, **{WORDS: torch.ones(1, 32).expand(10**13, 32)})
+def test_truncated_weights(folder, share):
+    os.truncate(folder / SAFE, int((folder / SAFE).stat().st_size * share))
+    assert_refused(folder, f"{SAFE}: truncated, damaged or no ")
 
 
 def leave_the_head_untied(folder: Path) -> None:
@@ -255,10 +173,7 @@ def test_a_config_that_is_none(folder, content):
     [
         (lambda folder: os.truncate(folder / "config.json", 2**40), "too many for what describes a model"),
         (leave_the_head_untied, "lacks the weight .*cls.predictions.decoder.weight"),
-        (lambda folder: save_pickled(folder, settings={"a": 1}), "something else than weights by name"),
-        (claim_more_than_there_is, "says it is larger than the file"),
-        (lambda folder: save_pickled(folder, **SPARSE), "quantised or sparse|refused|damaged"),
-        (lambda folder: (folder / SAFE).rename(folder / "tf_model.h5"), "holds no model.safetensors or pytorch_model"),
+        (lambda folder: (folder / SAFE).rename(folder / "pytorch_model.bin"), "holds no model.safetensors; .* save it"),
         (lambda folder: [(folder / each).unlink() for each in (SAFE, "config.json")], "config.json: cannot be read"),
         (lambda folder: (folder / "vocab.txt").open("a").write("\n".join(map(str, range(99)))), "rows|ids"),
         (lambda folder: (folder / "vocab.txt").unlink(), "no tokenizer there"),
@@ -284,8 +199,7 @@ def test_a_name_on_the_hub_is_no_folder(tmp_path):
 @pytest.mark.parametrize(
     ("config", "flags"),
     [
-        ({"format": FORMAT}, {"token_types": "keep", "head_name": "cola", "tokenizer_folder": Path("tokenizer")}),
-        ({"model_type": "lazyformer"}, {"token_types": "fold"}),
+        ({"format": FORMAT}, {"head_name": "cola", "tokenizer_folder": Path("tokenizer")}),
         ({"model_type": "bert"}, {"tokenizer_folder": Path("tokenizer")}),
     ],
 )

@@ -474,8 +474,8 @@ class _Page:
     def losses(self, report: Path) -> str:
         """Return the validation losses, and the picture of GLUE's scores at the checkpoints."""
         blocks = [show_losses([self.out / "pretraining" / arch for arch in PRINTED], report, "pretrain_*")]
-        if (report / "glue" / "glue_updates.png").exists():
-            blocks.append("![GLUE's scores against updates of pre-training](glue/glue_updates.png)")
+        if (report / "glue" / "glue.png").exists():
+            blocks.append("![GLUE's scores against updates of pre-training](glue/glue.png)")
         return "\n\n".join(blocks)
 
     def _benchmark(self, name: str) -> Optional[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""A task of a user's own: train.tsv and dev.tsv in a folder, or a YAML file that says more, become a row of the table.
+"""A custom task: train.tsv and dev.tsv in a folder, or a YAML file that says more, become a row of the table of tasks.
 
-What nobody says is read off the training file: which columns hold texts and labels, whether labels are classes or
+Whatever is not given is read off the training file: which columns hold texts and labels, whether labels are classes or
 scores, and which there are. The rest is as for GLUE's tasks.
 """
 
@@ -34,20 +34,27 @@ from lazyformer_fairseq.storage import checked
 from lazyformer_fairseq.storage.json_files import read_json
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
-TRAIN, DEV = ("train",), ("dev", "valid")  # names of files
+FILES = {"train": ("train",), "dev": ("dev", "valid")}  # names of the files, without an ending
 TEXT_COLUMNS = (  # the first of these that a file has
-    *(("text", "text2"), ("text1", "text2"), ("sentence1", "sentence2"), ("premise", "hypothesis")),
-    *(("question1", "question2"), ("question", "sentence"), ("text",), ("sentence",)),
+    ("text", "text2"),
+    ("text1", "text2"),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text",),
+    ("sentence",),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "score", "target")
-KEYS = ("name", "data", "train", "dev", "text", "label", "labels", "kind", "metric")  # of a YAML file
+SEVERAL = ("text", "labels")  # keys of a YAML file that may have several values
+KEYS = ("name", "data", "train", "dev", "text", "label", "labels", "kind", "metric")
 
 
 class CustomTask(TextsBenchmark):
-    """A user's task alone.
+    """A custom task alone.
 
     Args:
-        row: of the table of tasks.
+        row: the task's row of the table of tasks.
     """
 
     prepared = PreparedCustomTask
@@ -66,22 +73,25 @@ class CustomTask(TextsBenchmark):
             batch_size=32,
             warmup_ratio=0.06,
         )
-        self.protocols = {"its own": usual, LAZYFORMER: replace(PROTOCOLS[LAZYFORMER], tasks=usual.tasks)}
-        self.scores = (Score(row.selecting_metric, row.name, "valid", row.selecting_metric, row.selecting_metric),)
+        self.protocols = {"custom": usual, LAZYFORMER: replace(PROTOCOLS[LAZYFORMER], tasks=usual.tasks)}
+        self.scores = (Score(row.selecting_metric, row.name, row.selecting_metric),)
 
     def place(self, folder: Path, name: str) -> Path:
+        """Return where the task lies: in the folder of prepared data, or it is that folder."""
         if PreparedCustomTask.is_at(folder):
             return folder
         return super().place(folder, name)
 
     def prepare(self, wanted: settings.GridSettings, positions: Collection[int] = ()) -> str:
+        """Prepare the files, and return an overview with what they were taken for."""
         decides = {**settings_of(wanted, self.row, wanted.data), "description": self.row.as_json()}
         folder = wanted.output / self.prepared_in / self.name
         tokenizer = load_tokenizer(wanted.tokenizer)
-        prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer, PreparedCustomTask)
+        prepared = prepare_task(wanted.data, folder, self.row, decides, tokenizer)
         return f"{overview([prepared], positions)}\n{self.row.name}: {in_words(self.row)}"
 
-    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: settings.PredictSettings) -> list[str]:
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: settings.PredictSettings) -> list[str]:  # noqa: ARG002
+        """Refuse: texts are needed, which are labelled one by one."""
         model = next(iter(runs.values()), "MODEL")
         raise UserError(f"{self.name}: give the texts too, as in `lazyformer predict {model} texts.tsv`")
 
@@ -90,35 +100,40 @@ class CustomTask(TextsBenchmark):
         given: settings.GridSettings,
         prepared: Mapping[str, PreparedCustomTask],
     ) -> dict[str, Any]:
+        """Return kind and dropout of the head, and the task."""
         return {**super().extra_settings(given, prepared), "description": self.row.as_json()}
 
 
 def in_words(row: TaskDescription) -> str:
-    """What is learnt, for the user to check."""
+    """Return what is learnt, for the user to check."""
     if row.is_regression:
         mean, deviation = row.standard
         what = f"scores around {mean:g}, standard deviation {deviation:g} (--kind classes for classes)"
     else:
-        shown = ", ".join(row.labels[:MOST_SHOWN]) + ", ..." * (len(row.labels) > MOST_SHOWN)
-        are_numbers = all(map(_number, row.labels))
-        what = f"{len(row.labels)} classes, {shown}{' (--kind scores for scores)' * are_numbers}"
-    split = row.splits["train"]
-    texts = " and ".join(map(_column_in_words, split.texts))
-    columns = f"texts in column {texts}, labels in {_column_in_words(split.label)}"
-    return f"{what}; {row.selecting_metric} selects epoch and rate; {columns}"
-
-
-def _column_in_words(column: Column) -> str:
-    if isinstance(column, str):
-        return repr(column)
-    return str(column + 1)
+        shown = ", ".join(row.labels[:MOST_SHOWN])
+        if len(row.labels) > MOST_SHOWN:
+            shown += ", ..."
+        what = f"{len(row.labels)} classes, {shown}"
+        if all(map(_is_number, row.labels)):
+            what += " (--kind scores for scores)"
+    columns = []
+    for column in (*row.splits["train"].texts, row.splits["train"].label):
+        if isinstance(column, str):
+            columns.append(repr(column))
+        else:
+            columns.append(str(column + 1))
+    *texts, label = columns
+    return (
+        f"{what}; {row.selecting_metric} selects epoch and rate; texts in column {' and '.join(texts)}, labels in "
+        f"{label}"
+    )
 
 
 # --- from a folder, or a YAML file, to the row ------------------------------------------------------------------------
 
 
 def find_custom_task(given: settings.GridSettings) -> Optional[CustomTask]:
-    """The task whose files lie in --data, or that was prepared there or, without --data, in OUTPUT; None for none."""
+    """Return the task whose files lie in --data, or that was prepared there or, without --data, in OUTPUT."""
     folder = given.data or given.output / CustomTask.prepared_in
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
         if path.is_file() and read_json(path).get("format") == PreparedCustomTask.FORMAT:
@@ -129,34 +144,39 @@ def find_custom_task(given: settings.GridSettings) -> Optional[CustomTask]:
 
 
 def task_of_yaml(path: Path, given: settings.GridSettings) -> tuple[CustomTask, settings.GridSettings]:
-    """The task that a YAML file describes, and settings whose --data is its folder; options win over the file.
+    """Return the task of a YAML file, and settings whose --data is its folder; options take precedence.
 
     Raises:
         UserError: the file is none, or has a key or a value that it may not have; what :func:`describe` raises.
     """
     found = read_yaml(path)
     data = given.data or path.parent / found.get("data", "")
-    named = {name: found[name] for name in settings.CUSTOM_OPTIONS if name in found and not getattr(given, name)}
-    described = replace(given, data=data, **named)
-    files = {split: found[split] for split in ("train", "dev") if split in found}
-    row = describe(data, described, found.get("name", path.stem), files, found.get("labels", ()))
-    return CustomTask(row), described
+    options = {name: getattr(given, name) or found.get(name) for name in settings.CUSTOM_OPTIONS}
+    given = replace(given, data=data, **{name: value for name, value in options.items() if value})
+    row = describe(data, given, found.get("name", path.stem), found, found.get("labels", ()))
+    return CustomTask(row), given
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Its content, each value of the right type: columns and labels are text, `text` and `labels` several."""
+    """Return the values of a file by key: text, or tuples of it for `text` and `labels`.
+
+    Raises:
+        UserError: it has a key or a value that it may not have.
+    """
     found = checked.read_yaml(path, f"describe a task by lines such as `data: my_folder`, of {', '.join(KEYS)}")
     for key, value in found.items():
         if key not in KEYS:
             raise UserError(f"{path}: unknown key {key!r}{nearest(str(key), KEYS)}; known are {', '.join(KEYS)}")
-        if isinstance(value, list) and key in ("text", "labels"):
+        values = [value]
+        if isinstance(value, list) and key in SEVERAL:
             values = value
-        else:
-            values = [value]
         if not values or not all(type(each) in (str, int, float) and len(str(each)) < 256 for each in values):
             wrong = repr(value)[:80]
             raise UserError(f"{path}: {key} is {wrong}; write short text or numbers, and words such as 'no' in quotes")
-        found[key] = tuple(map(str, values)) if key in ("text", "labels") else str(value)
+        if key in SEVERAL:
+            found[key] = tuple(map(str, values))
+        else:
+            found[key] = str(value)
     return found
 
 
@@ -164,13 +184,14 @@ def describe(
     folder: Path,
     given: settings.GridSettings,
     name: Optional[str] = None,
-    files: Optional[Mapping[str, str]] = None,
+    files: Optional[Mapping[str, Any]] = None,
     labels: Sequence[str] = (),
 ) -> TaskDescription:
-    """The row of a task whose files lie in a folder.
+    """Return the row of a task whose files lie in a folder.
 
     Args:
-        given: what options say of it.
+        folder: the folder.
+        given: what options say of the task.
         name: by default the folder's.
         files: names of `train` and `dev`, where they are not the usual ones.
         labels: in their order, of classes alone; by default all of the training file, sorted.
@@ -182,49 +203,51 @@ def describe(
     name = name or folder.resolve().name
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot name a task's folders; rename {folder}, or give `name: ...` in a YAML file")
-    train, dev = (_file(folder, names, (files or {}).get(names[0])) for names in (TRAIN, DEV))
-    first = next(read_rows(folder / train), None)
+    train = _find_file(folder, "train", files or {})
+    dev = _find_file(folder, "dev", files or {})
+    path = folder / train
+    first = next(read_rows(path), None)
     if first is None:
-        raise UserError(f"{folder / train}: is empty; write a line of names, and rows under it")
-    texts, label = columns_of(folder / train, first.fields, given.text, given.label)
+        raise UserError(f"{path}: is empty; write a line of names, and rows under it")
+    texts, label = columns_of(path, first.fields, given.text, given.label)
     splits = {"train": Split(train, texts, label, 0), "valid": Split(dev, texts, label, 0)}
     row = TaskDescription(name, splits, (), is_custom=True)
-    path = folder / train
+
     words = [example.target for example in read_split(row, folder, "train").examples]
-    kind = given.kind or (settings.CLASSES if labels else kind_of(words, label))
+    kind = given.kind or kind_of(words, label)
+    if labels and not given.kind:
+        kind = settings.CLASSES
     if kind not in settings.KINDS:  # a YAML file may say anything
         raise UserError(f"kind: {kind!r} is none of {', '.join(settings.KINDS)}")
-    if labels and kind == settings.SCORES:
-        raise UserError(f"labels: scores have none, but {', '.join(labels[:MOST_SHOWN])} are given; leave them out")
     if kind == settings.CLASSES:
         row = replace(row, labels=labels_of(path, words, labels))
     else:
+        if labels:
+            raise UserError(f"labels: scores have none, but {', '.join(labels[:MOST_SHOWN])} are given; leave them out")
         row = replace(row, standard=(0.0, 1.0))  # now the reader takes numbers alone
         scores = [example.target for example in read_split(row, folder, "train").examples]
-        mean = float(np.mean(scores))
         deviation = float(np.std(scores))
         if not 0 < deviation < math.inf:
             raise UserError(f"{path}: all {len(scores):,} scores are {scores[0]:g}, so nothing can be learnt from them")
-        row = replace(row, standard=(mean, deviation))
+        row = replace(row, standard=(float(np.mean(scores)), deviation))
     return replace(row, metrics=metrics_of(kind, row.labels, given.metric))
 
 
-def _file(folder: Path, names: Sequence[str], given: Optional[str]) -> str:
-    """The name of the one file in a folder that is called so."""
-    if given:
-        wanted = [given]
-    else:
-        wanted = [f"{name}{ending}" for name in names for ending in ENDINGS]
+def _find_file(folder: Path, split: str, given: Mapping[str, Any]) -> str:
+    """Return the name of the one file of a split: as given, or one of the usual names."""
+    wanted = [f"{name}{ending}" for name in FILES[split] for ending in ENDINGS]
+    needed = f"{' or '.join(FILES[split])} that ends in {', '.join(ENDINGS)}"
+    if split in given:
+        needed = given[split]
+        wanted = [needed]
     found = [name for name in wanted if (folder / name).is_file()]
     if not found:
-        needed = given or f"{' or '.join(names)} that ends in {', '.join(ENDINGS)}"
-        if names is DEV:
+        advice = ""
+        if split == "dev":
             advice = "; put a tenth of the training rows there"
-        else:
-            advice = ""
         raise UserError(f"{folder}: holds no file {needed}{advice}")
     if len(found) > 1:
-        raise UserError(f"{folder}: holds {' and '.join(found)}; keep one, or name it in a YAML file: {names[0]}: ...")
+        raise UserError(f"{folder}: holds {' and '.join(found)}; keep one, or name it in a YAML file: {split}: ...")
     return found[0]
 
 
@@ -235,49 +258,58 @@ def columns_of(
     label: Optional[str] = None,
     is_labelled: bool = True,
 ) -> tuple[tuple[Column, ...], Optional[Column]]:
-    """Columns of the texts, one or two, and of the label: names, or numbers from 0 where no line names them.
+    """Return the columns of the texts, one or two, and of the label: names, or numbers from 0 where no line names them.
 
     Args:
+        path: the file, for messages.
         header: the first line's fields.
-        text, label: as given, numbers from 1; by default the usual names.
+        text: columns of texts as given, numbers from 1; by default the usual names.
+        label: the label's column as given; by default the usual names.
         is_labelled: whether there must be a label; else it is None where none is named.
     """
-    known: dict[str, list[str]] = {}  # a name in lower case -> the columns that are called so
-    for name in dict.fromkeys(header):
-        known.setdefault(name.strip().lower(), []).append(name)
-
-    def column_called(name: str, option: str) -> str:
-        if len(known[name]) > 1:
-            several = " and ".join(map(repr, known[name]))
-            raise UserError(f"{path}, line 1: the columns {several} differ in case alone; name one of them by {option}")
-        return known[name][0]
-
-    usual = next((names for names in TEXT_COLUMNS if all(name in known for name in names)), ())
-    texts = tuple(text) or tuple(column_called(name, "--text") for name in usual)
-    label = label or next((column_called(name, "--label") for name in LABEL_COLUMNS if name in known), None)
-    wanted = [*texts, *([label] if label else [])]
+    known = {name.strip().lower(): name for name in reversed(header)}
+    known |= {name: name for name in header}  # of names that differ in case, the one in lower case
+    texts = tuple(text)
+    if not texts:
+        usual = next((names for names in TEXT_COLUMNS if known.keys() >= set(names)), ())
+        texts = tuple(known[name] for name in usual)
+    if not label:
+        label = next((known[name] for name in LABEL_COLUMNS if name in known), None)
+    wanted = list(texts)
+    if label:
+        wanted.append(label)
     if len(set(wanted)) < len(wanted):
         twice = max(wanted, key=wanted.count)
         raise UserError(f"{path}: the column {twice!r} is named twice, of texts or of labels; name different ones")
+
     if len(texts) in (1, 2) and (label or not is_labelled):
-        if all(name in header for name in wanted):
+        if set(wanted) <= set(header):
             return texts, label
         has_names = path.suffix.lower() in (".jsonl", ".txt")  # always, so that the first row is none of the texts
-        numbers = [whole_number(name) for name in wanted]
-        if not has_names and all(number is not None and 0 < number <= len(header) for number in numbers):
+        numbers = [whole_number(name) or 0 for name in wanted]
+        if not has_names and all(0 < number <= len(header) for number in numbers):
             places = tuple(number - 1 for number in numbers)
-            return places[: len(texts)], places[-1] if label else None
+            if label:
+                return places[:-1], places[-1]
+            return places, None
+    lacking = ", ".join(repr(name) for name in wanted if name not in header)
+    if not texts:
+        lacking = "of texts"
+    elif not lacking:
+        lacking = "of labels"
     found = ", ".join(f"{name[:40]!r}" for name in header[:MOST_SHOWN])
-    lacking = [w for w in wanted if w not in header]
-    what = ", ".join(map(repr, lacking)) or ("of labels" if texts else "of texts")
+    example = "text"
+    options = "--text (two of pairs)"
+    if is_labelled:
+        example = "text<TAB>label"
+        options += " and --label"
     raise UserError(
-        f"{path}, line 1: names no column {what}, but {found}. Put a first line there that names the columns, as in "
-        f"{'text<TAB>label' if is_labelled else 'text'}; or give their names by --text (two of pairs)"
-        f"{' and --label' if is_labelled else ''}, or without such a line their numbers, the first is 1"
+        f"{path}, line 1: names no column {lacking}, but {found}. Put a first line there that names the columns, as in "
+        f"{example}; or give their names by {options}, or without such a line their numbers, the first is 1"
     )
 
 
-def _number(word: str) -> bool:
+def _is_number(word: str) -> bool:
     try:
         return math.isfinite(float(word))
     except ValueError:
@@ -285,12 +317,13 @@ def _number(word: str) -> bool:
 
 
 def kind_of(words: Sequence[str], label: Column) -> str:
-    """Scores where most labels are numbers and some are not whole, or the column is called so; else classes.
+    """Return scores where most labels are numbers and some are not whole, or the column is called so; else classes.
 
     Args:
         words: names of classes: whole numbers have no fraction there, however they are written.
+        label: the column.
     """
-    numbers = list(filter(_number, words))
+    numbers = list(filter(_is_number, words))
     has_fraction = not all(re.fullmatch(r"[+-]?\d+", word) for word in numbers)
     is_named = str(label).strip().lower() == "score"
     if is_named or (has_fraction and 2 * len(numbers) > len(words)):
@@ -299,7 +332,7 @@ def kind_of(words: Sequence[str], label: Column) -> str:
 
 
 def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
-    """The classes in their order: as given, else whole numbers by size, words by the alphabet."""
+    """Return the classes in their order: as given, else whole numbers by size, words by the alphabet."""
     there = set(words)
     given = tuple(map(class_name, given))
     if len(there) == 1:
@@ -311,14 +344,25 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
             f"{path}: {len(there):,} different labels in {len(words):,} rows, as {words[0][:40]!r}: is this their "
             "column? Name it by --label; or if these are numbers to be predicted, give --kind scores"
         )
-    if given and (wrong := [word for word in given if word not in there or list(given).count(word) > 1]):
-        raise UserError(f"labels: {wrong[0]!r} is there twice, or no row of {path} has it")
-    return tuple(given or sorted(there, key=(lambda word: (float(word), word)) if all(map(_number, there)) else None))
+    for word in given:
+        if word not in there or given.count(word) > 1:
+            raise UserError(f"labels: {word!r} is there twice, or no row of {path} has it")
+    if given:
+        return given
+    if all(map(_is_number, there)):
+        return tuple(sorted(there, key=lambda word: (float(word), word)))
+    return tuple(sorted(there))
 
 
 def metrics_of(kind: str, labels: Sequence[str], chosen: Optional[str]) -> tuple[str, ...]:
-    """Names of what is measured, first of what selects epoch and rate."""
-    known = (*settings.METRICS_OF_KIND[kind], *(("f1",) if len(labels) == 2 else ()))
-    if chosen and chosen not in known:
-        raise UserError(f"--metric {chosen}: {'two ' * (len(labels) == 2)}{kind} are measured by {', '.join(known)}")
-    return tuple(dict.fromkeys(filter(None, (chosen, *settings.METRICS_OF_KIND[kind]))))
+    """Return the names of what is measured, first of what selects epoch and rate."""
+    measured = settings.METRICS_OF_KIND[kind]
+    known = measured
+    if len(labels) == 2:
+        known = (*measured, "f1")
+        kind = f"two {kind}"
+    if not chosen:
+        return measured
+    if chosen not in known:
+        raise UserError(f"--metric {chosen}: {kind} are measured by {', '.join(known)}")
+    return tuple(dict.fromkeys((chosen, *measured)))

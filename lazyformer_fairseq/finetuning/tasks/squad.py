@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import torch
 
 from lazyformer_fairseq.data import prepared_squad
 from lazyformer_fairseq.data.datasets import question_windows
-from lazyformer_fairseq.data.datasets.question_windows import USUAL, FoundAnswer
+from lazyformer_fairseq.data.datasets.question_windows import USUAL
 from lazyformer_fairseq.data.prepared_squad import OFFICIAL_QUESTIONS, PreparedSplit, PreparedSquad
 from lazyformer_fairseq.data.squad import SPLITS, SquadFile, read_squad, score
 from lazyformer_fairseq.data.text.interface import told_cut
@@ -28,7 +28,7 @@ from lazyformer_fairseq.evaluation import checkpoints, inference, loading
 from lazyformer_fairseq.evaluation.match import heads_in_checkpoint
 from lazyformer_fairseq.finetuning.benchmark import Benchmark, RunRequest, Score, TableRow, TuningProtocol
 from lazyformer_fairseq.finetuning.paper_numbers import SEEDS
-from lazyformer_fairseq.finetuning.results import BEST, RESULT, Results, split_file
+from lazyformer_fairseq.finetuning.results import Results, kept_checkpoint
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings
 from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.storage.atomic import write_text
@@ -37,24 +37,23 @@ from lazyformer_fairseq.training.objectives.spans import SpansObjective
 PAPER_F1 = {"DistilBERT": 86.9, "BERT Base": 88.4, "PAR BERT Base": 87.4}
 PREDICTIONS = "predictions.json"
 N_BEST = "nbest_predictions.json"
-
+FIELDS = ("text", "probability", "score", "start", "end")  # of an answer in it
 
 WORD = re.compile(r"\w+(?:['’]\w+)?")
 SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
 
 
-def baselines(file: SquadFile) -> dict[str, dict[str, float]]:
-    """Exact match and F1, 0.0 to 1.0, of answers without a model, the best F1 first: sentences of the context.
+def baseline_of(file: SquadFile) -> dict[str, float]:
+    """Return exact match and F1, 0.0 to 1.0, of answers without a model: a sentence of the context for each question.
 
-    The better one shares most words with the question, rare ones above all, as the sliding window of Richardson et al.
-    (2013), which SQuAD's authors have as a baseline too (Rajpurkar et al., 2016, section 5.1).
+    It is the one that shares most words with the question, rare ones above all, as the sliding window of Richardson et
+    al. (2013), which SQuAD's authors have as a baseline too (Rajpurkar et al., 2016, section 5.1).
     """
 
     def words(text: str) -> set[str]:
         return {word.lower() for word in WORD.findall(text)}
 
-    seen = Counter(word for context in file.contexts for word in words(context))
-    first = {}
+    contexts_with = Counter(word for context in file.contexts for word in words(context))
     best = {}
     for question, paragraph in zip(file.questions, file.paragraph_of.tolist(), strict=True):
         context = file.contexts[paragraph]
@@ -62,15 +61,12 @@ def baselines(file: SquadFile) -> dict[str, dict[str, float]]:
         ends = [match.end() for match in SENTENCE_END.finditer(context)]
         edges = [0, *(end for end in ends if end < len(context)), len(context)]
         sentences = [context[start:end].strip() for start, end in itertools.pairwise(edges)]
-        rarity = [sum(math.log(len(file.contexts) / seen[word]) for word in words(each) & asked) for each in sentences]
-        first[question.id] = sentences[0]
+        rarity = []
+        for sentence in sentences:
+            shared = words(sentence) & asked
+            rarity.append(sum(math.log(len(file.contexts) / contexts_with[word]) for word in shared))
         best[question.id] = sentences[rarity.index(max(rarity))]
-    rules = {"first sentence": first, "sentence that shares most with the question": best}
-    marks = {name: score(file, answers) for name, answers in rules.items()}
-    return dict(sorted(marks.items(), key=lambda item: -item[1]["f1"]))
-
-
-# --- the benchmark ----------------------------------------------------------------------------------------------------
+    return score(file, best)
 
 
 SQUAD = SimpleNamespace(  # as finetuning.results.ScoredTask says
@@ -93,14 +89,10 @@ class Squad(Benchmark):
     options = frozenset(("max_length", "skip_mistakes"))
     rows_worth_resuming = 20_000
     prepared_in = "data"
-    cuts_inputs = False
-    scores = (
-        Score("F1", SQUAD.name, "valid", "f1", "f1"),
-        Score("exact match", SQUAD.name, "valid", "exact_match", "exact_match"),
-    )
-    baseline_name = "the best sentence by F1"
+    scores = (Score("F1", SQUAD.name, "f1"), Score("exact match", SQUAD.name, "exact_match"))
+    baseline_name = "sentence that shares most with the question"
 
-    def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:
+    def prepare(self, wanted: GridSettings, positions: Collection[int] = ()) -> str:  # noqa: ARG002  windows must fit
         """Prepare the official files into OUT/data, or reuse what is there, and return an overview."""
         prepared = prepared_squad.prepare_squad(
             {split: wanted.data / name for split, name in SPLITS.items()},
@@ -111,10 +103,14 @@ class Squad(Benchmark):
         )
         return prepared_squad.overview(prepared)
 
-    def longest_input(self, wanted: GridSettings) -> int:
+    def longest_input(self, wanted: GridSettings, prepared: Optional[PreparedSquad] = None) -> int:
+        """Return the tokens of a window."""
+        if prepared is not None:
+            return prepared.longest
         return prepared_squad.window_settings(wanted.max_length).longest
 
-    def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:
+    def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:  # noqa: ARG002  all there is
+        """Return the prepared data, checked."""
         if not PreparedSquad.is_at(folder):
             raise UserError(f"{folder}: not prepared; give the official files by --data")
         prepared = PreparedSquad.load(folder)
@@ -123,7 +119,8 @@ class Squad(Benchmark):
                 raise UserError(f"{folder}: some questions of {split}.json have no answers; prepare one that has them")
         return {SQUAD.name: prepared}
 
-    def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedSquad]) -> dict[str, Any]:
+    def extra_settings(self, given: GridSettings, prepared: Mapping[str, PreparedSquad]) -> dict[str, Any]:  # noqa: ARG002
+        """Return the sizes of windows that the data was prepared with."""
         return {name: prepared[SQUAD.name].manifest[name] for name in ("stride", "max_question_length")}
 
     def num_examples(self, request: RunRequest) -> int:
@@ -146,34 +143,24 @@ class Squad(Benchmark):
             **request.of_objective(),
         )
 
-    def baselines(self, request: RunRequest, split: str) -> dict[str, dict[str, float]]:
-        """Return the marks of sentences of the context."""
-        return baselines(request.data.read(split).file)
+    def baseline(self, request: RunRequest, split: str) -> dict[str, float]:
+        """Return the metrics of sentences of the context."""
+        return baseline_of(request.data.read(split).file)
 
     def other_rows(self, results: Results) -> Iterable[TableRow]:
-        """Return the heuristics, the best first, and the models of PAR's Table 4."""
-        file = split_file(SQUAD, "valid")
-        run = next(iter(results.runs.values()))
-        of_file = {name: found[file] for name, found in (run.baselines or {"heuristic": run.baseline}).items()}
-        for name, marks in sorted(of_file.items(), key=lambda each: -each[1][SQUAD.selecting_metric]):
-            yield TableRow(
-                name,
-                "baseline",
-                None,
-                {score.name: 100 * marks[score.metric] for score in self.scores},
-            )
-        for name, f1 in PAPER_F1.items():
-            yield TableRow(f"{name} (paper)", "paper", None, {"F1": f1})
+        """Return the baseline, and the models of PAR's Table 4."""
+        papers = [TableRow(f"{name} (paper)", None, {"F1": f1}) for name, f1 in PAPER_F1.items()]
+        return [*super().other_rows(results), *papers]
 
-    def notes(self, results: Results) -> Iterator[str]:
+    def notes(self, results: Results) -> Iterator[str]:  # noqa: ARG002
+        """Yield what a reader needs to compare the numbers with others, a sentence or two each."""
         yield (
             "A score is the median over seeds at each learning rate, and of these medians the best by F1; exact match "
             "stands at the same rate. Both as the official evaluation of version 1.1 defines them, times 100."
         )
         yield (
             "Rows marked (paper) are those of PAR, arXiv 2009.04534, Table 4: medians of five runs on the official "
-            "development set, F1 alone; theirs, not measured here. The other rows without updates are sentences "
-            "of the context, which need no model."
+            "development set, F1 alone; theirs, not measured here."
         )
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
@@ -181,60 +168,53 @@ class Squad(Benchmark):
 
         Args:
             runs: SQuAD's run, or a checkpoint.
+            folder: the folder to write into.
+            wanted: options of the command.
 
         Raises:
             UserError: whatever is wrong with the file, the checkpoint or its tokenizer.
         """
-        if not (run := runs.get(SQUAD.name)):
+        run = runs.get(SQUAD.name)
+        if run is None:
             return []
         checkpoint = run
         if not run.is_file():
-            checkpoint = run / BEST
-        file = wanted.data or next(iter(run.absolute().parents[3:4]), run) / self.prepared_in / "valid.json"
-        if not file.is_file():
+            checkpoint = kept_checkpoint(run)
+        file = wanted.data
+        if file is None and len(run.absolute().parents) > 3:
+            file = run.absolute().parents[3] / self.prepared_in / "valid.json"  # OUT in OUT/runs/MODEL/TASK/RUN
+        if file is None or not file.is_file():
             raise UserError(f"{file}: no such file; give the questions too, by --data dev-v1.1.json")
+
         read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
         loaded, objective, settings = load_squad_model(checkpoint, wanted)
         windows = question_windows.make_windows(loaded.tokenizer, read, settings)
-        dataset = objective.dataset_of(PreparedSplit(read, windows), "valid")
         answers = inference.find_answers(
             loaded.model,
             objective.head_name,
-            dataset,
+            objective.dataset_of(PreparedSplit(read, windows), "valid"),
             wanted.n_best,
             wanted.max_tokens,
             file.name,
         )
-        texts = best_texts(read, answers)
-        fields = ("text", "probability", "score", "start", "end")
-        best = [[{name: getattr(answer, name) for name in fields} for answer in found] for found in answers]
-        n_best = {question.id: found for question, found in zip(read.questions, best, strict=True)}
-        for name, content in (
-            (PREDICTIONS, texts),
-            (N_BEST, n_best),
-        ):  # one line a question
+        texts = {}
+        n_best = {}
+        for question, found in zip(read.questions, answers, strict=True):
+            texts[question.id] = ""  # its context has no token of text
+            if found:
+                texts[question.id] = found[0].text
+            n_best[question.id] = [{name: getattr(answer, name) for name in FIELDS} for answer in found]
+        for name, content in {PREDICTIONS: texts, N_BEST: n_best}.items():
             write_text(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        has_answers = all(question.answers for question in read.questions)
-        marks = ()
-        if has_answers:
-            marks = score(read, texts).items()
-        said = [f"{name.replace('_', ' ')} {100 * value:.2f}" for name, value in marks]
-        lines = [", ".join([f"{len(texts):,} answers", *said])]
+
+        said = [f"{len(texts):,} answers"]
+        if all(question.answers for question in read.questions):
+            said += [f"{name.replace('_', ' ')} {100 * value:.2f}" for name, value in score(read, texts).items()]
+        lines = [", ".join(said)]
         if windows.cut_questions:
-            lines.append(
-                told_cut(
-                    windows.cut_questions,
-                    len(texts),
-                    settings.longest_question,
-                    f"questions of {file.name}",
-                )
-            )
+            what = f"questions of {file.name}"
+            lines.append(told_cut(windows.cut_questions, len(texts), settings.longest_question, what))
         return lines
-
-
-def best_texts(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dict[str, str]:
-    """Return each question's id with the text of its best answer; "" where its context has no token of text."""
-    return {one.id: found[0].text if found else "" for one, found in zip(file.questions, answers, strict=True)}
 
 
 def load_squad_model(
@@ -243,13 +223,8 @@ def load_squad_model(
     """Return a model in evaluation mode, on the GPU if there is one, how it reads windows, and their sizes.
 
     Raises:
-        UserError: no such checkpoint, no span head in it, no tokenizer.
+        UserError: no span head in the checkpoint, no tokenizer.
     """
-    if not checkpoint.is_file():
-        result = checkpoint.with_name(RESULT)
-        raise UserError(
-            f"{checkpoint}: no such checkpoint; remove {result}, and run it again with --keep-checkpoints best"
-        )
     state = checkpoints.load(checkpoint)
     task = state["cfg"].get("task") or {}
     name = task.get("squad_head_name") or "squad"

@@ -13,6 +13,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.models.encoder import wants_dict
 from lazyformer_fairseq.huggingface.models.heads import IGNORED, at_least_one
 from lazyformer_fairseq.huggingface.settings import options_of, settings_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding
@@ -48,15 +49,19 @@ class LazyFormerCausalConfig(PretrainedConfig):
     model_type = "lazyformer_lm"
 
     def __init__(self, **given: Any):
-        own = {
+        settings = {
+            **settings_of(CausalLMOptions()),
             "vocab_size": 32768,
             "adaptive_softmax_cutoff": "",
             "adaptive_softmax_factor": 1,
             "tie_word_embeddings": False,
+            "bos_token_id": 0,
+            "pad_token_id": 1,
+            "eos_token_id": 2,
+            **given,
         }
-        ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-        found = {**settings_of(CausalLMOptions()), **own, **ids, **given}
-        super().__init__(**{**found, "num_hidden_layers": len(plan(found["sublayer_pattern"], CAUSAL))})
+        settings["num_hidden_layers"] = len(plan(settings["sublayer_pattern"], CAUSAL))
+        super().__init__(**settings)
 
 
 class LazyFormerMemory(WholeMemory):
@@ -67,11 +72,11 @@ class LazyFormerMemory(WholeMemory):
     layers = ()
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Tokens read so far."""
+        """Return the number of tokens read so far."""
         return self.seen
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Takes the memory of each new beam from the one that it goes on from."""
+        """Take the memory of each new beam from the one that it goes on from."""
         self.states = [state.index_select(0, beam_idx.to(state.device)) for state in self.states]
 
 
@@ -120,10 +125,11 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         init_transformer_xl_weights(module, self.config.initializer_range)
 
     def get_input_embeddings(self) -> AdaptiveEmbedding:
+        """Return the embedding of words."""
         return self.decoder.embedding
 
     def resize_token_embeddings(self, new_num_tokens: Optional[int] = None, *args: Any, **kwargs: Any) -> Any:
-        """Refuses another size, as ids are words by frequency, in bands."""
+        """Refuse another size, as ids are words by frequency, in bands."""
         if new_num_tokens not in (None, self.config.vocab_size):
             raise UserError(f"{new_num_tokens} tokens: an adaptive softmax keeps its {self.config.vocab_size} words")
         return self.decoder.embedding
@@ -143,13 +149,14 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Union[Tensor, int, None] = None,
         cache: Optional[StreamMemory] = None,
     ) -> Any:
-        """Reads texts, or what follows those that a memory remembers.
+        """Read texts, or their continuations where a memory remembers them.
 
         Args:
             input_ids: (B, T).
             attention_mask: (B, T), 0 at padding, which must be on the right, and is not for a memory.
-            past_key_values, cache: a :class:`LazyFormerMemory`, which then holds these tokens too, or a StreamMemory,
-                which keeps the last `mem_len` as in training. Versions of transformers call it the one or the other.
+            past_key_values: a :class:`LazyFormerMemory`, which then holds these tokens too, or a StreamMemory, which
+                keeps the last `mem_len` as in training.
+            cache: the same, as other versions of transformers call it.
             inputs_embeds: (B, T, C), in place of `input_ids`.
             labels: (B, T), the same ids, -100 where nothing is predicted: each is predicted at the place before. In
                 training `logits` is then None: scores of rare words are computed where they are needed alone.
@@ -157,6 +164,7 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: logits of so many last places; 0 for all.
             output_attentions: refused; there are none to return.
             output_hidden_states: also return the embeddings and what each sublayer returned, the last one normalised.
+            return_dict: False for a tuple.
             num_items_in_batch: predicted tokens of the whole update, by which the loss is divided.
 
         Raises:
@@ -166,39 +174,47 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
             raise UserError("give either input_ids or inputs_embeds")
         if output_attentions:
             raise UserError("output_attentions: a causal model of lazyformer_fairseq returns none; leave it out")
-        tokens = inputs_embeds if input_ids is None else input_ids
-        memory = cache if past_key_values is None else past_key_values
+        tokens = input_ids
+        if input_ids is None:
+            tokens = inputs_embeds
+        memory = past_key_values
+        if memory is None:
+            memory = cache
         if memory is None and use_cache:
             memory = LazyFormerMemory()
         _refuse_padding(attention_mask, memory)
-        config = self.config
-        wants_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        wants_states = output_hidden_states
+        if wants_states is None:
+            wants_states = self.config.output_hidden_states
         features, states = self.decoder(tokens, memory, bool(wants_states))
         if isinstance(memory, LazyFormerMemory):
             memory.seen += tokens.size(1)
-        loss = None if labels is None else self._loss(features, labels.to(features.device), num_items_in_batch)
-        logits = None
-        if loss is None or not self.training:
-            logits = self.softmax.log_probabilities(features[:, -logits_to_keep:], self.decoder.embedding)
-        kept = {
-            CACHE: memory if use_cache else None,
-            "hidden_states": (*states[:-1], features) if wants_states else None,
-        }
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, **kept)
-        returns_dict = config.return_dict if return_dict is None else return_dict
-        return output if returns_dict else output.to_tuple()
+
+        output = CausalLMOutputWithPast()
+        if labels is not None:
+            output.loss = self._loss(features, labels.to(features.device), num_items_in_batch)
+        if labels is None or not self.training:
+            output.logits = self.softmax.log_probabilities(features[:, -logits_to_keep:], self.decoder.embedding)
+        if use_cache:
+            output[CACHE] = memory
+        if wants_states:
+            output.hidden_states = (*states[:-1], features)
+        if wants_dict(self.config, return_dict):
+            return output
+        return output.to_tuple()
 
     def _loss(self, features_BTC: Tensor, labels_BT: Tensor, items: Union[Tensor, int, None]) -> Tensor:
         targets = labels_BT[:, 1:].flatten()
         places = targets.ne(IGNORED).nonzero().squeeze(1)
         predicting = features_BTC[:, :-1].flatten(0, 1).index_select(0, places)
         nats = self.softmax.negative_log_likelihood(predicting, targets[places], self.decoder.embedding).sum()
-        items = at_least_one(len(places) if items is None else items, nats)
+        if items is None:
+            items = len(places)
+        items = at_least_one(items, nats)
+        loss = nats / items
         if self.training:
-            penalty = self.decoder.penalty()
-        else:
-            penalty = 0.0
-        return nats / items + penalty * (len(places) / items)
+            loss = loss + self.decoder.penalty() * (len(places) / items)
+        return loss
 
     def prepare_inputs_for_generation(
         self,
@@ -206,7 +222,7 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Optional[Tensor] = None,
         **given: Any,
     ) -> dict[str, Any]:
-        """What follows the memory; only the last place's logits."""
+        """Return the tokens behind the memory; only the last place's logits are asked for."""
         memory = given.get(CACHE)
         if memory is None:
             seen = 0

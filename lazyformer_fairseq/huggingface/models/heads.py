@@ -53,17 +53,20 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
         inputs_embeds: Optional[Tensor] = None,
         global_attention_mask: Optional[Tensor] = None,
         labels: Optional[Tensor] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
         num_items_in_batch: Union[Tensor, int, None] = None,
-        **documents: Any,
+        **others: Any,
     ) -> Any:
         """Compute logits, and a loss where there are labels.
 
         Args:
-            input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask, output_attentions,
-                output_hidden_states, return_dict, **documents: see :meth:`LazyFormerModel.forward`.
+            input_ids: (B, T).
+            attention_mask: (B, T), 0 at padding.
+            token_type_ids: (B, T), for models with token types alone.
+            inputs_embeds: (B, T, C), in place of `input_ids`.
+            global_attention_mask: (B, T), 1 at tokens that see and are seen by all.
+            return_dict: False for a tuple.
+            **others: see :meth:`LazyFormerModel.forward`.
             labels: (B, T), -100 where nothing is predicted; for a label of the whole text (B,), classes or scores.
             num_items_in_batch: predicted tokens of the whole update, by which a masked-LM loss is then divided.
         """
@@ -73,10 +76,8 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
             token_type_ids,
             inputs_embeds,
             global_attention_mask,
-            output_attentions,
-            output_hidden_states,
             return_dict=True,
-            **documents,
+            **others,
         )
         x = encoded.last_hidden_state
         if labels is not None:
@@ -304,18 +305,22 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
         global_attention_mask: Optional[Tensor] = None,
         start_positions: Optional[Tensor] = None,
         end_positions: Optional[Tensor] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
         num_items_in_batch: Union[Tensor, int, None] = None,
-        **documents: Any,
+        **others: Any,
     ) -> Union[tuple[Any, ...], QuestionAnsweringModelOutput]:
         """Compute logits of starts and ends (B, T), and a loss where the answers are given.
 
         Args:
-            input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask, output_attentions,
-                output_hidden_states, return_dict, **documents: see :meth:`LazyFormerModel.forward`.
-            start_positions, end_positions: (B,); those beyond the input, as of cut answers, are left out.
+            input_ids: (B, T).
+            attention_mask: (B, T), 0 at padding.
+            token_type_ids: (B, T), for models with token types alone.
+            inputs_embeds: (B, T, C), in place of `input_ids`.
+            global_attention_mask: (B, T), 1 at tokens that see and are seen by all.
+            return_dict: False for a tuple.
+            **others: see :meth:`LazyFormerModel.forward`.
+            start_positions: (B,); those beyond the input, as of cut answers, are left out.
+            end_positions: (B,), likewise.
             num_items_in_batch: unused; the loss is the mean of the batch.
         """
         encoded = self.lazyformer(
@@ -324,10 +329,8 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
             token_type_ids,
             inputs_embeds,
             global_attention_mask,
-            output_attentions,
-            output_hidden_states,
             return_dict=True,
-            **documents,
+            **others,
         )
         start, end = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None

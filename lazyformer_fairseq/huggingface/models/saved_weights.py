@@ -41,8 +41,9 @@ def group_by_part(names: Iterable[str]) -> dict[str, list[str]]:
 def hash_part(weights: Mapping[str, Tensor], names: Iterable[str], precision: torch.dtype) -> str:
     """Return the SHA-256 of names, shapes and numbers; of the base it is the same with and without a head."""
     digest = hashlib.sha256()
-    for name, weight in sorted((name.removeprefix(f"{BASE}."), weights[name]) for name in names):
-        weight = weight.detach().cpu()
+    full_names = {name.removeprefix(f"{BASE}."): name for name in names}
+    for name in sorted(full_names):
+        weight = weights[full_names[name]].detach().cpu()
         if weight.is_floating_point():
             weight = weight.to(precision)
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
@@ -117,20 +118,16 @@ def _check_part(
         logger.warning("%s: cannot tell whether the weights are those that were saved: no weights_sha256", source)
         return
     found = {weights[name].dtype for name in names if weights[name].is_floating_point()}
-    if len(found) == 1:
-        precision = found.pop()
-    else:
-        precision = None
-    if precision is torch.float64:  # exact both ways
-        precision = torch.float32
-    name = next((name for name, each in PRECISIONS.items() if each is precision), None)
+    if found == {torch.float64}:  # exact both ways
+        found = {torch.float32}
+    name = next((name for name, precision in PRECISIONS.items() if found == {precision}), "")
     if name not in hashes or not all(is_whole(weights[each]) for each in names):
         logger.warning(
             "%s: cannot tell whether the weights are those that were saved: they are not all here, or in mixed or "
             "other precision",
             source,
         )
-    elif hash_part(weights, names, precision) != hashes[name]:
+    elif hash_part(weights, names, PRECISIONS[name]) != hashes[name]:
         raise ValueError(
             f"{source}: the weights are not those that config.json was saved with (weights_sha256): copy the whole "
             "folder again. If the weights were changed on purpose, save them by save_pretrained, or remove "

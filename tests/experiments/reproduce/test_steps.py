@@ -332,7 +332,7 @@ def test_the_papers_numbers_stand_beside_ours(tmp_path):
     assert rows_of(page, "| M2x6  ")[0][2:] == ["75.00/75.00", "86.34/86.31", "75.00", "84.56"]
     assert rows_of(page, "| lazyformer_m2x6_s ")[-1][1:] == ["1.50x", "1.50x"]  # of Figure 3
     assert "0.500" in [row[-1] for row in rows_of(page, "| bench_tables ")]
-    for name in ("loss.png", "glue/glue_updates.png", "speedup_training_fp32.png"):
+    for name in ("loss.png", "glue/glue.png", "speedup_training_fp32.png"):
         assert f"]({name})" in page
         assert (out / "report" / name).read_bytes().startswith(b"\x89PNG")
     assert "in miniature" not in page

@@ -153,7 +153,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         lambda: LazyFormerModel.from_pretrained(folder, "model.pt"),
         lambda: hub_utils.from_pretrained(str(folder), "model.pt", str(data_folder)),
         lambda: load_start_models({"evil": evil}, tokenizer),
-        lambda: predict_task(TASKS["CoLA"], folder, cola, PredictSettings(tokenizer=tokenizer)),
+        lambda: predict_task(TASKS["CoLA"], folder, cola, folder, PredictSettings(tokenizer=tokenizer)),
         lambda: load_model(evil, data_folder),
         lambda: checkpoint_utils.load_model_ensemble([str(evil)]),
         lambda: load_state(folder / STATE),

@@ -18,7 +18,7 @@ from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.labelled_files import read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.normalisation import TextSettings
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer, load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.launch import predict
@@ -252,13 +252,13 @@ def test_the_leaderboard_s_names_words_and_scores():
     names = "AX CoLA MNLI-m MNLI-mm MRPC QNLI QQP RTE SST-2 STS-B WNLI".split()
     assert sorted(glue_task.SUBMISSION_FILES) == [f"{name}.tsv" for name in names]
     assert glue_task.submission_file(TASKS["MNLI"], "test1") == "MNLI-mm.tsv"
-    assert glue_task.prediction_words(TASKS["RTE"], np.array([1, 0])) == ["not_entailment", "entailment"]
-    assert glue_task.prediction_words(TASKS["AX"], np.array([0, 1, 2])) == ["contradiction", "entailment", "neutral"]
-    assert glue_task.prediction_words(TASKS["CoLA"], np.array([1, 0])) == ["1", "0"]
-    scores = np.array([-0.2, 1.23456, 5.01])
+    assert glue_task.prediction_words(TASKS["RTE"], np.eye(2)[[1, 0]]) == ["not_entailment", "entailment"]
+    assert glue_task.prediction_words(TASKS["AX"], np.eye(3)) == ["contradiction", "entailment", "neutral"]
+    assert glue_task.prediction_words(TASKS["CoLA"], np.eye(2)[[1, 0]]) == ["1", "0"]
+    scores = np.array([[-0.2], [1.23456], [5.01]])
     assert glue_task.prediction_words(TASKS["STS-B"], scores) == ["0.000", "1.235", "5.000"]
     with pytest.raises(UserError, match="STS-B: the model predicts nan"):
-        glue_task.prediction_words(TASKS["STS-B"], np.array([1.0, np.nan]))
+        glue_task.prediction_words(TASKS["STS-B"], np.array([[1.0], [np.nan]]))
 
 
 def test_rows_keep_their_order_whatever_the_batches(glue, data_folder, tmp_path, fine_tuned):
@@ -323,7 +323,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
         assert not (tmp_path / "to").exists()
         return str(caught.value)
 
-    assert "give one run a task" in message(runs=[run, run])
+    assert "give one run per task" in message(runs=[run, run])
     assert f"{tmp_path}: holds no folder CoLA" in message(data=tmp_path)
     (tmp_path / "glue" / "CoLA").mkdir(parents=True)
     assert f"{tmp_path}/glue/CoLA/test.tsv: cannot be read" in message(data=tmp_path / "glue")
@@ -333,9 +333,8 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
     assert f"{run}/checkpoint_best.pt, on {glue}/CoLA" in refused
     assert "another dictionary" in refused
     shutil.rmtree(run / "tokenizer")
-    assert f"no tokenizer at {run}/tokenizer or {tmp_path}/out/tasks/CoLA/tokenizer" in message()
-    Tokenizer.load(data_folder / "tokenizer").save(tmp_path / "out" / "tasks" / "CoLA" / "tokenizer")
-    predict([run], tmp_path / "found", PredictSettings(data=glue))
+    assert f"{run}/checkpoint_best.pt: no tokenizer there" in message()
+    predict([run], tmp_path / "found", PredictSettings(data=glue, tokenizer=data_folder / "tokenizer"))
 
     write_result(tmp_path / "out", RunKey("lazy", "RTE", 2e-5, 1), 0.5)
     shutil.copytree(run, run_folder(tmp_path / "out", RunKey("lazy", "SST-2", 2e-5, 1)), dirs_exist_ok=True)

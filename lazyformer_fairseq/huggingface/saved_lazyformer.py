@@ -1,7 +1,7 @@
 """A folder of a model of ours that transformers saved (LazyFormerForMaskedLM and its like), as a checkpoint's parts."""
 
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from lazyformer_fairseq.modules.networks.heads import POOLER
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 
 MODEL_TYPES = ("lazyformer", "lazyformer_lm")
-# What names of weights begin with, theirs and ours; {} is the head's name.
+NO_HEAD = "it has no masked-LM head, so that this one starts fresh: pre-train it before fill_mask"
+# Prefixes of names of weights, ours by theirs; {} is the head's name.
 NAMES = {
     "lazyformer.pooler.": f"{PREFIX}{POOLER}.",
     "lazyformer.encoder.": families.ENCODER,
@@ -30,22 +31,35 @@ NAMES = {
 }
 
 
-def is_own(folder: Path) -> bool:
-    """Whether its config.json is of one of our models in transformers."""
+class ReadModel(NamedTuple):
+    """A model that was read from a folder of transformers'.
+
+    Attributes:
+        options: the options of our model.
+        weights: our weights, in float32.
+        tokenizer: the tokenizer.
+        notes: what a user should know of it, a sentence each.
+    """
+
+    options: MaskedLMOptions
+    weights: dict[str, Tensor]
+    tokenizer: TextTokenizer
+    notes: list[str]
+
+
+def is_saved_lazyformer(folder: Path) -> bool:
+    """Return whether the folder's config.json is of one of our models in transformers."""
     path = folder / families.CONFIG_FILE
     return path.is_file() and families.read_json_object(path).get("model_type") in MODEL_TYPES
 
 
-def read_own(
-    folder: Path,
-    tokenizer_folder: Optional[Path],
-    head_name: Optional[str],
-) -> tuple[MaskedLMOptions, dict[str, Tensor], TextTokenizer, list[str]]:
-    """Options, weights in single precision, to the bit those of the folder, tokenizer, and notes. No code of it runs.
+def read_saved_lazyformer(folder: Path, tokenizer_folder: Optional[Path], head_name: Optional[str]) -> ReadModel:
+    """Read a folder, whose weights stay the same to the bit. No code of it runs.
 
     Args:
-        tokenizer_folder: with which it was trained, as beside the data; by default the one that an export writes.
-        head_name: of a head for classes ("classifier" by default) or spans ("squad").
+        folder: the folder.
+        tokenizer_folder: of the training, such as that beside the data; by default the one that an export writes.
+        head_name: name that a head for classes ("classifier" by default) or spans ("squad") gets.
 
     Raises:
         UserError: the folder is damaged, is a causal model's, or its tokenizer is missing or another one.
@@ -54,15 +68,21 @@ def read_own(
     name = str((config.get("architectures") or ["LazyFormerForMaskedLM"])[0])
     if config["model_type"] != MODEL_TYPES[0] or not name.startswith("LazyFormer"):
         raise UserError(f"{folder}: is a {name}; models of masked text alone are imported")
-    if tokenizer_folder is None and not (folder / "tokenizer").is_dir():
-        raise UserError(f"{folder}: has no folder tokenizer; give --tokenizer, such as data/tokenizer beside the data")
-    tokenizer = load_tokenizer(tokenizer_folder or folder / "tokenizer")
+    if tokenizer_folder is None:
+        tokenizer_folder = folder / "tokenizer"
+        if not tokenizer_folder.is_dir():
+            raise UserError(
+                f"{folder}: has no folder tokenizer; give --tokenizer, such as data/tokenizer beside the data"
+            )
+    tokenizer = load_tokenizer(tokenizer_folder)
     dictionary = tokenizer.dictionary
-    there = families.Weights(folder).shapes
-    names = [name, *(["LazyFormerForMaskedLM"] if any(each.startswith("lm_head.") for each in there) else [])]
+
+    classes = [name]
+    if any(weight.startswith("lm_head.") for weight in families.read_weights(folder)):
+        classes.append("LazyFormerForMaskedLM")
     how = {"local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
     try:
-        models = [getattr(huggingface, each).from_pretrained(folder, **how) for each in dict.fromkeys(names)]
+        models = [getattr(huggingface, each).from_pretrained(folder, **how) for each in dict.fromkeys(classes)]
         options = options_of(models[0].config, MaskedLMOptions)
     except (ValueError, OSError, RuntimeError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(f"{folder}: {error}") from error
@@ -73,34 +93,37 @@ def read_own(
             f"{folder}: has {words} words and pads with id {pad}, the tokenizer {len(dictionary)} and "
             f"{dictionary.pad()}; give the one it was trained with by --tokenizer"
         )
-    weights = {}
-    notes = []
+
+    weights: dict[str, Tensor] = {}
+    notes: list[str] = []
     for model in models:
-        weights |= _renamed(model, head_name, notes)
+        weights |= _rename(model, head_name, notes)
     if f"{families.HEAD}weight" not in weights:
-        notes.append("it has no masked-LM head, so that this one starts fresh: pre-train it before fill_mask")
+        notes.append(NO_HEAD)
         with torch.device("meta"):
             sizes = loading.model_of(options, dictionary).state_dict()
         weights |= families.fresh_head({name: weight.shape for name, weight in sizes.items()})
         weights[f"{families.HEAD}weight"] = weights[families.WORDS]
     weights["dictionary_sha256"] = dictionary_hash(dictionary)
-    return options, weights, tokenizer, notes
+    return ReadModel(options, weights, tokenizer, notes)
 
 
-def _renamed(model: torch.nn.Module, head_name: Optional[str], notes: list[str]) -> dict[str, Tensor]:
-    """Weights by our names; adds to the notes what becomes of its head."""
+def _rename(model: torch.nn.Module, head_name: Optional[str], notes: list[str]) -> dict[str, Tensor]:
+    """Return the weights by our names; add to the notes what becomes of the head."""
+    head = "classifier"
+    if hasattr(model, "qa_outputs"):
+        head = "squad"
+    head = head_name or head
     found = {}
-    chosen = head_name or ("squad" if hasattr(model, "qa_outputs") else "classifier")
     for name, weight in model.state_dict().items():
-        if hasattr(model, "lazyformer"):
-            full = name
-        else:
+        full = name
+        if not hasattr(model, "lazyformer"):
             full = f"lazyformer.{name}"
         theirs, ours = next(row for row in NAMES.items() if full.startswith(row[0]))
         if ours:
-            found[ours.format(chosen) + full.removeprefix(theirs)] = weight
+            found[ours.format(head) + full.removeprefix(theirs)] = weight
     if hasattr(model, "token_classifier"):
         notes.append("left out: its head for classes of tokens")
-    if any(name.startswith(f"{PREFIX}{chosen}.") for name in found):
-        notes.append(f"its head is {chosen!r}")
+    if any(name.startswith(f"{PREFIX}{head}.") for name in found):
+        notes.append(f"its head is {head!r}")
     return found

@@ -63,7 +63,7 @@ class MaskedTextCollator:
         self.collater = text.dataset("train").collater
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return `input_ids` (B, T), `labels` (B, T) that are -100 where nothing is masked, and documents, if they are apart.
+        """Return `input_ids` (B, T), `labels` (B, T), -100 where nothing is masked, and documents, if they are apart.
 
         Raises:
             UserError: Trainer has removed columns.

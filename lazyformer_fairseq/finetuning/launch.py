@@ -49,7 +49,7 @@ def choose_benchmark(task: Optional[str], given: GridSettings) -> tuple[Benchmar
         return BENCHMARKS[task], given
     if not task.endswith((".yaml", ".yml")):
         known = ", ".join(BENCHMARKS)
-        raise UserError(f"--task {task}: is none of {known}, and no YAML file of your own{nearest(task, BENCHMARKS)}")
+        raise UserError(f"--task {task}: is none of {known}, and no YAML file of a custom task{nearest(task, BENCHMARKS)}")
     return task_of_yaml(Path(task), given)
 
 

@@ -22,6 +22,7 @@ from lazyformer_fairseq.finetuning.results import (
     split_file,
 )
 from lazyformer_fairseq.storage import checkpoint_file
+from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
 from lazyformer_fairseq.training.loop import TrainingLoop
@@ -78,14 +79,19 @@ def fine_tune(run: Run, threads: int = 1) -> None:
             return
         _clear_unless_resumable(run)
         try:
-            result = _train(run)
+            write_json(run.folder / RESULT, _train(run))
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"{run.name}: the GPU's memory is too small for batches of {run.grid.batch_size} rows of up to "
                 f"{run.tokens_per_sample} tokens; give a smaller --max-length, --precision bf16, or fewer --workers "
                 f"per GPU ({checkpoint_file.first_line(error)})"
             ) from error
-        write_json(run.folder / RESULT, result)
+        except OSError as error:
+            if error.errno not in OUT_OF_SPACE:
+                raise
+            raise UserError(
+                f"{error.filename}: cannot be written ({error.strerror}); make room and run the same command again"
+            ) from error
 
 
 def _clear_unless_resumable(run: Run) -> None:

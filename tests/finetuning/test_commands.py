@@ -2,12 +2,14 @@
 
 import fcntl
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from toy_squad import SIZES, START, write_articles
 
 from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning import launch
 
 
 @pytest.fixture
@@ -78,6 +81,15 @@ def test_what_cannot_be_run_is_refused_before_anything_is_done(
     Path("broken.pt").write_text("junk\n")
     given = squad_options(toy_squad, tmp_path / "out") if "squad" in change else options
     assert words in refusal(*given, *change.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["finetune", START, "--output", "out"], ["predict", START, "--output", "out"]])
+def test_ctrl_c_while_it_loads_ends_in_a_sentence(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    for name in ("choose_benchmark", "predict"):
+        monkeypatch.setattr(launch, name, mock.Mock(side_effect=KeyboardInterrupt))
+    assert re.fullmatch(r"stopped[:;] nothing (has run yet; rerun to resume|was written)\n", invoke(*words, code=130))
     assert not (tmp_path / "out").exists()
 
 

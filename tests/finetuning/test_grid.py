@@ -1,5 +1,6 @@
 """Which runs a grid has, the command of each, what is refused before anything trains; and the queue that runs them."""
 
+import errno
 import functools
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -20,7 +22,7 @@ from toy_squad import START
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.executors.cluster import Cluster
-from lazyformer_fairseq.executors.workers import Workers
+from lazyformer_fairseq.executors.workers import Workers, last_line
 from lazyformer_fairseq.finetuning import commands, training
 from lazyformer_fairseq.finetuning.benchmark import head_settings
 from lazyformer_fairseq.finetuning.grid import Grid, Run, load_start_models, name_checkpoints
@@ -404,6 +406,19 @@ def test_a_long_run_goes_on_from_its_last_epoch(small, monkeypatch):
     fine_tune(one)
     assert epochs_trained()[-3:] == ["1", "2", "3"]
     assert one.result().metrics == whole.result().metrics
+
+
+def test_a_full_disk_is_said_in_a_sentence_and_leaves_no_half_file(small):
+    (run,) = small("CoLA", seeds=(1,)).runs
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    said = f"{run.folder}/checkpoint_best.pt: cannot be written (No space left on device); make room and run the same"
+    with mock.patch("torch.save", side_effect=full), pytest.raises(UserError, match=re.escape(said)):
+        fine_tune(run)
+    assert said in last_line(run.folder / "train.log")
+    assert not [path for path in run.folder.iterdir() if path.suffix == ".pt" or "unfinished" in path.name]
+    assert run.result() is None
+    fine_tune(run)
+    assert run.result() is not None
 
 
 @pytest.mark.slow

@@ -174,10 +174,6 @@ def users_folder(tmp_path) -> Path:
         rows = [f"{text.splitlines()[0]}\t{('negative', 'positive')[n % 2]}" for n, text in enumerate(toy_texts(count))]
         write_lines(tmp_path / "my_reviews" / f"{name}.tsv", ["text\tlabel", *rows])
     shutil.copy(tmp_path / "my_reviews" / "dev.tsv", tmp_path / "texts.tsv")
-    (described,) = re.findall(
-        r"^```yaml\n(# my_task.yaml\n.*?)^```", PAGES["docs/finetuning.md"], re.MULTILINE | re.DOTALL
-    )
-    (tmp_path / "my_task.yaml").write_text(described)
     write_bert_files(tmp_path / "my_bert")
     images = np.random.default_rng(1).random((40, 8, 8))
     (tmp_path / "photographs").mkdir()

@@ -24,7 +24,7 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
     with stoppable("stopped: nothing has run yet; rerun to resume"):
         from lazyformer_fairseq.finetuning.launch import choose_benchmark, prepare_alone, run_to_the_end
 
-        benchmark, settings = choose_benchmark(task, settings)
+        benchmark = choose_benchmark(task, settings)
         if settings.checkpoints:
             run_to_the_end(benchmark, settings)
         click.echo(prepare_alone(benchmark, settings))
@@ -34,9 +34,9 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
 @click.argument("checkpoints", nargs=-1, metavar="CHECKPOINT...")
 @click.option(
     "--task",
-    metavar="NAME|FILE.yaml",
-    help=f"To fine-tune on: {', '.join(TASK_NAMES)}, or a YAML file that describes a custom task.  [default: a "
-    "custom task where --data holds train.tsv, .csv or .jsonl; else glue]",
+    metavar="NAME",
+    help=f"To fine-tune on: {' or '.join(TASK_NAMES)}.  [default: a custom task where --data holds train.tsv, .csv or "
+    ".jsonl; else glue]",
 )
 @takes(GridSettings, into="")
 @click.option("--checkpoint", "more", multiple=True, hidden=True)

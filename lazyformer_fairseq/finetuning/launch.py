@@ -28,29 +28,27 @@ from lazyformer_fairseq.finetuning.registry import (
 )
 from lazyformer_fairseq.finetuning.results import RESULT, read_run
 from lazyformer_fairseq.finetuning.settings import CUSTOM_OPTIONS, SPECIAL_OPTIONS, GridSettings, PredictSettings
-from lazyformer_fairseq.finetuning.tasks.custom import CustomTask, find_custom_task, task_of_yaml
+from lazyformer_fairseq.finetuning.tasks.custom import CustomTask, find_custom_task
 from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 PREPARING = ("max_length", "skip_mistakes", *CUSTOM_OPTIONS)  # options that mean something where data is prepared
 
 
-def choose_benchmark(task: Optional[str], given: GridSettings) -> tuple[Benchmark, GridSettings]:
-    """Return the benchmark of this name, or the custom task of this YAML file, and settings with what that file says.
-
-    Without a name the data decides: a custom task where it is one, else GLUE.
+def choose_benchmark(task: Optional[str], given: GridSettings) -> Benchmark:
+    """Return the benchmark of this name; without a name a custom task where the data is one, else GLUE.
 
     Raises:
-        UserError: neither, or the user's own files are wrong.
+        UserError: there is none of this name, or the user's own files are wrong.
     """
     if task is None:
-        return find_custom_task(given) or BENCHMARKS["glue"], given
-    if task in BENCHMARKS:
-        return BENCHMARKS[task], given
-    if not task.endswith((".yaml", ".yml")):
+        return find_custom_task(given) or BENCHMARKS["glue"]
+    if task not in BENCHMARKS:
         known = ", ".join(BENCHMARKS)
-        raise UserError(f"--task {task}: is none of {known}, and no YAML file of a custom task{nearest(task, BENCHMARKS)}")
-    return task_of_yaml(Path(task), given)
+        raise UserError(
+            f"--task {task}: is none of {known}; a custom task needs --data alone{nearest(task, BENCHMARKS)}"
+        )
+    return BENCHMARKS[task]
 
 
 def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Workers | Cluster]:

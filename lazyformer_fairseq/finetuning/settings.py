@@ -7,7 +7,7 @@ from typing import Optional
 from lazyformer_fairseq.options import PRECISION, option
 
 TASK_NAMES = ("glue", "squad")  # of --task
-CUSTOM_OPTIONS = ("text", "label", "kind", "metric")
+CUSTOM_OPTIONS = ("text", "label", "labels", "kind", "metric")
 SPECIAL_OPTIONS = ("max_length", "max_train_rows", "glue_head", "skip_mistakes", *CUSTOM_OPTIONS)  # of some benchmarks
 OF_BENCHMARKS = ("data", "tasks", "n_best", "max_answer_tokens", "skip_mistakes")  # options of predict, none of TEXTS
 CUSTOM_LRS = (5e-5, 5e-4)  # large models learn at the first rate, tiny ones at the second
@@ -40,6 +40,7 @@ class GridSettings:
         section=CUSTOM,
     )
     label: Optional[str] = option(None, "Column of the labels.", shown="label, class, score or target", section=CUSTOM)
+    labels: tuple[str, ...] = option((), "Classes in their order.", shown="sorted", section=CUSTOM)
     kind: Optional[str] = option(
         None,
         "What the labels are.",

@@ -1,4 +1,4 @@
-"""A custom task: train.tsv and dev.tsv in a folder, or a YAML file that says more, become a row of the table of tasks.
+"""A custom task: train.tsv and dev.tsv in a folder become a row of the table of tasks.
 
 Whatever is not given is read off the training file: which columns hold texts and labels, whether labels are classes or
 scores, and which there are. The rest is as for GLUE's tasks.
@@ -25,12 +25,12 @@ from lazyformer_fairseq.data.labelled_files import (
 )
 from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedCustomTask
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.errors import UserError, nearest, whole_number
+from lazyformer_fairseq.errors import UserError, whole_number
 from lazyformer_fairseq.finetuning import settings
 from lazyformer_fairseq.finetuning.benchmark import Score, TextsBenchmark, TuningProtocol
 from lazyformer_fairseq.finetuning.paper_numbers import LAZYFORMER, PROTOCOLS
 from lazyformer_fairseq.finetuning.tasks.glue import overview, prepare_task, settings_of
-from lazyformer_fairseq.storage import checked
+from lazyformer_fairseq.options import refuse_given
 from lazyformer_fairseq.storage.json_files import read_json
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
@@ -46,8 +46,6 @@ TEXT_COLUMNS = (  # the first of these that a file has
     ("sentence",),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "score", "target")
-SEVERAL = ("text", "labels")  # keys of a YAML file that may have several values
-KEYS = ("name", "data", "train", "dev", "text", "label", "labels", "kind", "metric")
 
 
 class CustomTask(TextsBenchmark):
@@ -129,7 +127,7 @@ def in_words(row: TaskDescription) -> str:
     )
 
 
-# --- from a folder, or a YAML file, to the row ------------------------------------------------------------------------
+# --- from a folder to the row -----------------------------------------------------------------------------------------
 
 
 def find_custom_task(given: settings.GridSettings) -> Optional[CustomTask]:
@@ -143,68 +141,22 @@ def find_custom_task(given: settings.GridSettings) -> Optional[CustomTask]:
     return None
 
 
-def task_of_yaml(path: Path, given: settings.GridSettings) -> tuple[CustomTask, settings.GridSettings]:
-    """Return the task of a YAML file, and settings whose --data is its folder; options take precedence.
-
-    Raises:
-        UserError: the file is none, or has a key or a value that it may not have; what :func:`describe` raises.
-    """
-    found = read_yaml(path)
-    data = given.data or path.parent / found.get("data", "")
-    options = {name: getattr(given, name) or found.get(name) for name in settings.CUSTOM_OPTIONS}
-    given = replace(given, data=data, **{name: value for name, value in options.items() if value})
-    row = describe(data, given, found.get("name", path.stem), found, found.get("labels", ()))
-    return CustomTask(row), given
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the values of a file by key: text, or tuples of it for `text` and `labels`.
-
-    Raises:
-        UserError: it has a key or a value that it may not have.
-    """
-    found = checked.read_yaml(path, f"describe a task by lines such as `data: my_folder`, of {', '.join(KEYS)}")
-    for key, value in found.items():
-        if key not in KEYS:
-            raise UserError(f"{path}: unknown key {key!r}{nearest(str(key), KEYS)}; known are {', '.join(KEYS)}")
-        values = [value]
-        if isinstance(value, list) and key in SEVERAL:
-            values = value
-        if not values or not all(type(each) in (str, int, float) and len(str(each)) < 256 for each in values):
-            wrong = repr(value)[:80]
-            raise UserError(f"{path}: {key} is {wrong}; write short text or numbers, and words such as 'no' in quotes")
-        if key in SEVERAL:
-            found[key] = tuple(map(str, values))
-        else:
-            found[key] = str(value)
-    return found
-
-
-def describe(
-    folder: Path,
-    given: settings.GridSettings,
-    name: Optional[str] = None,
-    files: Optional[Mapping[str, Any]] = None,
-    labels: Sequence[str] = (),
-) -> TaskDescription:
-    """Return the row of a task whose files lie in a folder.
+def describe(folder: Path, given: settings.GridSettings) -> TaskDescription:
+    """Return the row of a task whose files lie in a folder, and which is called as the folder.
 
     Args:
         folder: the folder.
         given: what options say of the task.
-        name: by default the folder's.
-        files: names of `train` and `dev`, where they are not the usual ones.
-        labels: in their order, of classes alone; by default all of the training file, sorted.
 
     Raises:
         UserError: a file is missing; a column is not found; a row of the training file is wrong, or its labels make no
             task. The message names file and line, and says what to do.
     """
-    name = name or folder.resolve().name
+    name = folder.resolve().name
     if not NAME.fullmatch(name):
-        raise UserError(f"{name!r} cannot name a task's folders; rename {folder}, or give `name: ...` in a YAML file")
-    train = _find_file(folder, "train", files or {})
-    dev = _find_file(folder, "dev", files or {})
+        raise UserError(f"{name!r} cannot name a task's folders; rename {folder}")
+    train = _find_file(folder, "train")
+    dev = _find_file(folder, "dev")
     path = folder / train
     first = next(read_rows(path), None)
     if first is None:
@@ -214,16 +166,15 @@ def describe(
     row = TaskDescription(name, splits, (), is_custom=True)
 
     words = [example.target for example in read_split(row, folder, "train").examples]
-    kind = given.kind or kind_of(words, label)
-    if labels and not given.kind:
+    kind = given.kind
+    if not kind and given.labels:
         kind = settings.CLASSES
-    if kind not in settings.KINDS:  # a YAML file may say anything
-        raise UserError(f"kind: {kind!r} is none of {', '.join(settings.KINDS)}")
+    if not kind:
+        kind = kind_of(words, label)
     if kind == settings.CLASSES:
-        row = replace(row, labels=labels_of(path, words, labels))
+        row = replace(row, labels=labels_of(path, words, given.labels))
     else:
-        if labels:
-            raise UserError(f"labels: scores have none, but {', '.join(labels[:MOST_SHOWN])} are given; leave them out")
+        refuse_given(given, ("labels",), "scores have none; leave it out")
         row = replace(row, standard=(0.0, 1.0))  # now the reader takes numbers alone
         scores = [example.target for example in read_split(row, folder, "train").examples]
         deviation = float(np.std(scores))
@@ -233,21 +184,19 @@ def describe(
     return replace(row, metrics=metrics_of(kind, row.labels, given.metric))
 
 
-def _find_file(folder: Path, split: str, given: Mapping[str, Any]) -> str:
-    """Return the name of the one file of a split: as given, or one of the usual names."""
+def _find_file(folder: Path, split: str) -> str:
+    """Return the name of the one file of a split."""
     wanted = [f"{name}{ending}" for name in FILES[split] for ending in ENDINGS]
-    needed = f"{' or '.join(FILES[split])} that ends in {', '.join(ENDINGS)}"
-    if split in given:
-        needed = given[split]
-        wanted = [needed]
     found = [name for name in wanted if (folder / name).is_file()]
     if not found:
         advice = ""
         if split == "dev":
             advice = "; put a tenth of the training rows there"
-        raise UserError(f"{folder}: holds no file {needed}{advice}")
+        raise UserError(
+            f"{folder}: holds no file {' or '.join(FILES[split])} that ends in {', '.join(ENDINGS)}{advice}"
+        )
     if len(found) > 1:
-        raise UserError(f"{folder}: holds {' and '.join(found)}; keep one, or name it in a YAML file: {split}: ...")
+        raise UserError(f"{folder}: holds {' and '.join(found)}; keep one")
     return found[0]
 
 
@@ -346,7 +295,7 @@ def labels_of(path: Path, words: Sequence[str], given: Sequence[str]) -> tuple[s
         )
     for word in given:
         if word not in there or given.count(word) > 1:
-            raise UserError(f"labels: {word!r} is there twice, or no row of {path} has it")
+            raise UserError(f"--labels: {word!r} is there twice, or no row of {path} has it")
     if given:
         return given
     if all(map(_is_number, there)):

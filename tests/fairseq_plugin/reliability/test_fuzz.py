@@ -48,7 +48,6 @@ from lazyformer_fairseq.experiments.trainings import Finished
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
 from lazyformer_fairseq.finetuning.results import read_results
-from lazyformer_fairseq.finetuning.tasks import custom
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.language_modeling import images
 from lazyformer_fairseq.language_modeling.commands import read_lengths
@@ -259,7 +258,6 @@ class Targets(dict[str, Target]):
         self.add(
             "lengths", lambda path: read_lengths(str(path)), 1_000, b"tgt_len: 64\nmem_len: 640\nsame_length: true\n"
         )
-        self.add("task in YAML", custom.read_yaml, 1_000, b"name: x\ndata: d\nlabels: [a, b]\nkind: classes\n")
 
         def plan_yaml(path: Path) -> None:
             job_of_yaml(Path(shutil.copyfile(path, path.with_name("plan.yaml"))))

@@ -60,7 +60,7 @@ def settings_of(folder: Path, data: Path, **more) -> GridSettings:
 
 
 def trained(given: GridSettings, task: str | None = None) -> Run:
-    grid, _ = grid_and_executor(*choose_benchmark(task, given))
+    grid, _ = grid_and_executor(choose_benchmark(task, given), given)
     (run,) = grid.runs
     grid.write()
     fine_tune(run)
@@ -171,7 +171,7 @@ def test_scores_of_any_range_train_and_come_back_in_their_unit(tmp_path):
 def test_a_task_of_glue_is_a_folder_of_ones_own_too(toy_glue, prepared, tmp_path):
     """One reader, one engine: the same ids, the same classes, the same options of fairseq-train."""
     given = settings_of(tmp_path, toy_glue / "RTE", max_length=64)
-    grid, _ = grid_and_executor(*choose_benchmark(None, given))
+    grid, _ = grid_and_executor(choose_benchmark(None, given), given)
     own = PreparedCustomTask.load(tmp_path / "out" / "tasks" / "RTE")
     assert own.task.is_pair and own.task.labels == prepared["RTE"].task.labels
     for split in ("train", "valid"):
@@ -180,28 +180,32 @@ def test_a_task_of_glue_is_a_folder_of_ones_own_too(toy_glue, prepared, tmp_path
         assert found.targets.tolist() == wanted.targets.tolist()
     (run,) = grid.runs
     assert run.grid.benchmark.objective(run.request).task is None  # the folder says what it holds
-    assert isinstance(choose_benchmark(None, settings_of(tmp_path, None))[0].row.labels, tuple)  # as OUTPUT has it
-    assert choose_benchmark(None, settings_of(tmp_path / "new", toy_glue))[0].name == "GLUE"
+    assert isinstance(choose_benchmark(None, settings_of(tmp_path, None)).row.labels, tuple)  # as OUTPUT has it
+    assert choose_benchmark(None, settings_of(tmp_path / "new", toy_glue)).name == "GLUE"
     assert type(prepared["RTE"]) is PreparedTask
 
 
-def test_a_yaml_file_says_what_the_files_do_not(tmp_path):
+def test_columns_by_number_the_order_of_labels_and_the_metric_are_options(tmp_path):
     rows = [(mood, text, text) for text, mood in sentences(12)]
-    for name in ("a", "b"):
-        write(tmp_path / "files" / f"{name}.tsv", *rows)
-    lines = "name: Moods", "data: files", "train: a.tsv", "dev: b.tsv", "text: [2, 3]", "label: 1"
-    (tmp_path / "moods.yaml").write_text("\n".join([*lines, "labels: [sad, calm, glad]", "metric: matthews"]))
-    benchmark, given = choose_benchmark(str(tmp_path / "moods.yaml"), settings_of(tmp_path, None))
-    assert given.data == tmp_path / "files" and benchmark.row.labels == ("sad", "calm", "glad")
-    assert benchmark.row.metrics == ("matthews", "accuracy", "macro_f1") and benchmark.row.is_pair
-    said = choose_benchmark(str(tmp_path / "moods.yaml"), settings_of(tmp_path, None, metric="accuracy"))[0]
-    assert said.row.selecting_metric == "accuracy"
-    write(tmp_path / "stars.tsv", ("text", "score"), *((text, str(n % 2)) for n, (text, _) in enumerate(sentences(4))))
-    (tmp_path / "stars.yaml").write_text("train: stars.tsv\ndev: stars.tsv\nlabels: [1, 0]")
-    stars = choose_benchmark(str(tmp_path / "stars.yaml"), settings_of(tmp_path, None))[0].row
+    for name in ("train", "dev"):
+        write(tmp_path / "moods" / f"{name}.tsv", *rows)
+        stars = [(text, str(n % 2)) for n, (text, _) in enumerate(sentences(4))]
+        write(tmp_path / "stars" / f"{name}.tsv", ("text", "score"), *stars)
+    options = {"text": ("2", "3"), "label": "1", "labels": ("sad", "calm", "glad"), "metric": "matthews"}
+    moods = choose_benchmark(None, settings_of(tmp_path, tmp_path / "moods", **options)).row
+    assert moods.labels == ("sad", "calm", "glad") and moods.is_pair
+    assert moods.metrics == ("matthews", "accuracy", "macro_f1")
+    stars = choose_benchmark(None, settings_of(tmp_path, tmp_path / "stars", labels=("1", "0"))).row
     assert stars.labels == ("1", "0") and not stars.is_regression, "a score, unless labels are given"
+    for options, words in (
+        ({"labels": ("1", "2")}, "--labels: '2' is there twice, or no row"),
+        ({"labels": ("1", "0"), "kind": "scores"}, "--labels: scores have none"),
+    ):
+        with pytest.raises(UserError, match=words):
+            choose_benchmark(None, settings_of(tmp_path, tmp_path / "stars", **options))
 
 
+JSONL = "train.jsonl"
 GOOD = "text\tlabel\na b\tx\nc d\ty\n"
 
 
@@ -250,39 +254,29 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.yaml", "labels: [no, yes]", r"labels is \[False, True\]; .*'no' in quotes"),
-        ("a.yaml", "dta: x", "unknown key 'dta'; did you mean data?"),
-        ("a.yaml", "[[[", "no YAML"),
-        ("a.yaml", "[" * 5000, "no YAML"),
-        ("a.yaml", f"data: {'x' * 300}", "write short text"),
-        ("a.yaml", "- x", "holds list.*describe a task by lines"),
-        ("a.yaml", "train: dev.tsv\nlabel: mood\nlabel: label", "the key 'label' is there twice"),
-        ("a.yaml", "name: ../x\ntrain: x.csv", "'../x' cannot name a task's folders"),
-        ("a.yaml", "train: dev.tsv\nkind: regression", "kind: 'regression' is none of classes, scores"),
-        ("a.yaml", "train: dev.tsv\nkind: scores\nlabels: [x, y]", "labels: scores have none, but x, y are given"),
-        ("x.csv", 'text,label\n"a b,x\nc,y\n', "x.csv, line 2: no CSV"),
-        ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b\\ud800", "label": 2}\n', "x.jsonl, line 2: no JSON object"),
-        ("x.jsonl", '{"text": "a", "label": 1}\n[1]\n', "x.jsonl, line 2: no JSON object"),
-        ("x.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b"}\n', "x.jsonl, line 3: the label is empty"),
-        ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": null}\n', "x.jsonl, line 2: the label is empty"),
-        ("x.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n', "x.jsonl, line 2: the label is empty"),
-        ("x.jsonl", '{"text": "a", "label": ["x", "y"]}\n', r"line 1: the field 'label' is a list, \[.x., .y.\];"),
-        ("x.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label": {"x": 1}}\n', "2: the field 'label' is an ob"),
-        ("x.jsonl", '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
-        ("x.jsonl", '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*field 'label' is there twice"),
-        ("x.jsonl", '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
-        ("x.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label": false}\n', "or false in line 2, .*line 1"),
-        ("x.jsonl", '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
+        ("train.csv", 'text,label\n"a b,x\nc,y\n', "train.csv, line 2: no CSV"),
+        (JSONL, '{"text": "a", "label": 1}\n{"text": "b\\ud800", "label": 2}\n', "line 2: no JSON object"),
+        (JSONL, '{"text": "a", "label": 1}\n[1]\n', "line 2: no JSON object"),
+        (JSONL, '{"text": "a", "label": 1}\n\n{"text": "b"}\n', "line 3: the label is empty"),
+        (JSONL, '{"text": "a", "label": 1}\n{"text": "b", "label": null}\n', "line 2: the label is empty"),
+        (JSONL, '{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n', "line 2: the label is empty"),
+        (JSONL, '{"text": "a", "label": ["x", "y"]}\n', r"line 1: the field 'label' is a list, \[.x., .y.\];"),
+        (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": {"x": 1}}\n', "2: the field 'label' is an ob"),
+        (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
+        (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*field 'label' is there twice"),
+        (JSONL, '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
+        (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": false}\n', "or false in line 2, .*line 1"),
+        (JSONL, '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
          r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); mend"),
-        ("x.tsv", b"text\tlabel\n\xff\tx\n", "x.tsv, line 2: not UTF-8 text"),
+        ("train.tsv", b"text\tlabel\n\xff\tx\n", "train.tsv, line 2: not UTF-8 text"),
     ],
 )  # fmt: skip
-def test_a_yaml_file_and_files_of_other_formats_are_checked(tmp_path, name, text, words):
-    (tmp_path / "a.yaml").write_text(f"train: {name}")
-    (tmp_path / "dev.tsv").write_text(GOOD)
-    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+def test_files_of_other_formats_are_checked(tmp_path, name, text, words):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "dev.tsv").write_text(GOOD)
+    (tmp_path / "x" / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=words):
-        choose_benchmark(str(tmp_path / "a.yaml"), settings_of(tmp_path, None))
+        choose_benchmark(None, settings_of(tmp_path, tmp_path / "x"))
 
 
 @pytest.mark.parametrize("odd", [0, 5])
@@ -295,10 +289,10 @@ def test_all_objects_decide_which_fields_there_are(tmp_path, field, odd):
         (tmp_path / "pairs").mkdir(exist_ok=True)
         (tmp_path / "pairs" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lacking))
     wrong = {"text2": "a sentence is empty, in column 'text2'", "label": "the label is empty"}[field]
-    with pytest.raises(UserError, match=f"train.jsonl, line {odd + 1}: {wrong}"):
+    with pytest.raises(UserError, match=f"line {odd + 1}: {wrong}"):
         choose_benchmark(None, settings_of(tmp_path, tmp_path / "pairs"))
     (tmp_path / "pairs" / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in reversed(rows)))
-    assert choose_benchmark(None, settings_of(tmp_path, tmp_path / "pairs"))[0].row.is_pair
+    assert choose_benchmark(None, settings_of(tmp_path, tmp_path / "pairs")).row.is_pair
 
 
 WAYS = ("{}", "{}.", "{}.0", "{}.000", "+{}", "{}e0", "{}.00E+00")
@@ -341,7 +335,7 @@ def test_labels_are_whole_numbers_or_scores_and_the_command_says_which(tmp_path,
     rows = [(text, words[n % len(words)]) for n, text in enumerate(texts)]
     for name in ("train", "dev"):
         write(tmp_path / "numbers" / f"{name}.{ending}", header, *rows)
-    benchmark, _ = choose_benchmark(None, settings_of(tmp_path, tmp_path / "numbers", **options))
+    benchmark = choose_benchmark(None, settings_of(tmp_path, tmp_path / "numbers", **options))
     assert benchmark.row.labels == (kind or ()) and said in in_words(benchmark.row)
     assert in_words(benchmark.row).endswith("; texts in column 'text', labels in 'label'")
     targets = [example.target for example in read_split(benchmark.row, tmp_path / "numbers", "valid").examples]
@@ -359,7 +353,7 @@ def test_json_numbers_and_booleans_are_classes(tmp_path):
         (tmp_path / "json").mkdir(exist_ok=True)
         for name in ("train", "dev"):
             (tmp_path / "json" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        assert choose_benchmark(None, settings_of(tmp_path, tmp_path / "json"))[0].row.labels == labels
+        assert choose_benchmark(None, settings_of(tmp_path, tmp_path / "json")).row.labels == labels
 
 
 LONG = "sees the house near the garden " * 12
@@ -420,7 +414,8 @@ def test_drawn_rows_of_one_class_are_named(tmp_path):
     rows = [(text, "calm" if n else "glad") for n, (text, _) in enumerate(sentences(60))]
     for name in ("train", "dev"):
         write(tmp_path / "rare" / f"{name}.tsv", ("text", "label"), *rows)
-    grid, _ = grid_and_executor(*choose_benchmark(None, settings_of(tmp_path, tmp_path / "rare", max_train_rows=3)))
+    given = settings_of(tmp_path, tmp_path / "rare", max_train_rows=3)
+    grid, _ = grid_and_executor(choose_benchmark(None, given), given)
     assert grid.warnings() == [
         "rare: all 3 rows of train.tsv have the label 'calm', so nothing can be learnt from them"
     ]

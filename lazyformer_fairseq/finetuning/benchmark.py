@@ -85,7 +85,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What decides a run's model and data.
+    """A run's model and data.
 
     Attributes:
         data: the task's prepared data.

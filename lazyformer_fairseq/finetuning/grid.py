@@ -291,7 +291,7 @@ class Run:
 
     @property
     def is_worth_resuming(self) -> bool:
-        """Whether the run saves what it needs to resume."""
+        """True if the run saves its optimizer, and can resume."""
         return self.epochs * self.train_rows >= self.grid.benchmark.rows_worth_resuming
 
     def differs_from(self, found: Mapping[str, Any]) -> str:

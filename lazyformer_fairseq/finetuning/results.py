@@ -248,7 +248,7 @@ class TaskResults:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all runs that were asked for have ended well."""
+        """True if all runs that were asked for have ended well."""
         return not self.failed and not self.missing
 
     @cached_property
@@ -306,7 +306,7 @@ class Measurement:
 
     @property
     def selects(self) -> bool:
-        """Whether it is the metric that chooses epoch and rate."""
+        """True for the metric that chooses epoch and rate."""
         return self.metric == self.found.task.selecting_metric
 
 

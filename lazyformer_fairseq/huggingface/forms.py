@@ -117,12 +117,12 @@ class Source:
 
     @property
     def has_lm_head(self) -> bool:
-        """Whether the masked-LM head goes along: one that never trained stays behind."""
+        """True if the masked-LM head goes along: one that never trained stays behind."""
         return not lm_head_never_trained(self.weights)
 
     @property
     def has_next_sentence(self) -> bool:
-        """Whether the head for next sentences goes along."""
+        """True if the head for next sentences goes along."""
         return self.head is None and NEXT_SENTENCE in self.model.classification_heads
 
     @property

@@ -67,10 +67,13 @@ def write_tokenizer(
         (folder / FAST_FILE).write_text(fast.to_str() + "\n", encoding="utf-8")
         added = sorted(fast.get_added_tokens_decoder().items())
         plain = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
+        inputs = ["input_ids", "attention_mask"]
+        if token_types:
+            inputs.insert(1, "token_type_ids")
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **ROLES,
-            "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
+            "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
             "added_tokens_decoder": {
                 str(index): {"content": token.content, "special": token.special, **plain} for index, token in added
@@ -307,8 +310,10 @@ def _joining_rules(language: str) -> list[moses.Rule]:
     letters = moses.character_class(MosesDetokenizer.IsAlpha)
     opening = rf"[{moses.character_class(MosesDetokenizer.IsSc)}(\[{{¿¡]+"
     cjk = "".join(f"{chr(first)}-{chr(last)}" for first, last in CJKChars.ranges)
-    rules = [
-        *([] if language == "ko" else [moses.Rule(f"(?<=[{cjk}]) (?=[{cjk}])", "")]),
+    rules = []
+    if language != "ko":
+        rules.append(moses.Rule(f"(?<=[{cjk}]) (?=[{cjk}])", ""))
+    rules += [
         moses.Rule(rf"{WORD_START}{opening}\K{WORD_END}", TO_THE_RIGHT),
         moses.Rule(rf"{WORD_START}(?=[,.?!:;\\%}}\])]+{WORD_END})", TO_THE_LEFT),
     ]
@@ -316,8 +321,11 @@ def _joining_rules(language: str) -> list[moses.Rule]:
         rules.append(moses.Rule(rf"(?<= )(?='[{letters}])", TO_THE_LEFT))
     if language in ("fr", "it", "ga"):
         rules.append(moses.Rule(rf"[{letters}]'\K(?= [{letters}])", TO_THE_RIGHT))
+    opens = ""
+    if language == "en":
+        opens = "(?<!s )"
     joined = [moses.Rule(f" ?{TO_THE_LEFT}", ""), moses.Rule(f"{TO_THE_RIGHT} ?", "")]
-    return [*rules, *_quote_rules('"'), *_quote_rules("'", "(?<!s )" if language == "en" else ""), *joined]
+    return [*rules, *_quote_rules('"'), *_quote_rules("'", opens), *joined]
 
 
 def _quote_rules(quote: str, opens: str = "") -> list[moses.Rule]:

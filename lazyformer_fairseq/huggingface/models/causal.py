@@ -65,7 +65,7 @@ class LazyFormerCausalConfig(PretrainedConfig):
 
 
 class LazyFormerMemory(WholeMemory):
-    """What a text remembers, all by default; a cache to transformers."""
+    """The memory of a text, whole by default; a cache to transformers."""
 
     is_compileable = False
     is_linear = (False,)

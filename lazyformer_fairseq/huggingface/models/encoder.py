@@ -135,7 +135,10 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Save a model as transformers does, with hashes of these weights in the config and the code beside it."""
         if is_main_process:
-            self.config.weights_sha256 = hash_weights(self.state_dict() if state_dict is None else state_dict)
+            weights = state_dict
+            if weights is None:
+                weights = self.state_dict()
+            self.config.weights_sha256 = hash_weights(weights)
             self.config.auto_map = auto_map()
             Path(save_directory).mkdir(parents=True, exist_ok=True)
             self.write_code(self.config, Path(save_directory))
@@ -348,12 +351,13 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         else:
             x, states = self.encoder(tokens, **given)
 
-        output = BaseModelOutputWithPooling(
-            last_hidden_state=x,
-            pooler_output=None if self.pooler is None else self._pool(x, padding_mask),
-            hidden_states=(*states[:-1], x) if output_hidden_states else None,
-            attentions=attentions,
-        )
+        output = BaseModelOutputWithPooling(last_hidden_state=x)
+        if self.pooler is not None:
+            output.pooler_output = self._pool(x, padding_mask)
+        if output_hidden_states:
+            output.hidden_states = (*states[:-1], x)
+        if attentions is not None:
+            output.attentions = attentions
         if wants_dict(config, return_dict):
             return output
         return output.to_tuple()
@@ -393,9 +397,10 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         for planned, sublayer in zip(self.encoder.plan, self.encoder.sublayers, strict=True):
             inner = getattr(sublayer, "inner", None)
             if isinstance(inner, AttentionSublayer):
-                # The keys that a `k` reads of Linformer are no tokens.
-                reads_projected = not inner.attends and planned.shaper.values.get("linformer")
-                tokens.append(0 if reads_projected else padding_mask_BT.size(1))
+                count = padding_mask_BT.size(1)
+                if not inner.attends and planned.shaper.values.get("linformer"):
+                    count = 0  # the keys that a `k` reads of Linformer are no tokens
+                tokens.append(count)
         return [text.pairs_back(*pair) for pair in zip(probabilities, tokens, strict=True)]
 
     def penalty(self) -> Union[Tensor, float]:

@@ -287,7 +287,7 @@ class LazyFormerForTokenClassification(LazyFormerWithHead):
 
 
 class LazyFormerForQuestionAnswering(LazyFormerWithHead):
-    """Where an answer starts and ends."""
+    """A model that finds where an answer starts and ends."""
 
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("qa_outputs")
 

@@ -190,15 +190,16 @@ class LazyFormerForCausalLM(PreTrainedModel, GenerationMixin):
         if isinstance(memory, LazyFormerMemory):
             memory.seen += tokens.size(1)
 
-        output = CausalLMOutputWithPast()
+        found: dict[str, Any] = {}
         if labels is not None:
-            output.loss = self._loss(features, labels.to(features.device), num_items_in_batch)
+            found["loss"] = self._loss(features, labels.to(features.device), num_items_in_batch)
         if labels is None or not self.training:
-            output.logits = self.softmax.log_probabilities(features[:, -logits_to_keep:], self.decoder.embedding)
+            found["logits"] = self.softmax.log_probabilities(features[:, -logits_to_keep:], self.decoder.embedding)
         if use_cache:
-            output[CACHE] = memory
+            found[CACHE] = memory
         if wants_states:
-            output.hidden_states = (*states[:-1], features)
+            found["hidden_states"] = (*states[:-1], features)
+        output = CausalLMOutputWithPast(**found)
         if wants_dict(self.config, return_dict):
             return output
         return output.to_tuple()

@@ -351,13 +351,12 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         else:
             x, states = self.encoder(tokens, **given)
 
-        output = BaseModelOutputWithPooling(last_hidden_state=x)
-        if self.pooler is not None:
-            output.pooler_output = self._pool(x, padding_mask)
-        if output_hidden_states:
-            output.hidden_states = (*states[:-1], x)
-        if attentions is not None:
-            output.attentions = attentions
+        output = BaseModelOutputWithPooling(
+            last_hidden_state=x,
+            pooler_output=self._pool(x, padding_mask),
+            hidden_states=(*states[:-1], x) if output_hidden_states else None,
+            attentions=attentions,
+        )
         if wants_dict(config, return_dict):
             return output
         return output.to_tuple()
@@ -375,7 +374,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             return "recompute"
         return None
 
-    def _pool(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+    def _pool(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Optional[Tensor]:
+        if self.pooler is None:
+            return None
         return self.pooler(first_of_text(x_BTC, padding_mask_BT)[:, None])
 
     def _global_positions(self, global_attention_mask: Optional[Tensor]) -> Optional[Tensor]:

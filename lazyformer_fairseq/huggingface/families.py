@@ -347,7 +347,6 @@ def describe(folder: Path) -> Described:
 
     if family.is_modern:
         gate = config.activation(keys["activation_fn"], {name: name for name in GATES})
-        options["activation_fn"] = gate
         options["head_activation_fn"] = config.activation("classifier_activation", ACTIVATIONS)
         options |= modern_options(path, values)
         pattern = partial(modern_pattern, config, gate, layers)

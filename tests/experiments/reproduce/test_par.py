@@ -95,6 +95,7 @@ def test_a_refusal_names_what_is_missing(raw, tmp_path, monkeypatch, words, mess
     assert message in refusal("reproduce", "par", *words.split())
 
 
+@pytest.mark.slow
 def test_pythons_prose_becomes_three_texts(tmp_path):
     write_texts(tmp_path / "raw")
     for name in CORPORA:

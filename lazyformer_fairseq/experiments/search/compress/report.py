@@ -71,13 +71,15 @@ def _milliseconds(row: Mapping[str, Any]) -> str:
 def _changes_table(result: Mapping[str, Any]) -> str:
     """Return bits above the original by place and change; a change that needs others is in ``result.json`` alone."""
     alone = [each for each in result["changes"] if each["is_alone"]]
-    headers = dict.fromkeys(f"`{each['becomes']}`" for each in alone)
+    headers = {each["becomes"]: f"`{each['becomes']}`" for each in alone}
+    if "-" in headers:
+        headers["-"] = "nothing"
     rows = []
     for place, was in enumerate(result["original"]["by_place"]):
-        rows.append({"place": str(place), "was": f"`{was}`", **dict.fromkeys(headers, "")})
+        rows.append({"place": str(place), "was": f"`{was}`", **dict.fromkeys(headers.values(), "")})
     for each in alone:
-        rows[each["place"]][f"`{each['becomes']}`"] = f"{each['score']:+.3f}"
-    return markdown_table(rows, left=("was",)).replace("`-`", "nothing")
+        rows[each["place"]][headers[each["becomes"]]] = f"{each['score']:+.3f}"
+    return markdown_table(rows, left=("was",))
 
 
 def _draw_losses(result: Mapping[str, Any], path: Path) -> None:

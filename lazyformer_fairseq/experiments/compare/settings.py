@@ -20,21 +20,21 @@ Size = Union[int, float, bool, tuple[int, ...], None]
 
 @dataclass(frozen=True)
 class Task:
-    """A row.
+    """A task, and its defaults in a comparison.
 
     Attributes:
         name: of ``--task``.
         direction: of the models, ENCODER or CAUSAL.
         implementation: ``MODULE:CLASS`` in this folder, a `ComparedTask`.
-        measure: what a curve's points go by.
+        measure: of the points of a curve.
         holds: the file by which a folder of its data is known.
         prepares: the command that writes such a folder.
         presets: by number of sublayers, the models that are compared unless the user names some; the baseline first.
-        sizes: what the task's models and data can be given, with defaults; options of the command, by name.
+        sizes: options of the command that set the sizes of models and data, by name, with defaults.
         rates: of each recipe, unless the user gives some.
         clip_norm: of all.
-        updates, budget: how long unless told, the latter in seconds; one of them.
-        takes_externals: whether models from elsewhere can do it.
+        updates, budget: the default length of a training, the latter in seconds; one of them.
+        takes_externals: whether models of fairseq and transformers can do it.
     """
 
     name: str
@@ -59,53 +59,64 @@ class Task:
         return pkgutil.resolve_name(f"{__package__}.{self.implementation}")(settings)
 
 
-def _sizes(embed_dim: int, ffn_embed_dim: int, batch_size: int, **more: Size) -> dict[str, Size]:
-    same = {"embed_dim": embed_dim, "ffn_embed_dim": ffn_embed_dim, "heads": 4, "dropout": 0.0}
-    return {**same, "batch_size": batch_size, **more}
-
-
-_CAUSAL_NAMES = ("transformer_xl", "sandwich_transformer", "par_transformer", "lazy_par_transformer")
-TASKS = (
-    Task(
-        "masked-lm",
-        ENCODER,
-        "masked_lm:MaskedLM",
-        {"name": "loss", "unit": "bits a masked piece", "lower_is_better": True},
-        "dict.txt",
-        "lazyformer corpus",
-        {
-            12: {"bert": "(sf)x6", "lazyformer": "M2x3"},
-            24: {"bert": "(sf)x12", "lazyformer": "M2x6", "par_bert": "(sff)x5 (f)x9"},
-        },
-        _sizes(128, 512, 8, tokens_per_sample=128, relative_position_buckets=32),
-        {"adam": 2e-3, "nvidia": 1e-2, "laptop": LAPTOP["lr"]},
-        clip_norm=1.0,
-        budget=75.0,
-        takes_externals=True,
-    ),
-    Task(
-        "language-model",
-        CAUSAL,
-        "language_model:LanguageModel",
-        {"name": "perplexity", "unit": "per token", "lower_is_better": True},
-        "manifest.json",
-        "lazyformer lm prepare",
-        # The base models, of 32 sublayers, and the same proportions in 16.
-        {
-            16: {
-                "transformer_xl": "(sf)x8",
-                "sandwich_transformer": "(s)x3 (sf)x5 (f)x3",
-                "par_transformer": "(sfff)x3 (f)x4",
-                "lazy_par_transformer": "sffflfff sfff (f)x4",
-            },
-            32: {name: CAUSAL_ARCHITECTURES[f"{name}_base"].sublayer_pattern for name in _CAUSAL_NAMES},
-        },
-        _sizes(64, 256, 8, tgt_len=64, mem_len=64, adaptive_softmax_cutoff=(2000, 10_000)),
-        {"adam": 3e-3, "nvidia": 1e-2},
-        clip_norm=0.25,
-        updates=2000,
-    ),
+CAUSAL_NAMES = ("transformer_xl", "sandwich_transformer", "par_transformer", "lazy_par_transformer")
+MASKED_LM = Task(
+    name="masked-lm",
+    direction=ENCODER,
+    implementation="masked_lm:MaskedLM",
+    measure={"name": "loss", "unit": "bits a masked piece", "lower_is_better": True},
+    holds="dict.txt",
+    prepares="lazyformer corpus",
+    presets={
+        12: {"bert": "(sf)x6", "lazyformer": "M2x3"},
+        24: {"bert": "(sf)x12", "lazyformer": "M2x6", "par_bert": "(sff)x5 (f)x9"},
+    },
+    sizes={
+        "embed_dim": 128,
+        "ffn_embed_dim": 512,
+        "heads": 4,
+        "dropout": 0.0,
+        "batch_size": 8,
+        "tokens_per_sample": 128,
+        "relative_position_buckets": 32,
+    },
+    rates={"adam": 2e-3, "nvidia": 1e-2, "laptop": LAPTOP["lr"]},
+    clip_norm=1.0,
+    budget=75.0,
+    takes_externals=True,
 )
+LANGUAGE_MODEL = Task(
+    name="language-model",
+    direction=CAUSAL,
+    implementation="language_model:LanguageModel",
+    measure={"name": "perplexity", "unit": "per token", "lower_is_better": True},
+    holds="manifest.json",
+    prepares="lazyformer lm prepare",
+    # The base models, of 32 sublayers, and the same proportions in 16.
+    presets={
+        16: {
+            "transformer_xl": "(sf)x8",
+            "sandwich_transformer": "(s)x3 (sf)x5 (f)x3",
+            "par_transformer": "(sfff)x3 (f)x4",
+            "lazy_par_transformer": "sffflfff sfff (f)x4",
+        },
+        32: {name: CAUSAL_ARCHITECTURES[f"{name}_base"].sublayer_pattern for name in CAUSAL_NAMES},
+    },
+    sizes={
+        "embed_dim": 64,
+        "ffn_embed_dim": 256,
+        "heads": 4,
+        "dropout": 0.0,
+        "batch_size": 8,
+        "tgt_len": 64,
+        "mem_len": 64,
+        "adaptive_softmax_cutoff": (2000, 10_000),
+    },
+    rates={"adam": 3e-3, "nvidia": 1e-2},
+    clip_norm=0.25,
+    updates=2000,
+)
+TASKS = (MASKED_LM, LANGUAGE_MODEL)
 
 
 def find_task(name: str) -> Task:

@@ -19,7 +19,7 @@ from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.data.masked_text import MaskedTextOptions
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.report import has_shown_nothing
+from lazyformer_fairseq.experiments.compare.report import describe_unigram_loss, has_shown_nothing
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.folder import experiment, kept
 from lazyformer_fairseq.experiments.prose import write_acceptability_task, write_prose
@@ -28,8 +28,8 @@ from lazyformer_fairseq.modules.networks.options import MaskedLMOptions, options
 from lazyformer_fairseq.options import chosen
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
+from lazyformer_fairseq.report.page import write_page
 from lazyformer_fairseq.report.tables import markdown_table
-from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 from lazyformer_fairseq.training.laptop import LAPTOP
 from lazyformer_fairseq.training.loop import CHECKPOINT
@@ -82,7 +82,7 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         finetuned = {job.name: job.result() for job in finetuning}
         objective = pretraining_objective(settings, folder, next(iter(MODELS)))
         unigram_loss = objective.texts.cost_of_frequencies(objective.held_out("valid"))
-        print(report(pretrained, finetuned, unigram_loss, folder))
+        print(f"\n{report(pretrained, finetuned, unigram_loss, folder)}")
         print(f"Pre-trained on {tokens:,} tokens, in turn in one process.")
         lazy = list(MODELS)[-1]
         print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
@@ -218,7 +218,7 @@ def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
 
 
 def report(pretrained: Results, finetuned: Results, unigram_loss: float, folder: Path) -> str:
-    """Write table.md and loss.png; return the table, and a sentence on each loss beside the unigram loss.
+    """Write table.md and loss.png; return the table, with the unigram loss below it.
 
     Args:
         pretrained: results of pre-training by model.
@@ -242,17 +242,13 @@ def report(pretrained: Results, finetuned: Results, unigram_loss: float, folder:
             }
         )
     losses = {name: result["curve"]["loss"][-1] for name, result in pretrained.items()}
-    text = markdown_table(rows)
-    warning = has_shown_nothing(losses, unigram_loss)
-    if warning:
-        text += f"\n\n{warning}"
-    write_text(folder / "table.md", text + "\n")
-    draw(pretrained, unigram_loss, folder / "loss.png")
-    sentences = [
-        f"{name}: {loss:.2f} bits per masked token; the unigram loss is {unigram_loss:.2f}."
-        for name, loss in losses.items()
+    blocks = [
+        markdown_table(rows),
+        describe_unigram_loss(unigram_loss, "bits per masked token"),
+        has_shown_nothing(losses, unigram_loss),
     ]
-    return "\n".join(["", text, "", *sentences])
+    draw(pretrained, unigram_loss, folder / "loss.png")
+    return write_page(blocks, folder, "table")
 
 
 def draw(results: Results, unigram_loss: float, path: Path) -> None:

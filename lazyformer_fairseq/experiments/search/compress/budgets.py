@@ -39,7 +39,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Kept:
-    """The part of the file that is read again."""
+    """The content of the file."""
 
     patterns: dict[str, Measured]
 
@@ -57,10 +57,9 @@ class Losses:
         self.path = path
         self.scorer = scorer
         self.candidates = candidates
+        patterns: dict[str, Measured] = {}
         if path.exists():
             patterns = read_checked_as(Kept, path).patterns
-        else:
-            patterns = {}
         self.known = {tuple(key.split(BETWEEN)): measured for key, measured in patterns.items()}
         self.known[candidates.original] = Measured(0.0, 0.0)
 
@@ -84,14 +83,8 @@ class Losses:
         return losses_of(self.scorer, self.candidates, by_place)
 
     def _write(self) -> None:
-        content = {
-            "unit": "bits per masked token",
-            "original": self.original.bits,
-            "masked_tokens": int(self.original.words.sum()),
-            "blocks": len(self.original.words),
-            "patterns": {BETWEEN.join(key): asdict(measured) for key, measured in self.known.items()},
-        }
-        write_checked_json(self.path, content)
+        patterns = {BETWEEN.join(key): asdict(measured) for key, measured in self.known.items()}
+        write_checked_json(self.path, {"patterns": patterns})
 
 
 def losses_of(scorer: Scorer, candidates: Candidates, by_place: ByPlace) -> BlockLosses:

@@ -47,9 +47,16 @@ class Answerer(nn.Module):
     def __init__(self, pattern: str):
         super().__init__()
         self.encoder = Encoder(
-            pattern, SYMBOLS, 16, 128, 1, max_positions=6, normalize_before=True, relative_position_buckets=0,
+            pattern,
+            SYMBOLS,
+            16,
+            128,
+            1,
+            max_positions=6,
+            normalize_before=True,
+            relative_position_buckets=0,
             attention_backend="eager",
-        )  # fmt: skip
+        )
         self.head = nn.Linear(16, SYMBOLS)
         self.apply(init_bert_weights)
         for embedding in (self.encoder.embed_tokens, self.encoder.embed_positions):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_equal_state, golden_experiments, mostly_slow
+from helpers import assert_equal_state, golden_experiments
 from in_process import invoke, refusal
 
 from lazyformer_fairseq.errors import UserError
@@ -152,7 +152,8 @@ class Killed(BaseException):
     """Stands for a signal: nothing of ours catches it."""
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["gradient", "front"], "front"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gradient", "front"])
 def test_a_search_killed_anywhere_ends_as_one_that_was_not(kind, search, finished, tmp_path, monkeypatch):
     places = {"gradient": (training, "save_state"), "front": (TrainingLoop, "save")}
     (where, name), saves, whole, out = places[kind], [], finished(kind), tmp_path / "killed"
@@ -254,9 +255,10 @@ def test_by_the_recipe_laptop_a_supernet_of_one_pattern_learns_as_that_pattern_d
 OF_TEXT = ("--tgt-len", "8", "--mem-len", "8", "--adaptive-softmax-cutoff", "")
 
 
-@pytest.mark.parametrize(("task", "arch", "options"), [
-    ("masked-lm", "bert_tiny", SMALL.split()), ("language-model", "transformer_xl_tiny", OF_TEXT),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("task", "arch", "options"),
+    [("masked-lm", "bert_tiny", SMALL.split()), ("language-model", "transformer_xl_tiny", OF_TEXT)],
+)
 def test_an_update_in_chunks_is_that_of_the_whole(task, arch, options, data_folder, lm_data):
     """Except for rounding; of masked text, whose chunks predict unequal numbers of words, the losses are."""
     found = []

@@ -56,7 +56,6 @@ class Job:
         objective, optimization: what is learned, and how.
         folder: for checkpoint, curve and result.
         group: of jobs that take turns; one group follows the other.
-        updates: of the whole training.
         start: a checkpoint of another training, to go on from if it is there.
     """
 
@@ -64,12 +63,16 @@ class Job:
     objective: Objective = field(compare=False)
     optimization: OptimizationConfig = field(compare=False)
     folder: Path
-    updates: int
     group: Hashable = 0
     start: Optional[Path] = None
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def updates(self) -> int:
+        """The updates of the whole training."""
+        return self.optimization.updates
 
     def result(self) -> Optional[dict[str, Any]]:
         """Return the result; None until the training is over. The file is written last and whole.

@@ -140,7 +140,6 @@ class Jobs:
             objective=self.compared.objective(spec, seed, updates),
             optimization=self.compared.optimization(spec, seed, rate, updates),
             folder=self.folder / folder,
-            updates=updates,
             group=seed,
             spec=spec,
             seed=seed,

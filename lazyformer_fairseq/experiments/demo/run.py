@@ -189,15 +189,14 @@ def pretraining_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
     jobs = []
     for name in MODELS:
         objective = pretraining_objective(settings, folder, name)
-        jobs.append(Job(name, objective, optimization, folder / name, settings.updates))
+        jobs.append(Job(name, objective, optimization, folder / name))
     return jobs
 
 
 def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
     """Return the fine-tunings on the acceptability task, which begin with the pre-trained models."""
-    updates = settings.finetuning_updates
     optimization = OptimizationConfig(
-        updates,
+        settings.finetuning_updates,
         rate=1e-3,
         seed=settings.seed,
         schedule_options={"warmup_ratio": 0.06},
@@ -213,7 +212,7 @@ def finetuning_jobs(settings: DemoSettings, folder: Path) -> list[Job]:
             task="CoLA",
             begins_with=folder / name / CHECKPOINT,
         )
-        jobs.append(Job(name, objective, optimization, folder / "finetuned" / name, updates))
+        jobs.append(Job(name, objective, optimization, folder / "finetuned" / name))
     return jobs
 
 

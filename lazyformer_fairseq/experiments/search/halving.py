@@ -117,7 +117,6 @@ class Trainings:
                     self.material.objective(pattern),
                     self.optimization(updates),
                     folder / str(updates),
-                    updates,
                     group=pattern,
                     start=start,
                 )

@@ -204,6 +204,18 @@ def train(
                 training.finish()
 
 
+def count_workers(in_turn: bool, device: str) -> int:
+    """Return the number of processes at a time; 0 for turns in this one.
+
+    It is one per GPU, or as many as torch's threads leave processors for.
+    """
+    if in_turn:
+        return 0
+    if device == "cuda":
+        return len(visible_gpus())
+    return max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
+
+
 def train_in_turn(trainings: Sequence[Training], progress: Progress) -> None:
     """Train all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
 

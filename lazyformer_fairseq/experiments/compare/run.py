@@ -4,7 +4,6 @@ The lengths of the trainings and the widths of feed-forward sublayers are decide
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 import numpy as np
-import torch
 from torch import nn
 
 from lazyformer_fairseq.arguments import options_by_name
@@ -20,12 +18,10 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.flops import count_other_parameters, count_parameters
 from lazyformer_fairseq.evaluation.costs.latency import peak_memory
 from lazyformer_fairseq.evaluation.costs.machine import record
-from lazyformer_fairseq.executors.nvidia_smi import visible_gpus
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import COUNTED, CompareSettings
 from lazyformer_fairseq.experiments.compare.task import Chosen, ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, hashes_as_settings, kept
-from lazyformer_fairseq.experiments.trainings import train
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.progress import Progress
@@ -68,12 +64,12 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
         jobs = Jobs(compared, folder, specs, lengths)
         tried = jobs.tries()
-        _train(compared, [job for tries in tried.values() for job in tries], "rates")
+        compared.train([job for tries in tried.values() for job in tries], "rates")
         choices = choose_rates(settings, tried)
         runs = {}
         for name, (own, _) in lengths.items():
             runs[name] = {seed: jobs.job(name, seed, choices[own]["rate"]) for seed in settings.seeds}
-        _train(compared, [runs[name][seed] for seed in settings.seeds for name in runs], "training")
+        compared.train([runs[name][seed] for seed in settings.seeds for name in runs], "training")
         costs = kept(folder / COSTS, lambda: measure_costs(compared, runs))
         shares = settings.trained()
         models = {}
@@ -90,23 +86,6 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
         }
         write_json(folder / RESULTS, results)
         return results
-
-
-def _train(compared: ComparedTask, jobs: Sequence[CompareJob], description: str) -> None:
-    if jobs:
-        train(jobs, compared.open_training, description, count_workers(compared.settings), compared.settings.device)
-
-
-def count_workers(settings: CompareSettings) -> int:
-    """Return the number of processes at a time; 0 for turns in this one.
-
-    It is one per GPU, or as many as torch's threads leave processors for.
-    """
-    if settings.in_turn:
-        return 0
-    if settings.device == "cuda":
-        return len(visible_gpus())
-    return max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Optional
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Optional
 from lazyformer_fairseq.data.shards import data_folders
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.trainings import Job, Training
+from lazyformer_fairseq.experiments.trainings import Job, Training, count_workers, train
 from lazyformer_fairseq.options import chosen, option, read_words
 from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.training.loop import TrainingLoop
@@ -73,9 +74,18 @@ class ComparedTask(ABC):
         """Go to another process without what is loaded."""
         return type(self), (self.settings,)
 
-    def open_training(self, job: CompareJob) -> Training:
-        """Start the training of a job, or resume it."""
-        return ComparedTraining(self, job)
+    def train(self, jobs: Sequence[Job], description: str, kind: Optional[type[Training]] = None) -> None:
+        """Do the jobs that have no result yet, in turn or alone as the settings say.
+
+        Args:
+            jobs: of models of this task.
+            description: of the progress bar.
+            kind: of training, by default that of a comparison.
+        """
+        settings = self.settings
+        workers = count_workers(settings.in_turn, settings.device)
+        if jobs:
+            train(jobs, partial(kind or ComparedTraining, self), description, workers, settings.device)
 
     @abstractmethod
     def objective(self, spec: ModelSpec, seed: int, updates: int) -> Objective:

@@ -8,17 +8,15 @@ their branches began. The last branch is a whole training.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Optional
 
-from lazyformer_fairseq.experiments.compare.run import count_workers
 from lazyformer_fairseq.experiments.compare.task import ComparedTask
 from lazyformer_fairseq.experiments.search.latency import rank_correlations
 from lazyformer_fairseq.experiments.search.material import Material
 from lazyformer_fairseq.experiments.search.space import compact
-from lazyformer_fairseq.experiments.trainings import Job, Training, train
+from lazyformer_fairseq.experiments.trainings import Job, Training
 from lazyformer_fairseq.storage.atomic import copy_file
 from lazyformer_fairseq.training.loop import CHECKPOINT
 from lazyformer_fairseq.training.optimization import OptimizationConfig
@@ -127,10 +125,8 @@ class Trainings:
 
     def train(self, patterns: Iterable[str], what: str, rung: int = -1) -> None:
         """Train patterns to a rung, by default whole; one after the other, or a GPU each."""
-        compared = self.material.compared
         jobs = {pattern: self.jobs(pattern)[rung] for pattern in patterns}
-        open_training = partial(BranchTraining, compared)
-        train([*jobs.values()], open_training, what, count_workers(compared.settings), compared.settings.device)
+        self.material.compared.train(list(jobs.values()), what, BranchTraining)
         for pattern, job in jobs.items():
             result = job.result()
             loss = result["curve"]["loss"][-1]

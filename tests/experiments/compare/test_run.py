@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -303,11 +302,10 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
         compare(settings, tmp_path, [])
 
 
-def test_gpus_are_handed_out_one_a_process(monkeypatch, data_folder):
-    monkeypatch.setattr(comparison_run, "visible_gpus", lambda: ["0", "1", "2"])
-    how = {"device": "cuda", "precision": "bf16"}
-    assert comparison_run.count_workers(tiny(data_folder, in_turn=False, **how)) == 3
-    assert comparison_run.count_workers(tiny(data_folder, in_turn=True, **how)) == 0, "in turn in this process"
+def test_gpus_are_handed_out_one_a_process(monkeypatch):
+    monkeypatch.setattr(trainings, "visible_gpus", lambda: ["0", "1", "2"])
+    assert trainings.count_workers(in_turn=False, device="cuda") == 3
+    assert trainings.count_workers(in_turn=True, device="cuda") == 0, "in turn in this process"
 
 
 @pytest.mark.parametrize(("asked", "workers", "given"), [(3, 2, 3), (8, 2, 4), (1, 8, 1)])
@@ -453,9 +451,8 @@ def test_flops_and_a_trial_are_of_the_lengths_that_a_training_reads(model, data_
     assert compared.mean_flops(spec, 160) == round(0.5 * flops[0] + 0.4 * flops[1] + 0.1 * flops[2])
     seconds = [9.0] * comparison_run.TRIAL_WARM_UP + [1.0] * 8 + [2.0] * 10 + [4.0] * 2  # 25 in all
     assert comparison_run._mean_of_medians(compared, spec, seconds) == pytest.approx(0.5 * 1 + 0.4 * 2 + 0.1 * 4)
-    training = compared.open_training(
-        comparison_run.Jobs(compared, tmp_path, settings.specs, {"b": ("b", 10)}).job("b", 1, 0.01)
-    )
+    job = comparison_run.Jobs(compared, tmp_path, settings.specs, {"b": ("b", 10)}).job("b", 1, 0.01)
+    training = task.ComparedTraining(compared, job)
     shapes = []
     monkeypatch.setattr(training.model, "forward", lambda **batch: shapes.append(batch["src_tokens"].shape[1]) or 1 / 0)
     for update in (0, 5, 9):
@@ -554,6 +551,6 @@ def test_a_mistake_does_not_claim_the_folder(lm_data, tmp_path):
 
 @pytest.mark.parametrize(("in_turn", "threads", "workers"), [(True, 1, 0), (False, 1, 4), (False, 3, 1), (False, 8, 1)])
 def test_on_a_processor_as_many_train_alone_as_threads_leave_room_for(in_turn, threads, workers, monkeypatch):
-    monkeypatch.setattr(comparison_run.os, "sched_getaffinity", lambda process: range(4))
-    monkeypatch.setattr(comparison_run.torch, "get_num_threads", lambda: threads)
-    assert comparison_run.count_workers(SimpleNamespace(in_turn=in_turn, device="cpu")) == workers
+    monkeypatch.setattr(trainings.os, "sched_getaffinity", lambda process: range(4))
+    monkeypatch.setattr(trainings.torch, "get_num_threads", lambda: threads)
+    assert trainings.count_workers(in_turn, "cpu") == workers

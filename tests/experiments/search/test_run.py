@@ -295,8 +295,13 @@ def test_a_front_of_language_models_which_remember(lm_data, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        ("front", "trainings/000/20/checkpoint_last.pt", "checkpoint_last.pt: truncated"),
         ("front", "thesis.tex", "holds no search"),
+        pytest.param(
+            "front",
+            "trainings/000/20/checkpoint_last.pt",
+            "checkpoint_last.pt: truncated",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("gradient", "state.pt", "state.pt: truncated", marks=pytest.mark.slow),
     ],
 )

@@ -86,6 +86,12 @@ def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style) 
     axis.plot(x, np.median(values, axis=0), color=style["color"], linewidth=1.4)
 
 
+def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style) -> None:
+    """Draw a mark at the median of `values` and a bar from lowest to highest."""
+    axis.vlines(x, min(values), max(values), color=style["color"], linewidth=1)
+    axis.plot(x, np.median(values), linestyle="", markersize=8, zorder=3, **style)
+
+
 OF_COST = {
     "updates": "updates",
     "tokens": "tokens of training",

@@ -9,6 +9,7 @@ from lazyformer_fairseq.report.figures import (
     COLOURS,
     MARKS,
     draw_band,
+    draw_spread,
     handles,
     label_cost,
     picture,
@@ -53,6 +54,7 @@ def test_a_figure_is_written_when_its_block_ends_well_and_forty_two_names_look_d
     style_of = styles(["bert", "lazy"])
     with picture(tmp_path / "a.png", columns=2, title="t", legend=handles(style_of), sharey=True) as axes:
         draw_band(axes[0, 0], [1, 2], np.array([[3.0, 2.0], [4.0, 1.0]]), style_of["bert"])
+        draw_spread(axes[0, 1], 1, [1.0, 2.0], style_of["lazy"])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RuntimeError), picture(tmp_path / "b.png"):
         raise RuntimeError

@@ -36,7 +36,6 @@ from lazyformer_fairseq.storage.json_files import read_json
 
 CORPORA = ("wikitext-103", "enwik8", "text8")
 WIKITEXT = CORPORA[0]
-BASE = ("transformer_xl_base", "sandwich_transformer_base", "par_transformer_base")
 KEPT_CHECKPOINTS = 6  # the last three, best, last, and that of the last update
 
 
@@ -50,6 +49,9 @@ class Printed:
         name: the paper's name.
         measure: test perplexity on WikiText-103, else bits per character.
         milliseconds: latency on an A100.
+        parameters: of a base model, in millions (Table 6).
+        gigaflops: of a base model (Table 6).
+        valid_40k, valid_140k: validation perplexity of a base model after so many updates (Table 7).
     """
 
     corpus: str
@@ -57,22 +59,10 @@ class Printed:
     name: str
     measure: float
     milliseconds: float
-
-
-@dataclass(frozen=True)
-class PrintedBase:
-    """The numbers of a base model that the paper prints beside Table 2.
-
-    Attributes:
-        parameters: in millions (Table 6).
-        gigaflops: (Table 6).
-        valid_40k, valid_140k: validation perplexity after so many updates (Table 7).
-    """
-
-    parameters: int
-    gigaflops: int
-    valid_40k: float
-    valid_140k: float
+    parameters: int = 0
+    gigaflops: int = 0
+    valid_40k: float = 0.0
+    valid_140k: float = 0.0
 
 
 TABLE_1 = {  # test perplexity of the base models by architecture, in the paper's order
@@ -87,11 +77,42 @@ TABLE_1 = {  # test perplexity of the base models by architecture, in the paper'
     "par_transformer_base_7s_sfff": 22.6,
     "transformer_xl_base": 22.7,
 }
-TABLE_2 = (
-    Printed(WIKITEXT, "transformer_xl_base", "Transformer-XL Base", measure=22.7, milliseconds=15.2),
-    Printed(WIKITEXT, "sandwich_transformer_base", "Sandwich Transformer Base", measure=22.6, milliseconds=15.2),
-    Printed(WIKITEXT, "par_transformer_base", "PAR Transformer Base", measure=22.7, milliseconds=9.9),
+BASE_MODELS = (  # Tables 2, 6 and 7
+    Printed(
+        WIKITEXT,
+        "transformer_xl_base",
+        "Transformer-XL Base",
+        measure=22.7,
+        milliseconds=15.2,
+        parameters=192,
+        gigaflops=27,
+        valid_40k=23.3,
+        valid_140k=22.2,
+    ),
+    Printed(
+        WIKITEXT,
+        "sandwich_transformer_base",
+        "Sandwich Transformer Base",
+        measure=22.6,
+        milliseconds=15.2,
+        parameters=192,
+        gigaflops=27,
+        valid_40k=23.4,
+        valid_140k=22.4,
+    ),
+    Printed(
+        WIKITEXT,
+        "par_transformer_base",
+        "PAR Transformer Base",
+        measure=22.7,
+        milliseconds=9.9,
+        parameters=200,
+        gigaflops=17,
+        valid_40k=23.3,
+        valid_140k=22.4,
+    ),
 )
+BASE = tuple(row.arch for row in BASE_MODELS)
 TABLE_3 = (
     Printed(WIKITEXT, "transformer_xl_large", "Transformer-XL Large", measure=18.4, milliseconds=18.9),
     Printed(WIKITEXT, "sandwich_transformer_large", "Sandwich Transformer Large", measure=18.2, milliseconds=18.9),
@@ -103,11 +124,6 @@ TABLE_3 = (
     Printed("text8", "sandwich_transformer_24b", "Sandwich Transformer 24B", measure=1.19, milliseconds=12.5),
     Printed("text8", "par_transformer_24b", "PAR Transformer 24B", measure=1.18, milliseconds=8.4),
 )
-TABLES_6_AND_7 = {
-    "transformer_xl_base": PrintedBase(parameters=192, gigaflops=27, valid_40k=23.3, valid_140k=22.2),
-    "sandwich_transformer_base": PrintedBase(parameters=192, gigaflops=27, valid_40k=23.4, valid_140k=22.4),
-    "par_transformer_base": PrintedBase(parameters=200, gigaflops=17, valid_40k=23.3, valid_140k=22.4),
-}
 
 
 @dataclass(frozen=True)
@@ -451,9 +467,8 @@ class _Page:
                     seconds |= {row["model"]: row["seconds"] for row in cell["rows"]}
         baseline = seconds.get(self.size.arch(BASE[0]))
         rows = []
-        for printed in TABLE_2:
+        for printed in BASE_MODELS:
             job = job_of_arch(printed.arch)
-            beside = TABLES_6_AND_7[printed.arch]
             gigaflops = count_flops(job.pattern, job.sizes, SEGMENT, REMEMBERED) / 1e9
             of_model = seconds.get(self.size.arch(printed.arch))
             time = NOTHING
@@ -469,13 +484,13 @@ class _Page:
                     "ms": time,
                     "ms (paper)": f"{printed.milliseconds:.1f}",
                     "of Transformer-XL's": share,
-                    "of Transformer-XL's (paper)": f"{printed.milliseconds / TABLE_2[0].milliseconds:.2f}",
+                    "of Transformer-XL's (paper)": f"{printed.milliseconds / BASE_MODELS[0].milliseconds:.2f}",
                     "PPL": self._perplexity(Training(WIKITEXT, printed.arch)),
                     "PPL (paper)": f"{printed.measure:.1f}",
                     "parameters": f"{job.parameters / 1e6:.0f}M",
-                    "parameters (paper)": f"{beside.parameters}M",
+                    "parameters (paper)": f"{printed.parameters}M",
                     "GFLOPs": f"{gigaflops:.1f}",
-                    "GFLOPs (paper)": f"{beside.gigaflops}",
+                    "GFLOPs (paper)": f"{printed.gigaflops}",
                 }
             )
         blocks = [markdown_table(rows, left=("pattern",)), "Parameters and GFLOPs are counted at the paper's size."]
@@ -519,12 +534,11 @@ class _Page:
         short = self.size.updates_of(BASE[0])
         long = self.size.longer
         rows = []
-        for model in TABLE_2:
-            printed = TABLES_6_AND_7[model.arch]
-            training = Training(WIKITEXT, model.arch)
+        for printed in BASE_MODELS:
+            training = Training(WIKITEXT, printed.arch)
             rows.append(
                 {
-                    "model": model.name,
+                    "model": printed.name,
                     f"valid PPL at {short:,}": self._perplexity(training, "valid"),
                     "at 40k (paper)": f"{printed.valid_40k:.1f}",
                     f"valid PPL at {long:,}": self._perplexity(replace(training, is_longer=True), "valid"),

@@ -40,14 +40,7 @@ SMALLEST_UNIT = MEGABYTE // 4
 LARGEST_UNIT = 32 * MEGABYTE
 MOST_LINES = 10
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
-LATE_SETTINGS = (
-    "valid_share",
-    "seed",
-    "word_coverage",
-    "vocab_size",
-    "shards",
-    "tokenizer",
-)
+LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
 OPTION_OF_RULE = {
     "too short": " (--min-document-characters)",
     "short, not a sentence": " (--min-line-words)",
@@ -107,20 +100,10 @@ def build_corpus(
         stages.wait_for_workers(paths.tasks)
         remove_leftovers(root, deep=True)
         size = unit_bytes(files, settings)
-        job = stages.Job(
-            paths,
-            settings,
-            size,
-            [file for file in files if must_be_cut(file, size)],
-        )
+        job = stages.Job(paths, settings, size, [file for file in files if must_be_cut(file, size)])
         if job.to_cut:
-            bytes_to_cut = [file.size for file in job.to_cut]
-            stages.run_tasks(
-                partial(stages.cut_one, job),
-                bytes_to_cut,
-                paths.tasks / "cut",
-                workers,
-            )
+            sizes = [file.size for file in job.to_cut]
+            stages.run_tasks(partial(stages.cut_one, job), sizes, paths.tasks / "cut", workers)
         to_read, origins = _with_parts(files, job)
         job = _planned(job, files, to_read)
         _forget_other(late, paths)
@@ -135,12 +118,7 @@ def build_corpus(
                 _refuse_empty_split(paths, settings.valid_share)
                 _refuse_empty_shard(job)
         manifest = describe(job, plan, origins, workers)
-        shutil.copytree(
-            paths.tokenizer,
-            paths.result / "tokenizer",
-            copy_function=copy_file,
-            dirs_exist_ok=True,
-        )
+        shutil.copytree(paths.tokenizer, paths.result / "tokenizer", copy_function=copy_file, dirs_exist_ok=True)
         copy_file(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
         write_report(manifest, paths.result / "report.html")
         write_json(paths.result / MANIFEST, manifest)
@@ -159,7 +137,7 @@ def _with_tokenizer(settings: CorpusSettings) -> tuple[CorpusSettings, Optional[
 
 
 def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
-    """Name, format, bytes and SHA-256 of every file, with a bar where that takes a while."""
+    """Return name, format, bytes and SHA-256 of every file, with a bar where that takes a while."""
     scale = {"unit": "B", "unit_scale": True}
     with (
         Progress(total=sum(file.size for file in files), desc="checking inputs", **scale) as bar,
@@ -169,12 +147,7 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
         def describe_file(file: InputFile) -> dict[str, Any]:
             digest = sha256_of(Path(file.path))
             bar.update(file.size)
-            return {
-                "path": file.path,
-                "format": file.format,
-                "bytes": file.size,
-                "sha256": digest,
-            }
+            return {"path": file.path, "format": file.format, "bytes": file.size, "sha256": digest}
 
         return list(pool.map(describe_file, files))
 
@@ -198,15 +171,7 @@ def _with_parts(files: Sequence[InputFile], job: stages.Job) -> tuple[list[Input
         for part in sorted(job.paths.of("cut", job.to_cut.index(file)).glob("part-*")):
             first_line = int(part.name.split(".")[1])
             size = part.stat().st_size
-            to_read.append(
-                InputFile(
-                    str(part),
-                    file.format,
-                    size,
-                    first_line,
-                    file.left_out_namespaces,
-                )
-            )
+            to_read.append(replace(file, path=str(part), size=size, first_line=first_line))
             origins[str(part)] = file.path
     return to_read, origins
 
@@ -226,14 +191,12 @@ def _planned(job: stages.Job, files: Sequence[InputFile], to_read: Sequence[Inpu
 
 
 def _forget_other(late: dict[str, Any], paths: stages.WorkPaths) -> None:
-    """Whoever changes a late setting of an unfinished corpus need not make the words again."""
+    """Remove what other late settings have made of the words of an unfinished corpus, which stay."""
     chosen = paths.root / "late_settings.json"
     if chosen.exists() and read_json(chosen) == late:
         return
-    for folder in (
-        *(paths.tasks / stage for stage in stages.STAGES if stage != "words"),
-        paths.result,
-    ):
+    stale = [paths.tasks / stage for stage in stages.STAGES if stage != "words"]
+    for folder in (*stale, paths.result):
         shutil.rmtree(folder, ignore_errors=True)
     write_json(chosen, late)
 
@@ -294,8 +257,8 @@ def _by_rule(steps: Iterable[Counter], label: str) -> str:
 
 def _refuse_empty_split(paths: stages.WorkPaths, valid_share: float) -> None:
     counts = stage_totals(paths.tasks / "duplicates")["duplicates"]
-    for split in ("train", "valid"):
-        if not counts[split] and (split == "train" or valid_share):
+    for split, must_have in (("train", True), ("valid", valid_share > 0)):
+        if must_have and not counts[split]:
             raise UserError(
                 f"none of the {counts['train'] + counts['valid']:,.0f} documents fell into the {split} split "
                 f"(--valid-share {valid_share}); give more documents, or another share or seed; --valid-share 0 holds "
@@ -358,7 +321,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
 
 
 def publish(work: Path, folder: Path) -> None:
-    """Give the folder ``result`` inside ``work`` the name ``folder``, and removes the rest of ``work``."""
+    """Give the folder ``result`` inside ``work`` the name ``folder``, and remove the rest of ``work``."""
     write_text(work / PUBLISHED, "")  # from now on a work folder without a result is rubbish, whole or not
     sync_content(work / stages.RESULT)
     if folder.is_dir():
@@ -369,21 +332,12 @@ def publish(work: Path, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class PlannedInput:
-    """An input file of a plan, as far as plans are compared by it."""
-
-    path: str
-    format: str
-    sha256: str
-
-
-@dataclass(frozen=True)
 class Plan:
     """The parts of a manifest, or of the plan in a work folder, that decide a corpus."""
 
     settings: dict[str, Any]
     versions: dict[str, Any]
-    inputs: list[PlannedInput]
+    inputs: list[dict[str, Any]]
 
 
 def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
@@ -392,12 +346,13 @@ def _refuse_other_plan(there: Plan, plan: dict[str, Any], folder: Path) -> None:
     if settings.get("bad_input") == "stop":  # what is done met nothing bad, and would be the same with "skip"
         settings["bad_input"] = plan["settings"]["bad_input"]
     for name, found in (("settings", settings), ("versions", there.versions)):
-        differing = differences({key: found.get(key) for key in plan[name]}, plan[name])
-        if differing:
+        if differing := differences({key: found.get(key) for key in plan[name]}, plan[name]):
             raise UserError(f"{folder} was begun with other {name} ({differing}); {remedy}")
-    here = [PlannedInput(each["path"], each["format"], each["sha256"]) for each in plan["inputs"]]
-    if there.inputs != here:
-        changed = sorted({each.path for each in {*there.inputs} ^ {*here}})
-        raise UserError(
-            f"{folder} was begun with other inputs ({changed[0] if changed else 'in another order'} differs); {remedy}"
-        )
+    before, now = (
+        [(each.get("path"), each.get("format"), each.get("sha256")) for each in inputs]
+        for inputs in (there.inputs, plan["inputs"])
+    )
+    if before != now:
+        changed = sorted(str(path) for path, _, _ in {*before} ^ {*now})
+        where = changed[0] if changed else "their order"
+        raise UserError(f"{folder} was begun with other inputs ({where} differs); {remedy}")

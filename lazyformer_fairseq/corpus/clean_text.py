@@ -86,7 +86,7 @@ def _keep_caption(link: re.Match) -> str:
 
 
 def _without_paired(quotes: re.Match) -> str:
-    """Wiki's bold and italic come in pairs; a single ``''`` opens a quotation with an apostrophe (''Tis so,')."""
+    """Remove wiki's bold and italic, which come in pairs; a single ``''`` opens a quotation (''Tis so,') and stays."""
     runs = list(re.finditer("'{2,}", quotes[0]))
     if len(runs) % 2 == 0 and "``" not in quotes[0]:
         return re.sub("'{2,}", "", quotes[0])
@@ -122,109 +122,63 @@ def _any_of(words: frozenset[str]) -> str:
 SIZE = r"\d{1,4}(?:x\d{1,4})?(?:px|пкс)"
 OPTION = rf"(?:{_any_of(SMALL_PICTURE | PICTURE_OPTIONS)}(?:[=_ ][\d.]{{1,5}})?|{SIZE})"
 
+
+def _rule(
+    label: str, pattern: Union[str, re.Pattern], replacement: Replacement, *hints: str, gate: Optional[str] = None
+) -> Rule:
+    return Rule(label, hints, re.compile(pattern), replacement, gate and re.compile(gate))
+
+
 # What differs between languages: MediaWiki's names of namespaces and image options, in all of them; notes, in English.
-# Fmt: skip.
 OF_LANGUAGES = (
-    Rule(
-        "wiki links",
-        ("[[",),
-        re.compile(rf"\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", re.IGNORECASE),
-        "",
-    ),
-    Rule(
-        "image options",
-        ("|",),
-        re.compile(
-            rf"\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+",
-            re.IGNORECASE,
-        ),
-        "",
-    ),
-    Rule(
+    _rule("wiki links", rf"(?i)\[\[ ?:?{_any_of(LEFT_OUT_NAMESPACES)}:[^\[\]]*+\]\]", "", "[["),
+    _rule("image options", rf"(?i)\b(?:{_any_of(SMALL_PICTURE)}|{SIZE})\|(?:{OPTION}\|)*+", "", "|"),
+    _rule(
         "editors' notes",
-        ("[",),
-        re.compile(
-            r" ?\[(?:edit|(?:citation|clarification|page|year|verification) needed"
-            r"|(?:who|when|where|which|by whom|why)\?"
-            r"|dubious[^\[\]]{0,30})\]",
-            re.IGNORECASE,
-        ),
+        r"(?i) ?\[(?:edit|(?:citation|clarification|page|year|verification) needed"
+        r"|(?:who|when|where|which|by whom|why)\?"
+        r"|dubious[^\[\]]{0,30})\]",
         "",
+        "[",
     ),
 )
 
-# Fmt: skip.
 MARKUP = (
-    Rule("entities", ("&",), ENTITY, decode_entity),
-    Rule(
-        "comments",
-        ("<!--",),
-        re.compile(r"<!--(?:(?!<!--|-->).)*+-->", re.DOTALL),
-        "",
-    ),
-    Rule(
+    _rule("entities", ENTITY, decode_entity, "&"),
+    _rule("comments", r"(?s)<!--(?:(?!<!--|-->).)*+-->", "", "<!--"),
+    _rule(
         "citations and code",
-        ("</",),
-        re.compile(
-            rf"<({'|'.join(CITATIONS_AND_CODE.split())})(?:\s[^<>]*+)?>[^<>]*+</\1>",
-            re.IGNORECASE,
-        ),
+        rf"(?i)<({'|'.join(CITATIONS_AND_CODE.split())})(?:\s[^<>]*+)?>[^<>]*+</\1>",
         "",
+        "</",
     ),
-    Rule("tags", ("<",), tags(BLOCK_TAGS), " "),
-    Rule("tags", ("<",), tags(INLINE_TAGS), ""),
-    Rule("templates", ("{{",), re.compile(r"\{\{[^{}]*+\}\}"), ""),
+    _rule("tags", tags(BLOCK_TAGS), " ", "<"),
+    _rule("tags", tags(INLINE_TAGS), "", "<"),
+    _rule("templates", r"\{\{[^{}]*+\}\}", "", "{{"),
     *OF_LANGUAGES,
-    Rule("wiki links", ("[[",), re.compile(r"\[\[([^\[\]]*+)\]\]"), _keep_caption),
-    Rule(
-        "wiki links",
-        ("[http", "[ftp", "[//"),
-        re.compile(r"\[(?:(?:https?|ftp):)?//[^\s\[\]]++ ([^\[\]]*+)\]"),
-        r"\1",
-    ),
-    Rule("wiki quotes", ("''",), re.compile(r".*''.*", re.DOTALL), _without_paired),
-    Rule(
-        "placeholders",
-        ("formula_", "codice_"),
-        re.compile(r"(?<=[^\W_])(?=(?:formula|codice)_\d)"),
-        " ",
-    ),
-    Rule("placeholders", ("formula_",), re.compile(r"formula_\d++"), "formula"),
-    Rule("placeholders", ("codice_",), re.compile(r"codice_\d++"), "code"),
-    Rule(
-        "emphasis",
-        ("_",),
-        re.compile(r"(?<!\w)_(?=[^\s_])([^_]*+)(?<=\S)_(?!\w)"),
-        r"\1",
-    ),
-    Rule("bullets", ("* ", "• "), re.compile(r"^(?:[*•]+ )++"), ""),
+    _rule("wiki links", r"\[\[([^\[\]]*+)\]\]", _keep_caption, "[["),
+    _rule("wiki links", r"\[(?:(?:https?|ftp):)?//[^\s\[\]]++ ([^\[\]]*+)\]", r"\1", "[http", "[ftp", "[//"),
+    _rule("wiki quotes", r"(?s).*''.*", _without_paired, "''"),
+    _rule("placeholders", r"(?<=[^\W_])(?=(?:formula|codice)_\d)", " ", "formula_", "codice_"),
+    _rule("placeholders", r"formula_\d++", "formula", "formula_"),
+    _rule("placeholders", r"codice_\d++", "code", "codice_"),
+    _rule("emphasis", r"(?<!\w)_(?=[^\s_])([^_]*+)(?<=\S)_(?!\w)", r"\1", "_"),
+    _rule("bullets", r"^(?:[*•]+ )++", "", "* ", "• "),
 )
 
 # Left where an extractor took a template away: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
-# Fmt: skip.
 BRACKETS = (
-    Rule(
-        "empty brackets",
-        ("(",),
-        re.compile(r"(?: |^)\([ ,;]*+[()][ ,;()]*+"),
-        _without_empty,
-        gate=re.compile(r"\([ ,;()]"),
-    ),
-    Rule("empty brackets", ("[ ]", "[]"), re.compile(r"(?: |^)\[ ?\](?= |$)"), ""),
-    Rule("separators in brackets", ("(",), re.compile(r"\( ?[,;][ ,;]*+"), "("),
-    Rule(
-        "separators in brackets",
-        (", )", "; )"),
-        re.compile(r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)"),
-        ")",
-    ),
+    _rule("empty brackets", r"(?: |^)\([ ,;]*+[()][ ,;()]*+", _without_empty, "(", gate=r"\([ ,;()]"),
+    _rule("empty brackets", r"(?: |^)\[ ?\](?= |$)", "", "[ ]", "[]"),
+    _rule("separators in brackets", r"\( ?[,;][ ,;]*+", "(", "("),
+    _rule("separators in brackets", r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)", ")", ", )", "; )"),
 )
 
 # Halves of pairs. Last of all: the pair around another pair shows only once the inner one is gone.
 HALVES = (
-    Rule("comments", ("<!--",), re.compile("<!--"), ""),
-    Rule("templates", ("{{", "}}"), re.compile(r"\{\{+|\}\}+"), ""),
-    Rule("wiki links", ("[[", "]]"), re.compile(r"\[\[+|\]\]+"), ""),
+    _rule("comments", "<!--", "", "<!--"),
+    _rule("templates", r"\{\{+|\}\}+", "", "{{", "}}"),
+    _rule("wiki links", r"\[\[+|\]\]+", "", "[[", "]]"),
 )
 
 # Links ----------------------------------------------------------------------------------------------------------------
@@ -240,7 +194,7 @@ ROOTS = r"(?:usr|etc|home|var|opt|bin|sbin|dev|tmp|lib|mnt|proc|sys|Users|Librar
 
 
 def _replaced_by(token: str) -> Callable[[re.Match], str]:
-    """``token`` in the place of a link, with the link's own angle brackets gone and no letter glued to it."""
+    """Return a replacement: ``token`` for a link and its own angle brackets, with no letter glued to it."""
 
     def replace(link: re.Match) -> str:
         found = link[0]
@@ -258,77 +212,40 @@ def _replaced_by(token: str) -> Callable[[re.Match], str]:
     return replace
 
 
-def _bare_or_bracketed(pattern: str, flags: int = 0) -> re.Pattern:
-    return re.compile(rf"<(?:{pattern})>|{pattern}", flags)
+def _bare_or_bracketed(pattern: str) -> str:
+    return rf"<(?:{pattern})>|{pattern}"
 
 
 ADDRESS = r"[^\W_][^\s<>\"“”\[\]]*+"
+PROTOCOL = "(?:https?|ftps?|sftp|file|gopher|irc|git|ssh|telnet|rtsp)"
+HOST_OF_MAIL = r"[\w-]++(?:\.[\w-]++)*\.(?:(?!\d)\w){2,24}+(?![\w@-])"
+_url = _replaced_by("<url>")
+_file = _replaced_by("<file>")
 
-# Fmt: skip.
-RARE_LINKS = (  # with one of the characters @ \ <
-    Rule(
-        "<email>",
-        ("@",),
-        _bare_or_bracketed(r"(?<![\w.+%-])[\w.+%-]++@[\w-]++(?:\.[\w-]++)*\.(?:(?!\d)\w){2,24}+(?![\w@-])"),
-        _replaced_by("<email>"),
-    ),
-    Rule(
-        "<file>",
-        (":\\",),
-        re.compile(r"(?<!\w)[A-Za-z]:\\[^\s<>\"“”|*?,;()\[\]]*+"),
-        _replaced_by("<file>"),
-    ),
-)
-# Fmt: skip.
 LINKS = (
-    Rule(
-        "<url>",
-        ("://",),
-        _bare_or_bracketed(
-            rf"(?:https?|ftps?|sftp|file|gopher|irc|git|ssh|telnet|rtsp):///?{ADDRESS}",
-            re.IGNORECASE,
-        ),
-        _replaced_by("<url>"),
-    ),
-    Rule(
-        "<url>",
-        ("www.", "WWW."),
-        _bare_or_bracketed(rf"(?<![\w.])www\.[\w-]++\.{ADDRESS}", re.IGNORECASE),
-        _replaced_by("<url>"),
-    ),
+    _rule("<email>", _bare_or_bracketed(rf"(?<![\w.+%-])[\w.+%-]++@{HOST_OF_MAIL}"), _replaced_by("<email>"), "@"),
+    _rule("<file>", r"(?<!\w)[A-Za-z]:\\[^\s<>\"“”|*?,;()\[\]]*+", _file, ":\\"),
+    _rule("<url>", "(?i)" + _bare_or_bracketed(rf"{PROTOCOL}:///?{ADDRESS}"), _url, "://"),
+    _rule("<url>", "(?i)" + _bare_or_bracketed(rf"(?<![\w.])www\.[\w-]++\.{ADDRESS}"), _url, "www.", "WWW."),
     # A bare Amazon.com is a name; with a path it is an address.
-    Rule(
+    _rule(
         "<url>",
-        ("/",),
-        re.compile(rf"(?<![\w./@-])(?:[\w-]++\.)+{SITE}(?::\d{{1,5}})?/[^\s<>\"“”\[\]]*+"),
-        _replaced_by("<url>"),
-        gate=re.compile(rf"\.{SITE}(?::\d{{1,5}})?/"),
+        rf"(?<![\w./@-])(?:[\w-]++\.)+{SITE}(?::\d{{1,5}})?/[^\s<>\"“”\[\]]*+",
+        _url,
+        "/",
+        gate=rf"\.{SITE}(?::\d{{1,5}})?/",
     ),
-    Rule(
+    _rule("<file>", rf"(?<![\w./<~-])/{ROOTS}/[\w.+@%~/-]*+", _file, "/"),
+    _rule(
         "<file>",
-        ("/",),
-        re.compile(rf"(?<![\w./<~-])/{ROOTS}/[\w.+@%~/-]*+"),
-        _replaced_by("<file>"),
-    ),
-    Rule(
-        "<file>",
-        (".",),
-        re.compile(
-            rf"(?<![\w./\\~+@-])[\w./\\~+-]*\w\.{EXTENSION}(?!\w)(?!\.\w)",
-            re.IGNORECASE,
-        ),
-        _replaced_by("<file>"),
-        gate=re.compile(rf"\.{EXTENSION}(?!\w)", re.IGNORECASE),
+        rf"(?i)(?<![\w./\\~+@-])[\w./\\~+-]*\w\.{EXTENSION}(?!\w)(?!\.\w)",
+        _file,
+        ".",
+        gate=rf"(?i)\.{EXTENSION}(?!\w)",
     ),
 )
 
-RARE_CHARACTERS = re.compile(r"[&<{}\[\]|_@\\*•]")
-# The only ones that can change a line with no rare character and no ''.
-PLAIN_RULES = (
-    *BRACKETS,
-    *LINKS,
-)
-ALL_RULES = (*MARKUP, *BRACKETS, *RARE_LINKS, *LINKS)
+RULES = (*MARKUP, *BRACKETS, *LINKS)
 
 
 PASSES = 8  # markup nested deeper than this is not prose
@@ -407,7 +324,7 @@ class CleanText(DocumentStep):
                 return line, self._reason_to_drop(line)
         return line, "endless markup"
 
-    def _reason_to_drop(self, line: str) -> Optional[str]:
+    def _reason_to_drop(self, line: str) -> Optional[str]:  # noqa: PLR0911  (a list of rules)
         if not line:
             return "empty"
         if len(line) > self.max_line_characters:
@@ -442,12 +359,9 @@ def clean_characters(line: str, counts: Counter[str]) -> str:
 
 
 def replace_once(line: str, counts: Counter[str]) -> str:
-    """One pass of the rules over a line of clean characters."""
+    """Return a line of clean characters after one pass of the rules."""
     before = line
-    for rules in (
-        ALL_RULES if RARE_CHARACTERS.search(line) or "''" in line else PLAIN_RULES,
-        HALVES,
-    ):
+    for rules in (RULES, HALVES):
         for rule in rules:
             if rule.applies(line):
                 replaced, number = rule.pattern.subn(rule.replacement, line)
@@ -460,7 +374,7 @@ def replace_once(line: str, counts: Counter[str]) -> str:
 
 
 def divided(line: str, most: int) -> Iterator[str]:
-    """Parts of at most ``most`` characters, cut after a sentence or at a space; whole if there is neither."""
+    """Yield parts of at most ``most`` characters, cut after a sentence or at a space; all if there is neither."""
     start = 0
     while len(line) - start > most:
         for place in SENTENCE_END_OR_SPACE:

@@ -178,23 +178,10 @@ def _mark_repeated(
             np.flatnonzero((unit[:, 0] >> np.uint64(32)) * partitions >> np.uint64(32) == partition) for unit in units
         ]
         rows = np.concatenate([unit[found] for unit, found in zip(units, places, strict=True)])
-        candidates = _may_be_repeated(rows[:, -1])
-        order = candidates[np.lexsort(rows[candidates].T)]  # stable: of equal rows the earliest comes first
+        order = np.lexsort(rows.T)  # stable: of equal rows the earliest comes first
         repeated = np.zeros(len(rows), dtype=bool)
         repeated[order[1:]] = (rows[order[1:]] == rows[order[:-1]]).all(axis=1)
         ends = np.cumsum([len(found) for found in places])[:-1]
         for of_unit, found, again in zip(decisions, places, np.split(repeated, ends), strict=True):
             marked = found[again]
             of_unit[marked[of_unit[marked] == KEEP]] = mark
-
-
-def _may_be_repeated(hashes: np.ndarray) -> np.ndarray:
-    """Return places of all hashes that occur twice, and of some others: these alone must be sorted, the slow part."""
-    slots = 1 << max(10, len(hashes).bit_length() + 2)
-    slot = (hashes & np.uint64(slots - 1)).astype(np.uint32)
-    numbers = np.arange(len(hashes), dtype=np.uint32)
-    last = np.zeros(slots, dtype=np.uint32)
-    last[slot] = numbers
-    shared = np.zeros(slots, dtype=bool)
-    shared[slot[last[slot] != numbers]] = True
-    return np.flatnonzero(shared[slot])

@@ -5,7 +5,6 @@ words and its looks. jinja2 escapes all that it writes, for a corpus may hold an
 """
 
 import json
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,21 +20,12 @@ from lazyformer_fairseq.corpus.steps import BAD_RECORD, DAMAGED_FILE, EXAMPLES, 
 from lazyformer_fairseq.corpus.vocabulary import load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
 from lazyformer_fairseq.data.frequencies import cost_in_bits, log_frequencies
-from lazyformer_fairseq.report.numbers import duration
+from lazyformer_fairseq.report.numbers import duration, number
 from lazyformer_fairseq.storage.atomic import write_text
 
 FORMAT_VERSION = 1
 # With Python and the spaCy model, all that decides the result.
-PACKAGES = (
-    "lazyformer_fairseq",
-    "fairseq-fixed",
-    "numpy",
-    "sacremoses",
-    "sentencepiece",
-    "spacy",
-    "xxhash",
-    "rensa",
-)
+PACKAGES = ("lazyformer_fairseq", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy", "xxhash", "rensa")
 NAMES_OF_DROPPED = 10
 DROPPED = "dropped: "
 FLOW = ("documents in", "documents out", "characters in", "characters out")
@@ -58,11 +48,13 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         counts[f"{DAMAGED_FILE}s"] = counts.get(f"{DAMAGED_FILE}s", 0) + damaged
 
     vocabulary = json.loads(paths.vocabulary.read_text())
-    tokens = {split: _token_counts(job, split, vocabulary["size"]) for split in ("train", "valid")}
+    tokens = {}  # by split: how often each id occurs, ``</s>`` left out
+    for split in ("train", "valid"):
+        parts = (paths.of("ids", unit, f".{split}") for unit in range(len(job.units)))
+        tokens[split] = load_unigrams(parts, vocabulary["size"])
     logarithms = log_frequencies(tokens["train"])
-    train = _split_totals(job, "train", tokens["train"], logarithms)
-    valid = _split_totals(job, "valid", tokens["valid"], logarithms)
-    kept = {"train": train.pop("documents"), "valid": valid.pop("documents")}
+    totals = {split: _split_totals(job, split, counts, logarithms) for split, counts in tokens.items()}
+    kept = {split: of_split.pop("documents") for split, of_split in totals.items()}
 
     duplicates = stage_totals(paths.tasks / "duplicates")["duplicates"]
     duplicates["documents out"] = sum(kept.values())
@@ -88,8 +80,7 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         "dropped_names": notes.dropped,
         "examples": notes.examples,
         "vocabulary": vocabulary,
-        "train": train,
-        "valid": valid,
+        **totals,
         "shards": job.shards,
         "versions": plan["versions"],
         "timing": _timing(paths, workers, steps),
@@ -158,17 +149,15 @@ def _damaged_while_cut(job: Job) -> list[Path]:
 
 
 def told_of_bad_input(manifest: dict[str, Any]) -> Iterator[str]:
-    """Sentences on what ``--bad-input skip`` left out: how much, and the first place."""
+    """Yield sentences on what ``--bad-input skip`` left out: how much, and the first place."""
     numbers = {
         BAD_RECORD: manifest["documents"]["dropped"].get(BAD_RECORD, 0),
         DAMAGED_FILE: manifest["steps"][0]["counts"].get(f"{DAMAGED_FILE}s", 0),
     }
-    for kind, number in numbers.items():
-        if number:
-            after = " left out"
-            if kind == DAMAGED_FILE:
-                after = ", kept as far as the damage"
-            yield f"{plural(number, kind)}{after}; the first: {manifest['dropped_names'][kind][0]}"
+    outcomes = {BAD_RECORD: " left out", DAMAGED_FILE: ", kept as far as the damage"}
+    for kind, several in numbers.items():
+        if several:
+            yield f"{plural(several, kind)}{outcomes[kind]}; the first: {manifest['dropped_names'][kind][0]}"
 
 
 def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -187,23 +176,8 @@ def _timing(paths: WorkPaths, workers: int, steps: list[dict[str, Any]]) -> dict
     }
 
 
-def _token_counts(job: Job, split: str, symbols: int) -> np.ndarray:
-    """Return how often each id occurs in a split, ``</s>`` left out."""
-    return load_unigrams(
-        (job.paths.of("ids", unit, f".{split}") for unit in range(len(job.units))),
-        symbols,
-    )
-
-
 def _split_totals(job: Job, split: str, token_counts: np.ndarray, logarithms: np.ndarray) -> dict[str, Any]:
-    """Return the totals of a split.
-
-    Args:
-        job: paths and units.
-        split: name of the split.
-        token_counts: how often each id occurs, ``</s>`` left out.
-        logarithms: logarithms of their frequencies in the training text.
-    """
+    """Return the totals of a split; the logarithms are those of the ids' frequencies in the training text."""
     parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in range(len(job.units))]
     sums = {name: sum(part[name] for part in parts) for name in ("documents", "sentences", "tokens", "unknown")}
     unknown = sums.pop("unknown")
@@ -240,29 +214,18 @@ def write_report(manifest: Manifest, path: Path) -> None:
 
 def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
     """Return (reason, documents, names of the first), the most frequent on top; last those of whole files, say."""
-    dropped = manifest["documents"]["dropped"]
+    dropped = {reason: n for reason, n in Counter(manifest["documents"]["dropped"]).most_common() if n}
     names = manifest["dropped_names"]
-    ordered = sorted(
-        (reason for reason, n in dropped.items() if n),
-        key=lambda reason: (-dropped[reason], reason),
-    )
-    others = sorted(reason for reason in names if reason not in ordered)
-    return [(reason, dropped.get(reason), names.get(reason, [])) for reason in (*ordered, *others)]
+    ordered = dict.fromkeys([*dropped, *sorted(names)])
+    return [(reason, dropped.get(reason), names.get(reason, [])) for reason in ordered]
 
 
 def visible(value: Any) -> Any:
     """Return text with invisible characters (control, direction, lone surrogates) as their codes, line ends as ↵."""
     if isinstance(value, Markup):
         return value
-    shown = []
-    for character in str(value):
-        if character == "\n":
-            shown.append(" ↵ ")
-        elif unicodedata.category(character)[0] == "C" and character != "\t":
-            shown.append(f"⟨U+{ord(character):04X}⟩")
-        else:
-            shown.append(character)
-    return "".join(shown)
+    text = str(value).replace("\n", " ↵ ")
+    return "".join(character if character.isprintable() else f"⟨U+{ord(character):04X}⟩" for character in text)
 
 
 def count(value: Optional[float]) -> str:
@@ -272,20 +235,18 @@ def count(value: Optional[float]) -> str:
     return f"{value:,.0f}"
 
 
-def plural(number: int, noun: str) -> str:
+def plural(several: int, noun: str) -> str:
     """Return a number with its noun."""
-    if number == 1:
-        return f"{count(number)} {noun}"
-    return f"{count(number)} {noun}s"
+    if several == 1:
+        return f"1 {noun}"
+    return f"{several:,} {noun}s"
 
 
 def short(value: Union[int, float]) -> str:
     """Return three digits and a unit: 1,234 or 12.3 M."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= 0.9995 * size:
-            if value < 999.5 * size:
-                return f"{value / size:.3g} {unit}"
-            return f"{value / size:,.0f} {unit}"
+            return f"{number(value / size)} {unit}"
     return f"{value:,.0f}"
 
 

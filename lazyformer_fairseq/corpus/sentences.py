@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -22,7 +22,6 @@ from lazyformer_fairseq.errors import UserError
 
 # A final mark, the rest of its marks (closing quotes, a dash, a footnote's number) and then space.
 END = re.compile(r"[.?!…\u0589-\u1fff\u203c-\U0010ffff](?<!\w)(?:(?!\[\w)[^\w\s]|_){0,30}+(?:\[\w{1,3}\]){0,9}+(?=\s)")
-SURE_END = re.compile(r"(?:[?!]|\.[\"”)]?) (?=[A-Z])")  # but for what stands before it
 SPACE = re.compile(r"\s+")
 LONE_MARKS = re.compile(r"(?:[^\w\s]|_){1,30}(?=\s)")
 MARKS = re.compile(r"(?:[^\w\s]|_|\s){0,30}")
@@ -61,7 +60,6 @@ FIRST_WORDS = frozenset(
     What When Whenever Where Whether Which While Who Whose Why Will With Within Without Would Yes Yet You
     Your""".split()
 )
-ABBREVIATIONS = TITLES | BEFORE_NUMBERS | MONTHS | UNSURE | {"etc"}
 AFTER_HOURS = re.compile(
     r"(?:[A-Z]{2,4}|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day)\b|(?:Eastern|Pacific|Central) \W{0,30}\w"
 )
@@ -77,33 +75,17 @@ SAID = re.compile(
 )
 
 
-def mend(
-    text: str,
-    starts_of: Callable[[str], Sequence[int]],
-    exceptions: Container[str] = frozenset(),
-) -> Iterator[int]:
-    """Return the places in a cased ``text`` where sentences start, but for the first, in order, each after a space.
+def mend(text: str, starts_of: Callable[[str], Sequence[int]]) -> Iterator[int]:
+    """Yield the places in a cased ``text`` where sentences start, but for the first, in order, each after a space.
 
     Args:
         text: a cased paragraph.
         starts_of: the sentencizer: text -> where it starts sentences, the first word (or sign) of each, ascending.
-        exceptions: words after which it may not start one, abbreviations and the like.
     """
-    # The last one is never reached.
-    sure = [
-        *sure_starts(text, exceptions),
-        len(text) + 2,
-    ]
-    sentence = 0
     quotes = _Quotes(text)
-    number = 0
-    asked = -1
+    sentence = 0
+    starts: Optional[Sequence[int]] = None
     for mark in END.finditer(text):
-        if mark.end() + 1 == sure[number]:
-            sentence = sure[number]
-            number += 1
-            yield sentence
-            continue
         if mark.start() < sentence:
             continue
         cut, word = _next(text, mark.end(), quotes)
@@ -111,40 +93,13 @@ def mend(
             return
         is_end = _opinion(text, sentence, mark, cut, word)
         if is_end is None:
-            if asked != number:  # the sentencizer reads what stands between two sure starts
-                asked = number
-                begin = 0
-                if number:
-                    begin = sure[number - 1]
-                starts = starts_of(text[begin : sure[number]])
-            after = bisect_right(starts, mark.start() - begin)
-            is_end = after < len(starts) and starts[after] <= word - begin
+            if starts is None:
+                starts = starts_of(text)
+            after = bisect_right(starts, mark.start())
+            is_end = after < len(starts) and starts[after] <= word
         if is_end:
             yield cut
             sentence = cut
-
-
-def sure_starts(text: str, exceptions: Container[str] = frozenset()) -> Iterator[int]:
-    """Return where a sentence starts by the sentencizer and by all rules here, found without asking them: most places.
-
-    There a capital follows a plain word of three letters or more, no abbreviation, or a number of four digits or more,
-    and a full stop, a question or an exclamation mark. Brackets and quotes may stand around the word, or a closing
-    one after the full stop. Before it the sentencizer looks at nothing behind it, and behind it at nothing before.
-    """
-    for mark in SURE_END.finditer(text):
-        start = mark.start()
-        begin = text.rfind(" ", max(0, start - LONGEST_WORD), start) + 1
-        if not begin and start > LONGEST_WORD:
-            continue
-        word = text[begin:start]
-        if mark.end() - start == 2 and not word.isalnum():
-            word = word.strip('()"“”')
-        if not word.isascii() or word in ABBREVIATIONS or word in exceptions or f"{word}." in exceptions:
-            continue
-        if (word.isalpha() and len(word) > 2 + word[0].isupper() and word[1:].islower()) or (
-            word.isdecimal() and len(word) > 3
-        ):
-            yield mark.end()
 
 
 class _Quotes:
@@ -177,7 +132,9 @@ def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
     return position, MARKS.match(text, position).end()
 
 
-def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> Optional[bool]:
+def _opinion(  # noqa: PLR0911  (a list of rules)
+    text: str, sentence: int, mark: re.Match, cut: int, word: int
+) -> Optional[bool]:
     """Return whether the sentence from ``sentence`` on ends at ``mark``; None: the sentencizer decides."""
     letter = text[word]
     marks = mark[0]
@@ -226,7 +183,9 @@ def _likes_to_begin(text: str, word: int) -> bool:
     return letters[0] in FIRST_WORDS and text[letters.end() : letters.end() + 1] != "."
 
 
-def _after_abbreviation(before: str, text: str, word: int, begin: int) -> Optional[bool]:
+def _after_abbreviation(  # noqa: PLR0911  (a list of rules)
+    before: str, text: str, word: int, begin: int
+) -> Optional[bool]:
     """Return whether a sentence ends between ``before`` (the word before a full stop) and the word at ``word``."""
     if before in BEFORE_NUMBERS and ROMAN_OR_NUMBER.match(text, word):
         return False
@@ -255,7 +214,7 @@ AFFIXES = frozenset("\"'“”‘’()[]{},;")
 
 
 def load_spacy(with_torch: bool = False) -> ModuleType:
-    """spaCy, imported without torch where only rules are wanted.
+    """Import spaCy, without torch where only rules are wanted.
 
     spaCy imports torch wherever it is installed: two seconds and 300 MB for each process, and its rules have no use for
     it. A module that ``sys.modules`` has as None is one that spaCy does not find.
@@ -308,7 +267,7 @@ class SentenceSplitter:
 
     def _starts(self, paragraph: str) -> Iterator[int]:
         if self._trained is None:
-            return mend(paragraph, self._rules, self._rules.exceptions)
+            return mend(paragraph, self._rules)
         with self._trained.memory_zone():  # else its vocabulary grows with every new word
             return iter([sentence.start_char for sentence in self._trained(paragraph).sents][1:])
 

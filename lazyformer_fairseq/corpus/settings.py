@@ -13,7 +13,7 @@ VOCAB_SIZE = 32_768
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """Settings of ``lazyformer corpus``, one option each but for the last three.
+    """Settings of ``lazyformer corpus``, one option each but for the last two.
 
     Raises:
         UserError: a value that is not possible; the message names it.
@@ -81,9 +81,6 @@ class CorpusSettings:
     )
     """It decides ``vocab_size`` and ``text``."""
 
-    min_words: int = 4
-    """A sentence of fewer words is joined to its neighbour in the same document."""
-
     unit_megabytes: Optional[float] = None
     """Input in a unit, the atom of work; by default a 64th of the input, 0.25 to 32."""
 
@@ -103,11 +100,9 @@ class CorpusSettings:
 
     def as_json(self, tokenizer: Optional[str]) -> dict[str, Any]:
         """Return all settings; those of the text under ``text``, and of a tokenizer its digest, which is given."""
-        values = {
-            **asdict(self),
-            "word_coverage": self.share_of_kept_words,
-            "tokenizer": tokenizer,
-        }
+        values = asdict(self)
+        values["word_coverage"] = self.share_of_kept_words
+        values["tokenizer"] = tokenizer
         values["vocab_size"] = self.vocab_size or VOCAB_SIZE
         values["text"]["special_tokens"] = list(self.text.special_tokens)
         return values

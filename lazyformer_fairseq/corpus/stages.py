@@ -89,27 +89,18 @@ class Job:
 
 def cut_one(job: Job, rank: int) -> None:
     """Cut a compressed file that cannot be read in pieces."""
-    cut_file(
-        job.to_cut[rank],
-        job.paths.of("cut", rank),
-        job.unit_bytes,
-        job.settings.bad_input,
-    )
+    cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_input)
 
 
 def store_words(job: Job, rank: int) -> Counts:
-    """Read a unit, and stores its words."""
+    """Read a unit, and store its words."""
     settings = job.settings
     steps = [
         ReadDocuments(job.units[rank], settings.bad_input),
         ExtractWikiMarkup(),
-        CleanText(
-            settings.min_line_words,
-            settings.min_line_letters,
-            settings.min_document_characters,
-        ),
+        CleanText(settings.min_line_words, settings.min_line_letters, settings.min_document_characters),
         Fingerprint(settings.near_duplicates),
-        SplitSentences(settings.spacy_model, settings.min_words),
+        SplitSentences(settings.spacy_model),
         NormaliseWords(settings.text),
         StoreWords(job.paths.of("words", rank)),
     ]
@@ -155,63 +146,46 @@ def mark_duplicates(job: Job, _rank: int) -> Counts:
 
 def count_words_of_unit(job: Job, rank: int) -> None:
     """Count the words of the unit's training documents."""
-    count_words(
-        WordStore(job.paths.of("words", rank)),
-        job.documents_of_splits(rank)["train"],
-        job.paths.of("counts", rank),
-    )
+    store = WordStore(job.paths.of("words", rank))
+    count_words(store, job.documents_of_splits(rank)["train"], job.paths.of("counts", rank))
 
 
 def train_tokenizer(job: Job, _rank: int) -> None:
-    """Merge the words of all units, and train BPE on the frequent ones unless the user brings a tokenizer."""
+    """Merge the words of all units, and train BPE on the frequent ones unless the user brings a tokenizer.
+
+    Where nobody asked for a number of symbols and the text is too small for the default, it is a power of two below
+    half of what the text has: with all of it most words would be a symbol each, seen a few times.
+    """
     paths = job.paths
     settings = job.settings
     folders = [paths.of("counts", unit) for unit in range(len(job.units))]
-    summary, frequent = merge_counts(
-        folders,
-        paths.kept_words,
-        settings.share_of_kept_words,
-        settings.text.special_tokens,
-    )
+    always_kept = settings.text.special_tokens
+    summary, frequent = merge_counts(folders, paths.kept_words, settings.share_of_kept_words, always_kept)
     shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
     if settings.tokenizer:
         load_tokenizer(settings.tokenizer).save(paths.tokenizer)
     else:
-        _train_on(frequent, paths.tokenizer, settings)
-    write_json(
-        paths.vocabulary,
-        {**summary, "size": len(load_tokenizer(paths.tokenizer).symbols)},
-    )
-
-
-def _train_on(frequent: list[tuple[str, int]], folder: Path, settings: CorpusSettings) -> None:
-    """Train BPE, with fewer symbols if nobody asked for a number and the text is too small for the default.
-
-    A power of two below half of what the text has: with all of it most words would be a symbol each, seen a few times.
-    """
-    try:
-        Tokenizer.train_on_counts(frequent, folder, settings.vocab_size or VOCAB_SIZE, settings.text)
-    except TooLargeVocabularyError as error:
-        if settings.vocab_size is not None:
-            raise
-        fewer = 2 ** int(math.log2(error.largest / 2))
+        train = partial(Tokenizer.train_on_counts, frequent, paths.tokenizer, settings=settings.text)
         try:
-            Tokenizer.train_on_counts(frequent, folder, fewer, settings.text)
-        except UserError:  # fewer than the text's characters
-            Tokenizer.train_on_counts(frequent, folder, error.largest, settings.text)
+            train(settings.vocab_size or VOCAB_SIZE)
+        except TooLargeVocabularyError as error:
+            if settings.vocab_size is not None:
+                raise
+            try:
+                train(2 ** int(math.log2(error.largest / 2)))
+            except UserError:  # fewer than the text's characters
+                train(error.largest)
+    write_json(paths.vocabulary, {**summary, "size": len(load_tokenizer(paths.tokenizer).symbols)})
 
 
 def write_ids_of_unit(job: Job, rank: int) -> None:
     """Turn the unit's words into ids, train and valid apart."""
-    kept_words = np.load(job.paths.kept_words, mmap_mode="r", allow_pickle=False)
-    keep = job.documents_of_splits(rank)
-    prefixes = {split: job.paths.of("ids", rank, f".{split}") for split in keep}
     counts = write_ids(
         WordStore(job.paths.of("words", rank)),
-        keep,
-        loaded_tokenizer(job.paths.tokenizer),
-        kept_words,
-        prefixes,
+        keep=job.documents_of_splits(rank),
+        tokenizer=loaded_tokenizer(job.paths.tokenizer),
+        frequent=np.load(job.paths.kept_words, mmap_mode="r", allow_pickle=False),
+        prefix=job.paths.of("ids", rank),
     )
     write_json(job.paths.of("ids", rank, ".json"), counts, durable=False)
 
@@ -224,15 +198,9 @@ def join_shard(job: Job, rank: int) -> None:
     folder = job.paths.result / f"shard{rank}"
     units = len(job.units)
     folder.mkdir(parents=True, exist_ok=True)
-    join_parts(
-        [job.paths.of("ids", unit, ".train") for unit in range(rank, units, job.shards)],
-        folder / "train",
-    )
+    join_parts([job.paths.of("ids", unit, ".train") for unit in range(rank, units, job.shards)], folder / "train")
     if rank == 0:
-        join_parts(
-            [job.paths.of("ids", unit, ".valid") for unit in range(units)],
-            folder / "valid",
-        )
+        join_parts([job.paths.of("ids", unit, ".valid") for unit in range(units)], folder / "valid")
     copy_file(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
 
 
@@ -269,18 +237,19 @@ def run_tasks(
     """
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [rank for rank in range(len(sizes)) if not (folder / f"{rank:05d}.json").exists()]
+    scale = {"unit": " tasks"}
     if max(sizes) > 1:
         scale = {"unit": "B", "unit_scale": True}
-    else:
-        scale = {"unit": " tasks"}
     done = sum(sizes) - sum(sizes[rank] for rank in waiting)
     run = partial(run_task, task, folder)
-    lock = folder.parent / WORKERS_LOCK
+    if workers == 1 or len(waiting) < 2:
+        finished: Iterable[int] = map(run, waiting)
+    else:
+        finished = _in_pool(run, waiting, workers, folder.parent / WORKERS_LOCK)
     began = time.monotonic()
     try:
         with Progress(total=sum(sizes), initial=done, desc=folder.name, **scale) as bar:
-            alone = workers == 1 or len(waiting) < 2
-            for rank in map(run, waiting) if alone else _in_pool(run, waiting, workers, lock):
+            for rank in finished:
                 bar.update(sizes[rank])
     except BadInputError as error:
         raise UserError(f"{error}; or leave out all that is broken: --bad-input skip") from None
@@ -303,7 +272,7 @@ def run_task(task: Callable[[int], Optional[Counts]], folder: Path, rank: int) -
 
 
 def _in_pool(run: Callable[[int], int], ranks: Sequence[int], workers: int, lock: Path) -> Iterator[int]:
-    """Ranks as their tasks end, in a pool that notices the death of a worker, and ends with this process."""
+    """Yield ranks as their tasks end, in a pool that notices the death of a worker, and ends with this process."""
     pool = ProcessPoolExecutor(min(workers, len(ranks)), start_fork_server(), _begin_worker, (lock,))
     try:
         for future in as_completed([pool.submit(run, rank) for rank in ranks]):

@@ -103,7 +103,7 @@ SIGNS_OF_A_WORD = 2
 
 
 def length_in_letters(text: str) -> int:
-    """Characters, each sign of Chinese, Japanese or Korean counted for three."""
+    """Return the number of characters; a sign of Chinese, Japanese or Korean counts as three."""
     return len(text) + (LETTERS_OF_A_SIGN - 1) * _signs(text)
 
 
@@ -137,8 +137,8 @@ class ReadDocuments(DocumentStep):
     unit: Sequence[Piece]
     bad_input: Literal["stop", "skip"] = "stop"
 
-    def run(self, documents: Iterable[Document] = ()) -> Iterator[Document]:
-        """Yield the documents that :meth:`process` passes on, and count."""
+    def run(self, documents: Iterable[Document] = ()) -> Iterator[Document]:  # noqa: ARG002  (the first step)
+        """Yield the documents of the unit, and count."""
         for piece in self.unit:
             watch = Watch()
             skip = None

@@ -4,8 +4,8 @@
     COUNTS/counts.npy      uint64 (words,): how often each occurs
     COUNTS/vocabulary.bin  the words themselves, in the order of the hashes, as in a word store
 
-All units are merged by hash, one range of hashes after the other, so that memory does not grow with the input. The
-chance that any two of 10 million words share their 64 bits is 3 in a million; they would count as one.
+All units are merged by hash, which takes some 60 bytes of memory for each distinct word. The chance that any two of 10
+million words share their 64 bits is 3 in a million; they would count as one.
 
 Stored words -> ids in fairseq's memory-mapped format, one part for each unit and split.
 
@@ -16,12 +16,9 @@ Stored words -> ids in fairseq's memory-mapped format, one part for each unit an
 Each distinct word of the unit is encoded once; numpy does the rest.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -34,19 +31,19 @@ from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 
 MOST_WORDS_FOR_BPE = 1_000_000
-ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is merged
+ENTRIES_AT_ONCE = 4_000_000  # words of units that wait to be merged
 
 
-def smallest_kept_count(types_with_count: Mapping[int, int], coverage: float) -> int:
+def smallest_kept_count(counts: np.ndarray, coverage: float) -> int:
     """Return the largest count such that the words that occur as often or more are this share of all running words.
 
     Args:
+        counts: how often each distinct word occurs: integers (words,).
         coverage: share of running words to keep.
-        types_with_count: the number of distinct words with each count.
     """
-    counts = sorted(types_with_count, reverse=True)
-    kept = list(accumulate(count * types_with_count[count] for count in counts))
-    return next(count for count, words in zip(counts, kept, strict=True) if words >= coverage * kept[-1])
+    values, types = np.unique(counts, return_counts=True)
+    kept = np.cumsum((values.astype(np.int64) * types)[::-1])  # running words of these counts and of higher ones
+    return int(values[::-1][np.argmax(kept >= coverage * kept[-1])])
 
 
 def word_hashes(words: Sequence[str]) -> np.ndarray:
@@ -73,9 +70,8 @@ def merge_counts(
     coverage: float,
     always_kept: Sequence[str] = (),
     most_frequent: int = MOST_WORDS_FOR_BPE,
-    entries_at_once: int = ENTRIES_AT_ONCE,
 ) -> tuple[dict[str, float], list[tuple[str, int]]]:
-    """Merge what :func:`count_words` wrote for each unit, and writes the hashes of the kept words.
+    """Merge what :func:`count_words` wrote for each unit, and write the hashes of the kept words.
 
     Args:
         folders: folders of the units' counts.
@@ -83,7 +79,6 @@ def merge_counts(
         coverage: see :func:`smallest_kept_count`; rarer words become ``<unk>``.
         always_kept: words that are never too rare.
         most_frequent: how many words to return at most; those of one count are returned together or not at all.
-        entries_at_once: entries of all units (one for each word of each unit) that are in memory at once.
 
     Returns:
         a summary for the manifest, and the most frequent kept words with their counts, most frequent first, ties by
@@ -92,91 +87,44 @@ def merge_counts(
     Raises:
         UserError: there is no word; the disk is full.
     """
-    spared = word_hashes(always_kept)
-    with (
-        atomic_file(kept_file) as unfinished,
-        TemporaryDirectory(dir=kept_file.parent, prefix=".ranges.") as work,
-    ):
-        ranges: list[Path] = []
-        types_with_count: Counter[int] = Counter()
-        for merged in _merged_ranges(folders, entries_at_once):
-            ranges.append(Path(work, f"{len(ranges)}.npy"))
-            np.save(ranges[-1], merged, allow_pickle=False)
-            found, types = np.unique(merged[1], return_counts=True)
-            types_with_count.update(dict(zip(found.tolist(), types.tolist(), strict=True)))
-        if not types_with_count:
-            raise UserError("the training documents hold no word; give more documents, or hold fewer of them out")
-        min_count = smallest_kept_count(types_with_count, coverage)
-        kept_types, kept_tokens = _write_kept(ranges, min_count, spared, unfinished)
-        highest_first = sorted(types_with_count, reverse=True)
-        reached = zip(
-            highest_first,
-            accumulate(types_with_count[count] for count in highest_first),
-            strict=True,
-        )
-        few = [count for count, words in reached if words <= most_frequent]  # counts that no more words reach
-        min_frequent = max(min_count, min(few, default=highest_first[0] + 1))
-        hashes, counts = np.concatenate([_frequent(path, min_frequent) for path in ranges], axis=1)
-    frequent = zip(_find_words(hashes, folders), counts.tolist(), strict=True)
-    types = types_with_count.total()
-    tokens = sum(count * number for count, number in types_with_count.items())
+    hashes, counts = _merged(folders)
+    if not len(hashes):
+        raise UserError("the training documents hold no word; give more documents, or hold fewer of them out")
+    min_count = smallest_kept_count(counts, coverage)
+    is_kept = (counts >= min_count) | np.isin(hashes, word_hashes(always_kept))
+    with atomic_file(kept_file) as file:
+        np.save(file, hashes[is_kept], allow_pickle=False)
+
+    least = min_count
+    if len(counts) > most_frequent:  # above the count of the first word that finds no place
+        least = max(min_count, int(np.partition(counts, -most_frequent - 1)[-most_frequent - 1]) + 1)
+    is_frequent = counts >= least
+    words = _find_words(hashes[is_frequent], folders)
+    frequent = zip(words, counts[is_frequent].tolist(), strict=True)
     summary = {
-        "words": types,
-        "kept_words": kept_types,
+        "words": len(hashes),
+        "kept_words": int(is_kept.sum()),
         "min_count": min_count,
-        "dropped_types_share": 1 - kept_types / types,
-        "dropped_tokens_share": 1 - kept_tokens / tokens,
+        "dropped_types_share": 1 - int(is_kept.sum()) / len(hashes),
+        "dropped_tokens_share": 1 - int(counts[is_kept].sum()) / int(counts.sum()),
     }
     return summary, sorted(frequent, key=lambda pair: (-pair[1], pair[0]))
 
 
-def _merged_ranges(folders: Sequence[Path], entries_at_once: int) -> Iterator[np.ndarray]:
-    """Distinct hashes, sorted, and their counts in all units: uint64 (2, words), for one range after the other."""
-    entries = sum(len(_mapped(folder, "hashes")) for folder in folders)
-    ranges = -(-entries // entries_at_once)
-    inner = np.array([2**64 * number // ranges for number in range(1, ranges)], dtype=np.uint64)
-    bounds = [[0, *np.searchsorted(_mapped(folder, "hashes"), inner).tolist(), None] for folder in folders]
-    for number in range(ranges):
-        # Mapped anew for each range: what stays mapped counts as memory of this process.
-        parts = [
-            (
-                _mapped(folder, "hashes")[start:end],
-                _mapped(folder, "counts")[start:end],
-            )
-            for folder, (start, end) in zip(
-                folders,
-                (bound[number : number + 2] for bound in bounds),
-                strict=True,
-            )
-        ]
-        hashes, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        order = np.argsort(hashes)
-        hashes = hashes[order]
-        starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
-        yield np.stack([hashes[starts], np.add.reduceat(counts[order], starts)])
-
-
-def _frequent(path: Path, min_count: int, spared: Sequence[int] = ()) -> np.ndarray:
-    """Return the words of a range that occur often enough, or are spared."""
-    merged = np.load(path, mmap_mode="r")
-    return merged[:, (merged[1] >= min_count) | np.isin(merged[0], spared)]
-
-
-def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file: BinaryIO) -> tuple[int, int]:
-    """Write the kept words' hashes; returns their number and how often they occur together."""
-    types = sum(_frequent(path, min_count, spared).shape[1] for path in ranges)
-    tokens = 0
-    header = {
-        "descr": np.dtype(np.uint64).str,
-        "fortran_order": False,
-        "shape": (types,),
-    }
-    np.lib.format.write_array_header_1_0(file, header)
-    for path in ranges:  # piece by piece: the hashes of all words may be more than the memory
-        hashes, counts = _frequent(path, min_count, spared)
-        np.ascontiguousarray(hashes).tofile(file)
-        tokens += int(counts.sum())
-    return types, tokens
+def _merged(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct hashes of all units, sorted, and their counts; units join when they are worth a sort."""
+    merged = np.empty((2, 0), dtype=np.uint64)
+    waiting: list[np.ndarray] = []
+    for folder in folders:
+        waiting.append(np.stack([_mapped(folder, "hashes"), _mapped(folder, "counts")]))
+        if folder != folders[-1] and sum(unit.shape[1] for unit in waiting) < max(ENTRIES_AT_ONCE, merged.shape[1]):
+            continue
+        entries = np.concatenate([merged, *waiting], axis=1)
+        waiting = []
+        entries = entries[:, np.argsort(entries[0])]
+        starts = np.flatnonzero(np.diff(entries[0], prepend=~entries[0, :1]))
+        merged = np.stack([entries[0, starts], np.add.reduceat(entries[1], starts)])
+    return merged[0], merged[1]
 
 
 def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
@@ -214,18 +162,18 @@ def write_ids(
     keep: Mapping[str, np.ndarray],
     tokenizer: TextTokenizer,
     frequent: np.ndarray,
-    prefixes: Mapping[str, Path],
+    prefix: Path,
 ) -> dict[str, dict[str, Any]]:
-    """Write a unit's part of each split, each file whole or not at all.
+    """Write a unit's part of each split, ``PREFIX.SPLIT``, each file whole or not at all.
 
     Args:
         store: words of the unit.
-        tokenizer: encodes the words.
-        prefixes: path of each part without its endings, by split.
         keep: by split, bool (documents,): those that are in it.
+        tokenizer: encodes the words.
         frequent: uint64, sorted: the hashes of the words that are frequent enough (see ``vocabulary.py``). In the
             training split every other word becomes one ``<unk>``. The validation split asks what a model in use is
             asked, in GLUE and in ``fill_mask``: there pieces spell every word.
+        prefix: path without endings.
 
     Returns:
         by split, counts that may be added up over units: ``documents``; ``sentences``; ``tokens``, ``</s>`` left out;
@@ -237,12 +185,10 @@ def write_ids(
     for split, documents in keep.items():
         selected = store.select(documents)
         spelt = np.bincount(selected.words, minlength=len(hashes)) > 0
-        pieces = WordPieces(
-            store.vocabulary,
-            tokenizer,
-            spelt & is_frequent if split == "train" else spelt,
-        )
-        counts[split] = _write_part(selected, pieces, tokenizer, prefixes[split])
+        if split == "train":
+            spelt &= is_frequent
+        pieces = WordPieces(store.vocabulary, tokenizer, spelt)
+        counts[split] = _write_part(selected, pieces, tokenizer, f"{prefix}.{split}")
     return counts
 
 
@@ -267,11 +213,7 @@ class WordPieces:
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
         self.lengths[:-1][spelt] = lengths[lengths > 0]
         self.starts = np.cumsum(self.lengths) - self.lengths
-        self.ids = np.full(
-            self.lengths.sum(),
-            tokenizer.special.unk,
-            dtype=type_of_ids(len(tokenizer.symbols)),
-        )
+        self.ids = np.full(self.lengths.sum(), tokenizer.special.unk, type_of_ids(len(tokenizer.symbols)))
         self.ids[np.repeat(np.append(spelt, False), self.lengths)] = ids
         self.ids[-1] = tokenizer.special.eos
 
@@ -293,18 +235,14 @@ def _write_part(
     selected: SelectedWords,
     pieces: WordPieces,
     tokenizer: TextTokenizer,
-    prefix: Path,
+    prefix: str,
 ) -> dict[str, Any]:
     ids, sizes = pieces.items(selected)
     unigrams = np.bincount(ids, minlength=len(tokenizer.symbols))
     unigrams[tokenizer.special.eos] = 0
     found = np.flatnonzero(unigrams)
     with atomic_file(f"{prefix}.unigrams.npy", durable=False) as file:
-        np.save(
-            file,
-            np.stack([found, unigrams[found]]).astype(np.uint32),
-            allow_pickle=False,
-        )
+        np.save(file, np.stack([found, unigrams[found]]).astype(np.uint32), allow_pickle=False)
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
     return {
         "documents": len(selected.document_sentences),

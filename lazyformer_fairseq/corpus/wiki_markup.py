@@ -40,7 +40,7 @@ BETWEEN_NUMBERS = frozenset(("to", "and", "or", "by", "x", "×", "-", "–", "to
 
 
 def _measure(arguments: Arguments) -> str:
-    """{{convert|5|km|mi}}, {{convert|5|to|10|km}}: the first unit alone."""
+    """Render {{convert|5|km|mi}} or {{convert|5|to|10|km}} with the first unit alone."""
     words = arguments[:2]
     while len(arguments) >= len(words) + 2 and words[-1] in BETWEEN_NUMBERS:
         words = arguments[: len(words) + 2]
@@ -48,50 +48,45 @@ def _measure(arguments: Arguments) -> str:
 
 
 def _fraction(arguments: Arguments) -> str:
-    """{{frac|2}}, {{frac|1|2}}, {{frac|3|1|2}}."""
+    """Render {{frac|2}}, {{frac|1|2}} or {{frac|3|1|2}}."""
     whole, parts = (arguments[:1], arguments[1:]) if len(arguments) == 3 else ([], arguments)
     return " ".join([*whole, "/".join(parts if len(parts) != 1 else ["1", *parts])])
 
 
-# Templates whose text is part of a sentence, by their names in lower case; all others are dropped.
-INLINE_TEMPLATES: dict[str, Text] = {
-    **dict.fromkeys(
-        "nowrap nobr nbr small smaller big larger em strong angbr vanchor sc sc2 smallcaps keypress key mvar math sic "
-        "abbr tooltip nihongo nihongo2 ill val num gaps su sub sup flag flagcountry noitalic shy chem2".split(),
+# Templates whose text is part of a sentence, with their names in lower case, `_` for a space; all others are dropped.
+# A text has {} for the first argument. `lang-` are {{lang-fr|mot}}, {{lang-de|Wort}}, ...
+TEXTS_OF_TEMPLATES: tuple[tuple[Text, str], ...] = (
+    (
         "{}",
+        "nowrap nobr nbr small smaller big larger em strong angbr vanchor sc sc2 smallcaps keypress key mvar math sic "
+        "abbr tooltip nihongo nihongo2 ill val num gaps su sub sup flag flagcountry noitalic shy chem2 lang- "
+        "interlanguage_link not_a_typo as_written",
     ),
-    **dict.fromkeys(("interlanguage link", "not a typo", "as written"), "{}"),
-    **dict.fromkeys("lang transl transliteration longitem rtl-lang script".split(), _second),
-    **dict.fromkeys(("convert", "cvt"), _measure),
-    **dict.fromkeys(("frac", "sfrac", "fraction"), _fraction),
-    **dict.fromkeys(
-        ("quote", "cquote", "blockquote", "quotation", "block quote", "rquote"),
-        "\n\n{}\n\n",
-    ),
-    **dict.fromkeys(("snd", "spaced ndash", "spnd", "snds", "spaced en dash"), " – "),
-    **dict.fromkeys(("ndash", "en dash", "–"), "–"),
-    **dict.fromkeys(("mdash", "em dash", "—"), "—"),
-    **dict.fromkeys(("'", "-'", "'-"), "'"),
-    **dict.fromkeys(('"', '-"', '"-'), '"'),
-    **dict.fromkeys(
-        ("nbsp", "space", "sp", "thinsp", "hair space", "·", "dot", "bull", "•"),
-        " ",
-    ),
-    **dict.fromkeys(("circa", "c."), "c. {}"),
-    **dict.fromkeys(("us$", "usd"), "US${}"),
-    **dict.fromkeys(("gbp", "£"), "£{}"),
-    **dict.fromkeys(("euro", "€"), "€{}"),
-    "inr": "₹{}",
-    "as of": "As of {}",
-    "floruit": "fl. {}",
-    "'s": "'s",
-    "=": "=",
-    "pi": "π",
-    "chem": "".join,
-    "ship": lambda arguments: " ".join(arguments[:2]),
-    **{prefix.lower(): f"{prefix} {{}}" for prefix in "USS HMS HMAS HMCS SS RMS MV USCGC".split()},
-    "lang-": "{}",  # {{lang-fr|mot}}, {{lang-de|Wort}}, ...
-}
+    (_second, "lang transl transliteration longitem rtl-lang script"),
+    (_measure, "convert cvt"),
+    (_fraction, "frac sfrac fraction"),
+    ("\n\n{}\n\n", "quote cquote blockquote quotation block_quote rquote"),
+    (" – ", "snd spaced_ndash spnd snds spaced_en_dash"),
+    ("–", "ndash en_dash –"),
+    ("—", "mdash em_dash —"),
+    ("'", "' -' '-"),
+    ('"', '" -" "-'),
+    (" ", "nbsp space sp thinsp hair_space · dot bull •"),
+    ("c. {}", "circa c."),
+    ("US${}", "us$ usd"),
+    ("£{}", "gbp £"),
+    ("€{}", "euro €"),
+    ("₹{}", "inr"),
+    ("As of {}", "as_of"),
+    ("fl. {}", "floruit"),
+    ("'s", "'s"),
+    ("=", "="),
+    ("π", "pi"),
+    ("".join, "chem"),
+    (lambda arguments: " ".join(arguments[:2]), "ship"),
+    *((f"{prefix} {{}}", prefix.lower()) for prefix in "USS HMS HMAS HMCS SS RMS MV USCGC".split()),
+)
+INLINE_TEMPLATES = {name.replace("_", " "): text for text, names in TEXTS_OF_TEMPLATES for name in names.split()}
 
 
 DEEPEST = 20  # brackets in brackets; deeper ones go
@@ -147,7 +142,7 @@ class ExtractWikiMarkup(DocumentStep):
 
     name = "wiki markup"
 
-    def process(self, document: Document) -> Optional[str]:
+    def process(self, document: Document) -> Optional[str]:  # noqa: PLR0911  (a list of rules)
         """Render a page as paragraphs; drop it if it is no article."""
         page = document.metadata
         if page["format"] != "mediawiki":

@@ -57,7 +57,7 @@ class NormaliseWords(DocumentStep):
         text = document.text
         normalise = load_normaliser(self.settings)
         if "<" in text:
-            keep_unknown = document.metadata.get("format") == WIKITEXT
+            keep_unknown = document.metadata["format"] == WIKITEXT
             if isinstance(normalise, LibraryNormaliser):
                 normalise = partial(normalise, keep_unknown=keep_unknown)
             else:
@@ -107,22 +107,14 @@ class WordStore:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (
-            self.words,
-            self.sentence_lengths,
-            self.document_sentences,
-            self.fingerprints,
-            self.bands,
-        ) = (
-            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in (
-                "words",
-                "sentence_lengths",
-                "document_sentences",
-                "fingerprints",
-                "bands",
-            )
-        )
+        self.words = self._array("words")
+        self.sentence_lengths = self._array("sentence_lengths")
+        self.document_sentences = self._array("document_sentences")
+        self.fingerprints = self._array("fingerprints")
+        self.bands = self._array("bands")
+
+    def _array(self, name: str) -> np.ndarray:
+        return np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
 
     @cached_property
     def vocabulary(self) -> list[str]:

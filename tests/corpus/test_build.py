@@ -103,7 +103,8 @@ def test_what_is_written(raw, built):
     assert tokens == {split: manifest[split]["tokens"] for split in tokens}
     assert not list(built.parent.glob(".*"))  # nothing is left of the work
     before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
-    assert build_corpus(inputs(raw), built, SETTINGS) == manifest  # a finished one is left alone
+    for settings in (SETTINGS, replace(SETTINGS, bad_input="skip")):  # a finished one is left alone
+        assert build_corpus(inputs(raw), built, settings) == manifest
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
 
 
@@ -124,12 +125,16 @@ def test_no_document_is_lost_without_a_reason(built):
     assert clean["lines in"] == clean["lines out"] + lines_dropped
 
 
-def test_same_input_same_bytes_with_more_workers_after_a_stop(raw, built, tmp_path):
+def test_same_input_same_bytes_with_more_workers_after_a_stop_and_another_corpus(raw, built, tmp_path, capsys):
     """Stopped as it tidied up: the work folder is half removed, and the next corpus of that name starts anew."""
+    build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)  # with a tokenizer of its own
+    assert "siteinfo" not in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "out")
     (tmp_path / ".out.unfinished" / "tasks" / "words" / "completions").mkdir(parents=True)
     (tmp_path / ".out.unfinished" / "published").touch()
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS, workers=2)
     assert content(tmp_path / "out") == content(built)
+    assert f"{raw}/dump.xml.bz2: no <siteinfo> with the names of namespaces" in capsys.readouterr().err
 
 
 def test_what_could_not_be_tidied_up_goes_with_the_next_run(raw, tmp_path, monkeypatch):
@@ -154,13 +159,6 @@ def test_an_empty_folder_by_another_name(raw, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path / "empty" if name == "." else tmp_path)
     build_corpus([str(raw / "plain.txt")], name, SMALL)
     assert (tmp_path / "empty" / "manifest.json").exists()
-
-
-def test_a_second_corpus_of_the_same_name_has_its_own_tokenizer(raw, tmp_path):
-    for name, vocab_size in (("out", 100), ("out", 200), ("other", 200)):
-        shutil.rmtree(tmp_path / name, ignore_errors=True)
-        build_corpus([str(raw / "plain.txt")], tmp_path / name, replace(SMALL, vocab_size=vocab_size))
-    assert content(tmp_path / "out") == content(tmp_path / "other")
 
 
 @pytest.mark.slow
@@ -221,8 +219,8 @@ def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
     else:
         with pytest.raises(UserError, match="none of the 80 documents"):
             build_corpus([str(text)], out, replace(SMALL, valid_share=1))
-    with pytest.raises(UserError, match=r"out.* was begun with other settings \(min_words is 4 there, 5 here\)"):
-        build_corpus([str(text)], out, replace(SMALL, min_words=5))
+    with pytest.raises(UserError, match=r"out.* was begun with other settings \(min_line_words is 5 there, 4 here\)"):
+        build_corpus([str(text)], out, replace(SMALL, min_line_words=4))
     text.write_text(text.read_text() + "One more.")
     with pytest.raises(UserError, match=r"out.* was begun with other inputs \(.*plain\.txt differs"):
         build_corpus([str(text)], out, SMALL)
@@ -260,13 +258,6 @@ def test_a_dump_that_is_truncated_or_cut_into_parts(raw, tmp_path):
     assert (names["redirect"], names["not an article"]) == ([f"{dump}:81"], [f"{dump}:82"])  # its number in the dump
     last_line = text.count(b"\n")
     assert names["bad record"] == [f"{dump}, line {last_line}: malformed XML: this stands outside of <page>...</page>"]
-
-
-def test_a_dump_that_does_not_name_its_namespaces_is_told(raw, tmp_path, capsys):
-    build_corpus([str(raw / "dump.xml.bz2")], tmp_path / "out", SMALL)
-    assert f"{raw}/dump.xml.bz2: no <siteinfo> with the names of namespaces" in capsys.readouterr().err
-    build_corpus([str(raw / "plain.txt")], tmp_path / "other", SMALL)
-    assert "siteinfo" not in capsys.readouterr().err
 
 
 def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_path):
@@ -320,11 +311,6 @@ def test_a_broken_record_is_counted_and_named_last_by_a_run_that_began_without_t
     assert [entry["documents"] for entry in manifest["inputs"]] == [39, 1]
     with pytest.raises(UserError, match="begun with other settings .*bad_input is 'skip' there, 'stop' here"):
         run()
-
-
-def test_a_corpus_without_a_broken_record_is_the_same_with_the_option(raw, tmp_path):
-    first = build_corpus([str(raw / "plain.txt")], tmp_path / "out", SMALL)
-    assert build_corpus([str(raw / "plain.txt")], tmp_path / "out", replace(SMALL, bad_input="skip")) == first
 
 
 SIZES = [1] * 4

@@ -45,11 +45,17 @@ REPEATED_MARKUP = [
     *"[[a|[[ <ref> <ref <math> {{nowrap| {| [[a]] ]]}} <!-- ''' [//a __a | == (, {{a|[[b| <small><ref> {{frac|".split(),
     *("[http://a ", "[//a [b]", ", ;", "\n"),
 ]
+HOSTILE_LINES = [
+    *"mini| left| [[Datei: px| thumb|left| < a@ http:// ( [[ {{ &amp; a. a.com/ www.a. <ref> <http://a a/.txt".split(),
+    *"formula_1 <!-- C:\\ a@b.".split(),
+    *("(,", "<a ", "[//a ", "_a ", "( ,", "(;) ", " ,;", "'' ", "* ", ", ) ", "\u200d", "e\u0301", "\ufffda"),
+]
 # (step, how a text begins, what is repeated in it)
 TEXTS = [
     *(("wiki", "", unit) for unit in REPEATED_MARKUP),
     *(("wiki", begin, " ") for begin in ("#a", "{{", "{{nowrap|", "{{nowrap|1", "==", "[//a", "(")),
-    *(("clean", "", unit) for unit in ("mini|", "left|", "[[Datei:", "px|", "thumb|left|", "(,", "<a ", "[//a ")),
+    *(("clean", "[[(", unit) for unit in HOSTILE_LINES),
+    *(("sentences", "", unit) for unit in ("a", ".", "A! ", '. " ', ". . ", "( ", "&c. x", ".[1]", "(word). ")),
     ("sentences", "", "At 5 p.m. Eastern Mr "),
     ("sentences", "This is a long sentence. ", "No. "),
     ("sentences", "A :) b. ", "(x"),

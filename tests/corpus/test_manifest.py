@@ -1,7 +1,8 @@
 """The report: what it says, that it needs nothing else, and that no text of the corpus gets out of its place."""
 
 import json
-from html.parser import HTMLParser
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -41,31 +42,17 @@ def made_manifest() -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Page(HTMLParser):
-    """The page's tags in order and its text; fails where they do not nest."""
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.html, self.tags, self.attributes, self.open, words = html, [], [], [], []
-        self.handle_data = lambda data: words.append("" if self.open[-1:] == ["style"] else data)
-        self.feed(html)
-        self.close()
-        assert not self.open
-        self.text = " ".join(" ".join(words).split())
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.attributes += [name for name, _ in attributes]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def page_of(manifest: dict[str, Any], folder: Path) -> Page:
+def page_of(manifest: dict[str, Any], folder: Path) -> str:
     write_report(json.loads(json.dumps(manifest)), folder / "report.html")
-    return Page((folder / "report.html").read_text(encoding="utf-8"))
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def tags_of(page: str) -> list[str]:
+    return re.findall(r"</?[a-z][a-z0-9]*", page)
+
+
+def text_of(page: str) -> str:
+    return " ".join(unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)).split())
 
 
 def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(tmp_path):
@@ -90,10 +77,10 @@ def test_it_says_what_the_manifest_knows_needs_nothing_else_and_runs_nothing(tmp
         "text.lower_case True",
         "python 3.11.2",
     ):
-        assert words in page.text, words
-    assert "unused" not in page.text and "no change" not in page.text
-    assert not {"script", "link", "iframe", "a", "object"} & set(page.tags) and "url(" not in page.html
-    assert not [name for name in page.attributes if name.startswith("on") or name in ("href", "src")]
+        assert words in text_of(page), words
+    assert "unused" not in page and "no change" not in page
+    assert not {"<script", "<link", "<iframe", "<a", "<object"} & set(tags_of(page)) and "url(" not in page
+    assert not re.search(r"<[^>]*\s(on\w+|href|src)=", page)
 
 
 def test_no_drops_no_steps_and_one_file_or_many(tmp_path):
@@ -101,11 +88,11 @@ def test_no_drops_no_steps_and_one_file_or_many(tmp_path):
     manifest["inputs"] = manifest["inputs"][:1]
     manifest["documents"] = {"in": 90, "train": 90, "valid": 0, "dropped": {}}
     manifest |= {"steps": [], "dropped_names": {}, "examples": {}}
-    text = page_of(manifest, tmp_path).text
+    text = text_of(page_of(manifest, tmp_path))
     assert "No document was dropped." in text and "No step changed anything." in text
     assert "in 1 file, 2 shards" in text
     manifest["inputs"] = [{**manifest["inputs"][0], "path": f"raw/{n}.txt", "bytes": 1000} for n in range(5000)]
-    text = page_of(manifest, tmp_path).text
+    text = text_of(page_of(manifest, tmp_path))
     assert "raw/39.txt" in text and "raw/40.txt" not in text
     assert "and 4,960 more files 5.0 MB 446,400" in text  # which share the last row
 
@@ -123,7 +110,7 @@ def test_no_text_gets_out_of_its_place(tmp_path):
         manifest["steps"][1] |= {"name": name, "dropped": {name: 6}, "counts": {name: 1}}
         manifest["examples"] = {name: [[before, after]]}
         manifest["settings"]["text"] = {name: name}
-        return page_of(manifest, tmp_path).tags
+        return tags_of(page_of(manifest, tmp_path))
 
     harmless = tags("name", "before", "after")
 

@@ -3,11 +3,9 @@
 ``python tests/corpus/test_sentences.py`` prints how good the rules are on the gold set.
 """
 
-import time
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import spacy
@@ -105,25 +103,6 @@ def test_quick_sentencizer_is_spacys(text):
     assert quick(text) == plain_starts(text)
 
 
-SENTENCES = [
-    *("It was dark. The ", 'They said "yes." A ', "In 1999. He ", "In 99. It ", "By Inc. The ", "Is it? She "),
-    *("(He went. ", "came). His ", '"Now" (and "then"). ', "word.) And ", '"What?" Anna said. ', "Stop! Go ", "12. "),
-    *("etc. A ", "(etc). The ", "Mr. ", "vol. IV ", "word.” The ", "(ed.) Smith ", " . ", ' " ', "Ph.D. "),
-]
-PROSE = st.lists(st.one_of(st.sampled_from(SENTENCES), PIECES), max_size=10).map("".join)
-
-
-@settings(max_examples=150)
-@given(PROSE)
-def test_sure_starts_are_those_of_spacy_and_of_the_rules(text):
-    sure = list(sentences_module.sure_starts(text, quick.exceptions))
-    assert set(sure) <= set(plain_starts(text))
-    with mock.patch.object(sentences_module, "sure_starts", lambda text, exceptions: iter(())):
-        by_all_rules = list(sentences_module.mend(text, quick))
-    assert set(sure) <= set(by_all_rules)
-    assert list(sentences_module.mend(text, quick, quick.exceptions)) == by_all_rules
-
-
 def test_every_final_mark_is_searched_for_and_what_is_too_much_is_forgotten(monkeypatch):
     assert all(map(sentences_module.PERHAPS_FINAL.match, Sentencizer.default_punct_chars))
     monkeypatch.setattr(sentences_module, "KNOWN_CHUNKS", 3)
@@ -138,22 +117,6 @@ def test_sentences_are_stripped_and_parted_by_spaces(text):
     sentences = split(text)
     assert all(sentence == sentence.strip() != "" for sentence in sentences)
     assert " ".join(sentences).split() == text.split()
-
-
-LONG = ["a", ".", "a.", "Mr. ", "A! ", '. " ', ". . ", "He left. ", "( ", "&c. x", "x'", "[1", ".[1]", "(word). "]
-
-
-@pytest.mark.parametrize("unit", [*LONG, 50 * "a" + ". A"])
-def test_a_long_line_takes_little(unit):
-    """Time grows with the length, not with its square."""
-
-    def seconds(length: int) -> float:
-        start = time.process_time()
-        split(unit * (length // len(unit)))
-        return time.process_time() - start
-
-    seconds(1000)
-    assert seconds(120_000) < 0.5 + 40 * seconds(12_000)
 
 
 def test_trained_spacy_models(tmp_path):

@@ -45,7 +45,7 @@ class BadInputError(UserError):
 
 
 def compression(path: Union[str, Path]) -> Optional[str]:
-    """``gz``, ``bz2``, ``zst``, or None for a file that is not compressed."""
+    """Return ``gz``, ``bz2``, ``zst``, or None for a file that is not compressed."""
     with open(path, "rb") as file:
         head = file.read(10)
     if head.startswith(b"BZh") and head[4:] in (BZ2_STREAM, BZ2_END):

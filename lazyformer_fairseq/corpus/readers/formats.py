@@ -23,7 +23,7 @@ from lazyformer_fairseq.errors import UserError
 
 
 def lines_to_paragraphs(text: str, title: Optional[str] = None) -> str:
-    """One paragraph a line, from lines that are paragraphs already: drops blank lines and superfluous space.
+    """Return one paragraph per line, from lines that are paragraphs already, without blank lines and superfluous space.
 
     Args:
         text: lines that are paragraphs.
@@ -52,7 +52,7 @@ def is_dump(content: bytes, file: Path) -> bool:
 
 
 def parse_pages(block: files.Block, piece: files.Piece, watch: files.Watch) -> files.Parsed:
-    """Raw wiki markup of a page with {"title", "namespace", "model", "is_redirect"}; its last revision counts.
+    """Yield raw wiki markup of a page with {"title", "namespace", "model", "is_redirect"}; its last revision counts.
 
     ``<page>``s stand inside ``<mediawiki>`` or, in a part of a dump, without it. A ``<`` in a text is escaped, so that
     each ``<page>`` opens a page, whatever is wrong with the one before it.
@@ -95,7 +95,7 @@ def _parse_page(xml: str, piece: files.Piece, line: int) -> Union[tuple[str, dic
 
 
 def _in_page(xml: str) -> str:
-    """`` in page TITLE``, for a message; empty where the title cannot be read."""
+    """Return `` in page TITLE``, for a message; nothing where the title cannot be read."""
     title = TITLE_OF_PAGE.search(xml)
     if title:
         return f" in page {unescape(title[1])!r}"
@@ -190,7 +190,7 @@ BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
 def join_hard_wrapped(text: str) -> str:
-    """One paragraph from lines that were broken to fit a page."""
+    """Return one paragraph from lines that were broken to fit a page."""
     return " ".join(HYPHEN_AT_LINE_END.sub("-", text).split())
 
 

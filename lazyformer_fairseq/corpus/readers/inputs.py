@@ -8,7 +8,9 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal, Optional
 
@@ -75,7 +77,7 @@ def find_inputs(
     bad_input: Literal["stop", "skip"] = "stop",
     left_out: Optional[list[str]] = None,
 ) -> list[InputFile]:
-    """Input files in the order of ``specs``, those of a folder by name; of duplicates the first stays.
+    """Return input files in the order of ``specs``, those of a folder by name.
 
     Args:
         specs: ``PATH`` or ``FORMAT:PATH``, a file or a folder. A folder is searched with all its subfolders, linked
@@ -113,7 +115,7 @@ def find_inputs(
 
 
 def parse_spec(spec: str) -> tuple[Optional[str], Path]:
-    """Format, None where it must be guessed, and path. Raises a UserError for an unknown format or a missing path."""
+    """Return format, None where it must be guessed, and path; UserError for an unknown format or a missing path."""
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in FORMATS:
         wanted_format = prefix
@@ -209,7 +211,7 @@ def _recognised(file: Path, wanted: Optional[str]) -> InputFile:
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:
-    """Units of some ``unit_bytes`` on disk, in the order of ``files``: several small files, or a piece of a big one.
+    """Return units of some ``unit_bytes`` on disk, in the order of ``files``: several small files, or a piece of one.
 
     They depend on the files and ``unit_bytes`` alone.
     """
@@ -269,54 +271,30 @@ def cut_file(
 
 def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
     starts_document = FORMATS[file.format].starts_document
-    part = None
     left = 0
-    number = 0
-    try:
+    with ExitStack() as opened:
         for block in read_blocks(Piece(file.path, file.format), starts_document):
             if left <= 0:
-                if part:
-                    part.close()
+                opened.close()
+                number = len(list(folder.iterdir()))
                 path = folder / f"part-{number:05}.{block.line}.zst"
-                part = zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1))
+                part = opened.enter_context(zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1)))
                 left = part_bytes
-                number = number + 1
             part.write(block.content)
             left -= len(block.content)
-    finally:
-        if part:
-            part.close()
 
 
 def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
+    whole = Piece(file.path, file.format, first_line=file.first_line, left_out_namespaces=file.left_out_namespaces)
     cuts: list[int] = []
     if file.size > unit_bytes and file.format != "book":
         count = -(-file.size // unit_bytes)
-        is_plain = compression(file.path) is None
-        if is_plain:
-            cuts = [file.size * i // count for i in range(1, count)]
-        else:
+        cuts = [file.size * i // count for i in range(1, count)]
+        if compression(file.path):
             cuts = _stream_starts(file, unit_bytes)
     if not cuts:
-        return [
-            Piece(
-                file.path,
-                file.format,
-                0,
-                None,
-                file.first_line,
-                file.left_out_namespaces,
-            )
-        ]
-    return [
-        Piece(
-            file.path,
-            file.format,
-            *ends,
-            left_out_namespaces=file.left_out_namespaces,
-        )
-        for ends in zip([0, *cuts], [*cuts, file.size], strict=True)
-    ]
+        return [whole]
+    return [replace(whole, start=start, end=end) for start, end in pairwise([0, *cuts, file.size])]
 
 
 def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data.labelled_files import SplitFile, TaskDescription, read_split
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, load_prepared, targets_of
-from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut, told_unknown
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.progress import Progress
 
@@ -86,6 +86,11 @@ def encode_split(
     shown = {"desc": f"encode {split.path}", "unit": " rows", "delay": 2, "leave": False}
     whole = list(Progress(encoded, total=len(texts), **shown))
     _refuse_texts_without_tokens(tokenizer, split, whole)
+    unknown_lines = [
+        example.line for example, ids in zip(split.examples, whole, strict=True) if tokenizer.knows_nothing_of(ids)
+    ]
+    if unknown_lines:
+        logger.warning("%s: %s", split.path, told_unknown(len(unknown_lines), len(whole), unknown_lines[0]))
     ids = np.concatenate(whole)
     is_unknown = ids == tokenizer.special.unk
     word = np.cumsum(tokenizer.starts_of_words(ids))

@@ -39,12 +39,14 @@ class Prediction(NamedTuple):
     Attributes:
         label: None where there is no text to answer on; then there are no probabilities.
         is_cut: whether the text is longer than the model reads, so that the answer is on a part of it.
+        is_unknown: whether the tokenizer knows no token of the text, so that the answer says nothing.
     """
 
     label: Optional[Union[str, float]]
     probability: Optional[float]
     probabilities: Mapping[str, float]
     is_cut: bool = False
+    is_unknown: bool = False
 
 
 class TrainedModel(nn.Module):
@@ -147,6 +149,9 @@ class TrainedModel(nn.Module):
             _warn_of_cuts([answer.is_cut for answer in answers], self.longest_of(self.choose_head(head)))
             if empty := sum(answer.label is None for answer in answers):
                 warnings.warn(f"{empty:,} of {len(answers):,} texts are empty: their label is None", stacklevel=3)
+            if unknown := sum(answer.is_unknown for answer in answers):
+                said = f"{unknown:,} of {len(answers):,} texts have no token that is known: their label says nothing"
+                warnings.warn(said, stacklevel=3)
             return answers
         if (head := texts) not in self.model.classification_heads:
             known = ", ".join(self.model.classification_heads) or "none"
@@ -195,7 +200,10 @@ class TrainedModel(nn.Module):
         has_text = [not lacks_text(ids, self.tokenizer.special.eos) for ids in inputs]
         found = iter(self._answers([ids for ids, has in zip(inputs, has_text, strict=True) if has], name, max_tokens))
         answers = (next(found) if has else Prediction(None, None, {}) for has in has_text)
-        return [answer._replace(is_cut=cut) for answer, cut in zip(answers, is_cut, strict=True)]
+        return [
+            answer._replace(is_cut=cut, is_unknown=self.tokenizer.knows_nothing_of(ids))
+            for answer, cut, ids in zip(answers, is_cut, inputs, strict=True)
+        ]
 
     def _answers(self, inputs: Sequence[np.ndarray], name: str, max_tokens: int) -> list[Prediction]:
         """Answer by a head on inputs that hold text."""

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -20,9 +19,8 @@ from lazyformer_fairseq.data.labelled_files import (
     RowReader,
     TaskDescription,
     read_rows,
-    reader_of,
 )
-from lazyformer_fairseq.data.text.interface import told_cut
+from lazyformer_fairseq.data.text.interface import told_cut, told_unknown
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation import checkpoints, inference, loading
 from lazyformer_fairseq.evaluation.metrics import METRICS
@@ -60,6 +58,8 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         raise UserError(f"{output}: exists already; remove it, or give another --output")
     if output.suffix.lower() not in ENDINGS[:-1]:
         raise UserError(f"--output {output}: name a file that ends in {', '.join(ENDINGS[:-1])}")
+    if output.suffix.lower() == ".tsv" and texts.suffix.lower() != ".tsv":
+        refuse_tabs(texts)
     checkpoint = checkpoint_at(model)
     tokenizer = loading.tokenizer_beside(checkpoint, wanted.tokenizer)
     loaded = loading.load_state(checkpoints.load(checkpoint), checkpoint, tokenizer)
@@ -135,7 +135,7 @@ def open_rows(
         else:
             knows = "single texts: name one so"
         raise UserError(f"{path}: the model was trained on {task.name}, on {knows}")
-    reader = reader_of(path, header, texts, label)
+    reader = RowReader.of(path, header, texts, label)
     names = header
     if isinstance(texts[0], int):
         names = [f"column{place}" for place in range(1, len(header) + 1)]
@@ -151,6 +151,16 @@ def _rows(reader: RowReader, rows: Iterator[FileRow], task: TaskDescription) -> 
             continue
         refuse_taken(reader.path, row.line, row.whole or (), task)
         yield row
+
+
+def refuse_tabs(texts: Path) -> None:
+    """Raise a UserError for a field that a TSV file cannot hold: a tab would divide it, a line break end its row."""
+    for row in read_rows(texts):
+        if found := [name for name in ("\t", "\r", "\n") if any(name in field for field in row.fields)]:
+            raise UserError(
+                f"{texts}, line {row.line}: a field holds {found[0]!r}, which no field of a .tsv file can; give an "
+                "--output that ends in .csv or .jsonl"
+            )
 
 
 def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
@@ -180,7 +190,7 @@ def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str,
     if path.suffix.lower() == ".csv":
         csv.writer(line := io.StringIO(), lineterminator="\n").writerow(fields)
         return line.getvalue()
-    return "\t".join(re.sub(r"[\t\r\n]", " ", str(field)) for field in fields) + "\n"
+    return "\t".join(map(str, fields)) + "\n"
 
 
 class Tally:
@@ -197,7 +207,9 @@ class Tally:
         self.rows = 0
         self.without_text = 0
         self.cut = 0
+        self.unknown = 0
         self.first_without_text: Optional[int] = None  # lines
+        self.first_unknown: Optional[int] = None
         self.first_cut: Optional[int] = None
         self.fields_instead: dict[str, None] = {}  # of rows that lack the field of the text
         self.pairs = array("d")  # answer, target, answer, target ...
@@ -209,6 +221,9 @@ class Tally:
         if answer.is_cut:
             self.cut += 1
             self.first_cut = self.first_cut or row.line
+        if answer.is_unknown:
+            self.unknown += 1
+            self.first_unknown = self.first_unknown or row.line
         if answer.label is None:
             self.without_text += 1
             self.first_without_text = self.first_without_text or row.line
@@ -260,6 +275,8 @@ class Tally:
                 f"{self.without_text:,} of {self.rows:,} rows {have} no text and got no prediction, the first in line "
                 f"{self.first_without_text}{self.fields_in_place()}"
             )
+        if self.unknown:
+            said.append(told_unknown(self.unknown, self.rows, self.first_unknown))
         if self.cut:
             said.append(f"{told_cut(self.cut, self.rows, self.longest, 'rows')}, first in line {self.first_cut}")
         return [*said, *self._marks()]

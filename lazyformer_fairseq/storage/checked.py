@@ -178,6 +178,8 @@ def _in_words(error: Any, kind: Any) -> str:
     place = ".".join(str(part) for part in first["loc"] if not re.search(r"[\[(]", str(part)))[:SHOWN]
     if first["type"] == "json_invalid":
         return "holds half of a pair of surrogates, which is no text"
+    if first["type"] == "value_error":  # raised by the dataclass itself
+        return str(first["ctx"]["error"])
     if first["type"] == "missing":
         return f"has no field {place!r}"
     if first["type"] == "unexpected_keyword_argument":

@@ -12,19 +12,22 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Optional, Union
+from typing import Any, ClassVar, NamedTuple, Optional, Self, Union
 
 import numpy as np
 
-from lazyformer_fairseq.data.text.dictionary_file import Dictionary, dictionary_of_symbols
+from lazyformer_fairseq.data.text.dictionary_file import Dictionary, dictionary_bytes, dictionary_of_symbols
+from lazyformer_fairseq.data.text.normalisation import COPY_AGAIN
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.storage.checked import as_kind
 from lazyformer_fairseq.storage.json_files import read_json, refuse_other_version
 
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.json"
 KNOWN_WORDS = 1 << 18  # a word is encoded once, until so many are known: some 30 MB
 WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
+BARE_SPACES = ("\u2581", "Ġ")  # symbols of SentencePiece and of byte-level BPE that stand for a space alone
 FolderName = Union[str, Path]
 
 
@@ -52,7 +55,9 @@ class TextTokenizer(ABC):
     """Text <-> ids of one dictionary.
 
     Attributes:
-        files: names of the folder's files.
+        files: names of the folder's files: the description, the model, the dictionary.
+        FORMAT_VERSION: version of the folder's format.
+        DESCRIPTION: dataclass with the fields of tokenizer.json, ``sha256`` of the other two files among them.
         settings: what is done with a text before it is cut into pieces; hashable, and it can be pickled. Its
             ``special_tokens`` are stand-ins such as ``<url>`` that the corpus leaves in the text, one id each.
         symbols: of all ids; ids are their places.
@@ -63,7 +68,9 @@ class TextTokenizer(ABC):
         normalise: text -> its words, divided by single spaces. No word's ids depend on another word.
     """
 
-    files: ClassVar[tuple[str, ...]]
+    files: ClassVar[tuple[str, str, str]]
+    FORMAT_VERSION: ClassVar[int]
+    DESCRIPTION: ClassVar[type]
     separators: int = 2
     second_type: int = 0
     symbols: Sequence[str]
@@ -74,6 +81,67 @@ class TextTokenizer(ABC):
     def __init__(self, folder: Path):
         self.folder = folder
         self._known: dict[str, bytes] = {}
+
+    @classmethod
+    def load(cls, folder: FolderName) -> Self:
+        """Read a tokenizer folder; nothing in it is run or unpickled.
+
+        Raises:
+            UserError: a file is missing, damaged, of another format version, or does not match the others.
+        """
+        folder = Path(folder)
+        path = folder / SETTINGS_FILE
+        content = read_json(path, f"is {folder} a tokenizer folder, copied whole?")
+        refuse_other_version(path, content, cls.FORMAT_VERSION)
+        description = as_kind(cls.DESCRIPTION, content, path, COPY_AGAIN)
+        contents = {}
+        for name in cls.files[1:]:
+            try:
+                contents[name] = (folder / name).read_bytes()
+            except OSError as error:
+                raise UserError(
+                    f"{folder / name}: cannot be read ({error.strerror}); is {folder} a tokenizer's?"
+                ) from None
+            if description.sha256.get(name) != hashlib.sha256(contents[name]).hexdigest():
+                raise UserError(
+                    f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
+                    f"{COPY_AGAIN}"
+                )
+        _, model_file, dictionary_file = cls.files
+        try:
+            tokenizer = cls._of(folder, description, contents[model_file])
+            dictionary = dictionary_bytes(tokenizer.dictionary)
+        except UserError as error:
+            if str(folder) in str(error):
+                raise
+            raise UserError(f"{folder / model_file}: {error}") from None
+        if dictionary != contents[dictionary_file]:
+            raise UserError(f"{folder / dictionary_file}: its symbols are not those of {folder / model_file}")
+        return tokenizer
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, folder: Path, description: Any, model: bytes) -> Self:
+        """Make the tokenizer of a folder from its description and the content of its second file."""
+
+    @classmethod
+    def _write(
+        cls,
+        folder: FolderName,
+        description: Mapping[str, Any],
+        model: bytes,
+        dictionary: Dictionary,
+    ) -> Self:
+        """Write a tokenizer's folder, whole or not at all, and load it."""
+        settings_file, model_file, dictionary_file = cls.files
+        contents = {model_file: model, dictionary_file: dictionary_bytes(dictionary)}
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        described = {"format_version": cls.FORMAT_VERSION, **description, "sha256": hashes}
+        contents[settings_file] = (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode()
+        with atomic_folder(Path(folder)) as unfinished:
+            for name, content in contents.items():
+                (unfinished / name).write_bytes(content)
+        return cls.load(folder)
 
     @property
     def mask_index(self) -> int:
@@ -137,6 +205,16 @@ class TextTokenizer(ABC):
         lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // array("i").itemsize
         return self._id_of_number[np.frombuffer(b"".join(found), dtype=np.intc)], lengths
 
+    def knows_nothing_of(self, ids: np.ndarray) -> bool:
+        """Return whether a text of an input of :meth:`build_input` has unknown tokens and no other but spaces."""
+        unk = self.special.unk
+        if unk not in ids:
+            return False
+        return any(
+            unk in text and all(index == unk or self.symbols[index] in BARE_SPACES for index in text)
+            for text in texts_of_input(ids, self.special.eos)
+        )
+
     def build_input(self, first: str, second: Optional[str] = None) -> list[int]:
         """Return the ids of ``<s> first </s>``, or of a pair as its model joins it: ``<s> first </s></s> second </s>``.
 
@@ -161,48 +239,6 @@ class TextTokenizer(ABC):
         with atomic_folder(folder) as unfinished:
             for name in self.files:
                 shutil.copyfile(self.folder / name, unfinished / name)
-
-
-def read_description(path: Path, format_version: int) -> dict[str, Any]:
-    """Return the contents of tokenizer.json in a version's format; UserError for anything else."""
-    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
-    refuse_other_version(path, description, format_version)
-    return description
-
-
-def read_hashed_files(folder: Path, names: Sequence[str], hashes: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the contents of files of a tokenizer's folder by name, checked against their hashes (SHA-256).
-
-    Raises:
-        UserError: one is missing, or another than was written.
-    """
-    contents = {}
-    for name in names:
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name}: cannot be read (no such file); is {folder} a tokenizer's?")
-        try:
-            contents[name] = (folder / name).read_bytes()
-        except OSError as error:
-            raise UserError(f"{folder / name}: cannot be read ({error.strerror}); is {folder} a tokenizer's?") from None
-        if hashes.get(name) != hashlib.sha256(contents[name]).hexdigest():
-            raise UserError(
-                f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
-                "copy the whole tokenizer folder again"
-            )
-    return contents
-
-
-def write_hashed_files(
-    folder: FolderName,
-    contents: Mapping[str, bytes],
-    description: Mapping[str, Any],
-) -> None:
-    """Write a tokenizer's folder, whole or not at all: its files, and its description with their hashes."""
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    text = json.dumps({**description, "sha256": hashes}, indent=2, ensure_ascii=False) + "\n"
-    with atomic_folder(Path(folder)) as unfinished:
-        for name, content in {**contents, SETTINGS_FILE: text.encode()}.items():
-            (unfinished / name).write_bytes(content)
 
 
 def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
@@ -261,5 +297,24 @@ def told_cut(
 
 def lacks_text(ids: np.ndarray, eos: int) -> bool:
     """Return whether a text of an input of :meth:`TextTokenizer.build_input` has no token."""
+    return any(len(text) == 0 for text in texts_of_input(ids, eos))
+
+
+def texts_of_input(ids: np.ndarray, eos: int) -> list[np.ndarray]:
+    """Return the ids of the text, or of the two texts, of an input of :meth:`TextTokenizer.build_input`."""
     ends = np.flatnonzero(ids == eos)
-    return ends[0] == 1 or (len(ends) > 1 and ends[-2] + 1 == ends[-1])
+    texts = [ids[1 : ends[0]]]
+    if len(ends) > 1:
+        texts.append(ids[ends[-2] + 1 : ends[-1]])
+    return texts
+
+
+def told_unknown(count: int, total: int, first_line: int) -> str:
+    """Return the sentence on rows with a text that :meth:`TextTokenizer.knows_nothing_of`."""
+    have = "have"
+    if count == 1:
+        have = "has"
+    return (
+        f"{count:,} of {total:,} rows {have} a text of which the tokenizer knows no token, so the model reads nothing "
+        f"of it; the first in line {first_line}"
+    )

@@ -12,9 +12,11 @@ there is part of the word, and the word alone decides its pieces.
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, Union
+
+from annotated_types import Ge, Le, Lt
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.checked import as_kind
@@ -22,39 +24,95 @@ from lazyformer_fairseq.storage.checked import as_kind
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MOST_IDS = 1 << 24  # more is damage: of the largest vocabularies there are, it is sixty times
-Types = Mapping[str, tuple[type, ...]]  # of the fields of an object
-SWITCH = (bool,)
-PERHAPS_TEXT = (str, type(None))
-NORMALISERS: Mapping[str, Types] = {
-    "BertNormalizer": {
-        **dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), SWITCH),
-        "strip_accents": (bool, type(None)),
-    },
-    **{name: {} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")},
-}
-DIVISIONS: Mapping[str, Types] = {
-    "BertPreTokenizer": {},
-    "ByteLevel": dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), SWITCH),
-}
-MODELS: Mapping[str, Types] = {
-    "WordPiece": {
-        **dict.fromkeys(("unk_token", "continuing_subword_prefix"), (str,)),
-        "max_input_chars_per_word": (int,),
-        "vocab": (dict,),
-    },
-    "BPE": {
-        **dict.fromkeys(
-            ("unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
-            PERHAPS_TEXT,
-        ),
-        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), SWITCH),
-        "dropout": (float, int, type(None)),
-        "vocab": (dict,),
-        "merges": (list,),
-    },
-}
+Id = Annotated[int, Ge(0), Lt(1 << 24)]  # more is damage: of the largest vocabularies there are, it is sixty times
+
+
+class Strict:
+    """Base of dataclasses whose objects of JSON have no other fields."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+
+@dataclass(frozen=True)
+class WordPiece(Strict):
+    """The model of a BERT's tokenizer; files of old leave all but the vocabulary out."""
+
+    type: str
+    vocab: dict[str, Id]
+    unk_token: Optional[str] = None
+    continuing_subword_prefix: Literal["##"] = "##"
+    max_input_chars_per_word: Annotated[int, Ge(1)] = 100
+
+
+@dataclass(frozen=True)
+class ByteLevelBPE(Strict):
+    """The model of a RoBERTa's tokenizer; `dropout` would cut words at random."""
+
+    type: str
+    vocab: dict[str, Id]
+    merges: list[Union[str, tuple[str, str]]]
+    unk_token: Optional[str] = None
+    continuing_subword_prefix: Literal["", None] = None
+    end_of_word_suffix: Literal["", None] = None
+    fuse_unk: bool = False
+    byte_fallback: bool = False
+    ignore_merges: bool = False
+    dropout: Optional[Annotated[float, Ge(0), Le(0)]] = None
+
+
+@dataclass(frozen=True)
+class BertNormalizer(Strict):
+    """BERT's own normalisation."""
+
+    type: str
+    clean_text: bool = True
+    handle_chinese_chars: bool = True
+    lowercase: bool = True
+    strip_accents: Optional[bool] = None
+
+
+@dataclass(frozen=True)
+class ByteLevel(Strict):
+    """GPT-2's division into words."""
+
+    type: str
+    add_prefix_space: bool = True
+    trim_offsets: bool = True
+    use_regex: Literal[True] = True
+
+
+@dataclass(frozen=True)
+class Plain(Strict):
+    """A part without options."""
+
+    type: str
+
+
+@dataclass(frozen=True)
+class AddedToken(Strict):
+    """A symbol that a text may hold whole."""
+
+    id: Id
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: Optional[bool] = None
+    special: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the token with all its fields."""
+        normalized = self.normalized
+        if normalized is None:
+            normalized = not self.special
+        return {**asdict(self), "normalized": normalized}
+
+
+MODELS = {"WordPiece": WordPiece, "BPE": ByteLevelBPE}
+PLAIN_NORMALISERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
+NORMALISERS = {"BertNormalizer": BertNormalizer, **dict.fromkeys(PLAIN_NORMALISERS, Plain)}
 DIVISION_OF_MODEL = {"WordPiece": "BertPreTokenizer", "BPE": "ByteLevel"}
+DIVISIONS = {"BertPreTokenizer": Plain, "ByteLevel": ByteLevel}
 DECODERS = {
     "WordPiece": {"type": "WordPiece", "prefix": "##", "cleanup": True},
     "BPE": {
@@ -63,11 +121,6 @@ DECODERS = {
         "trim_offsets": True,
         "use_regex": True,
     },
-}
-ADDED_TOKEN: Types = {
-    "id": (int,),
-    "content": (str,),
-    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), SWITCH),
 }
 POST_PROCESSORS = (
     "BertProcessing",
@@ -86,40 +139,53 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: of another kind, damaged, or with a part that this program does not know.
     """
-    kind = _kind_of_model(values.get("model"))
-    model = _checked(values["model"], "model", {kind: MODELS[kind]}, kind)
-    _check_vocabulary(model["vocab"])
-    if kind == "WordPiece":  # files of old leave them out
+    model = values.get("model")
+    if not isinstance(model, dict):
+        raise UserError(f"holds no model of a tokenizer; {ACCEPTED}")
+    if model.get("type") == "Unigram":
+        raise UserError(f"its model is Unigram (SentencePiece, as of ALBERT, DeBERTa and XLM-R); {ACCEPTED}")
+    kind = "WordPiece"
+    if "merges" in model:
+        kind = "BPE"
+    model = _checked({"type": kind, **model}, "model", MODELS)  # files of old have no type
+    kind = model["type"]
+    if kind == "WordPiece":
         defaults = {
             "unk_token": "[UNK]",
             "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100,
         }
         model = {**defaults, **model}
-        if model["continuing_subword_prefix"] != "##" or model["max_input_chars_per_word"] < 1:
-            raise UserError(f"its model is no WordPiece of BERT's, whose pieces inside words begin with ##; {ACCEPTED}")
-    elif model.get("dropout"):
-        raise UserError(f"its model cuts words at random (dropout {model['dropout']}); set dropout to null")
-    elif model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise UserError(f"its model marks the inside or the ends of words; {ACCEPTED}")
     normaliser = values.get("normalizer")
-    division = values.get("pre_tokenizer")
     if normaliser is not None:
         normaliser = _checked(normaliser, "normalizer", NORMALISERS)
-    division = _checked(division, "pre_tokenizer", DIVISIONS)
-    if division["type"] != DIVISION_OF_MODEL[kind] or division.get("use_regex", True) is not True:
+    division = _checked(values.get("pre_tokenizer"), "pre_tokenizer", DIVISIONS)
+    if division["type"] != DIVISION_OF_MODEL[kind]:
         raise UserError(f"its pre_tokenizer {division['type']} does not go with a {kind} model here; {ACCEPTED}")
-    added = values.get("added_tokens", [])
-    if not isinstance(added, list):
-        raise UserError("its added_tokens are no list")
-    return {
+    added = as_kind(list[AddedToken], values.get("added_tokens", []), "its added_tokens", ACCEPTED)
+    recipe = {
         "version": "1.0",
-        "added_tokens": [_checked_token(token) for token in added],
+        "added_tokens": [token.as_json() for token in added],
         "normalizer": normaliser,
         "pre_tokenizer": division,
         "decoder": DECODERS[kind],
         "model": model,
     }
+    for symbol in ids_of(recipe):
+        if "\n" in symbol or "\r" in symbol:
+            raise UserError(f"the symbol {symbol[:40]!r} holds a line break, which dict.txt cannot")
+    return recipe
+
+
+def _checked(values: Any, what: str, known: Mapping[str, type]) -> dict[str, Any]:
+    """Return an object of a known type with known fields alone, its type first."""
+    kind = None
+    if isinstance(values, dict):
+        kind = values.get("type")
+    if not isinstance(kind, str) or kind not in known:
+        raise UserError(f"its {what} is {str(kind)[:40]}, known are {', '.join(known)}; {ACCEPTED}")
+    as_kind(known[kind], values, f"its {what}", ACCEPTED)
+    return {"type": kind, **values}
 
 
 @dataclass(frozen=True)
@@ -186,10 +252,7 @@ def joining_of(values: Any, special: Mapping[str, str], ids: Mapping[str, int]) 
         if kind == "ByteLevel":  # which decides offsets alone
             continue
         if kind in ("BertProcessing", "RobertaProcessing"):
-            if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [
-                eos,
-                ids[eos],
-            ]:
+            if each.get("cls") != [bos, ids[bos]] or each.get("sep") != [eos, ids[eos]]:
                 raise UserError(f"puts {each.get('cls')} and {each.get('sep')} around a text; {AROUND}")
             if kind == "BertProcessing":
                 return BERT
@@ -198,24 +261,21 @@ def joining_of(values: Any, special: Mapping[str, str], ids: Mapping[str, int]) 
             raise UserError(
                 f"its post_processor is {str(kind)[:40]}, known are {', '.join(POST_PROCESSORS)}; {ACCEPTED}"
             )
-        template = as_kind(Template, each, "its post_processor", ACCEPTED)
-        for symbol in (bos, eos):
-            if template.special_tokens.get(symbol) != SpecialToken([ids[symbol]]):
-                raise UserError(f"its post_processor gives {symbol!r} another id than {ids[symbol]}")
-        single = [part.id for parts in template.single for part in parts.values()]
-        pair = [part.id for parts in template.pair for part in parts.values()]
-        separators = len(pair) - 4
-        if (
-            single != [bos, "A", eos]
-            or separators not in (1, 2)
-            or pair != [*single[:2], *[eos] * separators, "B", eos]
-        ):
-            raise UserError(f"puts {single[:MOST_SHOWN]} around a text and {pair[:MOST_SHOWN]} around a pair; {AROUND}")
-        last_type = 0
-        if "Sequence" in template.pair[-2]:
-            last_type = template.pair[-2]["Sequence"].type_id
-        return Joining(separators, min(last_type, 1))
+        return _joining_of_template(as_kind(Template, each, "its post_processor", ACCEPTED), bos, eos, ids)
     raise UserError(f"its post_processor puts nothing around a text; {AROUND}")
+
+
+def _joining_of_template(template: Template, bos: str, eos: str, ids: Mapping[str, int]) -> Joining:
+    for symbol in (bos, eos):
+        if template.special_tokens.get(symbol) != SpecialToken([ids[symbol]]):
+            raise UserError(f"its post_processor gives {symbol!r} another id than {ids[symbol]}")
+    single = [part.id for parts in template.single for part in parts.values()]
+    parts_of_pair = [part for parts in template.pair for part in parts.values()]
+    pair = [part.id for part in parts_of_pair]
+    separators = len(pair) - 4
+    if single != [bos, "A", eos] or separators not in (1, 2) or pair != [bos, "A", *[eos] * separators, "B", eos]:
+        raise UserError(f"puts {single[:MOST_SHOWN]} around a text and {pair[:MOST_SHOWN]} around a pair; {AROUND}")
+    return Joining(separators, second_type=min(parts_of_pair[-2].type_id, 1))
 
 
 def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
@@ -289,60 +349,6 @@ def refusals_of_the_library() -> Iterator[None]:
         raise
     except BaseException as error:  # a panic of Rust's is no Exception
         raise UserError(f"the library refuses it: {error}") from None
-
-
-def _kind_of_model(model: Any) -> str:
-    if not isinstance(model, dict):
-        raise UserError(f"holds no model of a tokenizer; {ACCEPTED}")
-    kind = model.get("type", "BPE" if "merges" in model else "WordPiece")  # files of old have no type
-    if not isinstance(kind, str) or kind not in MODELS:
-        of = ""
-        if kind == "Unigram":
-            of = " (SentencePiece, as of ALBERT, DeBERTa and XLM-R)"
-        raise UserError(f"its model is {str(kind)[:40]}{of}; {ACCEPTED}")
-    return kind
-
-
-def _checked(values: Any, what: str, known: Mapping[str, Types], kind: Optional[str] = None) -> dict[str, Any]:
-    """Return an object of a known type with known fields alone."""
-    if isinstance(values, dict):
-        kind = values.get("type", kind)
-    else:
-        kind = None
-    if not isinstance(kind, str) or kind not in known:
-        raise UserError(f"its {what} is {str(kind)[:40]}, known are {', '.join(known)}; {ACCEPTED}")
-    fields = {name: value for name, value in values.items() if name != "type"}
-    for name, value in fields.items():
-        if name not in known[kind]:
-            raise UserError(f"its {what} {kind} has a field {name[:40]!r} that this program does not know")
-        if type(value) not in known[kind][name]:
-            raise UserError(f"its {what} {kind} has {name} = {str(value)[:40]}, of another type than it should be")
-    if lacking := sorted(known[kind].keys() & {"vocab", "merges"} - fields.keys()):
-        raise UserError(f"its {what} {kind} has no {lacking[0]}")
-    return {"type": kind, **fields}
-
-
-def _checked_token(token: Any) -> dict[str, Any]:
-    if not isinstance(token, dict) or not {"id", "content"} <= token.keys():
-        raise UserError(f"an added token is {str(token)[:60]}, must have id and content")
-    full = {
-        **dict.fromkeys(ADDED_TOKEN, False),
-        "normalized": not token.get("special", False),
-        **token,
-    }
-    for name, value in full.items():
-        if name not in ADDED_TOKEN or type(value) not in ADDED_TOKEN[name]:
-            raise UserError(f"the added token {str(token['content'])[:40]!r} has {name[:40]} = {str(value)[:40]}")
-    _check_vocabulary({full["content"]: full["id"]})
-    return full
-
-
-def _check_vocabulary(vocabulary: Mapping[str, Any]) -> None:
-    for symbol, index in vocabulary.items():
-        if type(index) is not int or not 0 <= index < MOST_IDS:
-            raise UserError(f"the symbol {symbol[:40]!r} has the id {str(index)[:40]}")
-        if "\n" in symbol or "\r" in symbol or any("\ud800" <= character <= "\udfff" for character in symbol):
-            raise UserError(f"the symbol {symbol[:40]!r} holds a line break or half a character, which dict.txt cannot")
 
 
 UNKNOWN_OF_CORPUS = "<unk>"  # by which WikiText has replaced its rare words

@@ -21,7 +21,6 @@ from typing import Any, Literal, Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.data.text import interface, library_recipe
-from lazyformer_fairseq.data.text.dictionary_file import dictionary_bytes
 from lazyformer_fairseq.data.text.interface import (
     DICTIONARY_FILE,
     SETTINGS_FILE,
@@ -30,20 +29,37 @@ from lazyformer_fairseq.data.text.interface import (
     refuse_surrogates,
 )
 from lazyformer_fairseq.data.text.library_recipe import ACCEPTED, check_recipe, ids_of
+from lazyformer_fairseq.data.text.normalisation import COPY_AGAIN
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
-from lazyformer_fairseq.storage.checked import as_kind
 from lazyformer_fairseq.storage.json_files import read_json, read_text, write_json
 
-FORMAT_VERSION = 2  # 1 is the format of a SentencePiece model's folder
 KIND = "tokenizers"
 PIECES_FILE = "pieces.json"
 SPACE = "Ġ"  # how a byte-level piece has the space before it
 INSIDE_WORD = "##"  # how WordPiece marks a piece that begins no word
-ROLES = SpecialIds._fields
 
 MOST_FREE_ROWS = 1 << 16  # of an embedding, which no symbol has; each gets a name
+
+
+@dataclass(frozen=True)
+class Description:
+    """The contents of tokenizer.json.
+
+    Attributes:
+        special: the symbol of each role.
+        rows: rows of the model's embedding.
+        separators: how many ``</s>`` stand between the texts of a pair.
+        second_type: token type of the second text of a pair.
+        sha256: hashes of the other files.
+    """
+
+    special: dict[Literal["bos", "pad", "eos", "unk", "mask"], str]
+    rows: int
+    separators: Literal[1, 2]
+    second_type: Literal[0, 1]
+    sha256: dict[str, str] = field(default_factory=dict)
 
 
 class LibraryTokenizer(interface.TextTokenizer):
@@ -61,8 +77,10 @@ class LibraryTokenizer(interface.TextTokenizer):
     """
 
     files = (SETTINGS_FILE, PIECES_FILE, DICTIONARY_FILE)
+    FORMAT_VERSION = 2  # 1 is the format of a SentencePiece model's folder
+    DESCRIPTION = Description
 
-    def __init__(self, folder: Path, recipe: Mapping[str, Any], description: "Description"):
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], description: Description):
         super().__init__(folder)
         self._recipe = recipe
         self._names = description.special
@@ -101,53 +119,13 @@ class LibraryTokenizer(interface.TextTokenizer):
 
     @classmethod
     def load(cls, folder: FolderName) -> "LibraryTokenizer":
-        """Read a folder that :meth:`write` made; nothing in it is run or unpickled.
-
-        Raises:
-            UserError: a file is missing, damaged, of another format version, or does not match the others.
-        """
+        """Read a tokenizer folder as :meth:`.TextTokenizer.load`; the library must be there."""
         refuse_without_extra("huggingface", "a tokenizer that came with another model")
-        folder = Path(folder)
-        description = read_description(folder / SETTINGS_FILE)
-        contents = interface.read_hashed_files(folder, (PIECES_FILE, DICTIONARY_FILE), description.sha256)
-        try:
-            recipe = check_recipe(read_json(folder / PIECES_FILE, "copy the whole tokenizer folder again"))
-            tokenizer = cls(folder, recipe, description)
-        except UserError as error:
-            named = str(folder) in str(error)
-            raise UserError(str(error) if named else f"{folder / PIECES_FILE}: {error}") from None
-        if dictionary_bytes(tokenizer.dictionary) != contents[DICTIONARY_FILE]:
-            raise UserError(f"{folder / DICTIONARY_FILE}: its symbols are not those of {folder / PIECES_FILE}")
-        return tokenizer
+        return super().load(folder)
 
     @classmethod
-    def write(
-        cls,
-        recipe: Mapping[str, Any],
-        description: "Description",
-        folder: FolderName,
-    ) -> "LibraryTokenizer":
-        """Write ``folder`` whole or not at all, and loads it.
-
-        Args:
-            recipe: as of the class.
-            description: without hashes.
-            folder: must not exist yet, or be empty.
-
-        Raises:
-            UserError: as of the class; a folder that exists.
-        """
-        tokenizer = cls(Path(folder), recipe, description)
-        contents = {
-            PIECES_FILE: (json.dumps(recipe, indent=1) + "\n").encode(),
-            DICTIONARY_FILE: dictionary_bytes(tokenizer.dictionary),
-        }
-        interface.write_hashed_files(
-            folder,
-            contents,
-            {"format_version": FORMAT_VERSION, "kind": KIND, **asdict(description)},
-        )
-        return cls.load(folder)
+    def _of(cls, folder: Path, description: Description, model: bytes) -> "LibraryTokenizer":  # noqa: ARG003
+        return cls(folder, check_recipe(read_json(folder / PIECES_FILE, COPY_AGAIN)), description)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of raw text, without ``<s>`` and ``</s>``."""
@@ -261,42 +239,6 @@ class LibraryTokenizer(interface.TextTokenizer):
         write_json(folder / "tokenizer_config.json", config, durable=False)
 
 
-@dataclass(frozen=True)
-class Description:
-    """The contents of tokenizer.json.
-
-    Attributes:
-        special: the symbol of each role.
-        rows: rows of the model's embedding.
-        separators: how many ``</s>`` stand between the texts of a pair.
-        second_type: token type of the second text of a pair.
-        sha256: hashes of the other files.
-    """
-
-    special: dict[Literal["bos", "pad", "eos", "unk", "mask"], str]
-    rows: int
-    separators: Literal[1, 2]
-    second_type: Literal[0, 1]
-    sha256: dict[str, str] = field(default_factory=dict)
-
-
-def read_description(path: Path) -> Description:
-    """Read and check tokenizer.json; raise a UserError for anything else."""
-    remedy = "copy the whole tokenizer folder again"
-    try:
-        description = as_kind(
-            Description,
-            interface.read_description(path, FORMAT_VERSION),
-            path,
-            remedy,
-        )
-    except UserError as error:
-        raise UserError(f"{path}: damaged ({error})" if "format version" not in str(error) else str(error)) from None
-    if len(set(description.special.values())) < len(ROLES):
-        raise UserError(f"{path}: damaged, its special symbols are not {len(ROLES)} different ones; {remedy}")
-    return description
-
-
 # In the files of a model.
 NAMES_OF_ROLES = {
     "bos": "cls_token",
@@ -361,14 +303,12 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
             rows = size
             if type(size) is not int:
                 rows = 1 + max(ids.values())
-        tokenizer = LibraryTokenizer.write(
-            recipe,
-            Description(special, rows, joining.separators, joining.second_type),
-            out,
-        )
+        description = Description(special, rows, joining.separators, joining.second_type)
+        dictionary = LibraryTokenizer(out, recipe, description).dictionary
+        model = (json.dumps(recipe, indent=1) + "\n").encode()
+        return LibraryTokenizer._write(out, {"kind": KIND, **asdict(description)}, model, dictionary)
     except UserError as error:
         raise UserError(str(error) if str(source) in str(error) else f"{path}: {error}") from None
-    return tokenizer
 
 
 def _main_file(source: Path) -> Path:

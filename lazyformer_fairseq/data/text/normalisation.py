@@ -8,10 +8,12 @@ pair, say) would leave the stops inside on their words, as pre-training on singl
 import re
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
 from re import Pattern
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.checked import as_kind
 
 MASK = "<mask>"
 UNKNOWN = "<unk>"
@@ -23,11 +25,14 @@ FIRST_SYMBOLS = (
     UNKNOWN,
 )
 RESERVED_SYMBOLS = (*FIRST_SYMBOLS, MASK)
+COPY_AGAIN = "copy the whole tokenizer folder again"
 
 
 @dataclass(frozen=True)
 class TextSettings:
     """All that decides a text's ids, apart from the sentencepiece model; UserError for an impossible value."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     lower_case: bool = True
     """Lower-case the words (the paper's models are uncased)."""
@@ -56,11 +61,6 @@ class TextSettings:
     """
 
     def __post_init__(self):
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not type(field.default):
-                expected = type(field.default).__name__
-                raise UserError(f"text setting {field.name} = {value!r}: expected a value of type {expected}")
         if self.language != "en":
             # Half a second that English saves.
             from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES
@@ -80,19 +80,16 @@ class TextSettings:
             raise UserError(f"text setting special_tokens = {self.special_tokens}: a token is there twice")
 
     @classmethod
-    def from_json(cls, values: Any) -> "TextSettings":
-        """Return settings from a JSON object that names each of them, and nothing else; else raise a UserError."""
-        if not isinstance(values, dict):
-            raise UserError(f"text settings {values!r}: expected a JSON object")
-        names = {field.name for field in fields(cls)}
-        if unknown := sorted(values.keys() - names):
-            raise UserError(f"unknown text setting {', '.join(unknown)}; this version knows {', '.join(sorted(names))}")
-        if missing := sorted(names - values.keys()):
-            raise UserError(f"text setting {', '.join(missing)} is missing")
-        special_tokens = values["special_tokens"]
-        if not isinstance(special_tokens, list) or not all(isinstance(token, str) for token in special_tokens):
-            raise UserError(f"text setting special_tokens = {special_tokens!r}: expected a list of strings")
-        return cls(**{**values, "special_tokens": tuple(special_tokens)})
+    def from_json(cls, values: dict[str, Any], path: Path) -> "TextSettings":
+        """Return settings from an object of a JSON file that names each of them, and nothing else.
+
+        Raises:
+            UserError: a setting is missing, not known or impossible; the message names the file.
+        """
+        missing = sorted({field.name for field in fields(cls)} - values.keys())
+        if missing:
+            raise UserError(f"{path}: text setting {', '.join(missing)} is missing; {COPY_AGAIN}")
+        return as_kind(cls, values, path, COPY_AGAIN)
 
 
 def symbol_pattern(settings: TextSettings) -> Pattern:

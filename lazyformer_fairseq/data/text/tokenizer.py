@@ -13,11 +13,11 @@ fraction of the time and memory: the 2 million running words of WikiText-2 are 2
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 import sentencepiece
@@ -111,10 +111,17 @@ def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -
     return error
 
 
-FORMAT_VERSION = 1
 MODEL_FILE = "sentencepiece.model"
 BOS, PAD, EOS, UNK = range(len(FIRST_SYMBOLS))
 SPACE = "\u2581"  # sentencepiece's own sign for it
+
+
+@dataclass(frozen=True)
+class Description:
+    """The contents of tokenizer.json: text settings, and hashes of the other files."""
+
+    settings: dict[str, Any]
+    sha256: dict[str, str]
 
 
 class Tokenizer(interface.TextTokenizer):
@@ -128,6 +135,8 @@ class Tokenizer(interface.TextTokenizer):
     """
 
     files = (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)
+    FORMAT_VERSION = 1
+    DESCRIPTION = Description
 
     def __init__(
         self,
@@ -151,32 +160,9 @@ class Tokenizer(interface.TextTokenizer):
         self._symbol = normalisation.symbol_pattern(settings)
 
     @classmethod
-    def load(cls, folder: FolderName) -> "Tokenizer":
-        """Read a tokenizer folder; nothing in it is run or unpickled.
-
-        Raises:
-            UserError: a file is missing, damaged, of another format version, or does not match the others.
-        """
-        folder = Path(folder)
-        description = interface.read_description(folder / SETTINGS_FILE, FORMAT_VERSION)
-        if not isinstance(description.get("sha256"), dict) or "settings" not in description:
-            raise UserError(f"{folder / SETTINGS_FILE}: sha256 or settings is missing; copy the whole folder again")
-        contents = interface.read_hashed_files(folder, (MODEL_FILE, DICTIONARY_FILE), description["sha256"])
-        try:
-            settings = TextSettings.from_json(description["settings"])
-        except UserError as error:
-            raise UserError(f"{folder / SETTINGS_FILE}: {error}") from None
-        try:
-            tokenizer = cls(
-                folder,
-                settings,
-                _load_model(contents[MODEL_FILE], folder / MODEL_FILE),
-            )
-        except UnicodeDecodeError as error:
-            raise UserError(f"{folder / MODEL_FILE}: damaged, a piece is no UTF-8 text ({error})") from None
-        if _dictionary_bytes(tokenizer.symbols) != contents[DICTIONARY_FILE]:
-            raise UserError(f"{folder / DICTIONARY_FILE}: its symbols are not those of {folder / MODEL_FILE}")
-        return tokenizer
+    def _of(cls, folder: Path, description: Description, model: bytes) -> "Tokenizer":
+        settings = TextSettings.from_json(description.settings, folder / SETTINGS_FILE)
+        return cls(folder, settings, _load_model(model, folder / MODEL_FILE))
 
     @classmethod
     def train_on_counts(
@@ -198,17 +184,7 @@ class Tokenizer(interface.TextTokenizer):
             UserError: no word, a vocabulary too large or too small for the words, a folder that exists.
         """
         refuse_filled_folder(Path(folder))
-        tokenizer = cls._write(
-            train_model(word_counts, vocab_size, settings),
-            "the trained model",
-            folder,
-            settings,
-        )
-        assert len(tokenizer.symbols) == vocab_size, (
-            len(tokenizer.symbols),
-            vocab_size,
-        )
-        return tokenizer
+        return cls._write_model(folder, settings, train_model(word_counts, vocab_size, settings), "the trained model")
 
     @classmethod
     def from_model(cls, model_file: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
@@ -227,27 +203,13 @@ class Tokenizer(interface.TextTokenizer):
         except OSError as error:
             raise UserError(f"{model_file}: cannot be read ({error.strerror})") from None
         _refuse_pieces_beyond_words(_load_model(content, model_file), model_file)
-        return cls._write(content, model_file, folder, settings)
+        return cls._write_model(folder, settings, content, model_file)
 
     @classmethod
-    def _write(
-        cls,
-        model_bytes: bytes,
-        name: FolderName,
-        folder: FolderName,
-        settings: TextSettings,
-    ) -> "Tokenizer":
-        symbols = symbols_of(_load_model(model_bytes, name), settings)
-        contents = {
-            MODEL_FILE: model_bytes,
-            DICTIONARY_FILE: _dictionary_bytes(symbols),
-        }
-        interface.write_hashed_files(
-            folder,
-            contents,
-            {"format_version": FORMAT_VERSION, "settings": asdict(settings)},
-        )
-        return cls.load(folder)
+    def _write_model(cls, folder: FolderName, settings: TextSettings, model: bytes, name: FolderName) -> "Tokenizer":
+        """Write the folder around a model, which messages call `name`."""
+        tokenizer = cls(Path(folder), settings, _load_model(model, name))
+        return cls._write(folder, {"settings": asdict(settings)}, model, tokenizer.dictionary)
 
     def encode(self, text: str) -> list[int]:
         """Return ids of raw text, without ``<s>`` and ``</s>``; a special token or ``<mask>`` in it is one id."""
@@ -365,9 +327,14 @@ def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettin
 
 def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePieceProcessor:
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=content)
+        model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        for piece_id in range(model.get_piece_size()):
+            model.id_to_piece(piece_id)
     except RuntimeError as error:
         raise UserError(f"{name}: not a sentencepiece model") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: damaged, a piece is no UTF-8 text ({error})") from None
+    return model
 
 
 def _refuse_pieces_beyond_words(model: sentencepiece.SentencePieceProcessor, name: FolderName) -> None:
@@ -380,11 +347,6 @@ def _refuse_pieces_beyond_words(model: sentencepiece.SentencePieceProcessor, nam
             f"{name}: a word has other pieces where a text begins; train with add_dummy_prefix=true and "
             "remove_extra_whitespaces=true"
         )
-
-
-def _dictionary_bytes(symbols: Sequence[str]) -> bytes:
-    """dict.txt, as fairseq's Dictionary saves it: a line for each symbol but its own four, with a count."""
-    return "".join(f"{symbol} 1\n" for symbol in symbols[len(FIRST_SYMBOLS) :]).encode()
 
 
 def load_tokenizer(folder: FolderName) -> interface.TextTokenizer:

@@ -208,8 +208,8 @@ def test_damaged_folders_are_refused(pairs, tmp_path):
         (PIECES_FILE, b"anna", b"anne", "sha256 differs"),
         (DICTIONARY_FILE, b"anna", b"anne", "sha256 differs"),
         (SETTINGS_FILE, b'"format_version": 2', b'"format_version": 3', "format version 3"),
-        (SETTINGS_FILE, b'"separators": 1', b'"separators": 9', r"tokenizer\.json: damaged"),
-        (SETTINGS_FILE, b'"mask": "[MASK]"', b'"mask": "[PAD]"', r"tokenizer\.json: damaged"),
+        (SETTINGS_FILE, b'"separators": 1', b'"separators": 9', r"tokenizer\.json: field 'separators' is 9"),
+        (SETTINGS_FILE, b'"mask": "[MASK]"', b'"mask": "[PAD]"', "must be one each of .*, all different"),
         (SETTINGS_FILE, b'"kind": "tokenizers"', b'"kind": "other"', "format version 2, but this program reads 1"),
         (SETTINGS_FILE, b'"rows": ', b'"rows": 9', "its symbols are not those"),
     ):
@@ -239,17 +239,17 @@ CHANGES = {
     "normalizer is Replace": lambda values: values.update(
         normalizer={"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
     ),
-    "a field 'code'": lambda values: values["model"].update(code="import os"),
-    "vocab = ": lambda values: values["model"].update(vocab=[1]),
-    "has the id 4.5": lambda values: values["model"]["vocab"].update(anna=4.5),
-    "has the id -1": lambda values: values["model"]["vocab"].update(anna=-1),
-    "has the id 9999": lambda values: values["model"]["vocab"].update(anna=99999999999),
+    "its model: unknown key 'code'": lambda values: values["model"].update(code="import os"),
+    "its model: field 'vocab' is .1., must be a valid object": lambda values: values["model"].update(vocab=[1]),
+    "field 'vocab.anna' is 4.5, must be a valid integer": lambda values: values["model"]["vocab"].update(anna=4.5),
+    "field 'vocab.anna' is -1, must be gre": lambda values: values["model"]["vocab"].update(anna=-1),
+    "field 'vocab.anna' is 9999": lambda values: values["model"]["vocab"].update(anna=99999999999),
     "share an id": lambda values: values["model"]["vocab"].update({"two words": 0}),
     "line break": lambda values: values["model"]["vocab"].update({"a\nb": 400}),
-    "max_input_chars_per_word = True": lambda values: values["model"].update(max_input_chars_per_word=True),
-    "begin with ##": lambda values: values["model"].update(continuing_subword_prefix="@@"),
-    "added_tokens are no list": lambda values: values.update(added_tokens={}),
-    "an added token is": lambda values: values["added_tokens"].append("a"),
+    "field 'max_input_chars_per_word' is True": lambda values: values["model"].update(max_input_chars_per_word=True),
+    "is '@@', must be '##'": lambda values: values["model"].update(continuing_subword_prefix="@@"),
+    "its added_tokens: is {}, must be a valid array": lambda values: values.update(added_tokens={}),
+    "its added_tokens: field '.*' is 'a', must be an object": lambda values: values["added_tokens"].append("a"),
     "has ids": lambda values: values["added_tokens"].append({"id": 4, "content": "anna"}),
     "puts .* around a text": lambda values: values.update(
         post_processor={"type": "BertProcessing", "sep": ["anna", 3], "cls": ["[CLS]", 4]}

@@ -263,11 +263,17 @@ def test_what_is_wrong_in_files_is_said_with_file_row_and_remedy(tmp_path, train
         (JSONL, '{"text": "a", "label": ["x", "y"]}\n', r"line 1: the field 'label' is a list, \[.x., .y.\];"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": {"x": 1}}\n', "2: the field 'label' is an ob"),
         (JSONL, '{"text": ["a", "b"], "label": "x"}\n', "line 1: the field 'text' is a list, .*; write one text"),
-        (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*field 'label' is there twice"),
+        (JSONL, '{"text": "a", "label": "x", "label": "y"}\n', "line 1: .*key 'label' is there twice"),
         (JSONL, '{"text": "a", "label": true}\n\n{"text": "b", "label": 1}\n', "true or false in line 1, .*line 3"),
         (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": false}\n', "or false in line 2, .*line 1"),
         (JSONL, '{"text": "a", "label": "x"}\n{"txt": "b", "label": "y"}\n',
          r"line 2: a sentence is empty, in column 'text' \(its fields are 'txt', 'label'\); mend"),
+        (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": "None"}\n',
+         "line 2: the label 'None' stands for a missing one; mend the row"),
+        (JSONL, '{"text": "a", "label": "x"}\n{"text": "b", "label": "null"}\n',
+         "line 2: the label 'null' stands for a missing one; mend the row"),
+        (JSONL, '{"text": "a", "label": "x\\ty"}\n', r"line 1: the label 'x\\ty' holds a tab"),
+        ("train.tsv", b"text\tlabel\na\tx\nb\tnone\nc\td\ty\n", "line 4: found 3 fields, needed 2.*a tab in a sentence"),
         ("train.tsv", b"text\tlabel\n\xff\tx\n", "train.tsv, line 2: not UTF-8 text"),
     ],
 )  # fmt: skip
@@ -477,6 +483,37 @@ def test_rows_without_a_text_keep_their_place_and_get_no_answer(moods, run_of_mo
     assert [answer.label for answer in answers] == [row["prediction"] or None for row in found]
     none = write(tmp_path / f"none.{ending}", ("id", "text"), ("1", ""), ("2", " "))
     assert f"none.{ending}: has no text in it" in refusal("predict", run_of_moods, none)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "sign"),
+    [("x.jsonl", 2, "\t"), ("x.csv", 3, "\n"), ("x.txt", 2, "\t")],
+)
+def test_a_field_that_tsv_cannot_hold_is_refused_before_any_prediction(run_of_moods, tmp_path, name, line, sign):
+    """Elsewhere it stays as it is, and so does the answer's place."""
+    texts = ["anna sees ben", f"the{sign}river"]
+    header = [] if name == "x.txt" else [("text",)]
+    file = write(tmp_path / name, *header, *((text,) for text in texts))
+    said = refusal("predict", run_of_moods, file, "--output", tmp_path / "x.tsv")
+    assert f"{name}, line {line}: a field holds {sign!r}, which no field of a .tsv file can; give an --output" in said
+    invoke("predict", run_of_moods, file, "--output", tmp_path / "y.csv")
+    with (tmp_path / "y.csv").open(newline="") as written:
+        assert [row["text"] for row in csv.DictReader(written)] == texts
+
+
+@pytest.mark.parametrize("ending", ["tsv", "jsonl"])
+def test_texts_of_unknown_tokens_alone_are_counted(moods, run_of_moods, tmp_path, ending):
+    texts = ["anna sees ben", "漢字", "the 漢字", "漢 字", "", "<unk>"]
+    rows = [(text, "sad") for text in texts]
+    said = invoke("predict", run_of_moods, write(tmp_path / f"x.{ending}", ("text", "label"), *rows))
+    line = 2 if ending == "jsonl" else 3
+    assert (
+        "3 of 6 rows have a text of which the tokenizer knows no token, so the model reads nothing of it; the first in "
+        f"line {line}\n"
+    ) in said
+    model = LazyFormerModel.from_pretrained(run_of_moods)
+    with pytest.warns(UserWarning, match="2 of 3 texts have no token that is known: their label says nothing"):
+        assert [answer.is_unknown for answer in model.predict(texts[1:4])] == [True, False, True]
 
 
 def test_predict_looks_at_all_objects_and_names_what_they_have_in_place_of_a_text(run_of_moods, tmp_path):

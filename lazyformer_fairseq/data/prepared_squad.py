@@ -186,7 +186,7 @@ def _write(
     shutil.copyfile(file.path, folder / f"{split}.json")
     return {
         "file": file.path.name,
-        "articles": len({paragraph.title for paragraph in file.paragraphs}),
+        "articles": len({article.title for article in file.articles if article.paragraphs}),
         "paragraphs": len(file.paragraphs),
         "rows": len(file.questions),
         "left_out": file.left_out,

@@ -16,7 +16,7 @@ from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
 from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
 from lazyformer_fairseq.data.labelled_files import TaskDescription
-from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
+from lazyformer_fairseq.data.squad import Article, Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input, lacks_text, told_cut
 from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.errors import UserError
@@ -339,7 +339,7 @@ class TrainedModel(nn.Module):
         head = self._span_head(head)
         longest = min(settings.longest, self.model.max_positions())
         settings = replace(settings, longest=longest, longest_question=min(settings.longest_question, longest // 2))
-        file = SquadFile(Path("the text"), [Paragraph("", context, (Question("", question, ()),))])
+        file = SquadFile(Path("the text"), [Article([Paragraph(context, (Question("", question),))])])
         windows = question_windows.make_windows(self.tokenizer, file, settings)
         if windows.cut_questions:
             _warn_of_cuts([True], settings.longest_question, "questions")

@@ -12,7 +12,7 @@ from tiny_berts import save_tiny
 from trained_encoders import write_encoder
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
-from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
+from lazyformer_fairseq.data.squad import Article, Paragraph, SquadFile, read_squad
 from lazyformer_fairseq.evaluation.inference import TrainedModel
 from lazyformer_fairseq.evaluation.loading import load
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
@@ -29,13 +29,13 @@ LONGEST_ANSWER = 30
 def paragraphs(real_data) -> SquadFile:
     """Three of several articles, as much of them as one window of letters holds, with a question each."""
     file = read_squad(real_data / "squad" / "train-v1.1.part.json")
-    some = [each for each in file.paragraphs[::900] if each.questions][:3]
-    return SquadFile(file.path, [Paragraph(each.title, each.context[:300], each.questions[:1]) for each in some])
+    some = [each for each in file.paragraphs[::900] if each.qas][:3]
+    return SquadFile(file.path, [Article([Paragraph(each.context[:300], each.qas[:1]) for each in some])])
 
 
 def our_answers(hub: TrainedModel, file: SquadFile) -> list[str]:
     sizes = {"settings": WindowSettings(LONGEST, 128, 128), "longest_answer": LONGEST_ANSWER}
-    return [hub.answer(each.questions[0].text, each.context, **sizes)[0].text for each in file.paragraphs]
+    return [hub.answer(each.qas[0].question, each.context, **sizes)[0].text for each in file.paragraphs]
 
 
 def their_answers(folder: Path, model: torch.nn.Module, file: SquadFile) -> Iterator[str]:
@@ -43,7 +43,7 @@ def their_answers(folder: Path, model: torch.nn.Module, file: SquadFile) -> Iter
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for paragraph in file.paragraphs:
         how = {"return_offsets_mapping": True, "return_tensors": "pt"}
-        encoded = tokenizer(paragraph.questions[0].text, paragraph.context, **how)
+        encoded = tokenizer(paragraph.qas[0].question, paragraph.context, **how)
         offsets = encoded.pop("offset_mapping")[0].tolist()
         of_context = [part == 1 for part in encoded.sequence_ids(0)]
         found = model(**encoded)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
+from scipy.special import softmax
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.squad import SquadFile
@@ -106,7 +107,7 @@ class Windows:
 
     def save(self, path: Path) -> None:
         """Write all fields into an uncompressed ``.npz`` file."""
-        np.savez(path, **vars_of(self))
+        np.savez(path, **{each.name: getattr(self, each.name) for each in fields(self)})
 
     @classmethod
     def load(cls, path: Path) -> "Windows":
@@ -123,11 +124,6 @@ class Windows:
         return cls(**values)
 
 
-def vars_of(windows: Windows) -> dict[str, Any]:
-    """Return the fields of windows by name, without what was computed from them."""
-    return {each.name: getattr(windows, each.name) for each in fields(windows)}
-
-
 def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSettings = USUAL) -> Windows:
     """Encode each context and each question once, and lay windows over the contexts.
 
@@ -137,8 +133,7 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
     eos = tokenizer.special.eos
     has_answers = all(question.answers for question in file.questions)
     inputs: list[np.ndarray] = []
-    rows: list[list[int]] = []
-    targets: list[tuple[int, int]] = []
+    rows: list[tuple[int, ...]] = []
     offsets: list[np.ndarray] = []
     tokens_before = 0  # in the contexts before this one
     question_number = 0
@@ -146,46 +141,31 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
     for paragraph in Progress(file.paragraphs, desc=f"encode {file.path}", unit=" paragraphs", delay=2):
         context_ids, spans = tokenizer.encode_with_offsets(paragraph.context)
         context_offsets = without_spaces(spans, paragraph.context)
-        for question in paragraph.questions:
-            question_ids = tokenizer.encode(question.text)
-            if len(question_ids) > settings.longest_question:
-                cut_questions += 1
-            head = [
-                bos,
-                *question_ids[: settings.longest_question],
-                *[eos] * tokenizer.separators,
-            ]
-            room = settings.longest - len(head) - 1
+        for question in paragraph.qas:
+            question_ids = tokenizer.encode(question.question)
+            cut_questions += len(question_ids) > settings.longest_question
+            head = [bos, *question_ids[: settings.longest_question], *[eos] * tokenizer.separators]
             answer = None
             if has_answers:
-                answer = tokens_of(
-                    context_offsets,
-                    question.answers[0].start,
-                    question.answers[0].end,
-                )
+                first_answer = question.answers[0]
+                answer = tokens_of(context_offsets, first_answer.answer_start, first_answer.end)
 
-            windows = windows_over(len(context_ids), room, settings.stride)
+            windows = windows_over(len(context_ids), settings.longest - len(head) - 1, settings.stride)
             for (start, end), own in zip(windows, own_tokens(windows), strict=True):
                 inputs.append(np.array([*head, *context_ids[start:end], eos], np.int32))
-                rows.append(
-                    [
-                        question_number,
-                        len(head),
-                        end - start,
-                        tokens_before + start,
-                        *own,
-                    ]
-                )
-                shift = len(head) - start
+                target = (NOT_HERE, NOT_HERE)
                 if answer is not None and start <= answer[0] and answer[1] < end:
-                    targets.append((answer[0] + shift, answer[1] + shift))
-                else:
-                    targets.append((NOT_HERE, NOT_HERE))
+                    shift = len(head) - start
+                    target = (answer[0] + shift, answer[1] + shift)
+                rows.append((question_number, len(head), end - start, tokens_before + start, *own, *target))
             question_number += 1
         offsets.append(context_offsets)
         tokens_before += len(context_ids)
 
     columns = np.array(rows, np.int64)
+    targets = columns[:, 6:]
+    if not has_answers:
+        targets = targets[:0]
     return Windows(
         ids=np.concatenate(inputs),
         sizes=np.array([len(ids) for ids in inputs]),
@@ -193,8 +173,8 @@ def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSett
         place=columns[:, 1],
         count=columns[:, 2],
         first_offset=columns[:, 3],
-        own=columns[:, 4:],
-        targets=np.array(targets if has_answers else [], np.int64).reshape(-1, 2),
+        own=columns[:, 4:6],
+        targets=targets,
         offsets=np.concatenate(offsets),
         cut_questions=cut_questions,
     )
@@ -273,14 +253,11 @@ def best_spans(start_T: np.ndarray, end_T: np.ndarray, longest: int, n_best: int
     padded = np.pad(end_T, (0, longest - 1), constant_values=-np.inf)
     followers = np.lib.stride_tricks.sliding_window_view(padded, longest)  # (T, longest)
     scores = (start_T[:, None] + followers).ravel()
-    n_best = min(n_best, len(scores))
-    least = np.partition(scores, -n_best)[-n_best]
-    candidates = np.flatnonzero((scores >= least) & (scores > -np.inf))
-    order = np.lexsort((candidates, -scores[candidates]))[:n_best]
     found = []
-    for place in candidates[order].tolist():
-        start, further = divmod(place, longest)
-        found.append((start, start + further, float(scores[place])))
+    for place in np.argsort(-scores, kind="stable")[:n_best].tolist():
+        if scores[place] > -np.inf:
+            start, further = divmod(place, longest)
+            found.append((start, start + further, float(scores[place])))
     return found
 
 
@@ -299,7 +276,7 @@ class FoundAnswer(NamedTuple):
     start: int
     end: int
     score: float
-    probability: float
+    probability: float = float("nan")
 
 
 class SpanCollector:
@@ -318,7 +295,7 @@ class SpanCollector:
         self,
         windows: Windows,
         file: SquadFile,
-        longest: int = 30,
+        longest: int = USUAL_ANSWER,
         n_best: int = USUAL_ANSWERS,
     ):
         self.windows = windows
@@ -343,14 +320,12 @@ class SpanCollector:
         first_row = windows.first_offset[window]
         offsets = windows.offsets[first_row : first_row + count]
         is_text = offsets[:, 0] < offsets[:, 1]
-        if not is_text.any():  # a context of control characters, for example
-            return []
-        may_start = is_text.copy()
-        may_start[: windows.own[window, 0]] = False
-        may_start[windows.own[window, 1] :] = False
-        place = windows.place[window]
-        starts = np.where(may_start, start_T[place : place + count].astype(np.float32), -np.inf)
-        ends = np.where(is_text, end_T[place : place + count].astype(np.float32), -np.inf)
+        token = np.arange(count)
+        first_own, end_own = windows.own[window]
+        may_start = is_text & (token >= first_own) & (token < end_own)
+        inside = slice(windows.place[window], windows.place[window] + count)
+        starts = np.where(may_start, start_T[inside].astype(np.float32), -np.inf)
+        ends = np.where(is_text, end_T[inside].astype(np.float32), -np.inf)
 
         context = self.file.contexts[self.file.paragraph_of[windows.question[window]]]
         answers = []
@@ -359,7 +334,7 @@ class SpanCollector:
             covered = offsets[first : last + 1][is_text[first : last + 1]]
             start = int(covered[:, 0].min())
             end = int(covered[:, 1].max())
-            answers.append(FoundAnswer(context[start:end], start, end, score, float("nan")))
+            answers.append(FoundAnswer(context[start:end], start, end, score))
         return answers
 
     def answers(self) -> list[list[FoundAnswer]]:
@@ -367,18 +342,17 @@ class SpanCollector:
 
         A text that stands in several places counts once, at the best.
         """
-        return [self._with_probabilities(found) for found in self._found]
-
-    def _with_probabilities(self, found: list[FoundAnswer]) -> list[FoundAnswer]:
-        of_text: dict[str, FoundAnswer] = {}
-        for answer in sorted(found, key=lambda answer: (-answer.score, answer.start, answer.end)):
-            of_text.setdefault(answer.text, answer)
-        best = list(of_text.values())[: self.n_best]
-        if not best:
-            return []
-        weights = np.exp(np.array([answer.score for answer in best]) - best[0].score)
-        shares = (weights / weights.sum()).tolist()
-        return [answer._replace(probability=share) for answer, share in zip(best, shares, strict=True)]
+        answers = []
+        for found in self._found:
+            of_text: dict[str, FoundAnswer] = {}
+            for answer in sorted(found, key=lambda answer: (-answer.score, answer.start, answer.end)):
+                of_text.setdefault(answer.text, answer)
+            best = list(of_text.values())[: self.n_best]
+            if best:
+                shares = softmax([answer.score for answer in best]).tolist()
+                best = [answer._replace(probability=share) for answer, share in zip(best, shares, strict=True)]
+            answers.append(best)
+        return answers
 
 
 class QuestionWindowsDataset(LabelledTextsDataset):

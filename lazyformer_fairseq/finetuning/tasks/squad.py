@@ -57,7 +57,7 @@ def baseline_of(file: SquadFile) -> dict[str, float]:
     best = {}
     for question, paragraph in zip(file.questions, file.paragraph_of.tolist(), strict=True):
         context = file.contexts[paragraph]
-        asked = words(question.text)
+        asked = words(question.question)
         ends = [match.end() for match in SENTENCE_END.finditer(context)]
         edges = [0, *(end for end in ends if end < len(context)), len(context)]
         sentences = [context[start:end].strip() for start, end in itertools.pairwise(edges)]

@@ -178,7 +178,7 @@ def token_losses(
     refuse_same_length_without_memory(same_length, mem_len)
     if item:
         tokens = tokens[: len(tokens) - len(tokens) % item]
-    text = cut_tokens(tokens, 1, tgt_len, eos, model.padding_idx, item, keeps_rest=True)
+    text = cut_tokens(tokens, tgt_len, item, rows=1, eos=eos, pad=model.padding_idx, keeps_rest=True)
     if item:
         check_memory_fits(mem_len, text)
     attending = sum(sublayer.attends for sublayer in model.decoder.sublayers)

@@ -93,14 +93,8 @@ def mean_features(model: CausalLM, ids: np.ndarray, eos: int, batch_size: int, b
     device = next(model.parameters()).device
     decoder = model.decoder
     found: dict[str, list[np.ndarray]] = {}
-    batches = TokenItems(
-        ids.reshape(-1),
-        batch_size,
-        ids.shape[1],
-        eos,
-        model.padding_idx,
-        keeps_rest=True,
-    )
+    ends = {"eos": eos, "pad": model.padding_idx}
+    batches = TokenItems(ids.reshape(-1), rows=batch_size, tgt_len=ids.shape[1], keeps_rest=True, **ends)
     for batch in batches:
         source = batch["net_input"]["src_tokens"].to(device)
         features, extra = model(source, features_only=True, return_all_hiddens=True)

@@ -1,6 +1,6 @@
 """One long text as contiguous streams, a row of a batch each, cut into segments (Transformer-XL, section 3.2)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -84,6 +84,7 @@ def random_lengths(generator: np.random.Generator, length: int, tgt_len: int) ->
     return np.clip(generator.normal(means, 5).astype(np.int64), 5, tgt_len + 15)
 
 
+@dataclass(eq=False, repr=False)
 class TokenStreams(Dataset):
     """Cuts tokens into as many streams as a batch has rows; item i is the batch of all streams' segment i.
 
@@ -99,54 +100,53 @@ class TokenStreams(Dataset):
         pad: id that fills targets where a row is shorter than another.
         shards: workers; each has ``rows / shards`` consecutive rows.
         shard: number of this worker, from 0.
-        cut: of this epoch; other than the default for training alone.
         keeps_rest: what happens to the N mod `rows` tokens that do not divide. False (training): the last ones are
             left out. True (evaluation): the first rows have one more token, the others end in one `pad`.
+        cut: of this epoch; other than the default for training alone.
+
+    Attributes:
+        longest: tokens of the longest row of all workers.
 
     Raises:
         UserError: `rows` or `tgt_len` are not positive; without `keeps_rest` also where a row would be shorter than a
             segment.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        rows: int,
-        tgt_len: int,
-        eos: int,
-        pad: int,
-        shards: int = 1,
-        shard: int = 0,
-        keeps_rest: bool = False,
-        cut: Cut = EVEN,
-    ):
-        assert not (keeps_rest and cut.roll), "only streams of equal length are rolled"
-        assert rows % shards == 0 and 0 <= shard < shards, (rows, shards, shard)
-        if rows < 1 or tgt_len < 1:
-            raise UserError(f"{rows} rows of segments of {tgt_len} tokens (--tgt-len): both must be positive")
-        each, rest = divmod(len(tokens), rows)
-        if not keeps_rest and each < tgt_len:
-            raise UserError(
-                f"{len(tokens)} tokens in {rows} rows (batch size x workers) are {each} a row, but a segment is "
-                f"{tgt_len} (--tgt-len); give smaller ones, or more text"
-            )
-        self.rows_of_shard = rows // shards
-        own = shard * self.rows_of_shard + np.arange(self.rows_of_shard)
-        if keeps_rest:
-            more = np.minimum(own, rest)
-        else:
-            more = 0 * own
-        self.starts = own * each + more
-        self.lengths = np.full(len(own), each) + (own < rest if keeps_rest else 0)
-        self.longest = each + (1 if keeps_rest and rest else 0)  # of the rows of all workers
-        self.shifts = cut.shifts(rows, max(1, each))[own]
-        self.borders = cut.borders(self.longest, tgt_len)
-        self.tokens = tokens
-        self.rows = rows
-        self.shard = shard
-        self.tgt_len = tgt_len
-        self.eos = eos
-        self.pad = pad
+    tokens: np.ndarray
+    rows: int
+    tgt_len: int
+    eos: int
+    pad: int
+    shards: int = 1
+    shard: int = 0
+    keeps_rest: bool = False
+    cut: Cut = EVEN
+
+    def __post_init__(self):
+        assert not (self.keeps_rest and self.cut.roll), "only streams of equal length are rolled"
+        assert self.rows % self.shards == 0, (self.rows, self.shards)
+        if self.rows < 1 or self.tgt_len < 1:
+            raise UserError(f"{self.rows} rows of segments of {self.tgt_len} tokens (--tgt-len): both must be positive")
+        each, rest = divmod(len(self.tokens), self.rows)
+        if not self.keeps_rest:
+            rest = 0
+            if each < self.tgt_len:
+                raise UserError(
+                    f"{len(self.tokens)} tokens in {self.rows} rows (batch size x workers) are {each} a row, but a "
+                    f"segment is {self.tgt_len} (--tgt-len); give smaller ones, or more text"
+                )
+        own = np.arange(self.rows)[self.own_rows]
+        self.starts = own * each + np.minimum(own, rest)
+        self.lengths = each + (own < rest)
+        self.longest = each + (rest > 0)
+        self.shifts = self.cut.shifts(self.rows, max(1, each))[own]
+        self.borders = self.cut.borders(self.longest, self.tgt_len)
+
+    @property
+    def own_rows(self) -> slice:
+        """The rows of this worker."""
+        count = self.rows // self.shards
+        return slice(self.shard * count, (self.shard + 1) * count)
 
     def __len__(self) -> int:
         return len(self.borders) - 1
@@ -156,9 +156,8 @@ class TokenStreams(Dataset):
         if not 0 <= segment < len(self):
             raise IndexError(segment)
         start, end = (int(border) for border in self.borders[segment : segment + 2])
-        rows = len(self.starts)
-        source, target = (torch.full((rows, end - start), self.pad) for _ in range(2))
-        for row in range(rows):
+        source, target = (torch.full((len(self.starts), end - start), self.pad) for _ in range(2))
+        for row in range(len(self.starts)):
             filled = 0
             for first, last in self._stretches(row, start, end):
                 self._fill(source[row, filled:], target[row, filled:], first, last)
@@ -191,48 +190,29 @@ class TokenStreams(Dataset):
         return sample
 
 
+@dataclass(eq=False, repr=False)
 class TokenItems(TokenStreams):
     """Batches of items that know nothing of each other, such as images: a row each, predicted from ``</s>`` on.
 
-    In training they come in an order of each epoch's own, of its seed and number, and the last ones that fill no batch
+    Arguments as of :class:`TokenStreams`; `tgt_len` are the tokens of an item, and rows of a batch are neighbours. In
+    training they come in an order of each epoch's own, of its seed and number, and the last ones that fill no batch
     are left out. With `keeps_rest` they come in theirs, and rows of `pad` fill the last batch.
-
-    Args:
-        tokens, rows, eos, pad, shards, shard, keeps_rest: as of :class:`TokenStreams`; rows of a batch are neighbours.
-        tgt_len: T, tokens of an item.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        rows: int,
-        tgt_len: int,
-        eos: int,
-        pad: int,
-        shards: int = 1,
-        shard: int = 0,
-        keeps_rest: bool = False,
-        cut: Cut = EVEN,
-    ):
-        self.items = tokens[: len(tokens) - len(tokens) % tgt_len].reshape(-1, tgt_len)
-        if rows < 1 or (len(self.items) < rows and not keeps_rest):
-            raise UserError(f"{len(self.items)} images in batches of {rows} (batch size x workers); give smaller ones")
-        if cut.varlen:
+    def __post_init__(self):
+        count = len(self.tokens) // self.tgt_len
+        self.items = self.tokens[: count * self.tgt_len].reshape(count, self.tgt_len)
+        self.longest = self.tgt_len
+        if self.rows < 1 or (count < self.rows and not self.keeps_rest):
+            raise UserError(f"{count} images in batches of {self.rows} (batch size x workers); give smaller ones")
+        if self.cut.varlen:
             raise UserError("--varlen: is for streams of text; images are read whole")
-        order = np.arange(len(self.items))
-        if keeps_rest:
-            order = np.pad(order, (0, -len(order) % rows), constant_values=-1)
+        order = np.arange(count)
+        if self.keeps_rest:
+            order = np.pad(order, (0, -count % self.rows), constant_values=-1)
         else:
-            order = np.random.default_rng((cut.seed, cut.epoch, 2)).permutation(order)
-        self.order = order[: len(order) - len(order) % rows].reshape(-1, rows)
-        self.tokens = tokens
-        self.rows = rows
-        self.tgt_len = tgt_len
-        self.longest = tgt_len
-        self.rows_of_shard = rows // shards
-        self.shard = shard
-        self.eos = eos
-        self.pad = pad
+            order = np.random.default_rng((self.cut.seed, self.cut.epoch, 2)).permutation(order)
+        self.order = order[: len(order) - len(order) % self.rows].reshape(-1, self.rows)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -240,39 +220,31 @@ class TokenItems(TokenStreams):
     def __getitem__(self, segment: int) -> dict[str, Any]:
         if not 0 <= segment < len(self):
             raise IndexError(segment)
-        own = self.order[segment, self.shard * self.rows_of_shard :][: self.rows_of_shard]
+        own = self.order[segment, self.own_rows]
         target = torch.from_numpy(self.items[own].astype(np.int64))
         target[torch.from_numpy(own < 0)] = self.pad
         source = torch.cat([torch.full_like(target[:, :1], self.eos), target[:, :-1]], 1)
         return _batch(segment, source, target, self.pad)
 
 
-def cut_tokens(
-    tokens: np.ndarray,
-    rows: int,
-    tgt_len: int,
-    eos: int,
-    pad: int,
-    item: int = 0,
-    **how: Any,
-) -> TokenStreams:
+def cut_tokens(tokens: np.ndarray, tgt_len: int, item: int = 0, **how: Any) -> TokenStreams:
     """Return tokens as streams, or as items, for all who train on them or measure them.
 
     Args:
         tokens: ids of the text, (N,).
-        rows: streams of all workers together.
         tgt_len: tokens per segment.
-        eos: id of ``</s>``.
-        pad: id that fills targets.
         item: tokens of an item, :func:`item_length`; 0 for a text.
-        how: further arguments of :class:`TokenStreams`.
+        **how: further arguments of :class:`TokenStreams`.
 
     Raises:
         UserError: segments are no items; as these classes do.
     """
     if item and tgt_len != item:
         raise UserError(f"--tgt-len {tgt_len}: these images have {item} pixels, all predicted at once; give {item}")
-    return (TokenItems if item else TokenStreams)(tokens, rows, tgt_len, eos, pad, **how)
+    kind = TokenStreams
+    if item:
+        kind = TokenItems
+    return kind(tokens, tgt_len=tgt_len, **how)
 
 
 def item_length(folder: Union[str, Path]) -> int:
@@ -284,15 +256,11 @@ def item_length(folder: Union[str, Path]) -> int:
 
 
 def _batch(segment: int, source: Tensor, target: Tensor, pad: int) -> dict[str, Any]:
-    counts = {
+    return {
+        "id": torch.full((len(source),), segment),
         "segment": segment,
         "nsentences": len(source),
         "ntokens": int(target.ne(pad).sum()),
-    }
-    place = torch.full((len(source),), segment)
-    return {
-        "id": place,
-        **counts,
         "net_input": {"src_tokens": source},
         "target": target,
     }
@@ -302,35 +270,19 @@ class EpochSegments(EpochBatches):
     """The segments of streams in order, epoch after epoch, as fairseq-train reads them; every one is a whole batch.
 
     Args:
-        tokens, rows, tgt_len, eos, pad, item, shard, shards: as of :func:`cut_tokens`.
-        cut: of every epoch, but for its number.
+        open_streams: returns the streams of an epoch, from 1.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        rows: int,
-        tgt_len: int,
-        eos: int,
-        pad: int,
-        cut: Cut = EVEN,
-        item: int = 0,
-        shard: int = 0,
-        shards: int = 1,
-    ):
-        how = {"item": item, "shard": shard, "shards": shards}
-        self._streams = lambda epoch: cut_tokens(tokens, rows, tgt_len, eos, pad, cut=cut._replace(epoch=epoch), **how)
-        super().__init__(self._streams(1), batch_size=1, shuffle=False)
+    def __init__(self, open_streams: Callable[[int], TokenStreams]):
+        self._open_streams = open_streams
+        super().__init__(open_streams(1), batch_size=1, shuffle=False)
 
     @property
     def indices(self) -> list[np.ndarray]:
         """Numbers of the segments of the epoch, a batch each."""
         if self._batches[0] != self.epoch:
-            self.dataset = self._streams(self.epoch)
-            self._batches = (
-                self.epoch,
-                [np.array([segment]) for segment in range(len(self.dataset))],
-            )
+            self.dataset = self._open_streams(self.epoch)
+            self._batches = (self.epoch, [np.array([segment]) for segment in range(len(self.dataset))])
         return self._batches[1]
 
     def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
@@ -361,10 +313,10 @@ def shape_of(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dic
 
     It also names how epochs cut the streams.
     """
-    sizes = {
+    return {
         "tokens": len(streams.tokens),
         "rows": streams.rows,
         "tgt_len": streams.tgt_len,
+        "mem_len": mem_len,
+        "cut": ", ".join(name for name in ("roll", "varlen") if getattr(options, name)),
     }
-    cut = ", ".join(name for name in ("roll", "varlen") if getattr(options, name))
-    return {**sizes, "mem_len": mem_len, "cut": cut}

@@ -127,11 +127,11 @@ class LanguageModel(ComparedTask):
             costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
             streams = cut_tokens(
                 open_tokens(data / "test"),
-                1,
                 tgt_len,
-                symbols.eos(),
-                symbols.pad(),
                 item_length(data),
+                rows=1,
+                eos=symbols.eos(),
+                pad=symbols.pad(),
                 keeps_rest=True,
             )
             middle = streams[len(streams) // 2]

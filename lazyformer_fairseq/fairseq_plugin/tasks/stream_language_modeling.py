@@ -235,8 +235,7 @@ class StreamLanguageModelingTask(EncoderTask):
         if self._restored is not None:
             saved = self._restored
             self._restored = None
-            first = self._streams.shard * self._streams.rows_of_shard
-            self.training.restore(saved, self._shape(), slice(first, first + self._streams.rows_of_shard))
+            self.training.restore(saved, self._shape(), self._streams.own_rows)
 
     def _shape(self) -> Shape:
         return shape_of(self._streams, self.mem_len, self.cfg)

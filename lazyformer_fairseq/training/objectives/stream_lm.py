@@ -13,7 +13,9 @@ from lazyformer_fairseq.data.datasets.token_streams import (
     Cut,
     EpochSegments,
     StreamOptions,
+    TokenStreams,
     check_memory_fits,
+    cut_tokens,
     item_length,
     open_tokens,
     shape_of,
@@ -78,21 +80,26 @@ class StreamLMObjective(Objective):
     def batches(self, processes: Processes = ALONE) -> EpochSegments:
         """Return the segments of this process's streams, in order."""
         options = self.options
-        segments = EpochSegments(
-            self.tokens(),
-            self.batch_size * processes.count,
-            options.tgt_len,
-            self.dictionary.eos(),
-            self.dictionary.pad(),
-            Cut(options.roll, options.varlen, self.seed),
-            item_length(self.data),
-            shard=processes.rank,
-            shards=processes.count,
-        )
+        tokens = self.tokens()
+        item = item_length(self.data)
+
+        def open_streams(epoch: int) -> TokenStreams:
+            return cut_tokens(
+                tokens,
+                options.tgt_len,
+                item,
+                rows=self.batch_size * processes.count,
+                eos=self.dictionary.eos(),
+                pad=self.dictionary.pad(),
+                shards=processes.count,
+                shard=processes.rank,
+                cut=Cut(options.roll, options.varlen, self.seed, epoch),
+            )
+
+        segments = EpochSegments(open_streams)
         check_memory_fits(self.mem_len, segments.dataset)
         self._shape = shape_of(segments.dataset, self.mem_len, options)
-        first = processes.rank * self.batch_size
-        self._rows = slice(first, first + self.batch_size)
+        self._rows = segments.dataset.own_rows
         return segments
 
     def data_folders(self) -> list[Path]:

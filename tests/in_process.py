@@ -104,7 +104,7 @@ def assert_recipe(cfg: DictConfig, name: str) -> None:
     clip_norm = 1.0 if name.startswith("igpt") else 0.25
     assert (schedule._name, cfg.optimization.clip_norm, optimizer.weight_decay) == ("cosine", clip_norm, 0.0)
     assert cfg.model.init_std == (0.005 if name == "nvidia_large" else 0.02)
-    assert cfg.task.roll == name.startswith("nvidia") and not cfg.task.varlen and not cfg.model.same_length
+    assert cfg.task.roll == name.startswith("nvidia") and not cfg.model.same_length
     if name.startswith("igpt"):
         assert (optimizer._name, optimizer.adam_betas.replace(" ", "")) == ("fused_adam", "(0.9,0.95)")
         rate = 1e-3 if name == "igpt_large" else 3e-3

@@ -15,7 +15,7 @@ from in_process import invoke, refusal
 from PIL import EpsImagePlugin, Image
 from sklearn.datasets import load_digits
 
-from lazyformer_fairseq.data.datasets.token_streams import Cut, TokenItems, cut_tokens, item_length, open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import TokenItems, cut_tokens, item_length, open_tokens
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling import images
@@ -238,7 +238,7 @@ def test_a_batch_has_whole_images_each_from_the_start_on():
         source = batch["net_input"]["src_tokens"]
         assert (source[:, 0] == 2).all() and torch.equal(source[:, 1:], batch["target"][:, :-1])
     assert not torch.equal(images, images.sort(0).values)
-    later, same = (torch.cat([x["target"] for x in cut_tokens(tokens, **how, cut=Cut(epoch=n))]) for n in (2, 1))
+    later, same = (torch.cat([x["target"] for x in cut_tokens(tokens, **how, epoch=n)]) for n in (2, 1))
     assert not torch.equal(images, later) and not torch.equal(later, same)
     rest = cut_tokens(tokens, **how, keeps_rest=True)
     assert type(rest) is TokenItems and torch.equal(rest[0]["target"].flatten(), torch.arange(4, 20))
@@ -252,7 +252,6 @@ def test_a_batch_has_whole_images_each_from_the_start_on():
         ("--tgt-len 16", "--tgt-len 16: these images have 64 pixels"),
         ("--mem-len 8 --sublayer-pattern sf", "--mem-len 8: an image remembers no other one"),
         ("--mem-len 8", r"--mem-len 8 is not for s\[.*absolute positions count from"),
-        ("--varlen", "--varlen: is for streams of text"),
         ("--batch-size 1000 --sequences-per-update 1000", "96 images in batches of 1000"),
         ("--sublayer-pattern s[positions=absolute,length=63]", "64 tokens, but .* table of positions has 63"),
     ],

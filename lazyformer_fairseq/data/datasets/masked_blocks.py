@@ -291,6 +291,7 @@ def cut(batch: dict[str, Any], length: int, pad: int) -> dict[str, Any]:
 WIDTH_MULTIPLE = 8
 
 
+@dataclass(eq=False, repr=False)
 class MaskedBlocksDataset(SizedDataset):
     """The base of datasets that make blocks of an indexed dataset of sentences, and mask them.
 
@@ -311,33 +312,24 @@ class MaskedBlocksDataset(SizedDataset):
         UserError: where the items are not sentences.
     """
 
+    items: Any
+    item_sizes: np.ndarray
+    tokens_per_sample: int
+    bos: int
+    eos: int
+    masking: Masking
+    seed: int = 1
+    shuffle: bool = True
+    name: str = "data"
     is_cut = False
 
-    def __init__(
-        self,
-        items,
-        item_sizes: np.ndarray,
-        tokens_per_sample: int,
-        bos: int,
-        eos: int,
-        masking: Masking,
-        seed: int = 1,
-        shuffle: bool = True,
-        name: str = "data",
-    ):
-        if not len(items):
-            raise UserError(f"{name}: holds no sentence; was the corpus empty?")
-        if int(items[0][-1]) != eos:
-            raise UserError(f"{name}: its first sentence does not end in </s>; preprocess it with the end symbol on")
-        self.items = items
-        self.item_sizes = item_sizes
-        self.tokens_per_sample = tokens_per_sample
-        self.bos = bos
-        self.eos = eos
-        self.masking = masking
-        self.seed = seed
-        self.shuffle = shuffle
-        self.name = name
+    def __post_init__(self):
+        if not len(self.items):
+            raise UserError(f"{self.name}: holds no sentence; was the corpus empty?")
+        if int(self.items[0][-1]) != self.eos:
+            raise UserError(
+                f"{self.name}: its first sentence does not end in </s>; preprocess it with the end symbol on"
+            )
 
     @property
     def most(self) -> int:
@@ -371,14 +363,16 @@ class MaskedBlocksDataset(SizedDataset):
         time = min(longest + -longest % WIDTH_MULTIPLE, self.most)
         pad = self.masking.pad_index
         target = pad_right([sample["target"] for sample in samples], pad, time)
-        scheduled = [sample["mask_shares"] for sample in samples if "mask_shares" in sample]
-        return {
+        batch = {
             **collate_sources(samples, pad, time),
             "target": target,
             "masked_positions": target.flatten().ne(pad).nonzero().squeeze(1),
-            **({"mask_shares": torch.cat(scheduled)} if scheduled else {}),
-            **({"to_cut": True} if self.is_cut else {}),
         }
+        if "mask_shares" in samples[0]:
+            batch["mask_shares"] = torch.cat([sample["mask_shares"] for sample in samples])
+        if self.is_cut:
+            batch["to_cut"] = True
+        return batch
 
     def ordered_indices(self) -> np.ndarray:
         """Return a new random order each epoch. Not by length: nearly all full blocks have the same length."""
@@ -396,14 +390,15 @@ class MaskedBlocksDataset(SizedDataset):
         return float(self.sizes.sum(dtype=np.int64) / (len(self) * tokens_per_sample))
 
 
+@dataclass(eq=False, repr=False)
 class MaskedInputsDataset(MaskedBlocksDataset):
     """A block is an item as it stands, with the symbols at its ends.
 
     Arguments as for :class:`MaskedBlocksDataset`. Batches hold items of similar length.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __post_init__(self):
+        super().__post_init__()
         self.sizes = np.asarray(self.item_sizes, dtype=np.int64)
 
     def block(self, index: int) -> np.ndarray:
@@ -415,6 +410,7 @@ class MaskedInputsDataset(MaskedBlocksDataset):
         return by_jittered_length(self.sizes, (self.seed, self.epoch) if self.shuffle else None)
 
 
+@dataclass(eq=False, repr=False)
 class FullSentencesDataset(MaskedBlocksDataset):
     """Packs an indexed dataset of sentences and masks what it packs.
 
@@ -429,17 +425,12 @@ class FullSentencesDataset(MaskedBlocksDataset):
         UserError: where the items are not sentences.
     """
 
-    def __init__(
-        self,
-        *args,
-        within_documents: bool = False,
-        document_positions: bool = False,
-        **kwargs,
-    ):
-        super().__init__(*args, **kwargs)
-        self.within_documents = within_documents
-        self.document_positions = document_positions
-        self.blocks: Blocks = pack_full_sentences(self.item_sizes, self.tokens_per_sample)
+    within_documents: bool = False
+    document_positions: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.blocks = pack_full_sentences(self.item_sizes, self.tokens_per_sample)
         if not len(self.blocks):
             raise UserError(f"{self.name}: holds document boundaries but no sentence; was the corpus empty?")
         self.sizes = self.blocks.sizes

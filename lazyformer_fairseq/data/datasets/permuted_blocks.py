@@ -8,6 +8,7 @@ are <mask>, 10% another word and 10% the token itself, and the order of the pred
 together. There symbols such as <s> and padding may be predicted, and a cut word; here neither.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,27 +45,20 @@ def permute(
     """
     last = order[len(order) - predicted :]
     step = np.arange(1, predicted + 1)
-    nothing = np.zeros(len(order) - predicted, np.int64)
+    turn_of_text = np.concatenate([np.zeros(len(order) - predicted, np.int64), step])
     always = np.full_like(step, ALWAYS)
-    groups = [
-        (
-            tokens[order],
-            order,
-            (
-                np.append(nothing, step),
-                np.append(nothing, step),
-                np.full(len(order), ALWAYS),
-            ),
-        )
-    ]
+    source = [tokens[order]]
+    positions = [order]
+    turns = [np.stack([turn_of_text, turn_of_text, np.full(len(order), ALWAYS)])]
+    asked = np.full_like(step, mask)
     if not permuted_only:
-        groups.append((inputs[last], last, (0 * step, 0 * step, step)))
-    if permuted_only:
-        asked = np.full_like(step, mask)
-    else:
         asked = inputs[last]
-    groups.append((asked, last, (step - 1, always, always)))
-    source, positions, turns = zip(*groups, strict=True)
+        source.append(asked)
+        positions.append(last)
+        turns.append(np.stack([0 * step, 0 * step, step]))
+    source.append(asked)
+    positions.append(last)
+    turns.append(np.stack([step - 1, always, always]))
     return {
         "source": np.concatenate(source),
         "positions": np.concatenate(positions),
@@ -72,6 +66,7 @@ def permute(
     }
 
 
+@dataclass(eq=False, repr=False)
 class PermutedBlocksDataset(FullSentencesDataset):
     """Full sentences, permuted anew in each epoch.
 
@@ -82,9 +77,7 @@ class PermutedBlocksDataset(FullSentencesDataset):
         permuted_only: see :func:`permute`.
     """
 
-    def __init__(self, *args: Any, permuted_only: bool = False, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.permuted_only = permuted_only
+    permuted_only: bool = False
 
     @property
     def most(self) -> int:

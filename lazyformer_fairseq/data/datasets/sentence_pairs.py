@@ -167,6 +167,7 @@ def _cut(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, 
     return kept, np.minimum(second, room - kept)
 
 
+@dataclass(eq=False, repr=False)
 class SentencePairsDataset(MaskedBlocksDataset):
     """``<s> first </s> second </s>``, see :func:`~lazyformer_fairseq.data.datasets.sentence_pairs.draw_pairs`.
 
@@ -182,15 +183,16 @@ class SentencePairsDataset(MaskedBlocksDataset):
         UserError: where the items are not sentences of two documents or more, or a pair has no room.
     """
 
-    def __init__(self, *args, separators: int = 2, has_token_types: bool = False, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.separators = separators
-        self.has_token_types = has_token_types
-        self.room = self.tokens_per_sample - 2 - separators  # of text
+    separators: int = 2
+    has_token_types: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.room = self.tokens_per_sample - 2 - self.separators  # of text
         if self.room < 2:
             raise UserError(
                 f"tokens_per_sample is {self.tokens_per_sample}; a pair needs room for <s>, two texts and "
-                f"{separators + 1} </s>: at least {separators + 4}"
+                f"{self.separators + 1} </s>: at least {self.separators + 4}"
             )
         self.documents = Documents(self.item_sizes)
         if len(self.documents) < 2:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ class StreamOptions:
     tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass")
     valid_tgt_len: Optional[int] = option(None, "tokens of a segment in validation; default: as in training")
     roll: bool = option(False, "each epoch, streams start at places drawn anew")
-    varlen: bool = option(False, "segments of random length: most about --tgt-len, one in twenty half")
 
 
 def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
@@ -40,48 +39,6 @@ def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
     if found != index.bytes:
         raise UserError(f"{prefix}.bin: has {found:,} bytes, {index.bytes:,} by its index; write the data again")
     return np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
-
-
-class Cut(NamedTuple):
-    """The cutting of streams in an epoch, as in Transformer-XL's code at NVIDIA; by default it never changes.
-
-    Attributes:
-        roll: each stream starts at a place of its own, drawn anew, and what is before it comes in the end.
-        varlen: segments have lengths of their own, drawn anew: :func:`random_lengths`.
-        seed, epoch: what is drawn depends on them alone.
-    """
-
-    roll: bool = False
-    varlen: bool = False
-    seed: int = 1
-    epoch: int = 1
-
-    def shifts(self, rows: int, length: int) -> np.ndarray:
-        """Return (rows,): where each stream starts."""
-        if not self.roll:
-            return np.zeros(rows, dtype=np.int64)
-        return np.random.default_rng((self.seed, self.epoch, 0)).integers(length, size=rows)
-
-    def borders(self, length: int, tgt_len: int) -> np.ndarray:
-        """Return (segments + 1,): where segments start, and the streams' end."""
-        if not self.varlen:
-            return np.append(np.arange(0, length, tgt_len), length)
-        lengths = random_lengths(np.random.default_rng((self.seed, self.epoch, 1)), length, tgt_len)
-        ends = np.cumsum(lengths)
-        return np.concatenate([[0], ends[ends < length], [length]])
-
-
-EVEN = Cut()
-
-
-def random_lengths(generator: np.random.Generator, length: int, tgt_len: int) -> np.ndarray:
-    """Lengths of more segments than fill `length` tokens, as ``get_varlen_iter`` of Transformer-XL's code draws them.
-
-    Rounded down from N(tgt_len, 5), one in twenty from N(tgt_len / 2, 5); from 5 to tgt_len + 15.
-    """
-    count = length // 5 + 1
-    means = np.where(generator.random(count) < 0.95, tgt_len, tgt_len / 2)
-    return np.clip(generator.normal(means, 5).astype(np.int64), 5, tgt_len + 15)
 
 
 @dataclass(eq=False, repr=False)
@@ -102,7 +59,10 @@ class TokenStreams(Dataset):
         shard: number of this worker, from 0.
         keeps_rest: what happens to the N mod `rows` tokens that do not divide. False (training): the last ones are
             left out. True (evaluation): the first rows have one more token, the others end in one `pad`.
-        cut: of this epoch; other than the default for training alone.
+        roll: each stream starts at a place of its own, drawn anew, and what is before it comes in the end; for training
+            alone.
+        seed: what is drawn depends on it and the epoch alone.
+        epoch: number of the epoch, from 1.
 
     Attributes:
         longest: tokens of the longest row of all workers.
@@ -120,10 +80,12 @@ class TokenStreams(Dataset):
     shards: int = 1
     shard: int = 0
     keeps_rest: bool = False
-    cut: Cut = EVEN
+    roll: bool = False
+    seed: int = 1
+    epoch: int = 1
 
     def __post_init__(self):
-        assert not (self.keeps_rest and self.cut.roll), "only streams of equal length are rolled"
+        assert not (self.keeps_rest and self.roll), "only streams of equal length are rolled"
         assert self.rows % self.shards == 0, (self.rows, self.shards)
         if self.rows < 1 or self.tgt_len < 1:
             raise UserError(f"{self.rows} rows of segments of {self.tgt_len} tokens (--tgt-len): both must be positive")
@@ -139,8 +101,9 @@ class TokenStreams(Dataset):
         self.starts = own * each + np.minimum(own, rest)
         self.lengths = each + (own < rest)
         self.longest = each + (rest > 0)
-        self.shifts = self.cut.shifts(self.rows, max(1, each))[own]
-        self.borders = self.cut.borders(self.longest, self.tgt_len)
+        self.shifts = np.zeros(len(own), np.int64)
+        if self.roll:
+            self.shifts = np.random.default_rng((self.seed, self.epoch, 0)).integers(each, size=self.rows)[own]
 
     @property
     def own_rows(self) -> slice:
@@ -149,13 +112,14 @@ class TokenStreams(Dataset):
         return slice(self.shard * count, (self.shard + 1) * count)
 
     def __len__(self) -> int:
-        return len(self.borders) - 1
+        return len(range(0, self.longest, self.tgt_len))
 
     def __getitem__(self, segment: int) -> dict[str, Any]:
         """Return a batch of this worker's B rows; sources and targets (B, T)."""
         if not 0 <= segment < len(self):
             raise IndexError(segment)
-        start, end = (int(border) for border in self.borders[segment : segment + 2])
+        start = segment * self.tgt_len
+        end = min(start + self.tgt_len, self.longest)
         source, target = (torch.full((len(self.starts), end - start), self.pad) for _ in range(2))
         for row in range(len(self.starts)):
             filled = 0
@@ -205,13 +169,11 @@ class TokenItems(TokenStreams):
         self.longest = self.tgt_len
         if self.rows < 1 or (count < self.rows and not self.keeps_rest):
             raise UserError(f"{count} images in batches of {self.rows} (batch size x workers); give smaller ones")
-        if self.cut.varlen:
-            raise UserError("--varlen: is for streams of text; images are read whole")
         order = np.arange(count)
         if self.keeps_rest:
             order = np.pad(order, (0, -count % self.rows), constant_values=-1)
         else:
-            order = np.random.default_rng((self.cut.seed, self.cut.epoch, 2)).permutation(order)
+            order = np.random.default_rng((self.seed, self.epoch, 2)).permutation(order)
         self.order = order[: len(order) - len(order) % self.rows].reshape(-1, self.rows)
 
     def __len__(self) -> int:
@@ -311,12 +273,12 @@ def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
 def shape_of(streams: TokenStreams, mem_len: int, options: StreamOptions) -> dict[str, Union[int, str]]:
     """Return what a memory must fit: tokens of the text, rows of all workers, tokens of segment and memory.
 
-    It also names how epochs cut the streams.
+    It also says whether streams are rolled.
     """
     return {
         "tokens": len(streams.tokens),
         "rows": streams.rows,
         "tgt_len": streams.tgt_len,
         "mem_len": mem_len,
-        "cut": ", ".join(name for name in ("roll", "varlen") if getattr(options, name)),
+        "roll": options.roll,
     }

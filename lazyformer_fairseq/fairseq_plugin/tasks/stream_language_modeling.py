@@ -21,8 +21,6 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.datasets.token_streams import (
-    EVEN,
-    Cut,
     StreamOptions,
     TokenStreams,
     check_memory_fits,
@@ -166,7 +164,9 @@ class StreamLanguageModelingTask(EncoderTask):
             shards=num_shards,
             shard=shard_id,
             keeps_rest=not is_training,
-            cut=Cut(self.cfg.roll, self.cfg.varlen, seed, epoch) if is_training else EVEN,
+            roll=self.cfg.roll and is_training,
+            seed=seed,
+            epoch=epoch,
         )
         if is_training:
             self._streams = streams

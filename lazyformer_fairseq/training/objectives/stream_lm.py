@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.datasets.token_streams import (
-    Cut,
     EpochSegments,
     StreamOptions,
     TokenStreams,
@@ -93,7 +92,9 @@ class StreamLMObjective(Objective):
                 pad=self.dictionary.pad(),
                 shards=processes.count,
                 shard=processes.rank,
-                cut=Cut(options.roll, options.varlen, self.seed, epoch),
+                roll=options.roll,
+                seed=self.seed,
+                epoch=epoch,
             )
 
         segments = EpochSegments(open_streams)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.data.datasets.token_streams import Cut, TokenStreams, open_tokens, random_lengths
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.indexed_format import write_items
 
@@ -49,46 +49,30 @@ def test_every_token_is_a_target_once_and_in_order(count, rows_of_shard, shards,
     assert sum(row.count(PAD) for _, row in found) == ((rows - rest) % rows if keeps_rest else 0)
 
 
-cuts = st.builds(Cut, st.booleans(), st.booleans(), st.integers(1, 9), st.integers(1, 9))
-
-
 @settings(max_examples=40)
-@given(st.integers(180, 400), st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), cuts)
-def test_a_cut_changes_where_streams_and_segments_begin_and_nothing_else(count, rows_of_shard, shards, tgt_len, cut):
+@given(st.integers(180, 400), st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), st.integers(1, 9))
+def test_a_roll_changes_where_streams_begin_and_nothing_else(count, rows_of_shard, shards, tgt_len, epoch):
     rows = rows_of_shard * shards
     each = count // rows
-    shifts, tokens = cut.shifts(rows, each), np.arange(10, 10 + count)
+    tokens = np.arange(10, 10 + count)
     for shard in range(shards):
-        own = TokenStreams(tokens, rows, tgt_len, EOS, PAD, shards, shard, cut=cut)
+        own = TokenStreams(tokens, rows, tgt_len, EOS, PAD, shards, shard, roll=True, epoch=epoch)
         batches = [own[segment] for segment in range(len(own))]
         targets = torch.cat([batch["target"] for batch in batches], dim=1)
-        for row, found in zip(range(shard * rows_of_shard, rows), targets.tolist(), strict=False):
+        for place, found in enumerate(targets.tolist()):
+            row = shard * rows_of_shard + place
             stream = list(range(10 + row * each, 10 + (row + 1) * each))
-            assert found == stream[shifts[row] :] + stream[: shifts[row]]
+            assert found == stream[own.shifts[place] :] + stream[: own.shifts[place]]
         sources = torch.cat([batch["net_input"]["src_tokens"] for batch in batches], dim=1)
         assert torch.equal(sources, torch.where(targets == 10, EOS, targets - 1)), "the text's token before it"
-        sizes = [batch["target"].size(1) for batch in batches]
-        if cut.varlen:
-            assert all(5 <= size <= tgt_len + 15 for size in sizes[:-1]) and 1 <= sizes[-1] <= tgt_len + 15
-        else:
-            assert set(sizes[:-1]) <= {tgt_len} and sizes[-1] <= tgt_len
 
 
-def test_each_epoch_and_seed_cuts_anew_and_the_same_one_alike():
-    found = [Cut(True, True, *drawn) for drawn in ((1, 1), (1, 2), (2, 1), (1, 1))]
-    for drawn in ([cut.shifts(4, 1000).tolist() for cut in found], [cut.borders(1000, 50).tolist() for cut in found]):
-        assert drawn[0] == drawn[3] and drawn[0] != drawn[1] != drawn[2] != drawn[0]
-
-
-def test_segments_have_the_lengths_of_the_published_code():
-    """19 of 20 about T, one about T / 2, with a deviation of 5, rounded down; at most three deviations above T."""
-    lengths = random_lengths(np.random.default_rng(1), 5 * 40_000, 150)
-    short = lengths < 110
-    assert short.mean() == pytest.approx(0.05, abs=0.005)
-    assert lengths[~short].mean() == pytest.approx(149.5, abs=0.2)
-    assert lengths[short].mean() == pytest.approx(74.5, abs=1)
-    assert lengths[~short].std() == pytest.approx(5, abs=0.2) and lengths.max() == 165
-    assert random_lengths(np.random.default_rng(1), 500, 6).min() == 5
+def test_each_epoch_and_seed_rolls_anew_and_the_same_one_alike():
+    drawn = [
+        TokenStreams(np.arange(4000), 4, 50, EOS, PAD, roll=True, seed=seed, epoch=epoch).shifts.tolist()
+        for seed, epoch in ((1, 1), (1, 2), (2, 1), (1, 1))
+    ]
+    assert drawn[0] == drawn[3] and drawn[0] != drawn[1] != drawn[2] != drawn[0]
 
 
 def test_tokens_stay_on_disk(tmp_path):

@@ -11,6 +11,7 @@ fairseq's own tools refuse that line, where they would else read every id as ano
 
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
@@ -21,7 +22,6 @@ from lazyformer_fairseq.storage.json_files import read_text
 
 SPECIAL_LINE = "#lazyformer:special "
 ROLES = ("bos", "pad", "eos", "unk", "mask")
-OVERWRITE = "#fairseq:overwrite"  # at a line's end: the symbol is there already, and gets a new id
 ROLES_OF_FAIRSEQ = dict(zip(ROLES, (*FIRST_SYMBOLS, MASK), strict=True))
 
 
@@ -178,20 +178,14 @@ def load_dictionary(path: Union[str, Path]) -> Dictionary:
 def _parse_lines(path: Path, lines: Sequence[str], dictionary: Dictionary, first: int) -> Dictionary:
     for number, line in enumerate(lines[first - 1 :], start=first):
         symbol, space, count = line.rstrip().rpartition(" ")
-        if is_anew := count == OVERWRITE:
-            symbol, space, count = symbol.rpartition(" ")
-        try:
-            found = None
-            if space:
-                found = int(count)
-        except ValueError:
-            found = None
-        if found is None or (symbol in dictionary and not is_anew):
+        reason = ""
+        if not space or not re.fullmatch(r"-?\d{1,18}", count, re.ASCII):
             reason = "a line has another form"
-            if found is not None:
-                reason = f"Duplicate word found: {symbol!r}"
+        elif symbol in dictionary:
+            reason = f"Duplicate word found: {symbol!r}"
+        if reason:
             raise UserError(f"{path}, line {number}: not a dictionary of lines 'symbol count': {reason}")
-        dictionary.add_symbol(symbol, found, overwrite=is_anew)
+        dictionary.add_symbol(symbol, int(count))
     return dictionary
 
 

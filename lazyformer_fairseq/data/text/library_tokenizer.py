@@ -179,39 +179,29 @@ class LibraryTokenizer(interface.TextTokenizer):
             token_types: the model takes token types, 1 for the second text of a pair.
         """
         folder = Path(folder)
-
-        def template(pattern: str) -> list[dict[str, Any]]:
-            """Return a template of texts, A and B, and special symbols; a symbol behind B has B's type."""
-            parts = []
-            kind = 0
-            for name in pattern.split():
-                if name == "B":
-                    kind = self.second_type
-                what = "SpecialToken"
-                if name in "AB":
-                    what = "Sequence"
-                parts.append(
-                    {
-                        what: {
-                            "id": {"bos": bos, "eos": eos}.get(name, name),
-                            "type_id": kind,
-                        }
-                    }
-                )
-            return parts
-
         bos = self._names["bos"]
         eos = self._names["eos"]
+
+        def symbol(name: str, type_id: int = 0) -> dict[str, Any]:
+            return {"SpecialToken": {"id": name, "type_id": type_id}}
+
+        def text(name: str, type_id: int = 0) -> dict[str, Any]:
+            return {"Sequence": {"id": name, "type_id": type_id}}
+
+        second = self.second_type
         around = {
             "type": "TemplateProcessing",
-            "single": template("bos A eos"),
-            "pair": template(f"bos A {'eos ' * self.separators}B eos"),
+            "single": [symbol(bos), text("A"), symbol(eos)],
+            "pair": [
+                symbol(bos),
+                text("A"),
+                *[symbol(eos)] * self.separators,
+                text("B", second),
+                symbol(eos, second),
+            ],
             "special_tokens": {
-                name: {"id": name, "ids": [index], "tokens": [name]}
-                for name, index in (
-                    (bos, self.special.bos),
-                    (eos, self.special.eos),
-                )
+                bos: {"id": bos, "ids": [self.special.bos], "tokens": [bos]},
+                eos: {"id": eos, "ids": [self.special.eos], "tokens": [eos]},
             },
         }
         whole = {
@@ -226,14 +216,13 @@ class LibraryTokenizer(interface.TextTokenizer):
                 "processors": [trimming, around],
             }
         (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
+        inputs = ["input_ids", "attention_mask"]
+        if token_types:
+            inputs.insert(1, "token_type_ids")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **{NAMES_OF_ROLES[role]: self._names[role] for role in ("bos", "eos", "pad", "unk", "mask")},
-            "model_input_names": [
-                "input_ids",
-                *(["token_type_ids"] if token_types else []),
-                "attention_mask",
-            ],
+            "model_input_names": inputs,
             "clean_up_tokenization_spaces": False,
         }
         write_json(folder / "tokenizer_config.json", config, durable=False)

@@ -215,28 +215,6 @@ def cover(spans: list[Span]) -> Optional[Span]:
     return None
 
 
-def spans_of_parts(text: str, spans: list[Span], sizes: list[int]) -> list[Span]:
-    """Return the spans of a text's parts.
-
-    Args:
-        text: its spaces count for no part.
-        spans: of each character.
-        sizes: of each part, in bytes of UTF-8; a part may end within a character, and then has the whole of it.
-    """
-    character_of_byte = [place for place, character in enumerate(text) for _ in character.encode()]
-    found: list[Span] = []
-    first = 0
-    for size in sizes:
-        characters = range(character_of_byte[first], character_of_byte[first + size - 1] + 1)
-        first += size
-        span = cover([spans[place] for place in characters if text[place] != " "])
-        if span is None:
-            follower = spans[min(characters[-1] + 1, len(spans) - 1)][0]
-            span = (follower, follower)
-        found.append(span)
-    return found
-
-
 def _units(text: str) -> tuple[str, list[int]]:
     """Return the text written as when normalised, without spaces, and the place of each unit's character."""
     units = list(map(_written, text))

@@ -245,27 +245,37 @@ class Tokenizer(interface.TextTokenizer):
                 ids.append(self._index[part.lower()])
                 spans.append((inside[0][0], inside[-1][1]))
             elif part.strip():
-                numbers = self._model.encode(part.strip())
-                ids += self._id_of_piece[numbers].tolist()
-                first = len(part) - len(part.lstrip())
-                spans += self._spans_of_pieces(numbers, part.strip(), inside[first:])
+                found = self._model.encode(part, return_type="offset_mapping")
+                ids += self._id_of_piece[found["ids"]].tolist()
+                spans += self._spans_of_pieces(part, found["pieces"], found["offsets"], inside)
         return ids, spans
 
-    def _spans_of_pieces(self, numbers: list[int], words: str, places: list[Span]) -> list[Span]:
-        """Return the span of each token's characters; `places` has those of the words."""
-        names = self._model.encode(words, out_type=str)
-        pieces = [
-            bytes([int(name[3:5], 16)]) if self._model.is_byte(number) else name.replace(SPACE, " ").encode()
-            for number, name in zip(numbers, names, strict=True)
-        ]
-        written = b"".join(pieces).decode(errors="replace")
-        plain = f" {words}".replace(SPACE, " ")
-        starts_at = places[0][0]
-        of_plain = [(starts_at, starts_at), *places]
-        if written != plain:  # the model has a normalisation of its own
-            covers = (of_plain[first:last] for first, last in normalisation.places_of(written, plain))
-            of_plain = [normalisation.cover(each) or (starts_at, starts_at) for each in covers]
-        return normalisation.spans_of_parts(written, of_plain, [len(piece) for piece in pieces])
+    def _spans_of_pieces(
+        self,
+        words: str,
+        pieces: list[str],
+        offsets: list[Span],
+        places: list[Span],
+    ) -> list[Span]:
+        """Return the characters of the text that each piece stands for.
+
+        Args:
+            words: normalised words.
+            pieces: what the words are cut into.
+            offsets: characters of the words that each piece spells. Of several pieces that spell one character, such
+                as its bytes, the last has it.
+            places: characters of the text that each character of the words stands for.
+        """
+        spans = []
+        following = (0, 0)
+        for piece, (start, end) in zip(reversed(pieces), reversed(offsets), strict=True):
+            if start == end and piece != SPACE:
+                start, end = following  # noqa: PLW2901
+            following = (start, end)
+            letters = [places[at] for at in range(start, end) if words[at] not in (" ", SPACE)]
+            empty_at = places[min(end, len(places) - 1)][0]
+            spans.append(normalisation.cover(letters) or (empty_at, empty_at))
+        return spans[::-1]
 
     @cached_property
     def _id_of_number(self) -> np.ndarray:

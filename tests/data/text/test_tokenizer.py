@@ -323,7 +323,7 @@ def test_a_model_of_ones_own_that_cannot_be_used(tmp_path, options, message):
 
 @pytest.mark.parametrize(
     "content",
-    ["the 5\nof 4\n", "a b 3\r\nc 1\r\n", "the 5\nthe 4 #fairseq:overwrite\n", "ü 1\n▁a 0\n#fairseq -1", " 7\n"],
+    ["the 5\nof 4\n", "a b 3\r\nc 1\r\n", "ü 1\n▁a 0\n#fairseq -1", " 7\n"],
 )
 def test_read_as_fairseq_does(content, tmp_path):
     from fairseq.data import Dictionary
@@ -339,7 +339,6 @@ def test_read_as_fairseq_does(content, tmp_path):
     [
         (b"", "dict.txt: not a dictionary, it holds no symbol"),
         (b"the 5\nof\n", "dict.txt, line 2: not a dictionary of lines 'symbol count'"),
-        (b"the 5 #fairseq:overwrite\nof #fairseq:overwrite\n", "dict.txt, line 2"),
         (b"the 5\nof 4\nthe 3\n", "dict.txt, line 3: .*Duplicate word found.*'the'$"),
         (b"the 5\n\xff\xfe 3\n", "dict.txt: no UTF-8 text"),
         (b"the " + b"9" * 5000 + b"\n", "dict.txt, line 1"),

@@ -1,6 +1,7 @@
 """The batches of an epoch: what is in each, and in which order they come; the same as fairseq-train's, by index."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional, Protocol
 
 import numpy as np
@@ -80,6 +81,7 @@ class Batched(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
+@dataclass(eq=False, repr=False)
 class EpochBatches:
     """A dataset's batches, epoch after epoch, as fairseq-train reads them with the same seed in one process.
 
@@ -102,25 +104,18 @@ class EpochBatches:
         shards: processes; each is dealt every `shards`-th batch.
     """
 
-    shard = 0
-    shards = 1
+    dataset: Batched
+    batch_size: Optional[int] = None
+    max_tokens: Optional[int] = None
+    seed: int = 1
+    shuffle: bool = True
+    workers: int = 0
 
-    def __init__(
-        self,
-        dataset: Batched,
-        batch_size: Optional[int] = None,
-        max_tokens: Optional[int] = None,
-        seed: int = 1,
-        shuffle: bool = True,
-        workers: int = 0,
-    ):
-        if not (batch_size or max_tokens):
+    def __post_init__(self):
+        if not (self.batch_size or self.max_tokens):
             raise UserError("how large is a batch? Give batch_size, or max_tokens, or both")
-        self.dataset = dataset
-        self.size = (max_tokens, batch_size)
-        self.seed = seed
-        self.shuffle = shuffle
-        self.workers = workers
+        self.shard = 0
+        self.shards = 1
         self.epoch = 1
         self.done = 0
         self._batches: tuple[int, list[np.ndarray]] = (0, [])  # of which epoch
@@ -130,7 +125,8 @@ class EpochBatches:
         """Numbers of the samples of each batch of the epoch, int64 (B,), in the order in which they are yielded."""
         if self._batches[0] != self.epoch:
             self.dataset.set_epoch(self.epoch)
-            batches = self.dataset.batch_by_size(self.dataset.ordered_indices(), *self.size)
+            order = self.dataset.ordered_indices()
+            batches = self.dataset.batch_by_size(order, self.max_tokens, self.batch_size)
             if self.shuffle:  # as np.random.shuffle after np.random.seed, which fairseq calls
                 np.random.RandomState(self.seed + self.epoch).shuffle(batches)
             self._batches = self.epoch, batches
@@ -141,9 +137,15 @@ class EpochBatches:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        how = {"num_workers": self.workers, "pin_memory": torch.cuda.is_available()}
         rest = [batch.tolist() for batch in self._dealt(self.indices[self.done :])]
-        for batch in DataLoader(self.dataset, batch_sampler=rest, collate_fn=self.dataset.collater, **how):
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=rest,
+            collate_fn=self.dataset.collater,
+            num_workers=self.workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+        for batch in loader:
             self.done = min(self.done + self._consumed(), len(self))
             yield batch
         while self.done < len(self):  # the other processes have one more

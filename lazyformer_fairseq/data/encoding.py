@@ -28,10 +28,13 @@ def read_examples(
     tokenizer: TextTokenizer,
     longest: Optional[int],
 ) -> EncodedExamples:
-    """A split of a task.
+    """Read a split of a task.
 
     Args:
+        task: row of the task.
         data: a folder of its official files, or of it as prepared.
+        split: name of the split.
+        tokenizer: encodes official files.
         longest: tokens of an input; longer ones are cut.
     """
     if PreparedTask.is_at(data):
@@ -68,9 +71,11 @@ def encode_split(
     max_length: Optional[int],
     processes: int = 1,
 ) -> tuple[list[np.ndarray], dict[str, float]]:
-    """Encodes the examples of a file in their order as the tokenizer builds inputs.
+    """Encode the examples of a file in their order as the tokenizer builds inputs.
 
     Args:
+        tokenizer: builds the inputs.
+        split: the file.
         max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
         processes: how many encode side by side; the result does not depend on it.
 
@@ -83,8 +88,8 @@ def encode_split(
     """
     texts = [example.texts for example in split.examples]
     encoded = _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS))
-    shown = {"desc": f"encode {split.path}", "unit": " rows", "delay": 2, "leave": False}
-    whole = list(Progress(encoded, total=len(texts), **shown))
+    bar = Progress(encoded, total=len(texts), desc=f"encode {split.path}", unit=" rows", delay=2, leave=False)
+    whole = list(bar)
     _refuse_texts_without_tokens(tokenizer, split, whole)
     unknown_lines = [
         example.line for example, ids in zip(split.examples, whole, strict=True) if tokenizer.knows_nothing_of(ids)
@@ -99,11 +104,16 @@ def encode_split(
     unknown = int(is_unknown.sum())
     counts = {
         "truncated": sum(max_length is not None and len(each) > max_length for each in whole),
-        **{"tokens": len(ids), "unknown_tokens": unknown, "unknown_token_share": unknown / max(len(ids), 1)},
-        **{"words": words, "unknown_words": unknown_words, "unknown_word_share": unknown_words / max(words, 1)},
+        "tokens": len(ids),
+        "unknown_tokens": unknown,
+        "unknown_token_share": unknown / max(len(ids), 1),
+        "words": words,
+        "unknown_words": unknown_words,
+        "unknown_word_share": unknown_words / max(words, 1),
     }
-    eos = tokenizer.special.eos
-    return whole if max_length is None else [cut_input(each, max_length, eos) for each in whole], counts
+    if max_length is None:
+        return whole, counts
+    return [cut_input(each, max_length, tokenizer.special.eos) for each in whole], counts
 
 
 def _refuse_texts_without_tokens(tokenizer: TextTokenizer, split: SplitFile, inputs: Sequence[np.ndarray]) -> None:

@@ -19,7 +19,7 @@ def _splits(
     rows: tuple[int, ...],
     files: Mapping[str, str] = _FILES,
 ) -> dict[str, Split]:
-    """Splits of a task whose files (split -> file, each of so many rows) have a header and equal names of columns."""
+    """Return the splits of a task whose files have a header and equal names of columns."""
     return {
         split: Split(file, texts, None if split.startswith("test") else label, count)
         for (split, file), count in zip(files.items(), rows, strict=True)
@@ -39,8 +39,11 @@ _COLA = {
 }
 _QQP = _splits(("question1", "question2"), "is_duplicate", (363846, 40430, 390965))
 _MNLI_FILES = {
-    **{"train": "train.tsv", "valid": "dev_matched.tsv", "valid1": "dev_mismatched.tsv"},
-    **{"test": "test_matched.tsv", "test1": "test_mismatched.tsv"},
+    "train": "train.tsv",
+    "valid": "dev_matched.tsv",
+    "valid1": "dev_mismatched.tsv",
+    "test": "test_matched.tsv",
+    "test1": "test_mismatched.tsv",
 }
 _MNLI = _splits(_SENTENCES, "gold_label", (392702, 9815, 9832, 9796, 9847), _MNLI_FILES)
 _AX = {"test": Split("diagnostic.tsv", _SENTENCES, None, 1104)}
@@ -60,7 +63,11 @@ TASKS = {task.name: task for task in _TASKS}
 
 
 def find_task(name: str) -> TaskDescription:
-    """The row of a task by its name or folder, whatever the case; UserError, which lists all, for no such task."""
+    """Return the row of a task by its name or folder, whatever the case.
+
+    Raises:
+        UserError: there is no such task; the message lists all.
+    """
     for task in TASKS.values():
         if name.lower() in (task.name.lower(), task.folder.lower()):
             return task

@@ -125,6 +125,7 @@ def open_masked_text(
     return MaskedText(str(data), OPTIONS[task](**options), dictionary, seed, max_update)
 
 
+@dataclass(eq=False, repr=False)
 class MaskedText:
     """Folders of text, and how it is masked.
 
@@ -145,21 +146,16 @@ class MaskedText:
             tokenizer.
     """
 
-    def __init__(
-        self,
-        data: str,
-        options: MaskedTextOptions,
-        dictionary: Dictionary,
-        seed: int = 1,
-        max_update: int = 0,
-        whole_inputs: bool = False,
-    ):
-        self.data = data
-        self.options = options
-        self.dictionary = dictionary
-        self.seed = seed
-        self.max_update = max_update
-        self.whole_inputs = whole_inputs
+    data: str
+    options: MaskedTextOptions
+    dictionary: Dictionary
+    seed: int = 1
+    max_update: int = 0
+    whole_inputs: bool = False
+
+    def __post_init__(self):
+        options = self.options
+        dictionary = self.dictionary
         self.is_permuted = hasattr(options, "permuted_only")
         for name in ("next_sentence", "within_documents") if self.is_permuted else ():
             if getattr(options, name):
@@ -184,9 +180,9 @@ class MaskedText:
             said = f"--{flag.replace('_', '-')} {getattr(options, flag)}"
             if changes and self.is_permuted:
                 raise UserError(f"{said}: text that is permuted does not change over a run; leave it out")
-            if changes and not max_update:
+            if changes and not self.max_update:
                 raise UserError(f"{said}: is about shares of a run; say how long it is by --max-update")
-        if self.lengths and (whole_inputs or options.within_documents or options.next_sentence):
+        if self.lengths and (self.whole_inputs or options.within_documents or options.next_sentence):
             raise UserError("--length-schedule: cuts plain blocks, no inputs, documents or pairs; leave it out")
         self.masking = masked_blocks.Masking(
             vocab_size=len(dictionary),
@@ -277,7 +273,7 @@ class MaskedText:
         items = MappedItems(path)
         if masking.last is not None and not is_training:
             masking = replace(masking, probability=masking.last, last=None)
-        dataset = self.blocks(items, items.sizes, path, masking, is_training, types)
+        dataset = self.blocks(items, path, masking, is_training, types)
         if is_training:
             dataset.set_epoch(epoch)
             dataset.is_cut = bool(self.lengths)
@@ -286,7 +282,6 @@ class MaskedText:
     def blocks(
         self,
         items: Any,
-        sizes: np.ndarray,
         name: str,
         masking: Optional[masked_blocks.Masking] = None,
         shuffle: bool = False,
@@ -313,6 +308,9 @@ class MaskedText:
             "name": name,
             "shuffle": shuffle,
         }
+        sizes = getattr(items, "sizes", None)
+        if sizes is None:
+            sizes = np.array([len(item) for item in items])
         return make(items, sizes, options.tokens_per_sample, **ends, **how, **own)
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:

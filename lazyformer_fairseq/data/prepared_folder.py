@@ -12,7 +12,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Self, Union
@@ -195,12 +195,7 @@ class PreparedFolder(ABC):
             cut=self.count_cut(split, longest),
             rows_in_file=rows,
             longest=longest,
-            only_label=self.only_label(split, used),
         )
-
-    def only_label(self, split: str, rows: int) -> Optional[str]:
-        """Return the label of so many rows of a split, if all have the same; else None."""
-        return None
 
     @classmethod
     def reuse(cls, folder: Path, settings: Mapping[str, Any]) -> Optional[Self]:
@@ -399,8 +394,12 @@ class PreparedTask(PreparedFolder):
             return self.manifest["splits"][split].get("truncated", 0)  # nothing is cut where data is made
         return int((MappedItems(self.folder / split).sizes > longest).sum())
 
-    def only_label(self, split: str, rows: int) -> Optional[str]:
-        """Return the label of so many rows of a split, if all have the same; else None."""
+    def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
+        """Return facts on a split, the label that all its rows share among them."""
+        facts = super().facts(split, longest, most_rows)
+        return replace(facts, only_label=self._only_label(split, facts.rows))
+
+    def _only_label(self, split: str, rows: int) -> Optional[str]:
         targets = self.read(split, None, 0).targets
         if targets is None:
             return None

@@ -82,16 +82,14 @@ class PreparedSquad(PreparedFolder):
     COMMAND = "lazyformer finetune --task squad"
     KIND = SquadManifest
 
-    def count_cut(self, split: str, longest: int) -> int:
+    def count_cut(self, split: str, longest: int) -> int:  # noqa: ARG002  of the interface
         """Return how many questions of a split were cut; contexts are divided, not cut."""
         return self.manifest["splits"][split]["cut_questions"]
 
     def facts(self, split: str, longest: int, most_rows: Optional[int] = None) -> SplitFacts:
         """Return facts on the questions of a split."""
-        return replace(
-            super().facts(split, self.settings.longest_question, most_rows),
-            unit="questions",
-        )
+        facts = super().facts(split, longest, most_rows)
+        return replace(facts, longest=self.settings.longest_question, unit="questions")
 
     @property
     def settings(self) -> WindowSettings:

@@ -106,7 +106,7 @@ class EpochSampler:
     def __init__(self, batches: EpochBatches):
         self.batches = batches
         self.sampler = self  # whoever wraps it looks for the epoch there
-        self.batch_size = batches.size[1]
+        self.batch_size = batches.batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, from 0."""

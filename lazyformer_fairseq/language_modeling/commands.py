@@ -23,7 +23,7 @@ CORPORA = ("wikitext", "enwik8", "text8")
 
 @click.group(cls=Group)
 def lm() -> None:
-    """Language models, of text and of images: prepare their data, evaluate them, let them write and draw.
+    r"""Language models, of text and of images: prepare their data, evaluate them, let them write and draw.
 
     \b
     lazyformer lm prepare wikitext wikitext-2 data/wikitext-2
@@ -48,7 +48,7 @@ def lm() -> None:
     help="Refuse a text that is not exactly this one.  [default: take any, say which it is]",
 )
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> None:
-    """Turn a text, as it is distributed, into the folder OUT that fairseq-train and `lazyformer lm evaluate` read.
+    r"""Turn a text, as it is distributed, into the folder OUT that fairseq-train and `lazyformer lm evaluate` read.
 
     \b
     wikitext  WikiText-2 or -103 by words; SOURCE has wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens
@@ -152,7 +152,7 @@ def read_lengths(name: str) -> dict[str, Any]:
 @click.argument("data", type=PREPARED)
 @takes(Reading)
 def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
-    """Measure perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
+    r"""Measure perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
 
     Batch size 1 defines the number: with more streams each first reads what batch size 1 would remember there.
 
@@ -228,7 +228,7 @@ class Sampling:
 @click.argument("data", type=PREPARED)
 @takes(Sampling)
 def sample(checkpoint: Path, data: Path, settings: Sampling) -> None:
-    """Let the model of CHECKPOINT draw images, or write texts, as those of DATA that it learned from.
+    r"""Let the model of CHECKPOINT draw images, or write texts, as those of DATA that it learned from.
 
     \b
     lazyformer lm sample checkpoints/igpt_s/checkpoint_best.pt data/photographs --count 16

@@ -228,7 +228,7 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
             before = ends[-1]
 
 
-def check_items(
+def check_items(  # noqa: PLR0913, PLR0917  two of them share the work between processes
     prefix: Prefix,
     vocab_size: Optional[int],
     eos: Optional[int],
@@ -239,13 +239,12 @@ def check_items(
     """Check that a dataset is whole, and that its ids are those of a dictionary.
 
     Args:
-        how: "quick" or "full".
-        part: number of this process.
-        parts: "full" may be shared by so many processes, each of which reads every `parts`-th chunk.
         prefix: path without ``.bin`` and ``.idx``.
         vocab_size: symbols of the dictionary; None where it is not known.
         eos: id that every item ends in; None where any id may.
-        part, parts: "full" may be shared: process `part` of `parts` reads every `parts`-th piece.
+        how: "quick" or "full".
+        part: number of this process.
+        parts: "full" may be shared by so many processes, each of which reads every `parts`-th chunk.
 
     Returns:
         How many ids the dataset holds, the last of each item not counted.
@@ -280,8 +279,8 @@ def check_items(
         pieces = _samples(index)
     else:
         pieces = _all_pieces(index, part, parts)
-    for first, last in pieces:
-        _check_piece(index, data, ids, first, last, vocab_size, eos)
+    for piece in pieces:
+        _check_piece(index, ids, piece, vocab_size, eos)
     return len(ids) - len(index.sizes)
 
 
@@ -317,14 +316,14 @@ def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> i
 
 def _check_piece(
     index: Index,
-    data: Path,
     ids: np.ndarray,
-    first: int,
-    last: int,
+    piece_of_items: tuple[int, int],
     vocab_size: int,
     eos: Optional[int],
 ) -> None:
     """Check items [first, last), and that the item after them starts where they end."""
+    first, last = piece_of_items
+    data = index.path.with_suffix(".bin")
     sizes = index.sizes[first:last].astype(np.int64)
     if (sizes < 1).any():
         item = first + int(np.argmax(sizes < 1))

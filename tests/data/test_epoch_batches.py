@@ -58,7 +58,7 @@ def test_epochs_are_those_of_fairseq_and_go_on_where_they_stopped(sizes, size, s
         found = []
         for batch in ours:
             found.append(batch["id"].tolist())
-            resumed = EpochBatches(texts_of(sizes, seed), *reversed(ours.size), seed)
+            resumed = EpochBatches(texts_of(sizes, seed), ours.batch_size, ours.max_tokens, seed)
             resumed.load_state_dict(ours.state_dict())
             if len(found) < len(theirs):
                 assert next(iter(resumed))["id"].tolist() == theirs[len(found)]

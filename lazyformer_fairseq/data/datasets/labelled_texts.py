@@ -1,6 +1,7 @@
 """Examples of known size, in batches that leave none out; encoded texts with a class or a score each."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
@@ -67,7 +68,7 @@ class SizedDataset(Dataset):
         indices,
         max_tokens=None,
         max_sentences=None,
-        required_batch_size_multiple=1,
+        required_batch_size_multiple=1,  # noqa: ARG002  fairseq gives it
     ):
         """Batches that hold every example, whatever `required_batch_size_multiple` says.
 
@@ -110,6 +111,7 @@ def collate_sources(samples: list[dict[str, Any]], pad: int, width: int = 0) -> 
     }
 
 
+@dataclass(eq=False, repr=False)
 class LabelledTextsDataset(SizedDataset):
     """Ids of a text or pair, ready for the model, and its target.
 
@@ -124,33 +126,23 @@ class LabelledTextsDataset(SizedDataset):
         in_a_row: whether models compute a batch as a row of texts, without its padding.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[np.ndarray],
-        targets: Optional[np.ndarray],
-        pad: int,
-        shuffle: bool,
-        seed: int = 1,
-        types_after: Optional[int] = None,
-        marks_before: Optional[int] = None,
-        in_a_row: bool = False,
-    ):
-        assert targets is None or len(targets) == len(inputs)
-        self.inputs = inputs
-        if hasattr(inputs, "sizes"):
-            self.sizes = inputs.sizes
+    inputs: Sequence[np.ndarray]
+    targets: Optional[np.ndarray]
+    pad: int
+    shuffle: bool
+    seed: int = 1
+    types_after: Optional[int] = None
+    marks_before: Optional[int] = None
+    in_a_row: bool = False
+
+    def __post_init__(self):
+        if hasattr(self.inputs, "sizes"):
+            self.sizes = self.inputs.sizes
         else:
-            self.sizes = np.array([len(ids) for ids in inputs], np.int64)
-        # A copy: a prepared folder's targets are mapped read-only, which torch cannot share.
-        self.targets = None
-        if targets is not None:
-            self.targets = torch.tensor(targets)
-        self.pad = pad
-        self.shuffle = shuffle
-        self.seed = seed
-        self.types_after = types_after
-        self.marks_before = marks_before
-        self.in_a_row = in_a_row
+            self.sizes = np.array([len(ids) for ids in self.inputs], np.int64)
+        if self.targets is not None:
+            # A copy: a prepared folder's targets are mapped read-only, which torch cannot share.
+            self.targets = torch.tensor(self.targets)
 
     def __getitem__(self, index: int) -> dict:
         example = {

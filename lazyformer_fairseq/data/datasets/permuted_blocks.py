@@ -9,7 +9,7 @@ together. There symbols such as <s> and padding may be predicted, and a cut word
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ def permute(
     inputs: np.ndarray,
     order: np.ndarray,
     predicted: int,
-    mask: int,
-    permuted_only: bool = False,
+    only: Optional[int] = None,
 ) -> dict[str, np.ndarray]:
     """Return what a model reads of one text (T,), of which it predicts the last P of `order`; S = T + 2 P, or T + P.
 
@@ -35,9 +34,8 @@ def permute(
         inputs: the same, with what stands in place of predicted ones.
         order: of the places, (T,).
         predicted: P.
-        mask: id of ``<mask>``.
-        permuted_only: without masks for what is not predicted yet, and with ``<mask>`` alone where something is (XLNet:
-            Yang et al., 2019, section 2.2).
+        only: id of ``<mask>``, which alone stands where something is predicted; without masks for what is not
+            predicted yet (XLNet: Yang et al., 2019, section 2.2). None for MPNet's.
 
     Returns:
         `source` (S,); `positions` (S,), the place of each; `turns` (3, S), see
@@ -50,8 +48,9 @@ def permute(
     source = [tokens[order]]
     positions = [order]
     turns = [np.stack([turn_of_text, turn_of_text, np.full(len(order), ALWAYS)])]
-    asked = np.full_like(step, mask)
-    if not permuted_only:
+    if only is not None:
+        asked = np.full_like(step, only)
+    else:
         asked = inputs[last]
         source.append(asked)
         positions.append(last)
@@ -92,14 +91,10 @@ class PermutedBlocksDataset(FullSentencesDataset):
         is_predicted = targets != pad
         order = np.concatenate([rng.permutation(np.flatnonzero(each)) for each in (~is_predicted, is_predicted)])
         predicted = int(is_predicted.sum())
-        sample = permute(
-            tokens,
-            inputs,
-            order,
-            predicted,
-            self.masking.mask_index,
-            self.permuted_only,
-        )
+        only = None
+        if self.permuted_only:
+            only = self.masking.mask_index
+        sample = permute(tokens, inputs, order, predicted, only)
         target = np.full_like(sample["source"], pad)
         target[len(target) - predicted :] = tokens[order[len(order) - predicted :]]
         arrays = {name: torch.from_numpy(array) for name, array in {**sample, "target": target}.items()}

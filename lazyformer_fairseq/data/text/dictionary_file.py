@@ -25,7 +25,7 @@ ROLES = ("bos", "pad", "eos", "unk", "mask")
 ROLES_OF_FAIRSEQ = dict(zip(ROLES, (*FIRST_SYMBOLS, MASK), strict=True))
 
 
-class Dictionary:
+class Dictionary:  # noqa: PLW1641  it grows, so that it has no hash
     """Symbols, and how often each was counted; ids are their places. Attributes and methods are named as fairseq's.
 
     Attributes:

@@ -280,4 +280,4 @@ def _of_file(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBloc
         raise UserError(f"{source}: holds no text")
     items = [torch.tensor([*ids, eos]) for number, ids in enumerate(lines) if ids or any(lines[:number])]
     how = MaskedText(str(source), MaskedTextOptions(tokens_per_sample=longest), tokenizer.dictionary)
-    return how.blocks(items, np.array([len(item) for item in items]), str(source))
+    return how.blocks(items, str(source))

@@ -27,7 +27,7 @@ def text(order: list[int], predicted: int, permuted_only: bool = False, first: i
     """Of tokens `first`, `first` + 1, ... in their places."""
     tokens = np.arange(first, first + len(order))
     inputs = np.full_like(tokens, MASK)
-    found = permute(tokens, inputs, np.array(order), predicted, MASK, permuted_only)
+    found = permute(tokens, inputs, np.array(order), predicted, MASK if permuted_only else None)
     return {name: torch.from_numpy(array) for name, array in found.items()}
 
 

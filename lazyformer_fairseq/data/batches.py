@@ -111,7 +111,7 @@ class EpochBatches:
     shuffle: bool = True
     workers: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (self.batch_size or self.max_tokens):
             raise UserError("how large is a batch? Give batch_size, or max_tokens, or both")
         self.shard = 0

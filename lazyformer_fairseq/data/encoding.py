@@ -2,7 +2,7 @@
 
 import logging
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Optional, Union
@@ -129,7 +129,7 @@ def _refuse_texts_without_tokens(tokenizer: TextTokenizer, split: SplitFile, inp
 _worker: dict[str, TextTokenizer] = {}  # what processes that encode are forked with
 
 
-def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int):
+def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int) -> Iterator[np.ndarray]:
     _worker["tokenizer"] = tokenizer
     if processes < 2:
         yield from map(_encode, texts)

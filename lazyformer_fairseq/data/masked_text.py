@@ -153,7 +153,7 @@ class MaskedText:
     max_update: int = 0
     whole_inputs: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         options = self.options
         dictionary = self.dictionary
         self.is_permuted = hasattr(options, "permuted_only")

@@ -97,7 +97,7 @@ class _HashedFile:
         self.sha256 = hashlib.sha256()
         self.flush = file.flush
 
-    def write(self, data) -> int:
+    def write(self, data: bytes) -> int:
         self.sha256.update(data)
         try:
             return self.file.write(data)

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, Optional, Union
+from typing import Any, BinaryIO, Literal, Optional, Union
 
 import numpy as np
 
@@ -72,6 +72,20 @@ class Index:
         if len(self.sizes):
             return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
         return 0
+
+    def check_data(self) -> Path:
+        """Return the path of the .bin; raise a UserError where it has another size than the items say."""
+        path = self.path.with_suffix(".bin")
+        found = path.stat().st_size
+        if found != self.bytes:
+            how = "too long"
+            if found < self.bytes:
+                how = "truncated"
+            raise UserError(
+                f"{path}: {how}: {found:,} bytes, {self.bytes:,} by {self.path.name}; copy or binarise both files "
+                "again, or put each beside its own"
+            )
+        return path
 
 
 def read_index(prefix: Prefix) -> Index:
@@ -139,11 +153,11 @@ class MappedItems(Sequence):
         start = int(self._index.pointers[first]) // self._index.dtype.itemsize
         return np.asarray(self.ids[start : start + int(self.sizes[first : last + 1].sum())])
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return MappedItems, (self._prefix,)
 
 
-def read_items(items, first: int, last: int) -> np.ndarray:
+def read_items(items: Any, first: int, last: int) -> np.ndarray:
     """Return the ids of items `first` to `last` of a dataset of any format, both included, one item after the other.
 
     Reading item by item, as other formats than fairseq's own need, takes longer than everything else done to a block.
@@ -193,9 +207,7 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
         index = read_index(part)
         if index.dtype != dtype:
             raise UserError(f"{index.path}: its ids are {index.dtype}, those of the other parts {dtype}")
-        expected = int(index.sizes.sum(dtype=np.int64)) * dtype.itemsize
-        if (found := Path(f"{part}.bin").stat().st_size) != expected:
-            raise UserError(f"{part}.bin: {found} bytes, but its index speaks of {expected}; write the part again")
+        index.check_data()
     with (
         atomic_file(f"{target}.idx") as index,
         atomic_file(f"{target}.bin") as data,
@@ -256,7 +268,6 @@ def check_items(  # noqa: PLR0913, PLR0917  two of them share the work between p
     index = read_index(prefix)
     if not len(index.sizes):
         raise UserError(f"{index.path}: an empty shard, it has no item; leave it out of --data, or binarise it again")
-    data = Path(f"{prefix}.bin")
     largest = np.iinfo(index.dtype).max
     if vocab_size is None:
         vocab_size = largest + 1
@@ -267,14 +278,7 @@ def check_items(  # noqa: PLR0913, PLR0917  two of them share the work between p
             f"{index.path}: its ids are {index.dtype}, at most {largest:,}, but dict.txt has {vocab_size:,} symbols: "
             "one of the two is of another corpus; take both from the same folder"
         )
-    found = data.stat().st_size
-    expected = index.bytes
-    if found != expected:
-        raise UserError(
-            f"{data}: {'truncated' if found < expected else 'too long'}: {found:,} bytes, {expected:,} by "
-            f"{index.path.name}; copy or binarise both files again, or put each beside its own"
-        )
-    ids = np.memmap(data, dtype=index.dtype, mode="r")
+    ids = np.memmap(index.check_data(), dtype=index.dtype, mode="r")
     if how == "quick":
         pieces = _samples(index)
     else:

@@ -65,11 +65,11 @@ class SizedDataset(Dataset):
 
     def batch_by_size(
         self,
-        indices,
-        max_tokens=None,
-        max_sentences=None,
-        required_batch_size_multiple=1,  # noqa: ARG002  fairseq gives it
-    ):
+        indices: np.ndarray,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        required_batch_size_multiple: int = 1,  # noqa: ARG002  fairseq gives it
+    ) -> list[np.ndarray]:
         """Batches that hold every example, whatever `required_batch_size_multiple` says.
 
         fairseq drops up to seven at the end where they do not fill a multiple of it (8 by default). That would waste
@@ -135,7 +135,7 @@ class LabelledTextsDataset(SizedDataset):
     marks_before: Optional[int] = None
     in_a_row: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if hasattr(self.inputs, "sizes"):
             self.sizes = self.inputs.sizes
         else:

@@ -150,7 +150,7 @@ class Masking:
     last: Optional[float] = None
     begins_word: Optional[np.ndarray] = field(default=None, compare=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         wrong = [share for share in (self.probability, self.last) if share is not None and not 0 < share <= 1]
         if wrong or self.keep < 0 or self.random < 0 or self.keep + self.random > 1:
             raise UserError(
@@ -323,7 +323,7 @@ class MaskedBlocksDataset(SizedDataset):
     name: str = "data"
     is_cut = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not len(self.items):
             raise UserError(f"{self.name}: holds no sentence; was the corpus empty?")
         if int(self.items[0][-1]) != self.eos:
@@ -397,7 +397,7 @@ class MaskedInputsDataset(MaskedBlocksDataset):
     Arguments as for :class:`MaskedBlocksDataset`. Batches hold items of similar length.
     """
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         self.sizes = np.asarray(self.item_sizes, dtype=np.int64)
 
@@ -428,7 +428,7 @@ class FullSentencesDataset(MaskedBlocksDataset):
     within_documents: bool = False
     document_positions: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         self.blocks = pack_full_sentences(self.item_sizes, self.tokens_per_sample)
         if not len(self.blocks):

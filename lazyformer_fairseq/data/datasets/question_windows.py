@@ -49,7 +49,7 @@ class WindowSettings:
     stride: int = 128
     longest_question: int = 64
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("longest", "stride", "longest_question"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name.replace('_', ' ')} {getattr(self, name)}: must be 1 token at least")

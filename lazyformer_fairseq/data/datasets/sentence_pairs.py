@@ -186,7 +186,7 @@ class SentencePairsDataset(MaskedBlocksDataset):
     separators: int = 2
     has_token_types: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         self.room = self.tokens_per_sample - 2 - self.separators  # of text
         if self.room < 2:

@@ -35,10 +35,7 @@ def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
     index = read_index(prefix)
     if not index.bytes:
         raise UserError(f"{prefix}.bin: holds no token; was the corpus empty?")
-    found = Path(f"{prefix}.bin").stat().st_size
-    if found != index.bytes:
-        raise UserError(f"{prefix}.bin: has {found:,} bytes, {index.bytes:,} by its index; write the data again")
-    return np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
+    return np.memmap(index.check_data(), dtype=index.dtype, mode="r")
 
 
 @dataclass(eq=False, repr=False)
@@ -84,7 +81,7 @@ class TokenStreams(Dataset):
     seed: int = 1
     epoch: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         assert not (self.keeps_rest and self.roll), "only streams of equal length are rolled"
         assert self.rows % self.shards == 0, (self.rows, self.shards)
         if self.rows < 1 or self.tgt_len < 1:
@@ -163,7 +160,7 @@ class TokenItems(TokenStreams):
     are left out. With `keeps_rest` they come in theirs, and rows of `pad` fill the last batch.
     """
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         count = len(self.tokens) // self.tgt_len
         self.items = self.tokens[: count * self.tgt_len].reshape(count, self.tgt_len)
         self.longest = self.tgt_len

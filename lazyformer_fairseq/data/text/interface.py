@@ -180,12 +180,8 @@ class TextTokenizer(ABC):
         """Return which ids (T,) of inputs, one after the other, begin a word: bool (T,)."""
 
     @abstractmethod
-    def _numbers_of(self, words: list[str]) -> list[list[int]]:
-        """Return, for each word, numbers that :attr:`_id_of_number` turns into its ids."""
-
-    @cached_property
-    def _id_of_number(self) -> np.ndarray:
-        return np.arange(len(self.symbols))
+    def _ids_of(self, words: list[str]) -> list[list[int]]:
+        """Return the ids of each word."""
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """:meth:`encode_normalised` of many words at once, each as if it stood alone.
@@ -195,15 +191,16 @@ class TextTokenizer(ABC):
         """
         if len(self._known) > KNOWN_WORDS:
             self._known.clear()
-        known = self._known  # the numbers of each word: int32
+        known = self._known  # the ids of each word: int32
         new = list({word: None for word in words if word not in known})
         for start in range(0, len(new), WORDS_AT_ONCE):
             batch = new[start : start + WORDS_AT_ONCE]
-            numbers = self._numbers_of(batch)
-            known.update((word, array("i", of_word).tobytes()) for word, of_word in zip(batch, numbers, strict=True))
+            known.update(
+                (word, array("i", ids).tobytes()) for word, ids in zip(batch, self._ids_of(batch), strict=True)
+            )
         found = [known[word] for word in words]
         lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // array("i").itemsize
-        return self._id_of_number[np.frombuffer(b"".join(found), dtype=np.intc)], lengths
+        return np.frombuffer(b"".join(found), dtype=np.intc).astype(np.int64), lengths
 
     def knows_nothing_of(self, ids: np.ndarray) -> bool:
         """Return whether a text of an input of :meth:`build_input` has unknown tokens and no other but spaces."""

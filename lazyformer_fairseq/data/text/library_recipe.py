@@ -378,7 +378,7 @@ class LibraryNormaliser:
         self.settings = settings
         self._normaliser, self._division = _components(settings.normaliser, settings.division)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return LibraryNormaliser, (self.settings,)
 
     def __call__(self, text: str, keep_unknown: bool = False) -> str:

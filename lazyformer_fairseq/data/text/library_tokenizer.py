@@ -140,9 +140,9 @@ class LibraryTokenizer(interface.TextTokenizer):
 
     def encode_normalised(self, words: str) -> list[int]:
         """Return the ids of words divided by spaces."""
-        return list(itertools.chain.from_iterable(self._numbers_of(words.split(" ") if words else [])))
+        return list(itertools.chain.from_iterable(self._ids_of(words.split(" ") if words else [])))
 
-    def _numbers_of(self, words: list[str]) -> list[list[int]]:
+    def _ids_of(self, words: list[str]) -> list[list[int]]:
         unknown = self._names["unk"]
         tokenize = self._model.tokenize
         return [[self.special.unk] if word == unknown else [piece.id for piece in tokenize(word)] for word in words]

@@ -265,7 +265,7 @@ class MosesWords:
         self._stand_in = cache(self._find_stand_in)
         self._answer = lru_cache(KEPT_ANSWERS)(self._ask)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return moses_words, self._settings
 
     def __call__(self, text: str) -> str:

@@ -60,7 +60,7 @@ class TextSettings:
     for each, and 256 pieces that a model of this text seldom sees. Turn it on for text of many scripts.
     """
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.language != "en":
             # Half a second that English saves.
             from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES

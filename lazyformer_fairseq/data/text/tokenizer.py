@@ -153,9 +153,9 @@ class Tokenizer(interface.TextTokenizer):
         self.special = SpecialIds(BOS, PAD, EOS, UNK, self._index[MASK])
         pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
         # Both ways by table; sentencepiece's own <unk> has fairseq's index of it.
-        self._id_of_piece = np.array([self._index.get(piece, UNK) for piece in pieces], dtype=np.int64)
+        self._id_of_piece = [self._index.get(piece, UNK) for piece in pieces]
         self._piece_of_id = {
-            int(index): piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
+            index: piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
         }
         self._symbol = normalisation.symbol_pattern(settings)
 
@@ -224,7 +224,7 @@ class Tokenizer(interface.TextTokenizer):
             if place % 2:
                 ids.append(self._index[part.lower()])
             elif part := part.strip():
-                ids.extend(self._id_of_piece[self._model.encode(part)].tolist())
+                ids += [self._id_of_piece[number] for number in self._model.encode(part)]
         return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
@@ -246,7 +246,7 @@ class Tokenizer(interface.TextTokenizer):
                 spans.append((inside[0][0], inside[-1][1]))
             elif part.strip():
                 found = self._model.encode(part, return_type="offset_mapping")
-                ids += self._id_of_piece[found["ids"]].tolist()
+                ids += [self._id_of_piece[number] for number in found["ids"]]
                 spans += self._spans_of_pieces(part, found["pieces"], found["offsets"], inside)
         return ids, spans
 
@@ -277,17 +277,14 @@ class Tokenizer(interface.TextTokenizer):
             spans.append(normalisation.cover(letters) or (empty_at, empty_at))
         return spans[::-1]
 
-    @cached_property
-    def _id_of_number(self) -> np.ndarray:
-        """Numbers of pieces first, then, for words that hold symbols, those of ids."""
-        return np.concatenate([self._id_of_piece, np.arange(len(self.symbols))])
-
-    def _numbers_of(self, words: list[str]) -> list[list[int]]:
-        numbers = self._model.encode(words, num_threads=1)
-        for place, word in enumerate(words):
+    def _ids_of(self, words: list[str]) -> list[list[int]]:
+        ids = []
+        for word, numbers in zip(words, self._model.encode(words, num_threads=1), strict=True):
             if "<" in word and self._symbol.search(word):
-                numbers[place] = [len(self._id_of_piece) + index for index in self.encode_normalised(word)]
-        return numbers
+                ids.append(self.encode_normalised(word))
+            else:
+                ids.append([self._id_of_piece[number] for number in numbers])
+        return ids
 
     def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
         """Pieces with SentencePiece's mark, special tokens and ``<mask>``."""

@@ -1,6 +1,6 @@
 """One long text as contiguous streams, a row of a batch each, cut into segments (Transformer-XL, section 3.2)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -116,34 +116,17 @@ class TokenStreams(Dataset):
         if not 0 <= segment < len(self):
             raise IndexError(segment)
         start = segment * self.tgt_len
-        end = min(start + self.tgt_len, self.longest)
-        source, target = (torch.full((len(self.starts), end - start), self.pad) for _ in range(2))
-        for row in range(len(self.starts)):
-            filled = 0
-            for first, last in self._stretches(row, start, end):
-                self._fill(source[row, filled:], target[row, filled:], first, last)
-                filled += last - first
+        place_T = np.arange(start, min(start + self.tgt_len, self.longest))
+        is_there_BT = place_T < self.lengths[:, None]
+        # Where in the text they are; after a stream's end comes its start, if it is rolled.
+        at_BT = self.starts[:, None] + (place_T + self.shifts[:, None]) % np.maximum(self.lengths[:, None], 1)
+        at_BT = np.minimum(at_BT, len(self.tokens) - 1)
+        before_BT = np.where(at_BT == 0, self.eos, self.tokens[at_BT - 1])
+        source, target = (
+            torch.from_numpy(np.where(is_there_BT, tokens_BT, self.pad).astype(np.int64))
+            for tokens_BT in (before_BT, self.tokens[at_BT])
+        )
         return _batch(segment, source, target, self.pad)
-
-    def _stretches(self, row: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield where places `start` to `end` of a stream of this worker are in the text: two parts around its end."""
-        first, length, shift = (int(each[row]) for each in (self.starts, self.lengths, self.shifts))
-        end = min(end, length)
-        turn = length - shift  # the place where it goes on with its first token
-        for low, high, offset in (
-            (start, min(end, turn), shift),
-            (max(start, turn), end, -turn),
-        ):
-            if low < high:
-                yield first + low + offset, first + high + offset
-
-    def _fill(self, source_T: Tensor, target_T: Tensor, start: int, end: int) -> None:
-        """Fill a row with the targets ``tokens[start:end]``, of which there are some; the rest stays as it is."""
-        before = max(start - 1, 0)
-        text = torch.from_numpy(self.tokens[before:end].astype(np.int64))
-        target_T[: end - start] = text[start - before :]
-        source_T[0] = text[0] if start else self.eos
-        source_T[1 : end - start] = target_T[: end - start - 1]
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return an item is a batch already."""

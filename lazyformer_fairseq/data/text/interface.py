@@ -245,26 +245,13 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
     """
     if len(ids) <= max_length:
         return ids
-    ends = np.flatnonzero(ids == eos)
-    room = max_length - (1 + len(ends))
+    first, second, *_ = (*texts_of_input(ids, eos), ids[:0])  # without a second text an empty one
+    separators = ids[1 + len(first) : len(ids) - 1 - len(second)]
+    room = max_length - 2 - len(separators)
     if room < 1:
         raise UserError(f"inputs of {max_length} tokens: too few for a text; give at least 5")
-    if len(ends) == 1:
-        return np.concatenate([ids[: 1 + room], ids[-1:]])
-    first_end = ends[0]
-    second_start = ends[-2] + 1
-    of_a = first_end - 1
-    of_b = len(ids) - second_start - 1
-    of_b = min(of_b, max(room // 2, room - of_a))
-    second = ids[second_start:]
-    return np.concatenate(
-        [
-            ids[: 1 + room - of_b],
-            ids[first_end:second_start],
-            second[:of_b],
-            ids[-1:],
-        ]
-    )
+    of_second = min(len(second), max(room // 2, room - len(first)))
+    return np.concatenate([ids[:1], first[: room - of_second], separators, second[:of_second], ids[-1:]])
 
 
 def told_cut(

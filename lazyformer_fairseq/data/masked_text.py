@@ -157,8 +157,8 @@ class MaskedText:
         options = self.options
         dictionary = self.dictionary
         self.is_permuted = hasattr(options, "permuted_only")
-        for name in ("next_sentence", "within_documents") if self.is_permuted else ():
-            if getattr(options, name):
+        for name in ("next_sentence", "within_documents"):
+            if self.is_permuted and getattr(options, name):
                 raise UserError(f"--{name.replace('_', '-')}: not of text that is permuted; leave it out")
         if options.within_documents and options.next_sentence:
             raise UserError("--within-documents: the two texts of --next-sentence must see each other; leave one out")
@@ -204,9 +204,15 @@ class MaskedText:
     @cached_property
     def tokenizer(self) -> Optional[TextTokenizer]:
         """The one beside the data; None where there is none."""
+        if self._tokenizer_folder is None:
+            return None
+        return load_tokenizer(self._tokenizer_folder)
+
+    @cached_property
+    def _tokenizer_folder(self) -> Optional[Path]:
         folder = tokenizer_of(self.folders[0])
         if folder.is_dir():
-            return load_tokenizer(folder)
+            return folder
         return None
 
     @cached_property
@@ -246,11 +252,7 @@ class MaskedText:
 
     def check(self, split: str) -> None:
         """Raise a UserError where a split is not whole in every folder."""
-        folder = tokenizer_of(self.folders[0])
-        known = None
-        if folder.is_dir():
-            known = folder
-        check_data(self.folders, split, self.dictionary, str(self.options.verify), known)
+        check_data(self.folders, split, self.dictionary, str(self.options.verify), self._tokenizer_folder)
 
     def path(self, split: str, epoch: int = 1) -> str:
         """Return the path of the files that an epoch reads, without their endings."""
@@ -289,29 +291,32 @@ class MaskedText:
     ) -> masked_blocks.MaskedBlocksDataset:
         """Sentences, as any sequence of arrays or tensors that end in ``</s>``, as masked blocks."""
         options = self.options
-        make = masked_blocks.FullSentencesDataset
-        own = {name: getattr(options, name) for name in ("within_documents", "document_positions")}
-        if self.whole_inputs:
-            make = masked_blocks.MaskedInputsDataset
-            own = {}
-        elif self.is_permuted:
-            make = PermutedBlocksDataset
-            own = {"permuted_only": options.permuted_only}
-        elif options.next_sentence:
-            separators = (self.tokenizer or TextTokenizer).separators
-            make = SentencePairsDataset
-            own = {"separators": separators, "has_token_types": types}
-        ends = {"bos": self.special.bos, "eos": self.special.eos}
-        how = {
+        sizes = getattr(items, "sizes", None)
+        if sizes is None:
+            sizes = np.array([len(item) for item in items])
+        common = {
+            "items": items,
+            "item_sizes": sizes,
+            "tokens_per_sample": options.tokens_per_sample,
+            "bos": self.special.bos,
+            "eos": self.special.eos,
             "masking": masking or self.masking,
             "seed": self.seed,
             "name": name,
             "shuffle": shuffle,
         }
-        sizes = getattr(items, "sizes", None)
-        if sizes is None:
-            sizes = np.array([len(item) for item in items])
-        return make(items, sizes, options.tokens_per_sample, **ends, **how, **own)
+        if self.whole_inputs:
+            return masked_blocks.MaskedInputsDataset(**common)
+        if options.next_sentence:
+            separators = (self.tokenizer or TextTokenizer).separators
+            return SentencePairsDataset(**common, separators=separators, has_token_types=types)
+        if self.is_permuted:
+            return PermutedBlocksDataset(**common, permuted_only=options.permuted_only)
+        return masked_blocks.FullSentencesDataset(
+            **common,
+            within_documents=options.within_documents,
+            document_positions=options.document_positions,
+        )
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
         """Return a training batch as update `update` of the run, from 0, reads it: with its share of masks, and cut."""
@@ -327,10 +332,10 @@ class MaskedText:
 
     def length_at(self, update: int) -> Optional[int]:
         """Return the length of the chunks that an update, from 0, reads; None if it reads whole blocks."""
-        return next(
-            (length for length, until in self.lengths if update < until * self.max_update),
-            None,
-        )
+        for length, until in self.lengths:
+            if update < until * self.max_update:
+                return length
+        return None
 
     def _begins_word(self) -> np.ndarray:
         """Return which ids do, bool (V,)."""

@@ -246,14 +246,14 @@ def at_share(batch: dict[str, Any], share: float, pad: int) -> dict[str, Any]:
     target = batch["target"].clone()
     tokens.view(-1)[places[~stays]] = target.view(-1)[places[~stays]]
     target.view(-1)[places[~stays]] = pad
-    net_input = {**batch["net_input"], "src_tokens": tokens}
-    others = {name: value for name, value in batch.items() if name != "mask_shares"}
-    return {
-        **others,
-        "net_input": net_input,
+    changed = {
+        **batch,
+        "net_input": {**batch["net_input"], "src_tokens": tokens},
         "target": target,
         "masked_positions": places[stays],
     }
+    del changed["mask_shares"]
+    return changed
 
 
 # A batch with one of these depends on the update that reads it.

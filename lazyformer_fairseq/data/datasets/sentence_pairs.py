@@ -110,35 +110,63 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
         documents: at least two.
         room: tokens of text that a pair may have, at least 2.
     """
-    document, start, border, stop, is_random, aims = _draw_chunks(documents, room, random)
-    second_start = border.copy()
-    second_end = stop.copy()
-    changed = np.flatnonzero(is_random)
+    chunks = _draw_chunks(documents, room, random)
+    second_start = chunks.border.copy()
+    second_end = chunks.stop.copy()
+    changed = np.flatnonzero(chunks.is_random)
     other = random.integers(0, len(documents) - 1, len(changed))
-    other += other >= document[changed]
+    other += other >= chunks.document[changed]
     second_start[changed] = random.integers(documents.starts[other], documents.ends[other])
-    left = aims[changed] - documents.size(start[changed], border[changed])
+    left = chunks.aim[changed] - documents.size(chunks.start[changed], chunks.border[changed])
     second_end[changed] = documents.reach(second_start[changed], left, other)
-    sizes = documents.size(start, border), documents.size(second_start, second_end)
-    kept = _cut(*sizes, room)
-    runs = ((start, border), (second_start, second_end))
-    first, second = (
-        Texts(*(each.astype(np.int32) for each in (*run, random.binomial(size - left, 0.5), left)))
-        for run, size, left in zip(runs, sizes, kept, strict=True)
+
+    first_size = documents.size(chunks.start, chunks.border)
+    second_size = documents.size(second_start, second_end)
+    # The longer text, of equals the second, loses tokens until both fit.
+    first_kept = np.minimum(first_size, np.maximum(room - second_size, -(-room // 2)))
+    second_kept = np.minimum(second_size, room - first_kept)
+    return Pairs(
+        _cut(chunks.start, chunks.border, first_size, first_kept, random),
+        _cut(second_start, second_end, second_size, second_kept, random),
+        chunks.is_random,
     )
-    return Pairs(first, second, is_random)
 
 
-def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Run of sentences that pairs are made of, in order.
+def _cut(
+    first: np.ndarray,
+    end: np.ndarray,
+    size: np.ndarray,
+    kept: np.ndarray,
+    random: np.random.Generator,
+) -> Texts:
+    """Return texts of which so many tokens are kept; each of the others is cut from the front or the back."""
+    skip = random.binomial(size - kept, 0.5)
+    return Texts(*(each.astype(np.int32) for each in (first, end, skip, kept)))
 
-    All documents at once: the first chunk of each, then the second of each that has one, and so on.
 
-    Returns:
-        the document of each (chunks,); the first item of its first text, one past its last, and one past the last that
-        follows; whether a text of another document replaces what follows; and the tokens that a pair of this document
-        is to have.
+@dataclass(frozen=True)
+class Chunks:
+    """Runs of sentences that pairs are made of, in order; all (chunks,).
+
+    Attributes:
+        document: document of each.
+        start: first item of the first text.
+        border: one past its last item.
+        stop: one past the last item that follows.
+        is_random: whether a text of another document replaces what follows.
+        aim: tokens that a pair of this document is to have.
     """
+
+    document: np.ndarray
+    start: np.ndarray
+    border: np.ndarray
+    stop: np.ndarray
+    is_random: np.ndarray
+    aim: np.ndarray
+
+
+def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -> Chunks:
+    """Draw all documents at once: the first chunk of each, then the second of each that has one, and so on."""
     aims = np.full(len(documents), room)
     is_short = random.random(len(documents)) < SHORT
     aims[is_short] = random.integers(2, room + 1, is_short.sum())
@@ -157,14 +185,8 @@ def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -
             progress.update(int((places[unfinished] - start).sum()))
             unfinished = unfinished[places[unfinished] < documents.ends[unfinished]]
     rows = np.concatenate(found, axis=1)
-    document, *borders, is_random = rows[:, np.argsort(rows[1])]
-    return document, *borders, is_random.astype(bool), aims[document]
-
-
-def _cut(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sizes of two texts once the longer one (of equals the second) has lost tokens until both fit."""
-    kept = np.minimum(first, np.maximum(room - second, -(-room // 2)))
-    return kept, np.minimum(second, room - kept)
+    document, start, border, stop, is_random = rows[:, np.argsort(rows[1])]
+    return Chunks(document, start, border, stop, is_random.astype(bool), aims[document])
 
 
 @dataclass(eq=False, repr=False)
@@ -220,13 +242,15 @@ class SentencePairsDataset(MaskedBlocksDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch; its pairs are drawn when they are asked for."""
-        for drawn in ("pairs", "sizes") if epoch != self.epoch else ():
-            vars(self).pop(drawn, None)
+        if epoch != self.epoch:
+            vars(self).pop("pairs", None)
+            vars(self).pop("sizes", None)
         super().set_epoch(epoch)
 
     def block(self, index: int) -> np.ndarray:
         """Pair `index` as ids (T,), before masking."""
-        first, second = (self._text(texts, index) for texts in (self.pairs.first, self.pairs.second))
+        first = self._text(self.pairs.first, index)
+        second = self._text(self.pairs.second, index)
         block = np.full(self.sizes[index], self.eos)
         block[0] = self.bos
         block[1 : 1 + len(first)] = first
@@ -234,9 +258,9 @@ class SentencePairsDataset(MaskedBlocksDataset):
         return block
 
     def _text(self, texts: Texts, index: int) -> np.ndarray:
-        first, end, skip, size = (int(each[index]) for each in texts)
-        tokens = read_items(self.items, first, end - 1)
-        return tokens[tokens != self.eos][skip : skip + size]
+        tokens = read_items(self.items, int(texts.first[index]), int(texts.end[index]) - 1)
+        skip = int(texts.skip[index])
+        return tokens[tokens != self.eos][skip : skip + int(texts.size[index])]
 
     def __getitem__(self, index: int) -> dict:
         return {

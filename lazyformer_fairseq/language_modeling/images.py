@@ -21,13 +21,12 @@ from torch import Tensor
 from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.prepare import SPLITS
+from lazyformer_fairseq.language_modeling.prepare import SPLITS, ItemBlocks, write_split
 from lazyformer_fairseq.language_modeling.settings import Preparing
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.tables import Table
 from lazyformer_fairseq.storage.arrays import map_array
 from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
-from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import write_json
 
 # Pillow would try all that it knows, and start Ghostscript for some.
@@ -123,13 +122,8 @@ def prepare_images(source: Path, out: Path, how: Preparing) -> dict[str, Any]:
             "splits": {},
         }
         for split, places_of_split in chosen.items():
-            _write_split(folder / split, pixels, places_of_split, dictionary)
-            count = len(places_of_split)
-            manifest["splits"][split] = {
-                "tokens": count * how.side**2,
-                "items": count,
-                "unknown": 0,
-            }
+            blocks = _encoded(pixels, places_of_split, dictionary)
+            manifest["splits"][split] = write_split(folder / split, dictionary, blocks)
         del pixels
         scratch.unlink()
         write_json(folder / MANIFEST, manifest)
@@ -325,16 +319,13 @@ def palette_of(dictionary: Dictionary) -> np.ndarray:
         ) from None
 
 
-def _write_split(prefix: Path, pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> None:
+def _encoded(pixels: np.ndarray, images: np.ndarray, dictionary: Dictionary) -> ItemBlocks:
+    """Yield ids of the nearest colours, and ids per image, of some images at a time."""
     tree = cKDTree(palette_of(dictionary))
-
-    def encoded() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for block in _blocks(pixels, images):
-            colours, places = np.unique(block, return_inverse=True)
-            ids = tree.query(_apart(colours))[1][places.reshape(-1)] + dictionary.nspecial
-            yield ids, np.full(len(block), block.shape[1])
-
-    write_items(prefix, type_of_ids(len(dictionary)), encoded(), durable=False)
+    for block in _blocks(pixels, images):
+        colours, places = np.unique(block, return_inverse=True)
+        ids = tree.query(_apart(colours))[1][places.reshape(-1)] + dictionary.nspecial
+        yield ids, np.full(len(block), block.shape[1])
 
 
 def places_drawn(count: int, most: int) -> np.ndarray:

@@ -32,6 +32,7 @@ CHARACTERS = {
 }
 BLOCK = 1 << 22  # bytes read at a time
 END_OF_LINE = "</s>"
+ItemBlocks = Iterator[tuple[np.ndarray, np.ndarray]]  # ids, and ids per item, of some items at a time
 Tell = Callable[[int], object]  # told how many more bytes have been read
 
 
@@ -63,7 +64,7 @@ class WordsOfLines:
         """Raise a UserError where the text is not UTF-8, or has a word that is a symbol of fairseq's own."""
         return Counter(itertools.chain.from_iterable(self._blocks(split, progress)))
 
-    def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> ItemBlocks:
         """Yield ids, and ids per item, of a block at a time, an item per line; unknown words become ``<unk>``."""
         id_of = dictionary.indices.get
         unknown = itertools.repeat(dictionary.unk())
@@ -146,7 +147,7 @@ class Characters:
             raise UserError(f"{self.file}: has the byte {min(strange)}, but text8 is a to z and spaces; download again")
         return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
-    def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def encode(self, split: str, dictionary: Dictionary, progress: Tell) -> ItemBlocks:
         """Yield ids, and ids per item, of a block at a time; the split is one item, unknown bytes become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
         table[list(self.symbols)] = list(map(dictionary.index, self.symbols.values()))
@@ -231,8 +232,11 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
             "unit": text.unit,
             "source": str(Path(source).absolute()),
             "vocabulary": len(counts),
-            "splits": {split: _write_split(text, split, dictionary, folder / split, bar) for split in SPLITS},
+            "splits": {},
         }
+        for split in SPLITS:
+            blocks = text.encode(split, dictionary, bar.update)
+            manifest["splits"][split] = write_split(folder / split, dictionary, blocks)
         manifest["official"] = _official_name(text, manifest)
         if official not in (None, manifest["official"]):
             remedy = "download it again"
@@ -243,23 +247,19 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     return manifest
 
 
-def _write_split(
-    text: TextSource,
-    split: str,
-    dictionary: Dictionary,
-    prefix: Path,
-    bar: Progress,
-) -> dict[str, int]:
-    """Write ``prefix.bin`` and ``.idx``; return counts of tokens, items and unknown tokens."""
+def write_split(prefix: Path, dictionary: Dictionary, blocks: ItemBlocks) -> dict[str, int]:
+    """Write ``prefix.bin`` and ``.idx``; return counts of tokens, items and unknown tokens.
+
+    Args:
+        prefix: path without endings.
+        dictionary: symbols of the ids.
+        blocks: ids, and ids per item, of some items at a time.
+    """
     counts = Counter(tokens=0, items=0, unknown=0)
 
-    def counted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for ids, sizes in text.encode(split, dictionary, bar.update):
-            counts.update(
-                tokens=len(ids),
-                items=len(sizes),
-                unknown=int((ids == dictionary.unk()).sum()),
-            )
+    def counted() -> ItemBlocks:
+        for ids, sizes in blocks:
+            counts.update(tokens=len(ids), items=len(sizes), unknown=int((ids == dictionary.unk()).sum()))
             yield ids, sizes
 
     write_items(prefix, type_of_ids(len(dictionary)), counted(), durable=False)

@@ -18,6 +18,7 @@ from lazyformer_fairseq.data.datasets.token_streams import TokenItems, item_leng
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.evaluate import load_model, refuse_other_images
 from lazyformer_fairseq.language_modeling.images import LABELS, palette_of, places_drawn
+from lazyformer_fairseq.language_modeling.prepare import SPLITS
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.report.figures import COLOURS, picture
@@ -32,7 +33,6 @@ STRENGTHS = (
     0.1,
     1.0,
 )
-SPLITS = ("train", "valid", "test")
 PIXELS = "raw pixels"
 
 
@@ -146,19 +146,9 @@ def write(results: Mapping[str, Mapping[str, float]], folder: Path) -> None:
     with picture(folder / "probe.png") as axes:
         axis = axes[0, 0]
         for split, colour in zip(("valid", "test"), COLOURS, strict=False):
-            axis.plot(
-                layers,
-                [results[name][split] for name in layers],
-                "o-",
-                color=colour,
-                label=split,
-            )
-            axis.axhline(
-                results[PIXELS][split],
-                color=colour,
-                linestyle=":",
-                label=f"{split}, {PIXELS}",
-            )
+            accuracies = [results[name][split] for name in layers]
+            axis.plot(layers, accuracies, "o-", color=colour, label=split)
+            axis.axhline(results[PIXELS][split], color=colour, linestyle=":", label=f"{split}, {PIXELS}")
         axis.set_xticks(range(len(layers)), [name.removeprefix("layer ") for name in layers])
         axis.set_xlabel("layer, by what its attention reads")
         axis.set_ylabel("accuracy of a linear probe, %")

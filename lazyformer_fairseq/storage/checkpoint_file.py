@@ -16,6 +16,7 @@ import struct
 import zipfile
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Union
 
@@ -25,12 +26,12 @@ from torch.utils._pytree import tree_map_only
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_file
+from lazyformer_fairseq.storage.checked import Count, PositiveCount, as_kind
 
 logger = logging.getLogger(__name__)
 
 SAFETENSORS = ".safetensors"
 UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-MOST_COUNTED = 2**40  # updates or epochs
 PIECE = 2**22  # bytes read at a time
 
 _LABEL = b"lazyformer_fairseq sha256 "
@@ -214,6 +215,23 @@ def look_into(path: Union[str, Path]) -> Contents:
         return Contents(updates, state.get("last_optimizer_state") is not None)
 
 
+@dataclass(frozen=True)
+class DataShard:
+    """The part of an epoch that one of several processes has read."""
+
+    shards: PositiveCount
+    consumed: Count
+
+
+@dataclass(frozen=True)
+class DataPlace:
+    """The place in the data that a run goes on from."""
+
+    epoch: PositiveCount
+    iterations_in_epoch: Count = 0
+    pieces: list[DataShard] = field(default_factory=list)
+
+
 def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
     """Return how many updates a checkpoint has behind it, once it is known that its place in the data can be one.
 
@@ -221,19 +239,14 @@ def check_place(path: Union[str, Path], state: Mapping[str, Any]) -> int:
         DamagedCheckpointError: a count in it is no number, or none that can be.
     """
     history = state.get("optimizer_history") or [{}]
-    updates = history[-1].get("num_updates", 0)
     iterator = (state.get("extra_state") or {}).get("train_iterator")  # None in weights that no run goes on with
-    counts = {"num_updates": (updates, 0)}
-    if iterator is not None:
-        counts["epoch"] = (iterator["epoch"], 1)
-        counts["iterations_in_epoch"] = (iterator.get("iterations_in_epoch", 0), 0)
-        for piece in iterator.get("pieces", []):
-            counts["shards"] = (piece["shards"], 1)
-            counts["consumed"] = (piece["consumed"], 0)
-    for name, (value, least) in counts.items():
-        if type(value) is not int or not least <= value <= MOST_COUNTED:
-            said = f"{name} is {str(value)[:40]}"
-            raise DamagedCheckpointError(f"{path}: damaged, no run can resume from it ({said})")
+    remedy = "no run can resume from it"
+    try:
+        updates = as_kind(Count, history[-1].get("num_updates", 0), f"{path}: damaged, its number of updates", remedy)
+        if iterator is not None:
+            as_kind(DataPlace, iterator, f"{path}: damaged, its place in the data", remedy)
+    except UserError as error:
+        raise DamagedCheckpointError(str(error)) from None
     return updates
 
 

@@ -12,7 +12,7 @@ import torch.distributed
 
 from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.errors import UserError, whole_number
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.indexed_format import check_items
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -74,7 +74,7 @@ def check_data(
 def check_shards(folders: Sequence[str]) -> None:
     """Raise a UserError where a corpus is not whole: a number is missing, or there are fewer shards than written."""
     for parent in dict.fromkeys(Path(folder).parent for folder in folders if SHARD.fullmatch(Path(folder).name)):
-        there = {int(path.name[5:]): path for path in parent.glob("shard*") if SHARD.fullmatch(path.name)}
+        there = shards_in(parent)
         wanted = _shards_of_manifest(parent) or 1 + max(there)
         missing = next(number for number in itertools.count() if number not in there)
         if missing < wanted:
@@ -158,10 +158,13 @@ def data_folders(data: str) -> list[str]:
     for folder in data.split(os.pathsep):
         if not folder or not Path(folder).is_dir():
             raise UserError(f"--data {data}: {folder or 'an empty name'} is no folder")
-        numbers = {path: whole_number(path.name.removeprefix("shard")) for path in Path(folder).glob("shard*")}
-        shards = {number: str(path) for path, number in numbers.items() if number is not None}
-        folders += [shards[number] for number in sorted(shards)] or [folder]
+        folders += [str(path) for _, path in sorted(shards_in(Path(folder)).items())] or [folder]
     return folders
+
+
+def shards_in(corpus: Path) -> dict[int, Path]:
+    """Return the shards of a corpus by their numbers; none in a folder that is no corpus."""
+    return {int(path.name[5:]): path for path in corpus.glob("shard*") if SHARD.fullmatch(path.name)}
 
 
 def tokenizer_of(folder: str) -> Path:

@@ -279,6 +279,7 @@ class FoundAnswer(NamedTuple):
     probability: float = float("nan")
 
 
+@dataclass(eq=False, repr=False)
 class SpanCollector:
     """The best answers to each question, from logits of windows that come in any order.
 
@@ -291,18 +292,13 @@ class SpanCollector:
         n_best: most answers to a question.
     """
 
-    def __init__(
-        self,
-        windows: Windows,
-        file: SquadFile,
-        longest: int = USUAL_ANSWER,
-        n_best: int = USUAL_ANSWERS,
-    ):
-        self.windows = windows
-        self.file = file
-        self.longest = longest
-        self.n_best = n_best
-        self._found: list[list[FoundAnswer]] = [[] for _ in file.questions]
+    windows: Windows
+    file: SquadFile
+    longest: int = USUAL_ANSWER
+    n_best: int = USUAL_ANSWERS
+
+    def __post_init__(self) -> None:
+        self._found: list[list[FoundAnswer]] = [[] for _ in self.file.questions]
 
     def add(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> None:
         """Take the logits of the windows `index` (B,); inputs may be padded on the right."""

@@ -82,9 +82,8 @@ def pictures(data: Path, split: str) -> np.ndarray:
 
 
 def test_levels_stay_as_they_are_and_splits_share_the_images_out(digits, tmp_path):
-    written, labels = ([*map(part, SPLITS)] for part in (
-        lambda split: pictures(digits, split)[..., 0], lambda split: np.load(digits / f"{split}.labels.npy")
-    ))  # fmt: skip
+    written = [pictures(digits, split)[..., 0] for split in SPLITS]
+    labels = [np.load(digits / f"{split}.labels.npy") for split in SPLITS]
     assert [len(each) for each in written] == [96, 12, 12]
     source = load_digits()
     expected = Counter(
@@ -132,8 +131,8 @@ def test_k_means_finds_a_palette_that_other_images_may_take(tmp_path):
     chance = np.random.default_rng(2).integers(256, size=(3, 12, 12, 3), dtype=np.uint8)
     write_pictures(tmp_path / "more", 9)
     np.save(tmp_path / "more" / "a" / "arrays.npy", chance)
-    invoke("lm", "prepare-images", tmp_path / "more", tmp_path / "other", "--side", 6, "--palette", tmp_path / "data",
-           *"--valid 0.2 --test 0.2".split())  # fmt: skip
+    words = ("--side", 6, "--palette", tmp_path / "data", "--valid", 0.2, "--test", 0.2)
+    invoke("lm", "prepare-images", tmp_path / "more", tmp_path / "other", *words)
     assert (tmp_path / "other" / "dict.txt").read_bytes() == (tmp_path / "data" / "dict.txt").read_bytes()
     assert sum(read_manifest(tmp_path / "other")["splits"][split]["items"] for split in SPLITS) == 12
 
@@ -296,8 +295,9 @@ def test_each_pixel_is_the_likeliest_after_those_before(digits, checkpoint, patt
         model = Network(options_of_arch("igpt_s_tiny", sublayer_pattern=pattern)).build(dictionary).eval()
         torch.nn.init.normal_(model.softmax.own.bands[0].table)
     given = torch.from_numpy(open_tokens(digits / "test")[:128].astype(np.int64)).view(2, 64)[:, :32]
-    greedy, top = (Writer(digits, Loaded(model, dictionary, 64), **how).continued(given, 64)
-                   for how in ({"temperature": 0}, {"top_k": 1}))  # fmt: skip
+    loaded = Loaded(model, dictionary, 64)
+    greedy = Writer(digits, loaded, temperature=0).continued(given, 64)
+    top = Writer(digits, loaded, top_k=1).continued(given, 64)
     assert torch.equal(greedy, top) and torch.equal(greedy[:, :32], given)
     with torch.no_grad():
         scores, _ = model(torch.cat([torch.full((2, 1), 2), greedy[:, :-1]], 1))

@@ -34,7 +34,7 @@ ROWS_AT_ONCE = 2_000  # in memory; batches of like lengths are made of these
 
 
 def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: PredictSettings) -> list[str]:
-    """Writes the rows of a file with the model's answer after each, whole or not at all.
+    """Write the rows of a file with the model's answer after each, whole or not at all.
 
     A row without a text stays in its place, and its answer is empty.
 
@@ -42,6 +42,7 @@ def predict_texts(model: Path, texts: Path, output: Optional[Path], wanted: Pred
         model: a checkpoint, the folder of one, or a folder that ``lazyformer export`` wrote.
         texts: rows of one text or two; where a column has labels, the answers are marked by them.
         output: its ending says its format; by default ``TEXTS.predictions`` with the ending of `texts`.
+        wanted: options of the command.
 
     Returns:
         What the command prints, by line.
@@ -111,6 +112,8 @@ def open_rows(
     """Return the reader of a file's rows, the names of its columns, and its rows.
 
     Args:
+        path: path of the file.
+        task: the task of the model's head.
         text: columns of the texts; by default as in training, else the usual names.
         seen: is told the bytes that were read.
     """
@@ -164,7 +167,7 @@ def refuse_tabs(texts: Path) -> None:
 
 
 def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
-    """Raises a UserError where two columns have one name, of which a line of JSON lines would lose one."""
+    """Raise a UserError where two columns have one name, of which a line of JSON lines would lose one."""
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(
             f"{path}, line 1: {len(twice)} columns are called {twice[0]!r}, and a JSON object has only one field of a "
@@ -173,13 +176,13 @@ def refuse_duplicates(path: Path, names: Sequence[str]) -> None:
 
 
 def refuse_taken(path: Path, line: int, names: Iterable[str], task: TaskDescription) -> None:
-    """Raises a UserError where a field is called as one that is added: it would be lost, or be there twice."""
+    """Raise a UserError where a field is called as one that is added: it would be lost, or be there twice."""
     if taken := [name for name in added_to(task) if name in names]:
         raise UserError(f"{path}, line {line}: has a field {taken[0]!r} already, as the answer's is called; rename it")
 
 
 def line_of(path: Path, names: Sequence[str], row: FileRow, answer: Mapping[str, Any]) -> str:
-    """A row with its answer, in the format of the file's ending; an object stays as it was."""
+    """Return a row with its answer, in the format of the file's ending; an object stays as it was."""
     if path.suffix.lower() == ".jsonl":
         if row.whole is None:
             own = dict(zip(names, row.fields, strict=True))

@@ -240,7 +240,7 @@ CHANGES = {
         normalizer={"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
     ),
     "its model: unknown key 'code'": lambda values: values["model"].update(code="import os"),
-    "its model: field 'vocab' is .1., must be a valid object": lambda values: values["model"].update(vocab=[1]),
+    "its model: field 'vocab' is .1., must be an object": lambda values: values["model"].update(vocab=[1]),
     "field 'vocab.anna' is 4.5, must be a valid integer": lambda values: values["model"]["vocab"].update(anna=4.5),
     "field 'vocab.anna' is -1, must be gre": lambda values: values["model"]["vocab"].update(anna=-1),
     "field 'vocab.anna' is 9999": lambda values: values["model"]["vocab"].update(anna=99999999999),

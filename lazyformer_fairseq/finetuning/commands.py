@@ -22,12 +22,14 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
     if not settings.checkpoints and not (settings.data and settings.tokenizer):
         raise click.UsageError("give a checkpoint to start from; or --data and --tokenizer, to prepare data alone")
     with stoppable("stopped: nothing has run yet; rerun to resume"):
-        from lazyformer_fairseq.finetuning.launch import choose_benchmark, prepare_alone, run_to_the_end
+        from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
+        from lazyformer_fairseq.finetuning.launch import choose_benchmark, run_to_the_end
 
         benchmark = choose_benchmark(task, settings)
         if settings.checkpoints:
             run_to_the_end(benchmark, settings)
-        click.echo(prepare_alone(benchmark, settings))
+        wanted = replace(settings, tokenizer=find_tokenizer_folder(settings.tokenizer))
+        click.echo(benchmark.prepare(wanted))
 
 
 @click.command(cls=Command, takes_words=True)

@@ -120,11 +120,6 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     return grid, executor
 
 
-def prepare_alone(benchmark: Benchmark, given: GridSettings) -> str:
-    """Prepare official files, of GLUE those of all tasks that are there where none is named; return an overview."""
-    return benchmark.prepare(replace(given, tokenizer=find_tokenizer_folder(given.tokenizer)))
-
-
 def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given: Sequence[str]) -> dict[str, int]:
     """Return task -> epochs, from ``N`` of all and ``TASK=N`` of some."""
     epochs = dict.fromkeys(names, usual)

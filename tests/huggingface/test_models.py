@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -211,9 +210,9 @@ HIDE = (
 )
 
 
-def test_the_import_needs_no_fairseq_and_names_the_extra_that_is_lacking():
+def test_the_import_needs_no_fairseq_and_names_the_extra_that_is_lacking(warm_python):
     def run(*code: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "-c", "; ".join(code)], capture_output=True, text=True, cwd=ROOT)
+        return subprocess.run([warm_python / "python", "-c", "; ".join(code)], capture_output=True, text=True, cwd=ROOT)
 
     shown = run(IMPORT, "import sys", "print('fairseq' in sys.modules)")
     assert shown.stdout == "False\n", shown.stderr

@@ -143,7 +143,7 @@ def from_sentencepiece(folder, text_settings=PLAIN, **options) -> Tokenizer:
 # Ids and back
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(odd_texts | any_texts)
 @example("ends with \u2581")
 @example("\u2581<mask>\u2581 \u2581x")
@@ -170,7 +170,7 @@ def test_telling_texts_and_controls_in_a_text(ours, fast):
     assert fast.ids("<s>") == [BOS]  # the one exception: nothing else in the text
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(odd_texts, st.sampled_from(sorted(KNOWN_LANGUAGES)), st.tuples(*[st.booleans()] * 3))
 @example('."."x ..".. "«\u00a0… »', "de", (True, True, True))
 @example("1\u00a02\u00a03\u00a04 5\u00a067", "cs", (True, True, True))
@@ -231,7 +231,7 @@ ORDINARY = [
 ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(st.sampled_from(SENTENCES[:2] + ORDINARY), max_size=4).map(" ".join))
 def test_offsets_hold_the_text_of_each_piece(ours, fast, text):
     for index, name, span in fast.pieces(text):

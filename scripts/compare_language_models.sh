@@ -1,11 +1,8 @@
 #!/usr/bin/env bash
 # Transformer-XL, Sandwich, PAR and lazy PAR side by side: a launcher of `lazyformer compare`.
 set -euo pipefail
-
-fail() {
-  echo "error: $*" >&2
-  exit 2
-}
+# shellcheck source=scripts/common.sh
+source "$(dirname "$0")/common.sh"
 
 usage() {
   cat <<'HELP'
@@ -23,18 +20,12 @@ Options that follow win; `lazyformer compare run --help` lists them all.
 HELP
 }
 
-if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
-  usage
-  exit 0
-fi
-[[ $# -ge 2 && $1 != -* && $2 != -* ]] || fail "give DATA and OUT first; see scripts/compare_language_models.sh --help"
+help_if_asked "$@"
+[[ $# -ge 2 && $1 != -* && $2 != -* ]] || fail 2 "give DATA and OUT first; see scripts/compare_language_models.sh --help"
 data=$1 out=$2
 shift 2
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-python=python3
-[[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+use_checkout
 
 on_a_gpu=()
 if [[ $("$python" -m lazyformer_fairseq.executors.nvidia_smi) -gt 0 ]]; then

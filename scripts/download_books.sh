@@ -87,10 +87,7 @@ for line in sys.stdin:
 ' "$folder" "$1" <<<"$files"
 }
 
-if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
-  usage
-  exit 0
-fi
+help_if_asked "$@"
 [[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_books.sh --help"
 folder=$1
 shift

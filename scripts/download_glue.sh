@@ -102,10 +102,7 @@ for path in sorted(path for folder in sys.argv[1:] for path in Path(folder).glob
 PYTHON
 }
 
-if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
-  usage
-  exit 0
-fi
+help_if_asked "$@"
 [[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_glue.sh --help"
 folder=${1%/}
 shift

@@ -19,10 +19,7 @@ options (defaults in brackets)
 HELP
 }
 
-if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
-  usage
-  exit 0
-fi
+help_if_asked "$@"
 [[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_squad.sh --help"
 folder=${1%/}
 shift

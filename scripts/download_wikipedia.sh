@@ -38,10 +38,7 @@ gigabytes() {
   awk -v bytes="$1" 'BEGIN { printf (bytes < 1e8 ? "%.2f MB" : "%.1f GB"), bytes / (bytes < 1e8 ? 1e6 : 1e9) }'
 }
 
-if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
-  usage
-  exit 0
-fi
+help_if_asked "$@"
 [[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_wikipedia.sh --help"
 folder=$1
 shift

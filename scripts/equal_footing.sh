@@ -1,11 +1,8 @@
 #!/usr/bin/env bash
 # Rows of the records in docs/compare.md, or a track: its models and its baseline, by the rules of that page.
 set -euo pipefail
-
-fail() {
-  echo "error: $*" >&2
-  exit 2
-}
+# shellcheck source=scripts/common.sh
+source "$(dirname "$0")/common.sh"
 
 usage() {
   cat <<'HELP'
@@ -52,7 +49,7 @@ case ${1:---help} in
   --help) usage; exit 0 ;;
   --list) rows; exit 0 ;;
 esac
-[[ $# -ge 3 ]] || fail "give TRACK or TRACK/ROW,..., DATA and OUT; see scripts/equal_footing.sh --help"
+[[ $# -ge 3 ]] || fail 2 "give TRACK or TRACK/ROW,..., DATA and OUT; see scripts/equal_footing.sh --help"
 asked=$1 track=${1%%/*} data=$2 out=$3
 shift 3
 
@@ -62,7 +59,7 @@ while read -r name model; do
   [[ $name == "$track"/* ]] || continue
   [[ ${#names[@]} -eq 0 || ",${asked#"$track"/}," == *",${name#*/},"* ]] && models+=(--model "${name#*/}=$model")
 done < <(rows)
-[[ ${#models[@]} -gt 2 && (${#names[@]} -eq 0 || ${#models[@]} -eq $((2 + 2 * ${#names[@]}))) ]] || fail "$asked: no such row or track; scripts/equal_footing.sh --list prints them"
+[[ ${#models[@]} -gt 2 && (${#names[@]} -eq 0 || ${#models[@]} -eq $((2 + 2 * ${#names[@]}))) ]] || fail 2 "$asked: no such row or track; scripts/equal_footing.sh --list prints them"
 
 # What docs/compare.md calls the rules of a track.
 rules=(--task masked-lm --recipe laptop --seeds 1,2,3 --equal-parameters --baseline bert --device cpu --alone
@@ -78,10 +75,10 @@ esac
 if [[ ! $any_data ]]; then
   files=("$data/shard0/train.bin" "$data/shard0/valid.bin")
   for number in 0 1; do
-    [[ -f ${files[number]} ]] || fail "${files[number]}: no such file; docs/compare.md has the command that builds it"
+    [[ -f ${files[number]} ]] || fail 2 "${files[number]}: no such file; docs/compare.md has the command that builds it"
     read -r found _ < <(sha256sum "${files[number]}")
     [[ $found == "${checksums[number]}" ]] ||
-      fail "${files[number]}: SHA-256 $found is not the track's, ${checksums[number]}; build the corpus as docs/compare.md does, or say --any-data"
+      fail 2 "${files[number]}: SHA-256 $found is not the track's, ${checksums[number]}; build the corpus as docs/compare.md does, or say --any-data"
   done
 fi
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # The command `lazyformer` of this checkout, by its .venv where there is one. It becomes that, so that signals reach it.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/.." && pwd)
-python=python3
-[[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+# shellcheck source=scripts/common.sh
+source "$(dirname "$0")/common.sh"
+use_checkout
 exec "$python" -m lazyformer_fairseq.cli "$@"

@@ -13,6 +13,7 @@ a symbol a byte, 90, 5 and 5 million in the file's order. A file with another MD
 it goes on when run again. With --from DIR, DIR holds enwik8.
 
 HELP
+  shared_options
 }
 
 name=enwik8 corpus=enwik8 unpacked=enwik8

@@ -5,6 +5,10 @@
 # distributors or torchtext publish it; '' where the text itself is checked by its MD5), $unpacked (what the archive holds,
 # under it), and calls prepare_text "$@".
 
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# At the end of the `usage` of a script that calls prepare_text.
 shared_options() {
   cat <<'HELP'
 options (defaults in brackets)
@@ -15,12 +19,6 @@ options (defaults in brackets)
   --dry-run         say what would be done, do nothing
   --help
 HELP
-}
-
-# fail STATUS MESSAGE: 2 for a wrong command line, 1 for all else
-fail() {
-  echo "error: $2" >&2
-  exit "$1"
 }
 
 # A file's size in bytes; 0 if it is not there.
@@ -65,11 +63,7 @@ download() {
 
 # prepare_text "$@": the whole of it.
 prepare_text() {
-  if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
-    usage
-    shared_options
-    exit 0
-  fi
+  help_if_asked "$@"
   [[ $1 != -* ]] || fail 2 "give OUT first; see $0 --help"
   local out=${1%/} from='' downloads='' official=(--official "$name") dry_run=''
   shift

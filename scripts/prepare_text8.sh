@@ -13,6 +13,7 @@ writes OUT: a symbol a character, 90, 5 and 5 million in the file's order. A fil
 while it downloads, it goes on when run again. With --from DIR, DIR holds text8.
 
 HELP
+  shared_options
 }
 
 name=text8 corpus=text8 unpacked=text8

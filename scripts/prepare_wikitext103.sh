@@ -15,6 +15,7 @@ With --from DIR, DIR holds wiki.train.tokens, wiki.valid.tokens and wiki.test.to
 `lazyformer lm prepare wikitext DIR OUT --official wikitext-2`.
 
 HELP
+  shared_options
 }
 
 name=wikitext-103 corpus=wikitext unpacked=wikitext-103

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Wikipedia and books -> what fairseq-train reads, by the recipe of LazyFormer's appendix A.
 set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "$0")/common.sh"
 
 usage() {
   cat <<'HELP'
@@ -18,17 +20,9 @@ Options of `lazyformer corpus` that may follow: --workers 16, --near-duplicates,
 HELP
 }
 
-fail() {
-  echo "error: $*" >&2
-  exit 2
-}
-
-if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
-  usage
-  exit 0
-fi
+help_if_asked "$@"
 [[ $# -ge 3 && $1 != -* && $2 != -* && $3 != -* ]] ||
-  fail "give OUT, WIKI and BOOKS first; see scripts/preprocess_wiki_books.sh --help"
+  fail 2 "give OUT, WIKI and BOOKS first; see scripts/preprocess_wiki_books.sh --help"
 out=$1 wiki=$2 books=$3
 shift 3
 

@@ -177,7 +177,7 @@ def test_the_best_pattern_of_a_search_trains_three_times_as_wide_as_its_log_says
 def options_of(tmp_path):
     """``options_of(arguments)``: what `lazyformer compare` reads when the script is called."""
     (tmp_path / "scripts").mkdir()
-    for name in ("lazyformer.sh", SCRIPT.name):
+    for name in ("common.sh", "lazyformer.sh", SCRIPT.name):
         script = tmp_path / "scripts" / name
         script.write_bytes((SCRIPT.parent / name).read_bytes())
     python = tmp_path / "bin" / "python3"

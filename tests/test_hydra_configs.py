@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from fairseq_cli import hydra_train
-from helpers import ROOT, assert_equal_state, mostly_slow, train_here, updates_of
+from helpers import ROOT, assert_equal_state, load_script, mostly_slow, train_here, updates_of
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -130,6 +130,15 @@ def assert_pretraining_of(name: str, cfg: DictConfig) -> None:
     assert (cfg.task.mask_prob, cfg.task.leave_unmasked_prob, cfg.task.random_token_prob) == (0.15, 0.1, 0.1)
     assert (cfg.optimization.lr, cfg.lr_scheduler.warmup_ratio) == ([1e-4], 0.01)
     assert 500_000 % cfg.checkpoint.save_interval_updates == 0 and cfg.checkpoint.keep_interval_updates == -1
+
+
+def test_files_of_encoders_are_those_that_the_table_gives():
+    writer = load_script("write_configs")
+    assert writer.names() == PRETRAINING
+    for name in PRETRAINING:
+        path = writer.FOLDER / f"{name}.yaml"
+        comments = writer.comments_of(path, "")
+        assert path.read_text() == writer.config_of(name, comments), "python scripts/write_configs.py writes it"
 
 
 @pytest.mark.parametrize("name", mostly_slow(PRETRAINING, "bert_base"))

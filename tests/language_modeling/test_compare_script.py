@@ -20,7 +20,8 @@ def test_on_a_cpu_it_is_the_command_itself_and_on_a_gpu_it_trains_eight_minutes(
     script, python = tmp_path / "scripts" / "compare_language_models.sh", tmp_path / "bin" / "python3"
     for path in (script, python):
         path.parent.mkdir()
-    script.write_bytes((ROOT / "scripts" / script.name).read_bytes())
+    for name in ("common.sh", script.name):
+        script.with_name(name).write_bytes((ROOT / "scripts" / name).read_bytes())
 
     def run(arguments: str, gpu: bool = False) -> subprocess.CompletedProcess:
         count = f"if [ $2 = lazyformer_fairseq.executors.nvidia_smi ]; then echo {int(gpu)}; exit; fi"

@@ -1,0 +1,50 @@
+"""Writes configs/pretraining/NAME.yaml, each encoder of the table of architectures as its difference from base.yaml.
+
+    python scripts/write_configs.py
+
+Run it after a row of lazyformer_fairseq/patterns/architectures.py is added or changed. Comments at the head of a file
+stay; a new file begins with the source of its row. The files of language models are written by hand.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import yaml
+
+from lazyformer_fairseq.arguments import CONFIGS
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, MASKED_LM
+
+FOLDER = CONFIGS / "pretraining"
+OBJECTIVES = {MASKED_LM: "", "masked_permuted_lm": ", objective: permuted"}  # files of the folder objective
+
+
+def names() -> list[str]:
+    """Return the encoders that have a file: all but the tiny ones of tests."""
+    return sorted(name for name in ARCHITECTURES if not name.endswith("_tiny"))
+
+
+def config_of(name: str, comments: str) -> str:
+    """Return the content of NAME.yaml, with these comments in it."""
+    row = ARCHITECTURES[name]
+    base = yaml.safe_load((FOLDER / "base.yaml").read_text(encoding="utf-8"))["model"]
+    lines = ["# @package _global_", comments, f"defaults: [base, _self_, shared{OBJECTIVES[row.task]}]", "", "model:"]
+    for option, value in row.options().items():
+        if base.get(option) != value:
+            is_word = isinstance(value, str) and re.fullmatch(r"\w+", value)
+            lines.append(f"  {option}: {value if is_word else json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def comments_of(path: Path, source: str) -> str:
+    """Return the comments at the head of a file, but for the first line; of a new file its source."""
+    if not path.exists():
+        return f"# {source}."
+    _, *lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if line.startswith("#"))
+
+
+if __name__ == "__main__":
+    for name in names():
+        path = FOLDER / f"{name}.yaml"
+        path.write_text(config_of(name, comments_of(path, ARCHITECTURES[name].source)), encoding="utf-8")

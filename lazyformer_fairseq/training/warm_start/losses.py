@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -19,10 +18,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.match import dictionary_hash, lm_head_never_trained
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, is_possible
-from lazyformer_fairseq.patterns.kinds import ENCODER
-from lazyformer_fairseq.progress import Progress
-from lazyformer_fairseq.training.warm_start.start import NONE, Alignment, Trained, WarmStart, start_from
+from lazyformer_fairseq.training.warm_start.start import Trained, WarmStart, start_from
 
 SPLIT = "valid"
 MOST_BYTES = 16 << 20  # of raw text; far more than is looked at
@@ -45,24 +41,24 @@ class BlockLosses(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """The mean over all masked tokens."""
+        """Return the mean over all masked tokens."""
         return float(self.nats.sum() / self.words.sum()) / math.log(2)
 
 
 def masked_lm_bits(trained: Trained, batches: Batches) -> float:
-    """Loss in bits, the mean over all masked tokens."""
+    """Return the loss in bits, the mean over all masked tokens."""
     return losses_by_block(trained, batches).bits
 
 
 @torch.no_grad()
 def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
-    """Masked-LM losses of each block."""
+    """Return the masked-LM losses of each block."""
     model = trained.build()
     nats = []
     words = []
     device = model.dictionary_sha256.device
-    for batch in batches:
-        batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+    for batch_on_cpu in batches:
+        batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch_on_cpu)
         tokens_BT = batch["net_input"]["src_tokens"]
         masked = batch["masked_positions"]
         positions = global_positions(model.encoder.sentence_encoder, tokens_BT)
@@ -76,7 +72,7 @@ def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
 
 
 def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
-    """The first token of each text for patterns with ``global=given``, whose weights are those of ``global=1``."""
+    """Return the first token of each text for ``global=given``, whose weights are those of ``global=1``."""
     if not any(planned.values.get("global") == GIVEN for planned in encoder.plan):
         return None
     first = torch.zeros_like(tokens_BT, dtype=torch.bool)
@@ -84,84 +80,13 @@ def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
     return first
 
 
-class Change(NamedTuple):
-    """A sublayer that changes its kind or settings, goes or comes.
-
-    Attributes:
-        old, new: its places in both patterns; None where it comes or goes.
-        text: in words.
-    """
-
-    old: Optional[int]
-    new: Optional[int]
-    text: str
-
-
-@dataclass(frozen=True)
-class Merged:
-    """Sublayers of two patterns in one sequence: pairs, those that go, those that come.
-
-    Attributes:
-        places: (old, new) of each.
-    """
-
-    old_plan: Sequence[PlannedSublayer]
-    new_plan: Sequence[PlannedSublayer]
-    places: Sequence[tuple[Optional[int], Optional[int]]]
-
-    @classmethod
-    def of(cls, old_plan: Sequence[PlannedSublayer], start: WarmStart) -> "Merged":
-        alignment: Alignment = tuple(each["from"] for each in start.record["sublayers"])
-        places = []
-        at = 0
-        for new, old in enumerate(alignment):
-            if old is not None:
-                places += [(gone, None) for gone in range(at, old)]
-                at = old + 1
-            places.append((old, new))
-        places += [(gone, None) for gone in range(at, len(old_plan))]
-        return cls(old_plan, start.new.plan, places)
-
-    def changes(self) -> list[Change]:
-        """From the bottom up."""
-        found = []
-        for old, new in self.places:
-            if old is None:
-                before = None
-            else:
-                before = self.old_plan[old]
-            if new is None:
-                after = None
-            else:
-                after = self.new_plan[new]
-            if before and after and before.text != after.text:
-                found.append(Change(old, new, f"{before.text} becomes {after.text}"))
-            elif before and not after and not before.kind.is_identity:
-                found.append(Change(old, None, f"{before.text} goes"))
-            elif after and not before and not after.kind.is_identity:
-                found.append(Change(None, new, f"{after.text} comes"))
-        return found
-
-    def with_changes(self, made: Sequence[Change]) -> tuple[str, list[str]]:
-        """The pattern with these changes alone, and the old sublayer of each of its sublayers."""
-        done = {(change.old, change.new) for change in made}
-        texts = []
-        origins = []
-        for old, new in self.places:
-            plan, place = (self.new_plan, new) if (old, new) in done else (self.old_plan, old)
-            if place is not None:
-                texts.append(plan[place].text)
-                origins.append(NONE if old is None else str(old))
-        return "".join(texts), origins
-
-
 class Scorer:
     """Losses of a trained encoder in other patterns, each on the same masked text, each measured once.
 
-    A search that starts from a checkpoint can ask it for the loss of any pattern.
-
     Args:
+        old: the encoder.
         text: masked once.
+        seed: of weights that start fresh.
 
     Raises:
         UserError: its masked-LM head never trained, so that its losses say nothing of a pattern.
@@ -179,12 +104,14 @@ class Scorer:
         self._known: dict[tuple[str, Optional[tuple[str, ...]]], float] = {}
 
     def start(self, changes: Mapping[str, Any], from_sublayers: Optional[Sequence[str]] = None) -> WarmStart:
+        """Start a new model from the old one's weights."""
         return start_from(self.old, changes, from_sublayers, seed=self.seed)
 
     def bits(self, pattern: str, from_sublayers: Optional[Sequence[str]] = None) -> float:
-        """Masked-LM loss of the old model as this pattern, before any update.
+        """Return the masked-LM loss of the old model as this pattern, before any update.
 
         Args:
+            pattern: of the new model.
             from_sublayers: as in :func:`~lazyformer_fairseq.training.warm_start.start.start_from`.
         """
         key = (pattern, from_sublayers and tuple(from_sublayers))
@@ -193,39 +120,18 @@ class Scorer:
         return self._known[key]
 
     def by_block(self, pattern: str, from_sublayers: Sequence[str]) -> BlockLosses:
-        """As :meth:`bits`, by block, and measured at each call."""
+        """Return the losses of each block, measured at each call."""
         return losses_by_block(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text)
 
 
 def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
-    """The entry `losses` of a warm start's record.
-
-    Of each change it has the loss of the old model with this change alone (an ``l`` then reads the nearest ``s`` below
-    it there), None where no such model can be built, and with this change and all below it.
-    """
-    merged = Merged.of(scorer.old.plan, start)
-    changes = merged.changes()
-    with Progress(total=2 + 2 * len(changes), desc="measuring losses", unit=" models") as progress:
-        before = masked_lm_bits(scorer.old, scorer.text)
-        after = masked_lm_bits(start.new, scorer.text)
-        progress.update(2)
-        rows = []
-        for number, change in enumerate(changes, 1):
-            alone = _bits(scorer, *merged.with_changes([change]))
-            if number == len(changes):
-                so_far = after
-            else:
-                so_far = _bits(scorer, *merged.with_changes(changes[:number]))
-            progress.update(2)
-            rows.append({"old": change.old, "new": change.new, "change": change.text, "alone": alone, "so_far": so_far})
-    tokens = sum(len(batch["masked_positions"]) for batch in scorer.text)
-    return {"unit": "bits", "tokens": tokens, "before": before, "after": after, "changes": rows}
-
-
-def _bits(scorer: Scorer, pattern: str, from_sublayers: list[str]) -> Optional[float]:
-    if not is_possible(pattern, ENCODER):  # such as an l whose s goes alone
-        return None
-    return scorer.bits(pattern, from_sublayers)
+    """Return the entry `losses` of a warm start's record: masked-LM loss before and after the change, in bits."""
+    return {
+        "unit": "bits",
+        "tokens": sum(len(batch["masked_positions"]) for batch in scorer.text),
+        "before": masked_lm_bits(scorer.old, scorer.text),
+        "after": masked_lm_bits(start.new, scorer.text),
+    }
 
 
 def read_text(
@@ -235,10 +141,11 @@ def read_text(
     tokens: int = TOKENS,
     passed_over: int = PASSED_OVER,
 ) -> Batches:
-    """Blocks drawn from text by a fixed seed, the same at each call.
+    """Draw blocks from text by a fixed seed, the same at each call.
 
     Args:
         source: a file of raw text, or a folder that ``lazyformer corpus`` wrote, whose split `valid` is read.
+        tokenizer: the model's.
         longest: tokens of a block.
         tokens: so many, some more or fewer, as blocks are whole; fewer where there are fewer.
         passed_over: of the tokens drawn, the first are left out (heads were matched on them once, and losses stay
@@ -247,7 +154,10 @@ def read_text(
     Raises:
         UserError: it cannot be read, has another dictionary than the model, or fewer than two blocks.
     """
-    dataset = (_of_folder if source.is_dir() else _of_file)(source, longest, tokenizer)
+    if source.is_dir():
+        dataset = _of_folder(source, longest, tokenizer)
+    else:
+        dataset = _of_file(source, longest, tokenizer)
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
         raise UserError(f"{source}: one block of {longest} tokens, too few to measure losses")
@@ -268,7 +178,7 @@ def _of_folder(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBl
 
 
 def _of_file(source: Path, longest: int, tokenizer: TextTokenizer) -> MaskedBlocksDataset:
-    """A line is a sentence; where there is an empty line, another document begins."""
+    """Read raw text: a line is a sentence, and after an empty line another document begins."""
     eos = tokenizer.special.eos
     try:
         with source.open("rb") as file:

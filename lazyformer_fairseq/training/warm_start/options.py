@@ -17,7 +17,7 @@ OLD = "the old one's"
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """What the user asked for: the first three change the model."""
+    """Options of a warm start; the first three change the model."""
 
     sublayer_pattern: Optional[str] = option(
         None,
@@ -32,30 +32,34 @@ class WarmOptions:
     )
     max_positions: Optional[int] = option(None, "Of the new model; the old positions are repeated.", low=1, shown=OLD)
     from_sublayers: Optional[str] = option(
-        None, "For each new sublayer the number of the old one whose weights it takes, from 0, or -, as in 0,1,-,3.",
+        None,
+        "For each new sublayer the number of the old one whose weights it takes, from 0, or -, as in 0,1,-,3.",
         shown="the patterns are aligned",
-    )  # fmt: skip
+    )
     text: Optional[Path] = option(
-        None, "Held-out text, to measure the masked-LM loss before and after, and what the change of each sublayer "
-        "costs: a file of raw text, or what lazyformer corpus wrote, whose split valid is read.",
-    )  # fmt: skip
+        None,
+        "Held-out text, to measure the masked-LM loss before and after: a file of raw text, or what lazyformer corpus "
+        "wrote, whose split valid is read.",
+    )
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Options of the model that change, by name."""
+        """Return the options of the model that change, by name."""
         names = ("sublayer_pattern", "encoder_ffn_embed_dim", "max_positions")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def refuse_misfits(self) -> None:
-        """Raises a UserError for options of a model that changes where none does, and for a text that is not there."""
+        """Raise a UserError for options of a model that changes where none does, and for a text that is not there."""
         if not self.changes and (self.from_sublayers or self.text):
             raise UserError("--from-sublayers and --text are for a model that changes: give --sublayer-pattern")
         refuse_missing(self.text)
 
     def start(self, old: "Trained", tokenizer: "TextTokenizer", source: str) -> "WarmStart":
-        """The warm start, its record with losses where there is a text.
+        """Make the warm start, its record with losses where there is a text.
 
         Args:
+            old: the model that it starts from.
+            tokenizer: the old model's.
             source: name of the old model, for the record.
 
         Raises:

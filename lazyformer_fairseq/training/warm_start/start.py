@@ -34,63 +34,43 @@ FORMAT_VERSION = 1
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Writes both files."""
+    """Write both files."""
     write_json(folder / RECORD_FILE, record)
     write_text(folder / PAGE_FILE, page(record))
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """What became what, and what it cost, in Markdown."""
-    if record["source"]:
-        name = f" of {record['source']}"
-    else:
-        name = ""
-    changed = record["changed_options"].items()
-    rows = [
-        {
-            "": str(index),
-            "sublayer": f"`{sublayer['sublayer']}`",
-            "was": "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}",
-            **{name: ", ".join(sublayer[name]) for name in ("kept", "borrowed")},
-            "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
-        }
-        for index, sublayer in enumerate(record["sublayers"])
-    ]
+    """Return what became what, and what it cost, in Markdown."""
+    rows = []
+    for index, sublayer in enumerate(record["sublayers"]):
+        was = "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}"
+        rows.append(
+            {
+                "": str(index),
+                "sublayer": f"`{sublayer['sublayer']}`",
+                "was": was,
+                "kept": ", ".join(sublayer["kept"]),
+                "borrowed": ", ".join(sublayer["borrowed"]),
+                "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
+            }
+        )
     parts = [
-        f"# Warm start{name}",
+        f"# Warm start of {record['source']}".removesuffix(" of "),
         f"`{record['old_pattern']}` became `{record['new_pattern']}`.",
-        "\n".join(f"- `--{name.replace('_', '-')}`: {old} became {new}" for name, (old, new) in changed),
-        markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")),
-        f"Left out: the old sublayers {', '.join(map(str, record['left_out']))}." if record["left_out"] else "",
-        _losses(record["losses"]) if record["losses"] else "",
     ]
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _losses(losses: Mapping[str, Any]) -> str:
-    before = losses["before"]
-    after = losses["after"]
-    said = (
-        f"Masked-LM loss before any update, {losses['tokens']:,} tokens, one fixed mask: {before:.3f} bits before the "
-        f"change, {after:.3f} after it ({after - before:+.3f})."
-    )
-    rows = [
-        {
-            "change": f"{change['old'] if change['new'] is None else change['new']}: {change['change']}",
-            "alone, bits": _cost(change["alone"], before),
-            "with all below it, bits": _cost(change["so_far"], before),
-        }
-        for change in losses["changes"]
-    ]
-    if rows:
-        return f"{said}\n\n{markdown_table(rows)}"
-    return said
-
-
-def _cost(loss: Optional[float], before: float) -> str:
-    if loss is None:
-        return "cannot stand alone"
-    return f"{loss:.3f} ({loss - before:+.3f})"
+    for name, (old, new) in record["changed_options"].items():
+        parts.append(f"- `--{name.replace('_', '-')}`: {old} became {new}")
+    parts.append(markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")))
+    if record["left_out"]:
+        parts.append(f"Left out: the old sublayers {', '.join(map(str, record['left_out']))}.")
+    if losses := record["losses"]:
+        before = losses["before"]
+        after = losses["after"]
+        parts.append(
+            f"Masked-LM loss before any update, {losses['tokens']:,} tokens, one fixed mask: {before:.3f} bits before "
+            f"the change, {after:.3f} after it ({after - before:+.3f})."
+        )
+    return "\n\n".join(parts) + "\n"
 
 
 SUBLAYERS = "encoder.sentence_encoder.sublayers."
@@ -106,6 +86,8 @@ class Trained:
     """A trained encoder.
 
     Attributes:
+        cfg: its options.
+        dictionary: its symbols.
         weights: by the names of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`.
     """
 
@@ -115,10 +97,11 @@ class Trained:
 
     @property
     def plan(self) -> tuple[PlannedSublayer, ...]:
+        """Return its sublayers."""
         return plan(self.cfg.sublayer_pattern, ENCODER)
 
     def build(self) -> MaskedLM:
-        """In evaluation mode, on the GPU if there is one, without heads for classification."""
+        """Build it in evaluation mode, on the GPU if there is one, without heads for classification."""
         model = model_of(self.cfg, self.dictionary)
         model.load_state_dict({name: self.weights[name] for name in model.state_dict()})
         return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
@@ -129,6 +112,7 @@ class WarmStart:
     """A new encoder, before any update.
 
     Attributes:
+        new: the encoder.
         record: what became what; see docs/huggingface.md.
     """
 
@@ -142,9 +126,10 @@ def start_from(
     from_sublayers: Optional[Sequence[str]] = None,
     seed: int = 1,
 ) -> WarmStart:
-    """A new encoder with the weights of an old one.
+    """Make a new encoder with the weights of an old one.
 
     Args:
+        old: the encoder that it starts from.
         changes: of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`; the old weights fit no other
             width, number of heads or place of LayerNorm.
         from_sublayers: for each new sublayer the old one whose weights it takes, or "-"; by default as :func:`align`
@@ -159,11 +144,10 @@ def start_from(
     cfg = replace(old.cfg, **changes)
     after = asdict(cfg)
     new_plan = plan(cfg.sublayer_pattern, ENCODER)
-    given = from_sublayers is not None
-    if given:
-        alignment = given_alignment(from_sublayers, old.plan, new_plan)
-    else:
+    if from_sublayers is None:
         alignment = align(old.plan, new_plan)
+    else:
+        alignment = given_alignment(from_sublayers, old.plan, new_plan)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -172,8 +156,8 @@ def start_from(
             raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
     taken = [_take(index, origin, old, model, new_plan[index]) for index, origin in enumerate(alignment)]
     weights = _around(old, cfg)
-    parts = ((f"{SUBLAYERS}{index}.", part.weights) for index, part in enumerate(taken))
-    weights |= {f"{place}{name}": weight for place, part in parts for name, weight in part.items()}
+    for index, part in enumerate(taken):
+        weights |= {f"{SUBLAYERS}{index}.{name}": weight for name, weight in part.weights.items()}
     if not cfg.encoder_normalize_before:
         weights |= carry_norms(old.weights, weights, alignment, old.plan, new_plan)
     _keep_ties(weights, model)
@@ -184,7 +168,10 @@ def start_from(
             "from": origin,
             "was": None if origin is None else old.plan[origin].text,
             "reads": reads[index],
-            **{name: getattr(part, name) for name in ("kept", "borrowed", "dropped", "new")},
+            "kept": part.kept,
+            "borrowed": part.borrowed,
+            "dropped": part.dropped,
+            "new": part.new,
         }
         for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
     ]
@@ -198,13 +185,14 @@ def start_from(
         "sublayers": sublayers,
         "left_out": left_out(old.plan, alignment),
         "losses": None,
-    }  # fmt: skip
+    }
     return WarmStart(Trained(cfg, weights, old.dictionary), record)
 
 
 def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, planned: PlannedSublayer) -> Taken:
-    """The weights of a new sublayer. One without an old one adds nothing to the residual connection until it learns:
-    its last linear map is zero.
+    """Return the weights of a new sublayer.
+
+    One without an old one adds nothing to the residual connection until it learns: its last linear map is zero.
     """
     sublayer = model.encoder.sentence_encoder.sublayers[index]
     if planned.kind.is_identity:
@@ -225,7 +213,7 @@ def _take(index: int, origin: Optional[int], old: Trained, model: MaskedLM, plan
 
 
 def _old(index: int, old: Trained) -> Old:
-    """An old sublayer, with the one that it reads."""
+    """Return an old sublayer, with the one that it reads."""
     prefix = f"{SUBLAYERS}{index}."
     weights = {name.removeprefix(prefix): weight for name, weight in old.weights.items() if name.startswith(prefix)}
     producer = places_read(old.plan)[index]
@@ -233,7 +221,7 @@ def _old(index: int, old: Trained) -> Old:
 
 
 def can_start_fresh(planned: PlannedSublayer) -> bool:
-    """Whether a new sublayer needs no old one: it can add nothing to the residual connection until it learns."""
+    """Return whether a new sublayer needs no old one: it can add nothing to the residual connection until it learns."""
     return _last_map(planned.kind.module(ENCODER)) is not None
 
 
@@ -244,7 +232,7 @@ def _last_map(module: type) -> Optional[str]:
 
 
 def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
-    """The weights outside of the sublayers: embeddings, biases, norms, heads. Positions are repeated up to the new."""
+    """Return the weights outside of the sublayers: embeddings, biases, norms, heads; old positions are repeated."""
     weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
     if PER_POSITION not in weights:
         return weights
@@ -257,7 +245,7 @@ def _around(old: Trained, cfg: MaskedLMOptions) -> dict[str, Tensor]:
 
 
 def _keep_ties(weights: dict[str, Tensor], model: MaskedLM) -> None:
-    """Gives weights that are one in the model, as projections that layers share, one value: the first one."""
+    """Give weights that are one in the model, as projections that layers share, one value: the first one."""
     first: dict[int, Tensor] = {}
     for name, weight in model.state_dict().items():
         if name.startswith(SUBLAYERS) and weight.numel():
@@ -265,7 +253,7 @@ def _keep_ties(weights: dict[str, Tensor], model: MaskedLM) -> None:
 
 
 def align(old: Plan, new: Plan) -> Alignment:
-    """For each new sublayer, the number of the old one that it starts from, or None.
+    """Return for each new sublayer the number of the old one that it starts from, or None.
 
     Both orders are kept, and no old sublayer serves twice. Of all such alignments it is the one with the most pairs; of
     these, the one whose pairs are most alike (:func:`likeness`); of these, the one whose pairs are nearest in depth,
@@ -303,7 +291,7 @@ def align(old: Plan, new: Plan) -> Alignment:
 
 
 def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
-    """3 for the same letter and settings, 2 for the same letter, 1 for two kinds of attention, else 0: no pair."""
+    """Return 3 for the same letter and settings, 2 for the letter alone, 1 for two kinds of attention, else 0."""
     if old.kind is new.kind:
         if old.settings == new.settings:
             return 3
@@ -312,7 +300,7 @@ def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
 
 
 def given_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
-    """An alignment of the user's own: for each new sublayer the number of an old one, from 0, or "-".
+    """Read an alignment of the user's: for each new sublayer the number of an old one, from 0, or "-".
 
     Raises:
         UserError: there are more or fewer than new sublayers; one is no old sublayer, or of a kind whose weights do not
@@ -335,7 +323,7 @@ def given_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
 
 
 def left_out(old: Plan, alignment: Alignment) -> list[int]:
-    """The old sublayers that no new one takes its weights from."""
+    """Return the old sublayers that no new one takes its weights from."""
     return [index for index in _with_weights(old) if index not in alignment]
 
 

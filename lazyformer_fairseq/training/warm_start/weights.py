@@ -57,13 +57,15 @@ class Taken:
 
 
 def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Taken:
-    """The weights of a new sublayer from those of an old one.
+    """Make the weights of a new sublayer from those of an old one.
 
     An attention takes of q, k, v and the output what both have. What the old one lacks, because it read it (an ``l``
     queries and keys, a ``k`` keys and values), comes from the sublayer that it read. A feed-forward may become wider:
     further columns of its output are zero, so that it computes the same. Everything else is taken by name and shape.
 
     Args:
+        planned: the new sublayer's place in the pattern.
+        old: the old sublayer.
         sublayer: the new one with fresh weights, which stay where nothing is taken.
 
     Raises:
@@ -107,7 +109,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
 
 
 def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[set[str], set[str]]:
-    """Puts projections into place; returns the names of the whole ones, and of those with a part that is fresh."""
+    """Put projections into place; return the names of the whole ones, and of those with a part that is fresh."""
     fresh_parts: set[str] = set()
     places = _parts(planned)
     for part, place in places.items():
@@ -137,7 +139,7 @@ def _parts(planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
 
 
 def _read(weights: Weights, place: tuple[str, int, int], kind: str) -> Optional[Tensor]:
-    """A view of a projection's part."""
+    """Return a view of a projection's part."""
     linear, number, parts = place
     weight = weights.get(f"{INNER}{linear}.{kind}")
     if weight is None:
@@ -146,7 +148,7 @@ def _read(weights: Weights, place: tuple[str, int, int], kind: str) -> Optional[
 
 
 def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> set[str]:
-    """Old hidden numbers first, of a gated one in both halves; what further ones give is multiplied by zero."""
+    """Put old hidden units first, of a gated one in both halves; multiply what further ones give by zero."""
     old = old_one.weights
     halves = 1 + bool(planned.values["gate"])
     if halves != 1 + bool(old_one.planned.values["gate"]):
@@ -154,15 +156,17 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
             f"{planned.text} cannot take the weights of {old_one.planned.text}: one has a gate and the other none; "
             "give it another by --from-sublayers, or - to start fresh"
         )
-    width, new_width = (weights[f"{INNER}fc2.weight"].size(1) for weights in (old, taken.weights))
+    width = old[f"{INNER}fc2.weight"].size(1)
+    new_width = taken.weights[f"{INNER}fc2.weight"].size(1)
     if new_width < width:
         raise UserError(
             f"--encoder-ffn-embed-dim {new_width}: the old model's is {width}, and nothing says which of its numbers "
             f"to leave out; give {width} or more"
         )
     for kind, number in product(KINDS, range(halves)):
-        place = "fc1", number, halves
-        if (found := _read(old, place, kind)) is not None:
+        place = ("fc1", number, halves)
+        found = _read(old, place, kind)
+        if found is not None:
             _read(taken.weights, place, kind)[:width] = found
     taken.weights[f"{INNER}fc2.weight"].zero_()[:, :width] = old[f"{INNER}fc2.weight"]
     if f"{INNER}fc2.bias" in old:
@@ -172,28 +176,28 @@ def _take_feed_forward(planned: PlannedSublayer, old_one: Old, taken: Taken) -> 
 
 
 class Norm(NamedTuple):
-    """Weight g and bias b of a LayerNorm, (C,) each; 0 for one without bias and for RMSNorm, whose input has mean 0."""
+    """A LayerNorm's weight g and bias b, (C,) each; b is 0 without bias and for RMSNorm, whose input has mean 0."""
 
     weight: Tensor
     bias: Tensor
 
     @property
     def mean(self) -> Tensor:
-        """Over channels of its output, about."""
+        """Estimate the mean over channels of its output."""
         return self.bias.mean()
 
     @property
     def deviation(self) -> Tensor:
-        """Over channels of its output, about."""
+        """Estimate the standard deviation over channels of its output."""
         return (self.weight.square().mean() + self.bias.var(correction=0)).sqrt()
 
     def then(self, above: "Norm") -> "Norm":
-        """One LayerNorm in place of this one and one right above it, about."""
+        """Return one LayerNorm in place of this one and one right above it, approximately."""
         scale = above.weight / self.deviation
         return Norm(self.weight * scale, (self.bias - self.mean) * scale + above.bias)
 
     def neutral(self) -> "Norm":
-        """One that leaves the output of this one as it is, about."""
+        """Return one that leaves the output of this one as it is, approximately."""
         return Norm(self.deviation.expand_as(self.weight).clone(), self.mean.expand_as(self.bias).clone())
 
 
@@ -204,7 +208,7 @@ def carry_norms(
     old_plan: Sequence[PlannedSublayer],
     new_plan: Sequence[PlannedSublayer],
 ) -> dict[str, Tensor]:
-    """LayerNorms that change because sublayers went or came, by name.
+    """Return the LayerNorms that change because sublayers went or came, by name.
 
     A sublayer that adds nothing leaves its LayerNorm of an input that is normalised already. Of such an input g n + b,
     n with mean 0 and variance 1, the mean over channels is about that of b, and the variance about mean(g^2) + var(b):
@@ -212,16 +216,21 @@ def carry_norms(
     sublayer that came is neutral. In a pre-norm model LayerNorms go and come with their sublayers.
 
     Args:
-        old, new: weights of the models.
+        old: weights of the old model.
+        new: weights of the new model.
         alignment: old sublayer of each new one.
+        old_plan: the old model's sublayers.
+        new_plan: the new model's sublayers.
     """
-    place, last = EMBEDDINGS, _norm(old, EMBEDDINGS)  # the highest norm so far that stays, in the new model
+    place = EMBEDDINGS  # of the highest norm so far that stays, in the new model
+    last = _norm(old, EMBEDDINGS)
     changed = {}
     come = []
     next_old = 0
     for index, origin in enumerate([*alignment, len(old_plan)]):
         if origin is None:
-            come += [index] * (not new_plan[index].kind.is_identity)
+            if not new_plan[index].kind.is_identity:
+                come.append(index)
             continue
         for gone in range(next_old, origin):
             if not old_plan[gone].kind.is_identity:

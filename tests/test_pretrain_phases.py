@@ -1,6 +1,5 @@
 """`lazyformer pretrain` in two phases, and from a trained model: what it starts, and that it goes on to the bit."""
 
-import json
 import re
 import shlex
 import shutil
@@ -175,6 +174,20 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     assert start(data_folder, out="lost").exit_code == 0 and start.updates[0] == 4
     assert_equal_state(weights("lost/phase2"), weights("out/phase2"))
 
+    shutil.copytree("out", "swapped")
+    for old, new in (("phase1", "phase3"), ("phase2", "phase1"), ("phase3", "phase2")):
+        Path("swapped", old).rename(Path("swapped", new))
+    said = str(start(data_folder, out="swapped").exception)
+    assert "swapped/phase1/checkpoint_last.pt: is no checkpoint of phase1: its tokens_per_sample is 32, and" in said
+    shutil.copytree("out", "forged")
+    shutil.copy("forged/phase2/checkpoint_last.pt", "forged/phase1/checkpoint_last.pt")
+    assert "forged/phase1/checkpoint_last.pt: is no checkpoint of phase1" in str(
+        start(data_folder, out="forged").exception
+    )
+    shutil.copy("out/phase1/checkpoint_1_2.pt", "forged/phase1/checkpoint_last.pt")
+    shutil.rmtree("forged/phase2")
+    assert start(data_folder, out="forged").exit_code == 0 and start.updates[0] == 2, "whatever finished.json says"
+
     (Path("out") / "phase1" / "finished.json").unlink()  # killed between the phases
     assert start(data_folder).exit_code == 0 and start.updates == []
     assert start(data_folder, "--batch-size", "2").exit_code == 0 and start.started == []
@@ -285,7 +298,6 @@ def folders(data_folder, tmp_path_factory) -> Path:
     for name, pattern in (("original", "(sf)x4"), ("new", "M2x2")):
         train([*train_words(data_folder, options, folder), "--sublayer-pattern", pattern], folder / name)
     export(folder / "new", folder / "warm")
-    (folder / "warm" / "warm_start.json").write_text(json.dumps({"sublayers": [{"from": 0, "head_order": None}]}))
     return folder
 
 
@@ -374,6 +386,8 @@ def test_longformers_phases_are_table_12():
     ]
     with pytest.raises(UserError, match=r"doubles windows, of which \(sf\)x2 has none"):
         longformer_phases("(sf)x2", {})
+    short = longformer_phases(pattern, {"max_update": "5"})
+    assert {row["warmup_updates"] for row in short.values()} == {"1"}, "inverse_sqrt divides by it"
     with pytest.raises(UserError, match="--max-update 1e3: must be a whole number"):
         longformer_phases(pattern, {"max_update": "1e3"})
 

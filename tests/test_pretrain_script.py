@@ -15,6 +15,7 @@ from lazyformer_fairseq.fairseq_plugin.launcher.launch import CONFIGS, Launch
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates, settle_update_size
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.training.laptop import LAPTOP
+from lazyformer_fairseq.training.run_record import RunRecord, write_run
 
 pytestmark = pytest.mark.usefixtures("without_gpus")
 script = partial(run_script, "pretrain.sh")
@@ -108,10 +109,11 @@ def test_a_processor_that_multiplies_in_bf16_trains_in_it_unless_told_or_begun_o
     for began in ("fp32", "bf16"):
         (run / "checkpoint_last.pt").parent.mkdir(exist_ok=True)
         (run / "checkpoint_last.pt").touch()
-        log = f"{{'bf16': False}}\n{{'bf16': {began == 'bf16'}, 'memory_efficient_bf16': False}}\n"
-        (run / "train.log").write_text(log)
+        sections = {name: {} for name in ("model", "task", "criterion", "data", "optimizer", "schedule", "batch")}
+        numbers = {"parameters": 1, "seed": 1, "processes": 1, "precision": began}
+        write_run(run, RunRecord(command=(), machine={}, versions={}, **sections, **numbers))
         assert settings_of(*here).common.bf16 == (began == "bf16")
-    (run / "train.log").unlink()
+    (run / "run.json").unlink()
     assert not settings_of(*here).common.bf16, "nobody knows in what it began"
 
 

@@ -4,7 +4,6 @@ import logging
 import math
 import random
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,10 +17,9 @@ import numpy as np
 import pytest
 import torch
 from fairseq.logging import metrics
-from fairseq.tasks import FairseqTask, setup_task
+from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from helpers import (
-    ROOT,
     assert_equal_state,
     dictionary_of,
     stopped_at,
@@ -29,7 +27,6 @@ from helpers import (
     train_words,
     updates_of,
 )
-from in_process import config_of, dry_run
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
@@ -38,9 +35,7 @@ from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import Maske
 from lazyformer_fairseq.fairseq_plugin.models.config import MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.options import SCREEN
-from lazyformer_fairseq.fairseq_plugin.screen import Screen
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMTask
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, name_of_twin
 from lazyformer_fairseq.storage.indexed_format import write_items
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
@@ -169,12 +164,8 @@ def test_the_screen_says_what_is_trained_how_far_and_how_long(data_folder, tmp_p
     introduced, said = [], [each.getMessage() for each in caplog.records if each.name == SCREEN]
     while not said[0].startswith("update 1 "):
         introduced.append(said.pop(0))
-    assert [line.split()[0] for line in introduced] == ["model", "data", "update", "run", "files", "time", "in"]
-    assert re.search(r"about [\d.]+ s an update on this processor, .* (days|years) for the run", introduced[-2])
-    advice = shlex.split(introduced[-1].partition(": lazyformer pretrain ")[2])
-    _, words = dry_run(*advice)  # its options are options
-    seconds = float(words[words.index("--max-update") + 1]) * float(re.search(r"about ([\d.]+)", introduced[-2])[1])
-    assert advice[0] == "lazyformer_m2x6_s_tiny" and advice[-2:] == ["--recipe", "laptop"] and 60 < seconds < 24 * 3600
+    assert [line.split()[0] for line in introduced] == ["model", "data", "update", "run", "files", "time"]
+    assert re.search(r"about [\d.]+ s an update on this processor, .* (days|years) for the run", introduced[-1])
     parts = (r"pass 2 of 2, [\d.]+ s so far", r"pass 1 of 2, loss \d+\.\d\d bits, .* so far, about .* left")
     for number, part in enumerate(parts, 1):
         assert re.fullmatch(rf"update {number} of 999,999,999, {part}", said[number - 1]), said
@@ -183,24 +174,6 @@ def test_the_screen_says_what_is_trained_how_far_and_how_long(data_folder, tmp_p
         for seconds in (1e-9, 0)
     )
     assert_equal_state(with_screen["model"], without["model"])
-
-
-@pytest.mark.parametrize(
-    ("arch", "said"),
-    [
-        ("bert_base", " --recipe laptop"),
-        ("longformer_base", " --tokens-per-sample 4096 --recipe laptop"),
-        *((arch, " --lr 1e-3") for arch in ("linformer_base", "gshard_base", "mpnet_base")),
-    ],
-)
-def test_the_run_of_an_hour_learns_by_the_recipe_where_its_model_can(arch, said, data_folder):
-    row = ARCHITECTURES[arch]
-    of_row = f"--task {row.task} --arch {arch} --tokens-per-sample {row.max_positions or 512}"
-    words = f"--user-dir {ROOT / 'lazyformer_fairseq'} --criterion masked_lm_accuracy {of_row}"
-    cfg = config_of(data_folder, *words.split())
-    screen = Screen(SimpleNamespace(cfg=cfg, task=setup_task(cfg.task)))
-    model, _, learning = screen._twin(name_of_twin(arch))
-    assert learning == said and max(weight.numel() for weight in model.parameters()) < 32 * 10_000, "it is tiny"
 
 
 # Adam's large epsilon lets the length of a gradient count, and so how it was clipped.

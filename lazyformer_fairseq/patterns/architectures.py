@@ -261,12 +261,6 @@ def _twin(name: str) -> str:
     return f"{name.removesuffix('_base')}_tiny"
 
 
-def name_of_twin(name: str) -> Optional[str]:
-    """The name of an architecture's tiny twin, a twin's own; None for what is no architecture's name."""
-    known = ARCHITECTURES.keys() | CAUSAL_ARCHITECTURES.keys()
-    return next((twin for twin in (_twin(name), name) if twin.endswith("_tiny") and twin in known), None)
-
-
 ARCHITECTURES = _with_tiny_twins(_NAMED, encoder_ffn_embed_dim=64, encoder_embed_dim=32, encoder_attention_heads=2)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.progress import Progress
 from lazyformer_fairseq.storage.atomic import atomic_file
 from lazyformer_fairseq.storage.checked import Amount, Count, PositiveCount, as_kind, parse_json
 from lazyformer_fairseq.storage.in_place import own_file
@@ -29,6 +30,7 @@ RUN = "run.json"
 METRICS = "metrics.jsonl"
 REMEDY = "remove it; the run, started again, writes another"
 QUICKLY_HASHED = 64 * 2**20  # bytes; hashes of larger files are remembered
+BAR_AFTER = 3.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class MetricsLine:
-    """What was measured at one moment of a run.
+    """Measurements at one moment of a run.
 
     Attributes:
         updates: that the run has made.
@@ -133,15 +135,19 @@ def describe_here(device: Any) -> dict[str, dict[str, Any]]:
 
 
 def hash_data(folders: Iterable[Path]) -> dict[str, str]:
-    """Return the SHA-256 of each plain file in the folders, by path.
+    """Return the SHA-256 of each plain file in the folders, by path; show a bar where it takes seconds.
 
     Hashes of large files are remembered between runs, by path, size and time of the last change.
     """
-    hashes = {}
+    paths = []
     for folder in folders:
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and not path.name.startswith("."):
-                hashes[str(path)] = _hash(path)
+        paths += [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    size = sum(path.stat().st_size for path in paths)
+    hashes = {}
+    with Progress(total=size, desc="hashing the data", unit="B", unit_scale=True, delay=BAR_AFTER) as progress:
+        for path in paths:
+            hashes[str(path)] = _hash(path)
+            progress.update(path.stat().st_size)
     return hashes
 
 

@@ -12,7 +12,7 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR
 from lazyformer_fairseq.extras import needs_fairseq
 from lazyformer_fairseq.fairseq_plugin.launcher.launch import Launch, find_config, words_of_options
-from lazyformer_fairseq.fairseq_plugin.launcher.phases import pretrain_in_phases
+from lazyformer_fairseq.fairseq_plugin.launcher.phases import Phase, pretrain_in_phases
 from lazyformer_fairseq.fairseq_plugin.launcher.recipes import (
     CAUSAL_CHOICES,
     LONGFORMER,
@@ -32,6 +32,7 @@ from lazyformer_fairseq.storage.atomic import refuse_unwritable
 from lazyformer_fairseq.training.laptop import LAPTOP_ARCH, laptop
 
 WEIGHTS = "model.safetensors"
+MASKED_CHOICES = ("table5", "laptop", *PHASES, "phases")
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,14 @@ class Pretraining(Launch):
     """Options of ``lazyformer pretrain``."""
 
     per_gpu: Optional[int] = option(
-        None, "At most so many in one forward pass.", "--sequences-per-gpu", "--batch-size", "--max-sentences",
-        low=1, shown="as many as fit the GPUs' memory, see --fit; else 16 (causal: an eighth of an update); 4 on a CPU",
-    )  # fmt: skip
+        None,
+        "At most so many in one forward pass.",
+        "--sequences-per-gpu",
+        "--batch-size",
+        "--max-sentences",
+        low=1,
+        shown="as many as fit the GPUs' memory, see --fit; else 16 (causal: an eighth of an update); 4 on a CPU",
+    )
     sequences_per_update: Optional[int] = option(
         None,
         "A multiple of nodes x gpus.",
@@ -49,9 +55,11 @@ class Pretraining(Launch):
         shown="the recipe's, 256 for table5; a causal arch's",
     )
     recipe: Optional[str] = option(
-        None, "See above; the last four are for causal archs.",
-        choices=("table5", "laptop", *PHASES, "phases", *CAUSAL_CHOICES), shown="table5, or the arch's",
-    )  # fmt: skip
+        None,
+        "See above; the last four are for causal archs.",
+        choices=(*MASKED_CHOICES, *CAUSAL_CHOICES),
+        shown="table5, or the arch's",
+    )
     without: tuple[str, ...] = option((), "Options of --recipe laptop to leave out.", metavar="NAME,...")
     phase1: str = option("", "With phases or longformer, for phase 1 alone, as '--max-update 9'.", metavar="'OPTIONS'")
     phase2: str = option("", "For phase 2 alone.", metavar="'OPTIONS'")
@@ -67,7 +75,7 @@ class Pretraining(Launch):
 @click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
 @takes(Pretraining, "run")
 def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
-    """Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
+    r"""Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
 
     DATA is a folder of binarised data, or several as a:b:c. The setting: 1,000,000 updates of 256 sequences of 512
     tokens, Adam (0.9, 0.999), epsilon 1e-6, peak rate 1e-4, 1% warm-up, linear decay to zero, clip 1.0, dropout 0.1,
@@ -85,8 +93,8 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130). On a
     processor Ctrl-C gives that update up, and saves what was before it.
 
-    The screen shows what is trained, on a processor for how long and what would take an hour, then a line each minute
-    (--log-seconds 60); all else goes to train.log in --save-dir. --log-seconds 0 shows what fairseq-train does.
+    The screen shows what is trained, on a processor for how long, then a line each minute (--log-seconds 60); all else
+    goes to train.log in --save-dir. --log-seconds 0 shows what fairseq-train does.
 
     ARCH may be a folder that `lazyformer import` or `lazyformer export` wrote: its model goes on with masked LM, for
     100,000 updates, a tenth. With --distill it learns from ORIGINAL too: from its words (--distill-words-weight,
@@ -118,46 +126,63 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     --clamp-len 400 --same-length
     """
     needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
-    refuse_out_of_bounds(wanted := options_by_name(given))
+    wanted = options_by_name(given)
+    refuse_out_of_bounds(wanted)
     if "save_dir" in wanted and not run.dry_run:
         refuse_unwritable(Path(wanted["save_dir"]))
-    is_causal = arch in CAUSAL_ARCHITECTURES
     known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
+    warm = None
     if arch not in known and Path(arch).is_dir():
         warm = Path(arch)
+    of_phases = {name: value for name, value in vars(run).items() if name.startswith("phase")}
+    _refuse_misfits(arch, run, warm, of_phases)
+    if arch.endswith(".yaml"):
+        _from_yaml(arch, data, given, run)
+        return
+    if warm is None and arch not in known:
+        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models has all")
+
+    is_causal = arch in CAUSAL_ARCHITECTURES
+    refuse_missing(run.distill)
+    if run.recipe and warm:
+        raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
+    choices = CAUSAL_CHOICES if is_causal else MASKED_CHOICES
+    if run.recipe and run.recipe not in choices:
+        kind = "causal" if is_causal else "masked"
+        raise UserError(f"--recipe {run.recipe}: {arch} is a {kind} language model; give {' or '.join(choices)}")
+    if "sublayer_pattern" in wanted:
+        plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
+
+    if run.recipe in ("phases", LONGFORMER):
+        for_all = [*words_of_options(run, without=("recipe", *of_phases)), *given]
+        if run.recipe == LONGFORMER:
+            pattern = wanted.get("sublayer_pattern") or CAUSAL_ARCHITECTURES[arch].sublayer_pattern
+            options = longformer_phases(pattern, options_by_name(for_all))
+            phases = [Phase(name, LONGFORMER_PHASE, options[name], of_phases[name]) for name in options]
+        else:
+            phases = [Phase(name, recipe=name, options={}, own=of_phases[name]) for name in PHASES]
+        pretrain_in_phases(arch, data, for_all, phases, run.dry_run)
+    elif is_causal:
+        _pretrain_causal(arch, data, given, run)
     else:
-        warm = None
+        _pretrain_masked(arch, warm, data, given, run)
+
+
+def _refuse_misfits(arch: str, run: Pretraining, warm: Optional[Path], of_phases: dict[str, str]) -> None:
+    """Raise a UserError for options that belong to another recipe or kind of ARCH."""
     if run.distill and not warm:
         raise UserError(f"--distill: {arch} is no folder of a model")
     if run.without and run.recipe != "laptop":
         raise UserError(f"--without {','.join(run.without)}: is of --recipe laptop")
-    own = {name: value for name, value in vars(run).items() if name.startswith("phase")}
-    its_phases = {"phases": PHASES, LONGFORMER: own}.get(run.recipe, ())
-    if wrong := next((name for name in own if own[name] and name not in its_phases), None):
-        raise UserError(f"--{wrong}: is of --recipe {LONGFORMER}{', or phases' if wrong in PHASES else ''}")
-    if arch.endswith(".yaml"):
-        return _from_yaml(arch, data, given, run)
-    if warm is None and arch not in known:
-        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}; docs/patterns.md#named-models has all")
-    refuse_missing(run.distill)
-    if run.recipe and warm:
-        raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
-    if run.recipe and is_causal != (run.recipe in CAUSAL_CHOICES):
-        kind, others = ("causal", CAUSAL_CHOICES) if is_causal else ("masked", ("table5", "laptop", *PHASES, "phases"))
-        raise UserError(f"--recipe {run.recipe}: {arch} is a {kind} language model; give {' or '.join(others)}")
-    if "sublayer_pattern" in wanted:
-        plan(wanted["sublayer_pattern"], CAUSAL if is_causal else ENCODER)
-    if run.recipe in ("phases", LONGFORMER):
-        for_all = [*words_of_options(run, without=("recipe", *own)), *given]
-        if run.recipe == LONGFORMER:
-            pattern = wanted.get("sublayer_pattern") or CAUSAL_ARCHITECTURES[arch].sublayer_pattern
-            phases = longformer_phases(pattern, options_by_name(for_all))
-            phases = {phase: {"recipe": LONGFORMER_PHASE, **options} for phase, options in phases.items()}
-        else:
-            phases = {phase: {"recipe": phase} for phase in PHASES}
-        return pretrain_in_phases(arch, data, for_all, phases, own, run.dry_run)
-    if is_causal:
-        return _pretrain_causal(arch, data, given, run)
+    its_phases = {"phases": PHASES, LONGFORMER: of_phases}.get(run.recipe, ())
+    for name, value in of_phases.items():
+        if value and name not in its_phases:
+            raise UserError(f"--{name}: is of --recipe {LONGFORMER}{', or phases' if name in PHASES else ''}")
+
+
+def _pretrain_masked(arch: str, warm: Optional[Path], data: str, given: tuple[str, ...], run: Pretraining) -> None:
+    """Pre-train an encoder; one with weights, from the folder `warm`, goes on."""
+    wanted = options_by_name(given)
     save_dir = wanted.get("save_dir") or f"checkpoints/{Path(arch).absolute().name}"
     if not warm:
         run = run.in_fast_precision(Path(save_dir))
@@ -171,19 +196,28 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences)
     _refuse_missing(data, run)
+
     if warm:
         model = _options_of_model(warm)
+        named = "bert_base"
+        task = MASKED_LM
+        criterion = "continued_masked_lm"
+        at_once = 1
     else:
         model = ["--arch", arch]
+        named = arch
+        task = ARCHITECTURES[arch].task
+        criterion = "masked_lm_accuracy"
     tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
+    if not warm:
+        at_once = max(1, 512 // tokens)
+    at_once *= 16 if run.found else ON_PROCESSOR
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
-    of_job = (*sizes, *model[2:], *of_recipe, *given)
-    job = ("bert_base" if warm else arch, None, data, of_job, run.sequences_per_update)
-    at_once = (16 if run.found else ON_PROCESSOR) * (1 if warm else max(1, 512 // tokens))
+    job = (named, None, data, (*sizes, *model[2:], *of_recipe, *given), run.sequences_per_update)
+    batch = run.per_gpu or at_once
     if not run.distill:  # whose memory is not counted
         run.show_plan(job)
-    batch = run.per_gpu or (at_once if run.distill else run.batch(job, at_once))
-    task, criterion = (MASKED_LM, "continued_masked_lm") if warm else (ARCHITECTURES[arch].task, "masked_lm_accuracy")
+        batch = run.per_gpu or run.batch(job, at_once)
     options = f"""
         --task {task} --criterion {criterion}
         --batch-size {batch} --required-batch-size-multiple 1
@@ -192,7 +226,7 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     if warm:
         words += ["--finetune-from-model", str(warm / WEIGHTS)]
     if run.distill:
-        words += ["--distill", str(run.distill), "--warm-start", str(warm / "warm_start.json")]
+        words += ["--distill", str(run.distill)]
     run.train(data, words, given)
 
 
@@ -242,7 +276,7 @@ def _refuse_missing(data: str, run: Launch) -> None:
 
 
 def _options_of_model(warm: Path) -> list[str]:
-    """The options of fairseq-train that build the model of a folder. Raises a UserError where it has none."""
+    """Return the options of fairseq-train that build the model of a folder; raise a UserError where it has none."""
     refuse_missing(warm / WEIGHTS)
     from lazyformer_fairseq.evaluation.checkpoints import CONFIG_FILE, read_config
 

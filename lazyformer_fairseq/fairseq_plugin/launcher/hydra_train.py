@@ -10,7 +10,7 @@ from lazyformer_fairseq.fairseq_plugin.registration import register
 
 if __name__ == "__main__":
     register()
-    for library in ("fairseq.distributed.utils", "hydra"):  # they have no log yet to leave this to
+    for library in ("fairseq.distributed.utils", "fairseq.utils", "hydra"):  # they have no log yet to leave this to
         logging.getLogger(library).setLevel(logging.WARNING)
     warnings.filterwarnings(
         "ignore", r"\s*(The version_base|.*is validated against ConfigStore)"

@@ -1,7 +1,6 @@
 """From the options of a launch to the command that trains, which this process becomes; archs and YAML files by name."""
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Collection
@@ -27,6 +26,7 @@ OWN = {  # what a launch decides: given a second time, it would no longer be tru
     "--fp16": "give --precision fp16",
     "--bf16": "give --precision bf16",
     "--max-tokens": "give --batch-size, in sequences, or run fairseq-train yourself",
+    "--tokenizer": "leave it out: the tokenizer is the one beside DATA, which `lazyformer corpus` keeps there",
 }
 Setting = Union[str, int, float, bool]
 Job = tuple[Any, ...]  # arguments of evaluation.planning.job.job_of_launch, which imports torch
@@ -35,19 +35,24 @@ GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # several p
 
 @dataclass(frozen=True)
 class Launch:
-    """Where and how a run trains."""
+    """The place and the manner of a training: processes, nodes and precision."""
 
     gpus: Optional[Gpus] = option(
-        None, "Processes on this node; with --dry-run 8x16GB is a node that has other GPUs.", parse=read_gpus,
-        metavar="N", shown="its GPUs, or 1 process on the CPU",
-    )  # fmt: skip
+        None,
+        "Processes on this node; with --dry-run 8x16GB is a node that has other GPUs.",
+        parse=read_gpus,
+        metavar="N",
+        shown="its GPUs, or 1 process on the CPU",
+    )
     nodes: int = option(1, "Start the command on each. All see the same DATA and --save-dir.", low=1)
     node_rank: int = option(0, "Number of this node, from 0.", low=0)
     master: str = option("127.0.0.1:29500", "Node 0, where there are several.", metavar="HOST:PORT")
     max_restarts: Optional[int] = option(
-        None, "Times that all processes start again, from the last checkpoint, when one dies.",
-        low=0, shown="3; 0 where there is only one process",
-    )  # fmt: skip
+        None,
+        "Times that all processes start again, from the last checkpoint, when one dies.",
+        low=0,
+        shown="3; 0 where there is only one process",
+    )
     precision: Optional[str] = PRECISION(
         shown="on GPUs bf16 where all have it, else fp16; on a CPU bf16 where it multiplies in it, causal models fp32"
     )
@@ -55,7 +60,7 @@ class Launch:
     dry_run: bool = option(False, "Print the command, on standard error what `lazyformer plan` prints; run nothing.")
 
     def __post_init__(self):
-        """Raises a UserError for what this machine cannot do."""
+        """Raise a UserError for what this machine cannot do."""
         host, _, port = self.master.rpartition(":")
         if not host or whole_number(port) is None:
             raise UserError(f"--master {self.master}: give HOST:PORT")
@@ -72,40 +77,40 @@ class Launch:
 
     @cached_property
     def supposed(self) -> Optional[Gpus]:
-        """GPUs that are not here, and that a dry run is for."""
+        """Return GPUs that are not here, and that a dry run is for."""
         if not (self.dry_run and self.gpus) or (count_gpus() and not self.gpus.memory):
             return None
         return Gpus(self.gpus.count, self.gpus.memory or V100_BYTES)
 
     @cached_property
     def found(self) -> int:
-        """GPUs of this node."""
+        """Return the number of GPUs of this node."""
         if self.supposed:
             return self.supposed.count
         return count_gpus()
 
     @property
     def memory(self) -> Optional[int]:
-        """Bytes of the smallest of them; None where nobody knows."""
+        """Return the bytes of the smallest of them; None where nobody knows."""
         if self.supposed:
             return self.supposed.memory
         return smallest_memory()
 
     @property
     def processes(self) -> int:
-        """Of this node."""
+        """Return the number of processes of this node."""
         if self.gpus:
             return self.gpus.count
         return self.found or 1
 
     @property
     def world(self) -> int:
-        """Processes of all nodes."""
+        """Return the number of processes of all nodes."""
         return self.nodes * self.processes
 
     def in_fast_precision(self, save_dir: Path) -> "Launch":
-        """In bf16 on a processor that multiplies in it; not where somebody chose, or the run began in another one."""
-        if self.precision or self.found or self.supposed or not has_bf16() or _began_in_single_precision(save_dir):
+        """Return a launch in bf16 on a processor that multiplies in it, unless another precision is chosen or begun."""
+        if self.precision or self.found or self.supposed or not has_bf16() or _began_in_another_precision(save_dir):
             return self
         click.echo(
             "bf16, as this processor computes it about twice as fast as fp32 (--precision fp32 for that); weights are "
@@ -115,7 +120,7 @@ class Launch:
         return replace(self, precision="bf16")
 
     def refuse_uneven(self, per_update: int) -> None:
-        """Raises a UserError where an update cannot be shared equally."""
+        """Raise a UserError where an update cannot be shared equally."""
         if per_update % self.world:
             raise UserError(
                 f"{per_update} sequences an update do not divide among {self.world} processes; give "
@@ -123,16 +128,13 @@ class Launch:
             )
 
     def batch(self, job: Job, otherwise: int) -> int:
-        """Sequences that a process takes at once: what fits the GPUs.
+        """Return the sequences that a process takes at once: what fits the GPUs.
 
         Args:
             job: what is trained.
             otherwise: where there is no GPU, where its memory is not known, and with ``--no-fit``.
         """
-        if self.found and self.fit:
-            memory = self.memory
-        else:
-            memory = None
+        memory = self.memory if self.found and self.fit else None
         if memory is None:
             return otherwise
         from lazyformer_fairseq.evaluation.planning.fit import Place, batch_that_fits
@@ -147,7 +149,7 @@ class Launch:
         return size
 
     def show_plan(self, job: Job) -> None:
-        """For ``--dry-run``: on standard error, as the command stands on standard output. Not with ``--no-fit``."""
+        """Print the plan of a ``--dry-run`` on standard error, unless ``--no-fit`` is given."""
         if not (self.dry_run and self.fit):
             return
         from lazyformer_fairseq.evaluation.planning.fit import Place, as_text, make_plan
@@ -164,18 +166,20 @@ class Launch:
             click.echo(f"no plan: {error}", err=True)
 
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:
-        """Becomes fairseq-train on `data`, with `options` and those that the user has `given`, which win."""
+        """Become fairseq-train on `data`, with `options` and those that the user has `given`, which win."""
         for name in (word.partition("=")[0] for word in given):
             if advice := OWN.get(name):
                 raise UserError(f"{name}: {advice}")
         options = [*options, "--log-seconds", "60", "--distributed-world-size", str(self.world)]
-        half = {self._precision: self._precision != "fp32"}
-        options += as_words({**({} if self.found else {"cpu": True, **GLOO}), **half})
+        if not self.found:
+            options += as_words({"cpu": True, **GLOO})
+        if self._precision != "fp32":
+            options.append(f"--{self._precision}")
         words = [data, "--user-dir", str(PACKAGE_FOLDER), *options, *given]
         self._become("lazyformer_fairseq.fairseq_plugin.launcher.train", words)
 
     def train_from_yaml(self, config: Path, settings: dict[str, Setting], given: tuple[str, ...]) -> None:
-        """Becomes fairseq-hydra-train on a YAML file, with `settings` and those that the user has `given`."""
+        """Become fairseq-hydra-train on a YAML file, with `settings` and those that the user has `given`."""
         if wrong := next((word for word in given if word.startswith("-") or "=" not in word), None):
             raise UserError(f"{wrong}: with a YAML file settings are written as optimization.max_update=1000")
         settings = settings | {
@@ -196,11 +200,10 @@ class Launch:
         return self.precision or ("fp16" if self.supposed else precision_here())
 
     def _torchrun(self) -> list[str]:
-        """What stands before the module that trains; nothing where one process is neither shared nor restarted."""
-        if self.max_restarts is None:
+        """Return what stands before the module that trains; nothing where one process is never restarted."""
+        restarts = self.max_restarts
+        if restarts is None:
             restarts = 3 if self.world > 1 else 0
-        else:
-            restarts = self.max_restarts
         if self.world == 1 and not restarts:
             return []
         words = ["-m", "lazyformer_fairseq.fairseq_plugin.reliability.torchrun", "--nnodes", str(self.nodes)]
@@ -213,7 +216,7 @@ class Launch:
         return [*words, "--max-restarts", str(restarts)]
 
     def _become(self, module: str, words: list[str]) -> None:
-        """Signals reach the command, as this process is it. Prints it only, for ``--dry-run``."""
+        """Become the command, so that signals reach it; only print it for ``--dry-run``."""
         command = [sys.executable, *self._torchrun(), "-m", module, *words]
         if self.dry_run:
             if self.supposed and not self.gpus.memory:
@@ -226,16 +229,13 @@ class Launch:
         os.execv(sys.executable, command)  # noqa: S606
 
 
-def _began_in_single_precision(save_dir: Path) -> bool:
-    """Whether a run stands there that did; by its log, which fairseq's settings begin."""
+def _began_in_another_precision(save_dir: Path) -> bool:
+    """Return whether a run stands there that did not begin in bf16."""
     if not (save_dir / "checkpoint_last.pt").exists():
         return False
-    log = save_dir / "train.log"
-    if log.is_file():
-        said = re.findall(r"'bf16': (True|False)", log.read_text(errors="replace"))
-    else:
-        said = []
-    return said[-1:] != ["True"]
+    from lazyformer_fairseq.training.run_record import RUN, read_run  # imports torch
+
+    return not (save_dir / RUN).exists() or read_run(save_dir).precision != "bf16"
 
 
 def _in_hydras_words(value: Setting) -> str:
@@ -245,19 +245,22 @@ def _in_hydras_words(value: Setting) -> str:
 
 
 def words_of_options(run: Any, without: Collection[str]) -> list[str]:
-    """Options of a command that were given, as words of a command line."""
+    """Return the options of a command that were given, as words of a command line."""
     words = []
     for one in fields(run):
         value = getattr(run, one.name)
         if one.name in without or value == one.default:
             continue
         flag = flag_of(one)
-        words += [flag, str(value)] if not isinstance(value, bool) else [flag if value else flag.replace("--", "--no-")]
+        if not isinstance(value, bool):
+            words += [flag, str(value)]
+        else:
+            words.append(flag if value else flag.replace("--", "--no-"))
     return words
 
 
 def find_config(name: str) -> Path:
-    """A user's YAML file, else the one of that name that comes with this package, of a model's pre-training.
+    """Find a user's YAML file, else the one of that name that comes with this package, of a model's pre-training.
 
     Raises:
         UserError: there is none; with the nearest names.

@@ -6,7 +6,8 @@ OUT/phase1, OUT/phase2 ...  what `lazyformer pretrain` writes; finished.json in 
 
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import click
 from lazyformer_fairseq.arguments import as_words, options_by_name, refuse_missing_folders, words_of
 from lazyformer_fairseq.child_process import STOPPED, run_to_its_end
 from lazyformer_fairseq.errors import UserError, whole_number
-from lazyformer_fairseq.fairseq_plugin.launcher.recipes import RECIPES, with_warmup_of
+from lazyformer_fairseq.fairseq_plugin.launcher.recipes import PHASES, RECIPES, with_warmup_of
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings
@@ -29,109 +30,126 @@ OWN = {
     "finetune_from_model": "phase 2 starts from phase 1; give it in --phase1 to start phase 1 from a model",
 }
 # What may change when a pre-training is resumed: it changes how it runs, not what is trained.
-FREE = (
-    *("gpus", "nodes", "node_rank", "master", "max_restarts", "precision", "fit", "no_fit", "dry_run", "save_dir"),
-    *("sequences_per_gpu", "batch_size", "max_sentences", "batch_size_valid", "num_workers", "ddp_backend"),
-    *("attention_backend", "compile", "verify"),
-    *("log_interval", "log_seconds", "log_format", "tensorboard_logdir", "wandb_project"),
-    *("save_interval_updates", "keep_interval_updates", "keep_updates_list", "validate_interval_updates"),
-)
+FREE = """
+    gpus nodes node_rank master max_restarts precision fit no_fit dry_run save_dir
+    sequences_per_gpu batch_size max_sentences batch_size_valid num_workers ddp_backend
+    attention_backend compile verify
+    log_interval log_seconds log_format tensorboard_logdir wandb_project
+    save_interval_updates keep_interval_updates keep_updates_list validate_interval_updates
+""".split()
+# Settings by which a checkpoint shows which phase it is of, in the sections of its configuration.
+SHAPE = {"model": ("sublayer_pattern",), "task": ("tokens_per_sample", "tgt_len")}
 
 
-def pretrain_in_phases(
-    arch: str,
-    data: str,
-    given: list[str],
-    phases: Mapping[str, Mapping[str, str]],
-    own: Mapping[str, str],
-    is_dry: bool,
-) -> None:
-    """Runs all phases, each as a process, to their ends. A phase that is finished is not repeated.
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a recipe.
+
+    Attributes:
+        name: of the phase, and of its folder.
+        recipe: of ``lazyformer pretrain``.
+        options: of the phase, which come before those that are given for all.
+        own: the user's options for this phase alone, as one text, which win.
+    """
+
+    name: str
+    recipe: str
+    options: Mapping[str, str]
+    own: str
+
+
+def pretrain_in_phases(arch: str, data: str, given: list[str], phases: Sequence[Phase], is_dry: bool) -> None:
+    """Run all phases, each as a process, to their ends. A phase that is finished is not repeated.
 
     Args:
+        arch: the model's.
+        data: folders of binarised data.
         given: options of ``lazyformer pretrain`` and of fairseq-train, for all phases.
-        phases: by name, options of each, its `recipe` among them; they come before those that are given.
-        own: by name, more of a user's for one phase, which win.
+        phases: in their order.
+        is_dry: print the commands alone.
 
     Raises:
-        UserError: an option that cannot be given, or other settings than before in the same folder.
+        UserError: an option that cannot be given, other settings than before in the same folder, or a checkpoint of
+            another phase.
         SystemExit: a phase was stopped, or failed: with its exit code.
     """
     out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
-    words = {}
-    before = None
-    for phase, options in phases.items():
-        of_phase = {name: value for name, value in options.items() if name != "recipe"}
-        schedule = options_by_name([*given, *words_of(own.get(phase, ""), f"--{phase}")]).get("lr_scheduler")
-        if schedule is not None:
-            of_phase = with_warmup_of(schedule, of_phase)
-        words[phase] = _words(phase, own.get(phase, ""), [*given, *as_words(of_phase)], is_first=not words)
+    words = {phase.name: _words_of_phase(phase, given, phase is phases[0]) for phase in phases}
     if not is_dry:
         refuse_missing_folders(data)
         kept = {  # of all phases' options those that decide what is trained
             f"{phase} --{name.replace('_', '-')}": value
-            for phase in words
-            for name, value in options_by_name(words[phase]).items()
+            for phase, its_words in words.items()
+            for name, value in options_by_name(its_words).items()
             if name not in FREE
         }
         settings = {"arch": arch, "data": data, **kept}
         keep_settings(out / "phases.json", settings, "a pre-training", begun=(out / "phase1").exists())
-    for phase, options in phases.items():
+
+    before = None
+    for phase in phases:
+        its_words = words[phase.name]
+        folder = out / phase.name
         if before is not None:
-            words[phase] += ["--finetune-from-model", str(out / before / LAST)]
-            if not is_dry and not (out / phase / LAST).exists():
+            its_words += ["--finetune-from-model", str(out / before / LAST)]
+            if not is_dry and not (folder / LAST).exists():
                 _refuse_without_weights(before, out / before)
-        _run(phase, options["recipe"], arch, data, out / phase, words[phase], is_dry)
-        before = phase
+        before = phase.name
+        if not is_dry and _is_finished(phase, folder, its_words):
+            click.echo(f"{phase.name}: finished already", err=True)
+            continue
+        click.echo(f"{phase.name}: {folder}", err=True)
+        command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", arch, data, *its_words]
+        _run([*command, "--recipe", phase.recipe, "--save-dir", str(folder)], phase.name)
+        if not is_dry and not _is_finished(phase, folder, its_words):
+            raise UserError(
+                f"{phase.name} ended before its last update; rerun to resume, without the option that ended it if "
+                "there is one (--stop-time-hours, --max-epoch, --patience)"
+            )
+
     if not is_dry:
         model = out / before / LAST
         click.echo(f"all phases are finished; the model is {model}")
         if arch in CAUSAL_ARCHITECTURES:
             click.echo(f"To evaluate it:\n  lazyformer lm evaluate {model} {data}")
-            return
-        click.echo(f"To fine-tune it:\n  lazyformer finetune {model} --data GLUE_DATA --output RESULTS")
-        click.echo(f"  lazyformer finetune {model} --task squad --data SQUAD_DATA --output RESULTS")
-
-
-def _words(phase: str, options: str, given: list[str], is_first: bool) -> list[str]:
-    """Options of `lazyformer pretrain`; of several with the same name the last counts."""
-    own = words_of(options, f"--{phase}")
-    if is_first:
-        refused = OWN.keys() - {"finetune_from_model"}
-    else:
-        refused = OWN
-    for name in (*options_by_name(own), *options_by_name(given)):
-        if name in refused and (name in options_by_name(own) or name != "save_dir"):
-            raise UserError(f"--{name.replace('_', '-')}: {OWN[name]}")
-    return [*given, *own]
-
-
-def _run(phase: str, recipe: str, arch: str, data: str, folder: Path, words: list[str], is_dry: bool) -> None:
-    """Runs a phase to its end, unless it is finished. Exits as the training does where it is stopped, or fails."""
-    if not is_dry and _is_finished(phase, folder, words):
-        click.echo(f"{phase}: finished already", err=True)
-        return
-    click.echo(f"{phase}: {folder}", err=True)
-    command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", arch, data]
-    ended = run_to_its_end([*command, *words, "--recipe", recipe, "--save-dir", str(folder)])
-    if ended.code or ended.signals:
-        if ended.signals:
-            how = "stopped"
         else:
-            how = f"ended with exit code {ended.code}"
-        click.echo(f"{phase}: {how}; rerun to resume", err=True)
-        late = STOPPED if signal.SIGINT in ended.signals else EXIT_CODE  # the last update was under way, and was made
-        sys.exit(128 - ended.code if ended.code < 0 else ended.code or late)
-    if not is_dry and not _is_finished(phase, folder, words):
-        raise UserError(
-            f"{phase} ended before its last update; rerun to resume, without the option that ended it if there is one "
-            "(--stop-time-hours, --max-epoch, --patience)"
-        )
+            click.echo(f"To fine-tune it:\n  lazyformer finetune {model} --data GLUE_DATA --output RESULTS")
+            click.echo(f"  lazyformer finetune {model} --task squad --data SQUAD_DATA --output RESULTS")
+
+
+def _words_of_phase(phase: Phase, given: list[str], is_first: bool) -> list[str]:
+    """Return options of `lazyformer pretrain`; of several with the same name the last counts."""
+    own_words = words_of(phase.own, f"--{phase.name}")
+    own_names = options_by_name(own_words)
+    for name in (*own_names, *options_by_name(given)):
+        is_for_one = name == "finetune_from_model" and is_first
+        is_for_all = name == "save_dir" and name not in own_names
+        if name in OWN and not is_for_one and not is_for_all:
+            raise UserError(f"--{name.replace('_', '-')}: {OWN[name]}")
+    options = phase.options
+    schedule = options_by_name([*given, *own_words]).get("lr_scheduler")
+    if schedule is not None:
+        options = with_warmup_of(schedule, options)
+    return [*given, *as_words(options), *own_words]
+
+
+def _run(command: list[str], phase: str) -> None:
+    """Run a phase to its end. Exit as the training does where it is stopped, or fails."""
+    ended = run_to_its_end(command)
+    if not ended.code and not ended.signals:
+        return
+    how = "stopped" if ended.signals else f"ended with exit code {ended.code}"
+    click.echo(f"{phase}: {how}; rerun to resume", err=True)
+    if ended.code < 0:
+        sys.exit(128 - ended.code)
+    if ended.code:
+        sys.exit(ended.code)
+    sys.exit(STOPPED if signal.SIGINT in ended.signals else EXIT_CODE)  # the last update was under way, and was made
 
 
 def _refuse_without_weights(phase: str, folder: Path) -> None:
-    """Raises a UserError where the checkpoint of a finished phase, from which the next one starts, cannot be read."""
-    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import look_into  # imports torch
+    """Raise a UserError where the checkpoint of a finished phase, from which the next one starts, cannot be read."""
+    from lazyformer_fairseq.storage.checkpoint_file import look_into  # imports torch
 
     try:
         look_into(folder / LAST)
@@ -140,22 +158,41 @@ def _refuse_without_weights(phase: str, folder: Path) -> None:
         raise UserError(f"{error}; {phase} is finished, and the next one starts from it: {remedy}") from None
 
 
-def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:
-    """Return whether all updates are made; then a record says so, and the phase need not be started to find out."""
+def _is_finished(phase: Phase, folder: Path, words: list[str]) -> bool:
+    """Return whether all updates are made; then a record says so, even where the checkpoint is lost afterwards.
+
+    Raises:
+        UserError: the checkpoint there is another phase's.
+    """
     record = folder / FINISHED
     last = folder / LAST
-    if record.exists() or not last.exists():
+    if not last.exists():
         return record.exists()
-    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import look_into  # imports torch
+    from lazyformer_fairseq.storage.checkpoint_file import load, look_into  # imports torch
 
     try:
         made = look_into(last).updates
     except UserError:  # damaged: the training finds another one
+        return record.exists()
+
+    wanted = options_by_name(words)
+    if phase.recipe in PHASES:
+        recipe = RECIPES[phase.recipe]
+        wanted = {"tokens_per_sample": str(recipe.tokens), "max_update": str(recipe.updates)} | wanted
+    found = load(last).get("cfg") or {}
+    for section, names in SHAPE.items():
+        for name in names:
+            value = found.get(section, {}).get(name)
+            if name in wanted and value is not None and str(value) != wanted[name]:
+                raise UserError(
+                    f"{last}: is no checkpoint of {phase.name}: its {name} is {value}, and that of {phase.name} "
+                    f"{wanted[name]}; put the phases' folders back in order, or give another --save-dir"
+                )
+
+    if whole_number(wanted["max_update"]) is None:
+        raise UserError(f"--max-update {wanted['max_update']}: must be a whole number")
+    if made < int(wanted["max_update"]):
         return False
-    updates = options_by_name(words).get("max_update") or str(RECIPES[phase].updates)
-    if whole_number(updates) is None:
-        raise UserError(f"--max-update {updates}: must be a whole number")
-    if made < int(updates):
-        return False
-    write_json(record, {"updates": made, "seen": datetime.now().isoformat(timespec="seconds")})
+    if not record.exists():
+        write_json(record, {"updates": made, "seen": datetime.now().isoformat(timespec="seconds")})
     return True

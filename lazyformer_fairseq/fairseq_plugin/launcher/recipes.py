@@ -19,7 +19,7 @@ NVLAMB = """--optimizer nvlamb --lamb-betas '(0.9, 0.999)' --lamb-eps 1e-6 --wei
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is pre-trained.
+    """Sizes and options of a pre-training.
 
     Attributes:
         tokens: of a sequence; None for as many as the arch has positions.
@@ -40,7 +40,7 @@ ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --w
 
 
 def without_replaced(recipe: Sequence[str], given: Mapping[str, str]) -> list[str]:
-    """A recipe's words, less what the optimizer or the schedule that a user gives in place of its own has not."""
+    """Return a recipe's words without those that a user's own optimizer or schedule lacks."""
     found = options_by_name(recipe)
     for kind in given.keys() & {"optimizer", "lr_scheduler"}:
         from lazyformer_fairseq.fairseq_plugin.optim.others import options_of_others  # imports fairseq
@@ -111,12 +111,16 @@ CAUSAL_RECIPES = {
 }
 # Longformer, Table 12, of the small model's five phases: tokens of a segment, segments of an update, updates.
 _LONGFORMER = (
-    (2_048, 32, 430_000), (4_096, 32, 50_000), (8_192, 16, 50_000), (16_384, 16, 35_000), (23_040, 16, 5_000),
-)  # fmt: skip
+    (2_048, 32, 430_000),
+    (4_096, 32, 50_000),
+    (8_192, 16, 50_000),
+    (16_384, 16, 35_000),
+    (23_040, 16, 5_000),
+)
 
 
 def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Options of each phase by name (Longformer, section 4.2): windows and segments double, the rate halves.
+    """Return options of each phase by name (Longformer, section 4.2): windows and segments double, the rate halves.
 
     The last segments are not doubled in full, as there. Each phase warms up over a tenth of it, of at most 10,000
     updates, and then keeps its rate.
@@ -139,15 +143,15 @@ def longformer_phases(pattern: str, given: Mapping[str, str]) -> dict[str, dict[
         raise UserError(f"--lr {given['lr']}: must be one number, the first phase's rate") from None
     first = int(given.get("tgt_len", _LONGFORMER[0][0]))
     found = {}
-    for number, (tokens, rows, updates) in enumerate(_LONGFORMER):
-        updates = int(given.get("max_update", updates))
+    for number, (tokens, rows, usual) in enumerate(_LONGFORMER):
+        updates = int(given.get("max_update", usual))
         options = {
             "tgt_len": first * tokens // _LONGFORMER[0][0],
             "lr": f"{rate / 2**number:g}",
             "sublayer_pattern": _with_windows_times(2**number, pattern),
             "sequences_per_update": given.get("sequences_per_update", rows),
             "max_update": updates,
-            "warmup_updates": given.get("warmup_updates", min(10_000, updates // 10)),
+            "warmup_updates": given.get("warmup_updates", max(1, min(10_000, updates // 10))),
         }
         found[f"phase{number + 1}"] = {name: str(value) for name, value in options.items()}
     return found
@@ -158,13 +162,11 @@ def _with_windows_times(factor: int, pattern: str) -> str:
 
 
 def causal_options(row: CausalArchitecture, choice: Optional[str]) -> str:
-    """Of fairseq-train, for a model.
+    """Return options of fairseq-train for a causal model.
 
     Args:
+        row: of the model.
         choice: of CAUSAL_CHOICES; None for the row's own.
     """
-    if choice is None:
-        name = row.recipe
-    else:
-        name = choice.replace("-", "_")
+    name = row.recipe if choice is None else choice.replace("-", "_")
     return CAUSAL_RECIPES[row.recipe if row.recipe.startswith(name) else name]

@@ -6,7 +6,8 @@ from lazyformer_fairseq.fairseq_plugin.registration import register
 
 if __name__ == "__main__":
     register()
-    logging.getLogger("fairseq.distributed.utils").setLevel(logging.WARNING)  # it has no log yet to leave this to
+    for library in ("fairseq.distributed.utils", "fairseq.utils"):  # they have no log yet to leave this to
+        logging.getLogger(library).setLevel(logging.WARNING)
     from fairseq_cli.train import cli_main
 
     cli_main()

@@ -14,30 +14,31 @@ Share = Union[float, Tensor]
 
 
 class Weights:
-    """In single precision.
+    """A model's weights in single precision.
 
     Attributes:
-        own: those of the model.
-        updated: those that the optimizer updates.
+        own: the weights of the model.
+        updated: the weights that the optimizer updates.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter]):
         self.own = self.updated = [weight for weight in weights if weight.requires_grad]
 
     def clear(self) -> None:
-        """Forgets all gradients."""
+        """Forget all gradients."""
         for weight in (*self.own, *self.updated):
             weight.grad = None
 
     def backward(self, loss: Tensor) -> None:
+        """Compute gradients."""
         loss.backward()
 
     def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Multiplies gradients by `share`, and makes them as short as `most` (0: of any length); returns their norm.
-
-        The norm is what it was before they were made short.
+        """Multiply gradients by a share and clip them; return their norm before clipping.
 
         Args:
+            share: of each gradient that counts.
+            most: the largest norm; 0 for any.
             groups: of the optimizer, which has the weights in the order in which they are summed.
         """
         gradients = gradients_of(groups)
@@ -48,25 +49,26 @@ class Weights:
         return norm
 
     def lower_scale(self) -> bool:
-        """After a gradient that is not finite: whether the loss was scaled too far, and the next one will be less."""
+        """Lower the loss scale after a gradient that is not finite; return whether that may have helped."""
         return False
 
     def write_back(self) -> None:
-        """After the optimizer's step."""
+        """Copy updated weights to the model, after the optimizer's step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the optimizer's state has beside its own."""
+        """Return what checkpoints keep beside the optimizer's own state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes this out of an optimizer's state."""
+        """Take this out of an optimizer's state."""
 
 
 class HalfWeights(Weights):
-    """In bf16 or fp16.
+    """A model's weights in bf16 or fp16, with copies in single precision that the optimizer updates.
 
     Args:
-        scales: whether the loss is scaled.
+        weights: of the model.
+        scales: scale the loss.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter], scales: bool):
@@ -74,16 +76,16 @@ class HalfWeights(Weights):
         self.updated = [nn.Parameter(weight.detach().float()) for weight in self.own]
         for weight, copy in zip(self.own, self.updated, strict=True):
             vars(copy).update(vars(weight))  # Muon's marks
-        if scales:
-            self.scale = LossScale()
-        else:
-            self.scale = None
+        self.scale = LossScale() if scales else None
 
     def backward(self, loss: Tensor) -> None:
-        (loss if self.scale is None else self.scale.value * loss).backward()
+        """Compute gradients of the scaled loss."""
+        if self.scale is not None:
+            loss = self.scale.value * loss
+        loss.backward()
 
     def clip(self, share: Share, most: float, groups: Sequence[Mapping[str, Any]]) -> Tensor:
-        """As above, of the gradients' copies; a weight without a gradient gets one of zeros."""
+        """Clip the gradients' copies; a weight without a gradient gets one of zeros."""
         for weight, copy in zip(self.own, self.updated, strict=True):
             if weight.grad is None:
                 copy.grad = torch.zeros_like(copy)
@@ -103,31 +105,34 @@ class HalfWeights(Weights):
         return norm
 
     def lower_scale(self) -> bool:
+        """Lower the loss scale, where the loss is scaled; return whether it could be lowered."""
         return self.scale is not None and self.scale.lower()
 
     def write_back(self) -> None:
+        """Copy updated weights to the model."""
         if self.scale is not None:
             self.scale.grow()
         torch._foreach_copy_([weight.data for weight in self.own], [copy.data for copy in self.updated])
 
     def state_dict(self) -> dict[str, Any]:
-        if self.scale is None:
-            scale = {}
-        else:
-            scale = {"loss_scale": self.scale.value, "loss_scaler": self.scale.counts()}
-        return {"fp32_weights": [copy.data for copy in self.updated], **scale}
+        """Return the copies and the loss scale."""
+        state: dict[str, Any] = {"fp32_weights": [copy.data for copy in self.updated]}
+        if self.scale is not None:
+            state["loss_scale"] = self.scale.value
+            state["loss_scaler"] = self.scale.counts()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved = torch.cat([weights.flatten() for weights in state.pop("fp32_weights")])  # one vector, or one each
-        for copy, part in zip(self.updated, saved.split([copy.numel() for copy in self.updated]), strict=True):
-            copy.data.copy_(part.view_as(copy))
+        """Take them out of an optimizer's state."""
+        for copy, saved in zip(self.updated, state.pop("fp32_weights"), strict=True):
+            copy.data.copy_(saved)
         if self.scale is not None:
             self.scale.value = state.pop("loss_scale")
             vars(self.scale).update({name.lstrip("_"): count for name, count in state.pop("loss_scaler").items()})
 
 
 class LossScale:
-    """By what the loss is multiplied: half after an overflow, twice after many updates without one.
+    """Factor of the loss, halved after an overflow and doubled after many updates without one.
 
     Counts have the names that fairseq's scaler has for them.
     """
@@ -143,17 +148,18 @@ class LossScale:
         self.overflows_since_rescale = 0
 
     def counts(self) -> dict[str, int]:
+        """Return the counts by fairseq's names."""
         return {f"_{name}": count for name, count in vars(self).items() if name != "value"}
 
     def grow(self) -> None:
-        """After an update."""
+        """Count an update, after which the scale may double."""
         if (self.iter - self.last_overflow_iter) % self.EVERY == 0:
             self.value *= 2
             self.last_rescale_iter = self.iter
         self.iter += 1
 
     def lower(self) -> bool:
-        """After an overflow; False where the scale is as low as it may be."""
+        """Halve the scale after an overflow; return False where it is as low as it may be."""
         self.last_overflow_iter = self.last_rescale_iter = self.iter
         self.iter += 1
         if self.value / 2 <= self.LEAST:
@@ -163,12 +169,12 @@ class LossScale:
 
 
 def gradients_of(groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """Of all weights of an optimizer that have one."""
+    """Return the gradients of all weights of an optimizer that have one."""
     return [weight.grad for group in groups for weight in group["params"] if weight.grad is not None]
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Of all as one vector."""
+    """Return the norm of all gradients as one vector."""
     norms = [torch.norm(gradient, p=2, dtype=torch.float32) for gradient in gradients]
     if len(norms) == 1:
         return norms[0]

@@ -11,13 +11,27 @@ from lazyformer_fairseq.errors import UserError, nearest
 
 # Names are those of fairseq-train's options; `lazyformer pretrain`, `compare`, `demo` and `search` read this table.
 LAPTOP: Mapping[str, Any] = {
-    **{"encoder_normalize_before": True, "no_token_positional_embeddings": True, "relative_position_buckets": 32},
-    **dict.fromkeys(("local_heads", "zero_last_maps", "frequency_bias"), True),
-    **dict.fromkeys(("dropout", "attention_dropout", "weight_decay"), 0.0),
-    **{"mask_prob": "0.3", "length_schedule": "128:0.8"},
-    **{"optimizer": "muon", "lr": 5e-3, "muon_scale": "original"},
-    **{"adam_lr": 3e-3, "adam_betas": "(0.9,0.98)", "clip_norm": 0.0},
-    **{"lr_scheduler": "wsd", "warmup_ratio": 0.01, "decay_share": 0.5, "decay": "linear"},
+    "encoder_normalize_before": True,
+    "no_token_positional_embeddings": True,
+    "relative_position_buckets": 32,
+    "local_heads": True,
+    "zero_last_maps": True,
+    "frequency_bias": True,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "weight_decay": 0.0,
+    "mask_prob": "0.3",
+    "length_schedule": "128:0.8",
+    "optimizer": "muon",
+    "lr": 5e-3,
+    "muon_scale": "original",
+    "adam_lr": 3e-3,
+    "adam_betas": "(0.9,0.98)",
+    "clip_norm": 0.0,
+    "lr_scheduler": "wsd",
+    "warmup_ratio": 0.01,
+    "decay_share": 0.5,
+    "decay": "linear",
 }
 LAPTOP_ARCH = "bert_laptop"
 LAPTOP_TOKENS = 512
@@ -25,7 +39,7 @@ LAPTOP_HELP = "laptop: Muon, short blocks first and a start that knows neighbour
 
 
 def laptop(without: Collection[str] = (), given: Collection[str] = ()) -> dict[str, Any]:
-    """Options of :data:`LAPTOP` by name.
+    """Return options of :data:`LAPTOP` by name.
 
     Args:
         without: names of some, which are left out; without the optimizer Adam learns, at its own rate, and without the

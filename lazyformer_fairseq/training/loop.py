@@ -29,10 +29,11 @@ from lazyformer_fairseq.training.gradients import HalfWeights, Weights
 from lazyformer_fairseq.training.muon import mark_matrices
 from lazyformer_fairseq.training.objectives.interface import Batch, Log, Objective
 from lazyformer_fairseq.training.optimization import OptimizationConfig
+from lazyformer_fairseq.training.out_of_memory import build_in_memory
 from lazyformer_fairseq.training.processes import join_processes
 from lazyformer_fairseq.training.run_record import MetricsLine, MetricsLog, RunRecord
 from lazyformer_fairseq.training.stop_signals import StopRequest
-from lazyformer_fairseq.training.update_guard import BadUpdate, Reaction, SkippedUpdate, UpdateGuard
+from lazyformer_fairseq.training.update_guard import BadUpdateError, Reaction, SkippedUpdate, UpdateGuard
 
 CHECKPOINT = "checkpoint_last.pt"
 HISTORY = "history"  # in a checkpoint's extra state, so that its checksum is the history's too
@@ -40,13 +41,13 @@ LOG_INTERVAL = 100  # updates between two lines of metrics.jsonl
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Diverged(UserError):
+class DivergedError(UserError):
     """A loss or gradient was not finite in many updates in a row."""
 
 
 @dataclass
 class _Interval:
-    """What was logged since the last line of ``metrics.jsonl``."""
+    """Logs since the last line of ``metrics.jsonl``."""
 
     logs: list[Log]
     tokens: int = 0
@@ -98,7 +99,7 @@ class TrainingLoop:
         torch.manual_seed(optimization.seed)
         self.device = torch.device(optimization.device)
         self.half = HALF.get(optimization.precision)
-        self.model = objective.build_model().to(self.device, self.half)
+        self.model = build_in_memory(objective.build_model).to(self.device, self.half)
         if optimization.optimizer == "muon":
             mark_matrices(self.model)
         if self.half is None:
@@ -193,7 +194,7 @@ class TrainingLoop:
             batches: whose gradients are summed; an empty one stands for what other processes read alone.
 
         Raises:
-            Diverged: this and others before it had a loss or gradient that is not finite.
+            DivergedError: this and others before it had a loss or gradient that is not finite.
         """
         torch.manual_seed(self.optimization.seed + self.updates)
         self.model.train()
@@ -217,7 +218,7 @@ class TrainingLoop:
             return  # the update is to be made again, on the next batches
         try:
             self.guard.judge(loss=numbers[1], gradient_norm=numbers[0])
-        except BadUpdate as bad:
+        except BadUpdateError as bad:
             self._skip(bad, loss=numbers[1], gradient_norm=numbers[0], batches=batches)
         else:
             self.optimizer.optimizer.step()
@@ -244,7 +245,7 @@ class TrainingLoop:
         self.stop.agree(asked.item())
         return loss, size
 
-    def _skip(self, bad: BadUpdate, loss: float, gradient_norm: float, batches: Sequence[Batch]) -> None:
+    def _skip(self, bad: BadUpdateError, loss: float, gradient_norm: float, batches: Sequence[Batch]) -> None:
         """Leave weights and optimizer as they are; end the training after many bad updates in a row."""
         samples = [torch.as_tensor(batch["id"]).tolist() for batch in batches if "id" in batch]
         skipped = SkippedUpdate(
@@ -261,7 +262,7 @@ class TrainingLoop:
         self.objective.forget()
         if reaction is not Reaction.CONTINUE:
             self.guard.write_report(self.folder, [list(self.guard.bad)], list(self.guard.losses), "nats")
-            raise Diverged(
+            raise DivergedError(
                 f"{self.folder}: {self.guard.skipped_in_a_row} updates in a row, up to update {self.updates + 1}, "
                 "had a loss or gradient that is NaN or Inf; try a lower --lr"
             )

@@ -45,12 +45,22 @@ SCALES = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
 }
 ON_PROCESSOR = 2**22  # elements at once: more take new memory for each product, which costs more than they save
-DEFAULTS = {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95, "nesterov": True, "scale": "original", "by_muon": True}
-DEFAULTS |= {"steps": 5, "coefficients": COEFFICIENTS, "betas": (0.9, 0.999), "eps": 1e-8}
+DEFAULTS = {
+    "lr": 0.02,
+    "weight_decay": 0.0,
+    "momentum": 0.95,
+    "nesterov": True,
+    "scale": "original",
+    "by_muon": True,
+    "steps": 5,
+    "coefficients": COEFFICIENTS,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+}
 
 
 def mark_matrices(model: nn.Module) -> None:
-    """Tells the weights of a model's sublayers that are matrices so, and of how many blocks.
+    """Mark the weights of a model's sublayers that are matrices, with their number of blocks.
 
     Of models from elsewhere these are the maps of their layers. The attribute is fairseq's, whose copies of weights in
     single precision have it too.
@@ -61,7 +71,7 @@ def mark_matrices(model: nn.Module) -> None:
 
 
 def blocks_of(weight: Tensor) -> int:
-    """Matrices that a weight stacks; 0 of one that is no matrix of a sublayer."""
+    """Return the number of matrices that a weight stacks; 0 for one that is no matrix of a sublayer."""
     return getattr(weight, "optim_overrides", {}).get("blocks", 0)
 
 
@@ -71,9 +81,12 @@ def orthogonal(
     coefficients: tuple[float, float, float],
     dtype: Optional[torch.dtype] = None,
 ) -> Tensor:
-    """Matrices (X, M, N), M at most N, with all singular values taken near 1.
+    """Take all singular values of matrices near 1.
 
     Args:
+        x: matrices, (X, M, N), M at most N.
+        steps: of Newton and Schulz.
+        coefficients: of a step.
         dtype: of the products, and of the result; None for that of `x`.
     """
     a, b, c = coefficients
@@ -90,13 +103,13 @@ def orthogonal(
 
 
 def count_flops(rows: int, columns: int, steps: int = 5) -> int:
-    """FLOPs of :func:`orthogonal` for one matrix: twice the multiply-adds of its products."""
+    """Return the FLOPs of :func:`orthogonal` for one matrix: twice the multiply-adds of its products."""
     short, long = sorted((rows, columns))
     return steps * (4 * short**2 * long + 2 * short**3)
 
 
 def _times(left: Tensor, right: Tensor) -> Tensor:
-    """Of several processes each takes the same library, as their weights must stay the same."""
+    """Multiply matrices; several processes take the same library each, as their weights must stay the same."""
     if distributed.is_initialized():
         return torch.bmm(left, right)
     return multiply(left, right)
@@ -131,8 +144,9 @@ class Muon(ByGroups):
                 self._step_by_muon(group, bucket)
 
     def _step_by_muon(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Of weights whose matrices have one shape, or that shape turned."""
-        (moments,), gradients = self._moments(weights, ("momentum_buffer",)), [weight.grad for weight in weights]
+        """Update weights whose matrices have one shape, or that shape turned."""
+        (moments,) = self._moments(weights, ("momentum_buffer",))
+        gradients = [weight.grad for weight in weights]
         torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
         if group["nesterov"]:
             updates = torch._foreach_lerp(gradients, moments, group["momentum"])
@@ -150,20 +164,30 @@ class Muon(ByGroups):
     def _step_by_adam(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         if not weights:
             return
-        times = [torch.tensor(float(group["step"]), device=weights[0].device)] * len(weights)
-        gradients, (b1, b2) = [weight.grad for weight in weights], group["betas"]
-        rates = {name: group[name] for name in ("lr", "weight_decay", "eps")} | {"beta1": b1, "beta2": b2}
-        moments = self._moments(weights, MOMENTS)
-        torch._fused_adamw_(weights, gradients, *moments, [], times, **rates, amsgrad=False, maximize=False)
+        b1, b2 = group["betas"]
+        torch._fused_adamw_(
+            weights,
+            [weight.grad for weight in weights],
+            *self._moments(weights, MOMENTS),
+            [],
+            [torch.tensor(float(group["step"]), device=weights[0].device)] * len(weights),
+            lr=group["lr"],
+            beta1=b1,
+            beta2=b2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def _blocks(tensor: Tensor, weight: Optional[Tensor] = None) -> Tensor:
-    """(X, M, N), a view of a tensor as large as a weight, which has X blocks."""
+    """Return a view, (X, M, N), of a tensor as large as a weight, which has X blocks."""
     return tensor.unflatten(0, (max(1, blocks_of(tensor if weight is None else weight)), -1))
 
 
 def _lying(x: Tensor) -> Tensor:
-    """(X, M, N), M at most N."""
+    """Return matrices turned so that they have at most as many rows as columns."""
     if x.size(1) > x.size(2):
         return x.mT
     return x
@@ -171,7 +195,7 @@ def _lying(x: Tensor) -> Tensor:
 
 @dataclass
 class MuonOptions(AdamOptions):
-    """Of :class:`MuonAndAdam`."""
+    """Options of :class:`MuonAndAdam`."""
 
     adam_lr: Optional[float] = option(None, "Adam's peak rate; default: --lr")
     muon_momentum: float = option(0.95, "share of momentum that stays")
@@ -189,12 +213,13 @@ class MuonOptions(AdamOptions):
 
 
 class MuonAndAdam(AdamLike):
-    """See the module. ``--lr`` and its schedule are Muon's; Adam's rate keeps its proportion to it."""
+    """Muon and Adam; ``--lr`` and its schedule are Muon's, and Adam's rate keeps its proportion to it."""
 
     NAME = "muon"
     PREFIX = "adam"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        """Return :class:`Muon`."""
         cfg = self.cfg
         bounded = ("adam_lr", "adam_eps", "weight_decay", "muon_momentum")
         refuse_out_of_bounds({name: getattr(cfg, name) for name in bounded})
@@ -202,32 +227,24 @@ class MuonAndAdam(AdamLike):
         matrices = groups[0]["params"]
         precision = str(cfg.muon_precision)
         if precision == "auto":
-            if matrices[0].is_cuda:
-                is_fast = precision_on("cuda") == "bf16"
-            else:
-                is_fast = has_bf16()
-            if is_fast:
-                precision = "bf16"
-            else:
-                precision = "fp32"
+            is_fast = precision_on("cuda") == "bf16" if matrices[0].is_cuda else has_bf16()
+            precision = "bf16" if is_fast else "fp32"
         logger.info("optimizer: Muon for %d matrices, its products in %s; Adam for the rest", len(matrices), precision)
-        if precision == "bf16":
-            dtype = torch.bfloat16
-        else:
-            dtype = None
+        dtype = torch.bfloat16 if precision == "bf16" else None
         return Muon(groups, dtype, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Options of the torch optimizer."""
-        cfg = self.cfg
+        """Return the options of torch's optimizer."""
         return {
             **super().optimizer_config,
-            **{"momentum": cfg.muon_momentum, "nesterov": not cfg.muon_no_nesterov, "scale": str(cfg.muon_scale)},
+            "momentum": self.cfg.muon_momentum,
+            "nesterov": not self.cfg.muon_no_nesterov,
+            "scale": str(self.cfg.muon_scale),
         }
 
     def groups_of(self, params: list[Tensor]) -> list[dict]:
-        """Matrices of sublayers, and those of Adam's: one group or two."""
+        """Return a group of matrices of sublayers, and one or two of other weights."""
         matrices = [weight for weight in params if blocks_of(weight)]
         if not matrices:
             raise UserError(
@@ -238,12 +255,11 @@ class MuonAndAdam(AdamLike):
         return [{"params": matrices}, *({**group, "by_muon": False} for group in others)]
 
     def set_lr(self, lr: float) -> None:
-        """Muon's, and in proportion Adam's."""
+        """Set Muon's rate, and in proportion Adam's."""
         super().set_lr(lr)
         peak = self.optimizer_config["lr"]
+        share = 1.0
         if self.cfg.adam_lr is not None and peak:
             share = self.cfg.adam_lr / peak
-        else:
-            share = 1.0
         for group in self.param_groups[1:]:
             group["lr"] = lr * share

@@ -1,4 +1,4 @@
-"""Optimizers ``fused_adam`` and ``nvlamb``.
+r"""Optimizers ``fused_adam`` and ``nvlamb``.
 
 ``fused_adam`` is Adam with decoupled weight decay in torch's fused kernel: fairseq's own ``adam`` is fused with NVIDIA
 apex alone and otherwise loops over the weights in Python.
@@ -14,13 +14,12 @@ For each tensor, with its weights w and their gradient g, in update t::
 
 NVIDIA's two recipes differ in what is optional. BERT's is apex's ``FusedLAMB`` (csrc/multi_tensor_lamb.cu): bias
 correction, no bound. Transformer-XL's (DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py):
-no bias correction, bound 10; it also adds eps to \\|u\\|, which is of the size of the square root of the tensor's.
+no bias correction, bound 10; it also adds eps to \|u\|, which is of the size of the square root of the tensor's.
 
 Clipping the gradients by their global norm is the caller's: ``FusedLAMB`` clips to ``max_grad_norm`` itself.
 """
 
 import ast
-import copy
 import logging
 import math
 from collections.abc import Collection, Iterable, Iterator
@@ -41,7 +40,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class AdamLike:
-    """Biases and LayerNorms may be a group of their own, without decay; moments are in single precision.
+    """The base of optimizers by fairseq's names.
+
+    Biases and LayerNorms may be a group of their own, without decay; moments are in single precision.
 
     Args:
         cfg: the optimizer's options, and beside them `lr`, one or several.
@@ -50,7 +51,6 @@ class AdamLike:
     Attributes:
         NAME: the value of ``--optimizer``.
         PREFIX: of its own options.
-        optimizer: torch's.
     """
 
     NAME = PREFIX = ""
@@ -60,67 +60,61 @@ class AdamLike:
         self._optimizer = self.made(list(params))
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
-        """torch's optimizer of these weights."""
+        """Return torch's optimizer of these weights."""
         raise NotImplementedError
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
+        """Return torch's optimizer."""
         return self._optimizer
 
     @property
     def param_groups(self) -> list[dict]:
+        """Return the groups of weights."""
         return self.optimizer.param_groups
 
     def set_lr(self, lr: float) -> None:
+        """Set the rate of all groups."""
         for group in self.param_groups:
             group["lr"] = lr
 
     def get_lr(self) -> float:
+        """Return the rate."""
         return self.param_groups[0]["lr"]
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Options of the torch optimizer."""
-        betas, eps = (getattr(self.cfg, f"{self.PREFIX}_{name}") for name in ("betas", "eps"))
+        """Return the options of torch's optimizer."""
+        rates = self.cfg.lr
+        betas = getattr(self.cfg, f"{self.PREFIX}_betas")
         return {
-            "lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Collection) else self.cfg.lr,
+            "lr": rates[0] if isinstance(rates, Collection) else rates,
             "betas": betas_of(betas, f"--{self.PREFIX}-betas"),
-            "eps": eps,
+            "eps": getattr(self.cfg, f"{self.PREFIX}_eps"),
             "weight_decay": self.cfg.weight_decay,
         }
 
     def groups_of(self, params: list[torch.Tensor]) -> list[dict]:
-        """One group, or with ``--no-decay-bias-and-norm`` two: matrices, and vectors.
+        """Return one group, or with ``--no-decay-bias-and-norm`` two: matrices, and vectors.
 
         The only vectors of this package's modules are biases and LayerNorms.
         """
         if not self.cfg.no_decay_bias_and_norm:
             return [{"params": params}]
-        if len(params) == 1 and params[0].dim() == 1:
-            raise UserError(
-                "--no-decay-bias-and-norm: --fp16 joins all weights to one vector, in which biases cannot be told "
-                "apart; add --fp16-no-flatten-grads"
-            )
         return [
             {"params": [p for p in params if p.dim() > 1]},
             {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
         ]
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        """Loads what the same optimizer saved.
+        """Load what the same optimizer saved.
 
         Raises:
             UserError: it is of another optimizer, of other weights, or of other groups of them; or it is damaged.
         """
-        _check_form(state_dict)
-        both = (self.param_groups, state_dict["param_groups"])
-        ours, theirs = ({OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & groups[0]} for groups in both)
-        if ours != theirs:
-            raise UserError(
-                f"the checkpoint was not trained with --optimizer {self.NAME}: give the one it was trained with, or "
-                "--reset-optimizer"
-            )
-        self._check_fits(state_dict)
+        if not _holds_moments(state_dict):
+            raise UserError("the checkpoint's optimizer state is damaged: it holds no moments; give --reset-optimizer")
+        self._refuse_another_optimizers(state_dict)
         self.optimizer.load_state_dict(state_dict)
         for weight, state in self.optimizer.state.items():
             for name, value in state.items():
@@ -134,52 +128,68 @@ class AdamLike:
         if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
             self.param_groups[-1]["weight_decay"] = 0.0
 
-    def _check_fits(self, state_dict: dict[str, Any]) -> None:
-        """Raises a UserError where a checkpoint's moments are of other weights: torch finds out in the first update."""
-        groups = len(self.param_groups), len(state_dict["param_groups"])
-        if groups[0] != groups[1]:
+    def _refuse_another_optimizers(self, state_dict: dict[str, Any]) -> None:
+        """Raise a UserError for the state of another optimizer, other groups or other weights.
+
+        torch finds out in the first update.
+        """
+        saved_groups = state_dict["param_groups"]
+        kind, saved_kind = (
+            {OWN_SETTINGS[name] for name in OWN_SETTINGS.keys() & groups[0]}
+            for groups in (self.param_groups, saved_groups)
+        )
+        if kind != saved_kind:
             raise UserError(
-                f"the checkpoint was trained with{'out' if groups[1] < groups[0] else ''} --no-decay-bias-and-norm: do "
-                "the same, or give --reset-optimizer"
+                f"the checkpoint was not trained with --optimizer {self.NAME}: give the one it was trained with, or "
+                "--reset-optimizer"
             )
-        own = [p for group in self.param_groups for p in group["params"]]
-        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-        states = [state_dict["state"].get(number, {}) for number in saved]
-        moments = [state.get("exp_avg", state.get("momentum_buffer")) for state in states]
-        if len(own) != len(saved) or any(
-            moment is not None and moment.numel() != p.numel() for moment, p in zip(moments, own, strict=True)
-        ):
+        if len(self.param_groups) != len(saved_groups):
+            had = "with" if len(saved_groups) > len(self.param_groups) else "without"
+            raise UserError(
+                f"the checkpoint was trained {had} --no-decay-bias-and-norm: do the same, or give --reset-optimizer"
+            )
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        numbers = [number for group in saved_groups for number in group["params"]]
+        are_others = len(weights) != len(numbers)
+        for weight, number in zip(weights, numbers, strict=False):
+            state = state_dict["state"].get(number, {})
+            moment = state.get("exp_avg", state.get("momentum_buffer"))
+            if moment is not None and moment.numel() != weight.numel():
+                are_others = True
+        if are_others:
             raise UserError(
                 "the checkpoint's optimizer state is of other weights than the model's (it has none of positions or "
                 "projections that start as copies): give --reset-optimizer"
             )
 
 
-def _check_form(state_dict: Any) -> None:
-    """Raise a UserError unless this has the form of an optimizer's state; an older checkpoint's may lack settings."""
-
-    def numbers_of(group: Any) -> bool:
-        rates = [group.get(name, 0.0) for name in ("lr", "eps", "weight_decay", "step")]
-        numbers = [*rates, *group.get("betas", ())]
-        return isinstance(group["params"], list) and all(isinstance(each, (int, float, Tensor)) for each in numbers)
-
+def _holds_moments(state_dict: Any) -> bool:
+    """Return whether this has the form of an optimizer's state."""
     try:
-        groups_are_right = all(numbers_of(group) for group in state_dict["param_groups"])
-        moments = [value for state in state_dict["state"].values() for name, value in state.items() if name != "step"]
-        steps = [state["step"] for state in state_dict["state"].values() if "step" in state]
-        moments_are_right = all(isinstance(value, Tensor) and value.is_floating_point() for value in moments)
-        steps_are_right = all(math.isfinite(float(step)) for step in steps)
-        are_whole = all("momentum_buffer" in state or {*MOMENTS} <= {*state} for state in state_dict["state"].values())
-        is_right = bool(state_dict["param_groups"]) and groups_are_right and moments_are_right and steps_are_right
-        is_right = is_right and are_whole
+        for group in state_dict["param_groups"]:
+            rates = [group.get(name, 0.0) for name in ("lr", "eps", "weight_decay", "step")]
+            numbers = [*rates, *group.get("betas", ())]
+            if not isinstance(group["params"], list) or not all(isinstance(n, (int, float, Tensor)) for n in numbers):
+                return False
+        for state in state_dict["state"].values():
+            moments = {name: value for name, value in state.items() if name != "step"}
+            if "momentum_buffer" not in moments and not {*MOMENTS} <= moments.keys():
+                return False
+            if not all(isinstance(value, Tensor) and value.is_floating_point() for value in moments.values()):
+                return False
+            if not math.isfinite(float(state.get("step", 0))):
+                return False
+        return bool(state_dict["param_groups"])
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        is_right = False
-    if not is_right:
-        raise UserError("the checkpoint's optimizer state is damaged: it holds no moments; give --reset-optimizer")
+        return False
 
 
 def betas_of(value: Any, option: str) -> tuple[float, float]:
-    """Two numbers in [0, 1), given as a pair or as text, by `option`.
+    """Read two numbers in [0, 1), given as a pair or as text.
+
+    Args:
+        value: the pair.
+        option: that it is the value of.
 
     Raises:
         UserError: they are not.
@@ -195,7 +205,7 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 
 @dataclass
 class AdamOptions:
-    """Of :class:`FusedAdam`."""
+    """Options of :class:`FusedAdam`."""
 
     adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
     adam_eps: float = option(1e-6, "epsilon")
@@ -210,46 +220,9 @@ class FusedAdam(AdamLike):
     PREFIX = "adam"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        """Return torch's AdamW."""
         logger.info("optimizer: torch.optim.AdamW(fused=True)")
         return torch.optim.AdamW(self.groups_of(params), fused=True, **self.optimizer_config)
-
-    def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        if not self.cfg.no_decay_bias_and_norm:  # which one vector cannot have
-            state_dict = joined_or_split(state_dict, self._optimizer)
-        super().load_state_dict(state_dict, optimizer_overrides)
-
-
-def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
-    """A checkpoint's state for as many tensors as the optimizer that is to load it has.
-
-    With ``--fp16`` on a GPU fairseq joins all weights to one vector, elsewhere they stay apart: a run in bf16 may be
-    resumed in fp16 on an older GPU, and back. What is of other weights comes back as it is.
-
-    Args:
-        saved: what ``state_dict`` of FusedAdam or AdamW returned.
-        own: one of them.
-    """
-    weights = [weight for group in own.param_groups for weight in group["params"]]
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    moments = [saved["state"][number] for number in numbers if number in saved["state"]]
-    sizes = [weight.numel() for weight in weights]
-    fewer, more = sorted((len(weights), len(numbers)))
-    are_joined = fewer == 1 < more and len(saved["param_groups"]) == 1
-    if not are_joined or sum(sizes) != sum(each["exp_avg"].numel() for each in moments):
-        return saved
-    others = {name: value for name, value in moments[0].items() if name not in MOMENTS}
-    if "step" in others:
-        counts = {int(each["step"]) for each in moments}  # torch counts those of a weight that had a gradient
-        if len(counts) > 1:
-            logger.warning("optimizer: weights had %d to %d updates; the most count for all", min(counts), max(counts))
-        others["step"] = torch.tensor(float(max(counts)))
-    state = [copy.deepcopy(others) for _ in weights]  # torch counts each tensor's updates in place
-    for name in MOMENTS:
-        vector = torch.cat([each[name].flatten() for each in moments])
-        for own_state, weight, part in zip(state, weights, vector.split(sizes), strict=True):
-            own_state[name] = part.view(weight.shape)
-    group = {**saved["param_groups"][0], "params": list(range(len(weights)))}
-    return {**saved, "state": dict(enumerate(state)), "param_groups": [group]}
 
 
 # A processor works on as many elements at a time. Its cache keeps that many of each of the five tensors, and sums of as
@@ -257,8 +230,15 @@ def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[s
 PIECE = 2**18
 # Elements of which a GPU has the updates in memory at once; more only where one tensor has more.
 BUCKET = 2**25
-DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
-DEFAULTS |= {"bias_correction": True, "max_weight_norm": 0.0, "ratio_without_decay": True}
+DEFAULTS = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-6,
+    "weight_decay": 0.01,
+    "bias_correction": True,
+    "max_weight_norm": 0.0,
+    "ratio_without_decay": True,
+}
 
 
 class ByGroups(torch.optim.Optimizer):
@@ -266,7 +246,7 @@ class ByGroups(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of all weights that have a gradient."""
+        """Update all weights that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -280,7 +260,7 @@ class ByGroups(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _moments(self, weights: list[Tensor], names: Iterable[str]) -> list[list[Tensor]]:
-        """The weights' moments of each of these names, zero at first, contiguous."""
+        """Return the weights' moments of each of these names, zero at first, contiguous."""
         for weight in weights:
             for name in names:
                 if name not in self.state[weight]:
@@ -289,7 +269,7 @@ class ByGroups(torch.optim.Optimizer):
 
 
 class Lamb(ByGroups):
-    """LAMB with decay in the ratio and a ratio for each tensor. A group's settings are those of the arguments.
+    r"""LAMB with decay in the ratio and a ratio for each tensor. A group's settings are those of the arguments.
 
     The state has the layout of apex's ``FusedLAMB``: ``step`` of a group, ``exp_avg`` and ``exp_avg_sq`` of a weight.
 
@@ -300,7 +280,7 @@ class Lamb(ByGroups):
         eps: added to the root of the second moment.
         weight_decay: the decay within u.
         bias_correction: whether moments are corrected for having started at zero.
-        max_weight_norm: the bound of \\|w\\| in the ratio; 0 for none.
+        max_weight_norm: the bound of \|w\| in the ratio; 0 for none.
         ratio_without_decay: whether the ratio holds for weights that are not decayed, too: apex's ``use_nvlamb``.
     """
 
@@ -312,13 +292,13 @@ class Lamb(ByGroups):
     def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         time = _time_of(group, torch.device("cpu"))
         for weight in weights:
-            if not _is_on_gpu(weight):
+            if not weight.is_cuda:
                 self._step_on_processor(group, time, *self._tensors_of(weight))
-        for bucket in buckets(filter(_is_on_gpu, weights)):
+        for bucket in buckets(weight for weight in weights if weight.is_cuda):
             _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
 
     def _tensors_of(self, weight: Tensor) -> list[Tensor]:
-        """The weight, its gradient, its first and second moments; all but the weight contiguous."""
+        """Return the weight, its gradient, its first and second moments; all but the weight contiguous."""
         return [weight, weight.grad.contiguous(), *(moment for (moment,) in self._moments([weight], MOMENTS))]
 
     def _step_on_processor(self, group: dict[str, Any], time: Tensor, own: Tensor, *tensors: Tensor) -> None:
@@ -336,7 +316,7 @@ class Lamb(ByGroups):
             own.copy_(weight)
 
     def _scratch_like(self, weight: Tensor) -> Tensor:
-        """Memory of the largest tensor so far, as `weight`; what it holds is undefined."""
+        """Return memory of the largest tensor so far, as `weight`; what it holds is undefined."""
         scratch = self._scratch
         if scratch is None or scratch.numel() < weight.numel() or scratch.dtype != weight.dtype:
             self._scratch = scratch = torch.empty(weight.numel(), dtype=weight.dtype)
@@ -344,7 +324,7 @@ class Lamb(ByGroups):
 
 
 def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
-    """Of many tensors in a few kernels, and once waiting for their norms."""
+    """Update many tensors in a few kernels, and wait once for their norms."""
     own, *others = map(list, zip(*tensors, strict=True))
     weights = [weight.contiguous() for weight in own]
     updates = torch._foreach_mul(weights, -group["weight_decay"])
@@ -359,12 +339,8 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
             each.copy_(weight)
 
 
-def _is_on_gpu(weight: Tensor) -> bool:
-    return weight.is_cuda
-
-
 def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tensor]]:
-    """The weights in turn, as many together as have `most` elements; those of a bucket on one device."""
+    """Yield the weights in turn, as many together as have `most` elements; those of a bucket on one device."""
     bucket = []
     size = 0
     for weight in weights:
@@ -379,14 +355,15 @@ def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tens
 
 
 def _time_of(group: dict[str, Any], device: torch.device) -> Tensor:
-    """t, or after infinitely many updates, where nothing is left to correct."""
+    """Return t; infinity where there is no bias correction, as after many updates nothing is left to correct."""
     return torch.tensor(group["step"] if group["bias_correction"] else torch.inf, dtype=torch.float32, device=device)
 
 
 def _subtract_adams_update(group: dict[str, Any], times: list[Tensor], *tensors: list[Tensor]) -> None:
-    """Updates both moments and subtracts Adam's update, at rate 1: torch's fused Adam, one kernel.
+    """Update both moments and subtract Adam's update, at rate 1: torch's fused Adam, one kernel.
 
     Args:
+        group: its settings.
         times: updates made, for each tensor.
         tensors: what it is subtracted from, gradients, first and second moments.
     """
@@ -404,7 +381,7 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
 
 @dataclass
 class LambOptions:
-    """Of :class:`NvLamb`."""
+    """Options of :class:`NvLamb`."""
 
     lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
     lamb_eps: float = option(1e-6, "epsilon")
@@ -416,15 +393,13 @@ class LambOptions:
 
 
 class NvLamb(AdamLike):
-    """Gradients are clipped by ``--clip-norm`` alone: apex's ``FusedLAMB`` does it itself, to norm 1.
-
-    Each tensor has its own ratio, so that weights stay apart.
-    """
+    """LAMB; ``--clip-norm`` alone clips gradients, where apex's ``FusedLAMB`` does it itself, to norm 1."""
 
     NAME = "nvlamb"
     PREFIX = "lamb"
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
+        """Return :class:`Lamb`."""
         bounded = ("lamb_eps", "weight_decay", "max_weight_norm")
         refuse_out_of_bounds({name: getattr(self.cfg, name) for name in bounded})
         logger.info("optimizer: LAMB by the kernels of torch's fused Adam")
@@ -432,7 +407,7 @@ class NvLamb(AdamLike):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Options of the torch optimizer."""
+        """Return the options of torch's optimizer."""
         return {
             **super().optimizer_config,
             "bias_correction": not self.cfg.no_bias_correction,

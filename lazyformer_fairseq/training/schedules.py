@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WarmupOptions:
-    """Of :class:`WarmupSchedule`."""
+    """Options of :class:`WarmupSchedule`."""
 
     warmup_ratio: float = option(0.01, "share of all updates over which the rate grows from zero")
 
 
 class Schedule:
-    """The rate of each update.
+    """A learning rate for each update.
 
     Args:
         cfg: the schedule's options, and beside them `lr` (several, the first counts), `max_update` and `max_epoch`.
@@ -45,24 +45,26 @@ class Schedule:
         self.num_updates = 0
 
     def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
+        """Return the learning rate of update number `update`, from 1."""
         raise NotImplementedError
 
     def step_update(self, num_updates: int) -> float:
-        """Sets the rate of the update that follows `num_updates` finished ones."""
+        """Set the rate of the update that follows `num_updates` finished ones."""
         self.num_updates = num_updates
         self.optimizer.set_lr(self.rate(num_updates + 1))
         return self.optimizer.get_lr()
 
     def state_dict(self) -> dict:
+        """Return what checkpoints keep."""
         return {"best": self.best}
 
     def load_state_dict(self, state_dict: dict) -> None:
+        """Restore what a checkpoint kept."""
         self.best = state_dict["best"]
 
 
 class WarmupSchedule(Schedule):
-    """The rate of each of T updates.
+    """A learning rate for each of T updates.
 
     T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is smaller. The
     checkpoint keeps it, so that a resumed run continues the same schedule. Shards of unequal size need
@@ -79,13 +81,13 @@ class WarmupSchedule(Schedule):
 
     @property
     def total_updates(self) -> Optional[int]:
-        """T, or None as long as only a number of epochs is known."""
+        """Return T, or None as long as only a number of epochs is known."""
         if self.cfg.max_epoch and self.updates_from_epochs is None:
             return None
         return min(filter(None, (self.cfg.max_update, self.updates_from_epochs)))
 
     def set_updates_per_epoch(self, updates: int) -> None:
-        """Called when the data of the first epoch is known; a resumed run has the total from its checkpoint."""
+        """Learn how long an epoch is; a resumed run has the total from its checkpoint."""
         if self.cfg.max_epoch and self.updates_from_epochs is None:
             self.updates_from_epochs = updates * self.cfg.max_epoch
             logger.info("%s: %d updates in all, %d of them warm-up", self.NAME, self.total_updates, self.warmup_updates)
@@ -93,30 +95,36 @@ class WarmupSchedule(Schedule):
 
     @property
     def warmup_updates(self) -> int:
+        """Return W."""
         return math.ceil(self.cfg.warmup_ratio * self.total_updates)
 
     def step_update(self, num_updates: int) -> float:
-        """Sets it, once the total is known."""
+        """Set the rate, once the total is known."""
         self.num_updates = num_updates
         if self.total_updates is None:
             return self.optimizer.get_lr()
         return super().step_update(num_updates)
 
     def state_dict(self) -> dict:
+        """Return what checkpoints keep."""
         return {**super().state_dict(), "updates_from_epochs": self.updates_from_epochs}
 
     def load_state_dict(self, state_dict: dict) -> None:
+        """Restore what a checkpoint kept."""
         super().load_state_dict(state_dict)
         self.updates_from_epochs = state_dict.get("updates_from_epochs")
 
 
 class LinearWarmupSchedule(WarmupSchedule):
-    """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W)."""
+    """Warm-up and a linear decay.
+
+    The rate of update n (from 1) of T, W of them warm-up, is peak n / W, then peak (T - n + 1) / (T - W).
+    """
 
     NAME = "linear_warmup"
 
     def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
+        """Return the learning rate of update number `update`, from 1."""
         total = self.total_updates
         warmup = self.warmup_updates
         if update <= warmup:
@@ -128,11 +136,15 @@ class LinearWarmupSchedule(WarmupSchedule):
 
 @dataclass
 class PolynomialWarmupOptions(WarmupOptions):
+    """Options of :class:`PolynomialWarmupSchedule`."""
+
     power: float = option(0.5, "of the share of updates that are left, times which the rate is its peak")
 
 
 class PolynomialWarmupSchedule(WarmupSchedule):
-    """The rate of update n (from 1) of T, a share r of them warm-up: peak (n / T) / r, then peak (1 - n / T)^power.
+    """Warm-up and a polynomial decay.
+
+    The rate of update n (from 1) of T, a share r of them warm-up, is peak (n / T) / r, then peak (1 - n / T)^power.
 
     The decay counts from update 0, so the rate drops where the warm-up ends: with r = 0.2843 and power 0.5, as in the
     first phase of NVIDIA's BERT, to 0.846 of its peak. The rate of the last update is 0. Both are as in NVIDIA's
@@ -148,7 +160,7 @@ class PolynomialWarmupSchedule(WarmupSchedule):
             raise UserError(f"--power {cfg.power}: must be above 0")
 
     def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
+        """Return the learning rate of update number `update`, from 1."""
         done = update / self.total_updates
         if done < self.cfg.warmup_ratio:
             return self.peak * done / self.cfg.warmup_ratio
@@ -160,6 +172,8 @@ DECAYS = {"1-sqrt": lambda share: 1 - math.sqrt(share), "linear": lambda share: 
 
 @dataclass
 class WSDOptions(WarmupOptions):
+    """Options of :class:`WSDSchedule`."""
+
     warmup_updates: int = option(0, "in place of --warmup-ratio")
     decay: str = option("1-sqrt", "to zero, or linear", choices=tuple(DECAYS))
     decay_share: float = option(0.1, "of all updates, the last; 0: none")
@@ -190,25 +204,27 @@ class WSDSchedule(WarmupSchedule):
             raise UserError(f"--decay-share {cfg.decay_share}: must lie in [0, 1]")
         self.warmup = cfg.warmup_updates or math.ceil(cfg.warmup_ratio * cfg.max_update)
         self.whole = f"--max-update {cfg.max_update} with --decay-share {cfg.decay_share}"
-        self._refuse_overlap()
+        self._refuse_overlap("")
 
-    def _refuse_overlap(self) -> None:
+    def _refuse_overlap(self, whose: str) -> None:
         if self.warmup > self.decay_start:
             raise UserError(
-                f"{self.whole}: the decay would begin after update {self.decay_start}, in the {self.warmup} of warm-up"
+                f"{self.whole}: the decay would begin after update {self.decay_start}, in the {self.warmup} of "
+                f"{whose}warm-up; give a larger --max-update"
             )
 
     @property
     def decay_start(self) -> int:
-        """Updates before the decay; follows ``max_update`` where a run finds out how long it will be."""
+        """Return the updates before the decay, for the ``max_update`` that is set now."""
         return self.cfg.max_update - math.ceil(self.cfg.decay_share * self.cfg.max_update)
 
     @property
     def warmup_updates(self) -> int:
+        """Return W."""
         return self.warmup
 
     def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
+        """Return the learning rate of update number `update`, from 1."""
         if update <= self.warmup:
             return self.peak * update / self.warmup
         if update <= self.decay_start or not self.cfg.decay_share:
@@ -217,44 +233,59 @@ class WSDSchedule(WarmupSchedule):
         return self.peak * DECAYS[str(self.cfg.decay)](min(1.0, share))
 
     def state_dict(self) -> dict:
-        kept = {"warmup": self.warmup, "decay": self._decay, "num_updates": self.num_updates, "peak": self.peak}
-        return {**super().state_dict(), **kept}
+        """Return what checkpoints keep."""
+        return {
+            **super().state_dict(),
+            "warmup": self.warmup,
+            "decay": self._decay,
+            "num_updates": self.num_updates,
+            "peak": self.peak,
+        }
 
     @property
     def _decay(self) -> list:
-        """All that its rates depend on."""
+        """Return all that the rates of the decay depend on."""
         return [self.decay_start, self.cfg.max_update, str(self.cfg.decay)]
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Raises a UserError where the rate so far was not the one that this run would have had."""
+        """Restore what a checkpoint kept.
+
+        Raises:
+            UserError: the rate so far was not the one that this run would have had.
+        """
         super().load_state_dict(state_dict)
+        what = "the checkpoint"
         if self.cfg.decay_from:
             what = f"--decay-from {self.cfg.decay_from}"
-        else:
-            what = "the checkpoint"
         if "decay" not in state_dict:
             raise UserError(
                 f"{what}: was not trained with --lr-scheduler wsd, so its rate may not be constant; to take it anyway, "
                 "add --reset-lr-scheduler"
             )
         made = state_dict["num_updates"]
+        if made > self.cfg.max_update:
+            raise UserError(f"--max-update {self.cfg.max_update}: {what} has made {made} updates; give {made} or more")
         own = state_dict["decay"][0]
         start = min(own, self.decay_start)
         if made > start and state_dict["decay"] != self._decay:
-            whose, remedy = ("its own run", "") if made > own else (self.whole, ", or a larger --max-update")
+            whose = self.whole
+            remedy = ", or a larger --max-update"
+            if made > own:
+                whose = "its own run"
+                remedy = ""
             raise UserError(
                 f"{what}: {made} updates are made, and the decay of {whose} begins after {start}: give an earlier "
                 f"checkpoint{remedy}"
             )
         self.warmup = state_dict["warmup"]
-        self._refuse_overlap()
+        self._refuse_overlap(f"{what}'s ")
         if state_dict["peak"] != self.peak:
             logger.warning("--lr %g: the %d updates of %s had a peak of %g", self.peak, made, what, state_dict["peak"])
 
 
 @dataclass
 class CosineOptions:
-    """Of :class:`CosineSchedule`."""
+    """Options of :class:`CosineSchedule`."""
 
     warmup_updates: int = option(0, "over which the rate grows linearly")
     warmup_init_lr: float = option(0.0, "where it begins")
@@ -262,18 +293,17 @@ class CosineOptions:
 
 
 class CosineSchedule(Schedule):
-    """As fairseq's schedule of this name, of one period: warm-up, then half a cosine down to ``--min-lr``."""
+    """Warm-up, then half a cosine down to ``--min-lr``: fairseq's schedule of this name, of one period."""
 
     NAME = "cosine"
 
     def rate(self, update: int) -> float:
-        """Learning rate of update number `update`, from 1."""
+        """Return the learning rate of update number `update`, from 1."""
         cfg = self.cfg
-        done = update - 1 - self.cfg.warmup_updates
+        done = update - 1 - cfg.warmup_updates
         if done < 0:
             return cfg.warmup_init_lr + (update - 1) * ((self.peak - cfg.warmup_init_lr) / cfg.warmup_updates)
+        share = 1
         if cfg.max_update > cfg.warmup_updates:
             share = min(1, done / (cfg.max_update - cfg.warmup_updates))
-        else:
-            share = 1
         return cfg.min_lr + 0.5 * (self.peak - cfg.min_lr) * (1 + math.cos(math.pi * share))

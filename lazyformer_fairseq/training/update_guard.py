@@ -32,12 +32,12 @@ WHAT_TO_TRY = (
 )
 
 
-class BadUpdate(Exception):
+class BadUpdateError(Exception):
     """The numbers of an update cannot be trusted; raised before the optimizer steps."""
 
 
 class Reaction(Enum):
-    """What follows after an update that was skipped."""
+    """The reaction to an update that was skipped."""
 
     CONTINUE = auto()
     ROLL_BACK = auto()
@@ -102,17 +102,17 @@ class UpdateGuard:
             gradient_norm: of the whole gradient.
 
         Raises:
-            BadUpdate: the optimizer must not step.
+            BadUpdateError: the optimizer must not step.
         """
         if not math.isfinite(gradient_norm):
-            raise BadUpdate("the gradient is NaN or Inf")
+            raise BadUpdateError("the gradient is NaN or Inf")
         if loss is None:
             return
         if not math.isfinite(loss):
-            raise BadUpdate("the loss is NaN or Inf")
+            raise BadUpdateError("the loss is NaN or Inf")
         knows_median = self.spike and len(self.losses) >= ENOUGH
         if knows_median and loss > self.spike * median(self.losses) > 0:
-            raise BadUpdate(f"the loss is more than --loss-spike {self.spike:g} times the recent median")
+            raise BadUpdateError(f"the loss is more than --loss-spike {self.spike:g} times the recent median")
 
     def accept(self, loss: Optional[float]) -> None:
         """Count an update that was made."""

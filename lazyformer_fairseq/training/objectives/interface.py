@@ -36,7 +36,7 @@ class Scalar:
 
 
 class Objective(ABC):
-    """What a model learns: the model, the batches, the loss and its metrics. One object serves one training.
+    """A model's task: the model, the batches, the loss and its metrics. One object serves one training.
 
     Attributes:
         dictionary: the symbols of inputs and targets.

@@ -25,7 +25,7 @@ from lazyformer_fairseq.storage.checked import Count, as_kind
 from lazyformer_fairseq.storage.in_place import refuse_foreign
 from lazyformer_fairseq.storage.json_files import read_checked_json, write_checked_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock
-from lazyformer_fairseq.training.loop import Diverged, TrainingLoop
+from lazyformer_fairseq.training.loop import DivergedError, TrainingLoop
 from lazyformer_fairseq.training.objectives.interface import Objective
 from lazyformer_fairseq.training.optimization import OptimizationConfig
 from lazyformer_fairseq.training.stop_signals import StopRequest
@@ -244,7 +244,7 @@ def _take_turns(trainings: Sequence[Training], progress: Progress) -> None:
         before = behind.updates
         try:
             behind.update()
-        except Diverged as error:
+        except DivergedError as error:
             if not behind.may_diverge:
                 raise
             print(f"{behind.job}: diverged. {error}", flush=True)

@@ -13,17 +13,14 @@ Plain = TypeVar("Plain")
 
 @cache
 def fairseq_class(plain: type) -> type:
-    """The class of the same name that is fairseq's too; what the plain one says goes first. Pickled, it stays so."""
-    if issubclass(plain, dictionary_file.Dictionary):
-        base = Dictionary
-    else:
-        base = FairseqDataset
+    """Return the class of the same name that is fairseq's too; the plain one goes first. Pickled, it stays so."""
+    base = Dictionary if issubclass(plain, dictionary_file.Dictionary) else FairseqDataset
     members = {"__doc__": plain.__doc__, "__module__": plain.__module__}
     return type(plain.__name__, (plain, base), {**members, "__reduce__": lambda self: (_again, (plain, vars(self)))})
 
 
 def as_fairseq(thing: Plain) -> Plain:
-    """A dataset or dictionary of ours, itself, as fairseq's too; all else stays as it is."""
+    """Make a dataset or dictionary of ours fairseq's too, and return it; leave all else as it is."""
     is_plain = not isinstance(thing, (Dictionary, FairseqDataset))
     if is_plain and isinstance(thing, (dictionary_file.Dictionary, Dataset)):
         thing.__class__ = fairseq_class(type(thing))

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,7 +27,7 @@ REGISTERED = (
 
 
 def register_when_fairseq_is_loaded() -> None:
-    """Now, or when it is imported."""
+    """Register now, or when fairseq is imported."""
     if "fairseq" in sys.modules:
         register()
     else:
@@ -34,7 +35,7 @@ def register_when_fairseq_is_loaded() -> None:
 
 
 def register() -> None:
-    """Registers with fairseq, which it loads if need be. A second time it does nothing."""
+    """Register with fairseq, which is loaded if need be. A second call does nothing."""
     if _watcher.is_done:
         return
     _watcher.is_done = True  # what is imported here asks again
@@ -44,6 +45,9 @@ def register() -> None:
             for name in REGISTERED:
                 importlib.import_module(f"{PACKAGE}.{name}")
             install(Stage.REGISTRATION, Stage.LOADING)
+            from lazyformer_fairseq.storage.checkpoint_file import forbid_unsafe_loads  # imports torch
+
+            forbid_unsafe_loads(os.environ)
     except BaseException:
         _watcher.is_done = False
         raise
@@ -54,7 +58,7 @@ def register() -> None:
 
 
 def after_registration(follow: Callable[[], Any]) -> None:
-    """Calls `follow` when the package has registered: now, or then."""
+    """Call `follow` when the package has registered: now, or then."""
     if _watcher.is_done:
         follow()
     else:
@@ -62,10 +66,11 @@ def after_registration(follow: Callable[[], Any]) -> None:
 
 
 class ImportWatcher:
-    """On ``sys.meta_path``: calls `heard` whenever a watched module has been loaded and none is half loaded.
+    """Finder on ``sys.meta_path`` that notices when watched modules have been loaded and none is half loaded.
 
     Args:
-        watches: whether the module of a name is watched.
+        watches: returns whether the module of a name is watched.
+        heard: called then.
     """
 
     def __init__(self, watches: Callable[[str], bool], heard: Callable[[], Any]):
@@ -74,7 +79,7 @@ class ImportWatcher:
         self.loading = 0
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
-        """Of a watched module, as all the other finders find it, with an end that we hear of."""
+        """Find a watched module as all the other finders do, with an end that we hear of."""
         if not self.watches(name):
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
@@ -95,12 +100,12 @@ class ImportWatcher:
             self.heard()
 
     def around(self, name: str) -> AbstractContextManager[Any]:
-        """In what a module is loaded."""
+        """Return the context in which a module is loaded."""
         return nullcontext()
 
 
 class _Watcher(ImportWatcher):
-    """Registers when fairseq has been loaded and no module of ours is half loaded.
+    """Watcher that registers when fairseq has been loaded and no module of ours is half loaded.
 
     A module of ours may be what imports fairseq. Others that registering imports would then find it without its names,
     so that it is to be whole first.
@@ -118,7 +123,7 @@ class _Watcher(ImportWatcher):
             register()
 
     def around(self, name: str) -> AbstractContextManager[Any]:
-        """fairseq's logging is left alone where it is our doing that it is loaded."""
+        """Leave logging alone where it is our doing that fairseq is loaded."""
         if name == "fairseq" and self.loading:
             return _logging_left_alone()
         return nullcontext()
@@ -126,7 +131,7 @@ class _Watcher(ImportWatcher):
 
 @contextmanager
 def _logging_left_alone() -> Iterator[None]:
-    """Imported, fairseq has every library log everything, and asks for tensorboardX; who imports us decides that."""
+    """Undo what fairseq's import does to logging: it has every library log everything, and asks for tensorboardX."""
     root = logging.getLogger()
     speech = logging.getLogger("fairseq.tasks.text_to_speech")
     levels = (root.level, speech.level)

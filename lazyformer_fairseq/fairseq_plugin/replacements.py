@@ -25,7 +25,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class Stage(Enum):
-    """When a replacement is put in place."""
+    """The moment when a replacement is put in place."""
 
     NAME = "before our architectures take their names"
     REGISTRATION = "with the registration; passes through unless the command names a task of ours"
@@ -37,7 +37,7 @@ class Stage(Enum):
 
 
 class How(Enum):
-    """What becomes of ours."""
+    """The way in which our function or class takes the target's place."""
 
     AROUND = "called in the target's place, with what stood there before the arguments"
     INSTEAD = "takes the target's place"
@@ -47,7 +47,7 @@ class How(Enum):
 
 @dataclass(frozen=True)
 class Replacement:
-    """A row.
+    """A row of the table.
 
     Attributes:
         stage: when it is put in place.
@@ -68,119 +68,172 @@ class Replacement:
 
 # Modules of fairseq that call eval() on settings. Those of a model come from its checkpoint, which also names
 # the fairseq model: with fconv_lm, fairseq ran whatever stood in decoder_layers.
-EVALUATING_MODULES = tuple(f"fairseq.{name}" for name in """
+EVALUATING_MODULES = tuple(
+    f"fairseq.{name}"
+    for name in """
     criterions.ctc data.audio.raw_audio_dataset data.codedataset models.fconv models.fconv_lm
     models.fconv_self_att models.hubert.hubert models.lightconv_lm models.speech_to_text.s2t_wav_transformer
     models.transformer_lm models.wav2vec.wav2vec models.wav2vec.wav2vec2 optim.adafactor optim.adam optim.adamax
     optim.cpu_adam optim.fused_lamb utils
-""".split())  # fmt: skip
+    """.split()
+)
 # Where fairseq's training is: by its name, or started as `python -m fairseq_cli.train`, there and in its children.
 TRAINING = ("fairseq_cli.train", "fairseq_cli.hydra_train", "__main__", "__mp_main__")
-NAME, REGISTRATION, LOADING, RUN, COMMAND_LINE = Stage
-AROUND, INSTEAD, MAKES, SUBCLASS = How
 
-# fmt: off
 REPLACEMENTS = (
-    Replacement(NAME, "fairseq.models:ARCH_MODEL_NAME_REGISTRY", "models.config:without_bert_base",
-                "fairseq's legacy masked_lm model calls a preset bert_base, and would refuse ours", MAKES),
-    # Which command is one of ours.
-    Replacement(REGISTRATION, "fairseq.options:parse_args_and_arch", "reliability.options:starting_when_parsed",
-                "a run starts: fairseq's command lines parse their options, of which some cannot be met or mean a TPU"),
-    Replacement(REGISTRATION, "fairseq.utils:import_user_module", "reliability.options:importing_one_plugin",
-                "another copy of this package, given as --user-dir, ends in a traceback that names one of the two"),
     Replacement(
-        REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "reliability.options:starting_with_defaults",
+        Stage.NAME,
+        "fairseq.models:ARCH_MODEL_NAME_REGISTRY",
+        "models.config:without_bert_base",
+        "fairseq's legacy masked_lm model calls a preset bert_base, and would refuse ours",
+        How.MAKES,
+    ),
+    # Which command is one of ours.
+    Replacement(
+        Stage.REGISTRATION,
+        "fairseq.options:parse_args_and_arch",
+        "reliability.options:starting_when_parsed",
+        "a run starts: fairseq's command lines parse their options, of which some cannot be met or mean a TPU",
+    ),
+    Replacement(
+        Stage.REGISTRATION,
+        "fairseq.dataclass.initialize:add_defaults",
+        "reliability.options:starting_with_defaults",
         "a run starts: hydra, and each process that fairseq starts, call this first after they import us",
-        copies=TRAINING,),
-    Replacement(REGISTRATION, "fairseq.trainer:Trainer", "trainer:SafeTrainer",
-                "a NaN ends a run, a signal kills it, too large a batch is left out in silence; the trainer says more",
-                SUBCLASS),
-    Replacement(REGISTRATION, "fairseq.distributed.utils:call_main", "reliability.preemption:forwarding_signals",
-                "the processes that fairseq starts for its GPUs hear no signals, and their exit code is lost"),
+        copies=TRAINING,
+    ),
+    Replacement(
+        Stage.REGISTRATION,
+        "fairseq.trainer:Trainer",
+        "trainer:SafeTrainer",
+        "a NaN ends a run, a signal kills it, too large a batch is left out in silence; the trainer says more",
+        How.SUBCLASS,
+    ),
+    Replacement(
+        Stage.REGISTRATION,
+        "fairseq.distributed.utils:call_main",
+        "reliability.preemption:forwarding_signals",
+        "the processes that fairseq starts for its GPUs hear no signals, and their exit code is lost",
+    ),
     # Reading files that somebody else wrote. Every checkpoint comes through here: to resume, to fine-tune, to use.
     Replacement(
-        LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", "reliability.checkpoints:loading_checked",
-        "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle",),
+        Stage.LOADING,
+        "fairseq.checkpoint_utils:load_checkpoint_to_cpu",
+        "reliability.checkpoints:loading_checked",
+        "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle",
+    ),
     Replacement(
-        LOADING, "fairseq.file_utils:load_archive_file", "reliability.checkpoints:refusing_archives",
-        "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved",),
-    Replacement(LOADING, "os:environ", "reliability.checkpoints:forbid_unsafe_loads",
-                "a variable of the environment switches torch's protection off", MAKES),
-    *(Replacement(
-        LOADING, f"{module}:eval", "reliability.checkpoints:read_setting",
-        "settings of a checkpoint are run; a module's name comes before Python's", INSTEAD,)
-      for module in EVALUATING_MODULES),
+        Stage.LOADING,
+        "fairseq.file_utils:load_archive_file",
+        "reliability.checkpoints:refusing_archives",
+        "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved",
+    ),
+    *(
+        Replacement(
+            Stage.LOADING,
+            f"{module}:eval",
+            "reliability.checkpoints:read_setting",
+            "settings of a checkpoint are run; a module's name comes before Python's",
+            How.INSTEAD,
+        )
+        for module in EVALUATING_MODULES
+    ),
     # Processes and precision on machines that fairseq does not expect.
     Replacement(
-        RUN, "fairseq.distributed.utils:infer_init_method", "reliability.preemption:training_on_cpu_under_torchrun",
-        "fairseq divides the number of processes by that of the GPUs, 0 perhaps",),
+        Stage.RUN,
+        "fairseq.distributed.utils:_broadcast_object_slow",
+        "reliability.preemption:broadcast_object",
+        "settings are sent through torch.load, which refuses them since torch 2.6: no run of several could resume",
+    ),
     Replacement(
-        RUN, "fairseq.distributed.utils:_broadcast_object_slow", "reliability.preemption:broadcast_object",
-        "settings are sent through torch.load, which refuses them since torch 2.6: no run of several could resume",),
-    Replacement(RUN, "fairseq.distributed.utils:all_gather_list", "reliability.preemption:gathering_without_gpu",
-                "what is no tensor is gathered through GPU memory, even where there is no GPU"),
+        Stage.RUN,
+        "fairseq.distributed.utils:all_gather_list",
+        "reliability.preemption:gathering_without_gpu",
+        "what is no tensor is gathered through GPU memory, even where there is no GPU",
+    ),
     Replacement(
-        RUN, "fairseq.trainer:_catalog_shared_params", "trainer:seeing_no_shared_parameter_where_there_is_none",
-        "all linear maps without a bias are taken to share one, the parameter None, and a line is logged for each",),
-    Replacement(
-        RUN, "fairseq.trainer:time", "trainer:with_a_steady_clock",
-        "--stop-time-hours, and the time that a checkpoint says was spent, go by the wall clock, which may jump",
-        MAKES,),
-    *(Replacement(
-        RUN, f"fairseq.optim:{name}", f"optim.half_precision:{name}",
+        Stage.RUN,
+        "fairseq.optim:FP16Optimizer",
+        "optim.half_precision:FP16Optimizer",
         "of weights in fp16 or bf16 the rounded ones alone are saved, and gradients are added in half precision",
-        INSTEAD,)
-      for name in ("FP16Optimizer", "MemoryEfficientFP16Optimizer")),
-    Replacement(RUN, "fairseq.logging.progress_bar:progress_bar", "record:recording_progress",
-                "what a run measures is only printed, and read back from logs by patterns"),
+        How.INSTEAD,
+    ),
     # fairseq writes one name by a rename, copies the others in place, checks nothing, and stops at a full disk.
-    Replacement(RUN, "fairseq.checkpoint_utils:load_checkpoint", "trainer:loading_the_intact_one",
-                "where checkpoint_last.pt is damaged the run stops, where it is missing it starts anew"),
-    Replacement(RUN, "fairseq.checkpoint_utils:save_checkpoint", "trainer:saving_if_there_is_room",
-                "a full disk ends the run; the first process alone is asked what its task carries"),
     Replacement(
-        RUN, "fairseq.checkpoint_utils:verify_checkpoint_directory", "reliability.checkpoints:check_writable_folder",
-        "a folder that cannot be written to ends in a traceback; a user's file dummy in it is removed", INSTEAD,),
-    Replacement(RUN, "fairseq.checkpoint_utils:torch_persistent_save", "reliability.checkpoints:saving_atomically",
-                "the first name: three tries on one file handle write broken files"),
-    Replacement(RUN, "fairseq.utils:move_to_cpu", "reliability.checkpoints:keeping_ties",
-                "on the way from a GPU or from half precision what is tied parts, and is saved more than once"),
-    Replacement(RUN, "fairseq.file_io:PathManager.copy", "reliability.checkpoints:copying_atomically",
-                "the names that it is copied to"),
+        Stage.RUN,
+        "fairseq.checkpoint_utils:load_checkpoint",
+        "trainer:loading_the_intact_one",
+        "where checkpoint_last.pt is damaged the run stops, where it is missing it starts anew",
+    ),
     Replacement(
-        RUN, "fairseq.checkpoint_utils:os", "reliability.checkpoints:CarefulOs",
+        Stage.RUN,
+        "fairseq.checkpoint_utils:save_checkpoint",
+        "trainer:saving_if_there_is_room",
+        "a full disk ends the run; the first process alone is asked what its task carries",
+    ),
+    Replacement(
+        Stage.RUN,
+        "fairseq.checkpoint_utils:verify_checkpoint_directory",
+        "reliability.checkpoints:check_writable_folder",
+        "a folder that cannot be written to ends in a traceback; a user's file dummy in it is removed",
+        How.INSTEAD,
+    ),
+    Replacement(
+        Stage.RUN,
+        "fairseq.file_io:PathManager.copy",
+        "reliability.checkpoints:copying_atomically",
+        "further names of a checkpoint are written in place",
+    ),
+    Replacement(
+        Stage.RUN,
+        "fairseq.checkpoint_utils:os",
+        "reliability.checkpoints:CarefulOs",
         "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact one",
-        MAKES,),
+        How.MAKES,
+    ),
     # Tasks and fairseq_cli.train look both iterators up there.
-    Replacement(RUN, "fairseq.data.iterators:EpochBatchIterator", "reliability.data:ExactEpochBatchIterator",
-                "its place in an epoch means nothing to another number of processes or batch size", INSTEAD),
-    Replacement(RUN, "fairseq.data.iterators:GroupedIterator", "reliability.data:ExactGroupedIterator",
-                "an epoch that is resumed between two updates loses its last one", INSTEAD),
-    Replacement(RUN, "torch.utils.data._utils.signal_handling:_set_worker_signal_handlers",
-                "reliability.preemption:leaving_signals_to_the_run",
-                "a data worker that dies of a signal ends the run before it has saved"),
-    Replacement(COMMAND_LINE, "sys:excepthook", "reliability.command_line:printing_user_errors",
-                "a user's mistake, and Ctrl-C, are a line and no traceback", MAKES),
     Replacement(
-        COMMAND_LINE, "warnings:filters", "reliability.command_line:without_warnings_nobody_can_act_on",
-        "hydra and torch are called in ways that they deprecate: each run would start with a page of warnings", MAKES,),
+        Stage.RUN,
+        "fairseq.data.iterators:EpochBatchIterator",
+        "reliability.data:ExactEpochBatchIterator",
+        "its place in an epoch means nothing to another number of processes or batch size",
+        How.INSTEAD,
+    ),
+    Replacement(
+        Stage.RUN,
+        "fairseq.data.iterators:GroupedIterator",
+        "reliability.data:ExactGroupedIterator",
+        "an epoch that is resumed between two updates loses its last one",
+        How.INSTEAD,
+    ),
+    Replacement(
+        Stage.RUN,
+        "torch.utils.data._utils.signal_handling:_set_worker_signal_handlers",
+        "reliability.preemption:leaving_signals_to_the_run",
+        "a data worker that dies of a signal ends the run before it has saved",
+    ),
+    Replacement(
+        Stage.COMMAND_LINE,
+        "sys:excepthook",
+        "reliability.command_line:printing_user_errors",
+        "a user's mistake, and Ctrl-C, are a line and no traceback",
+        How.MAKES,
+    ),
 )
-# fmt: on
 
 _ABSENT = object()
 _before: dict[Replacement, Any] = {}  # what stood where ours is in place now
 
 
 def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
-    """Puts the rows of some stages in place, in the table's order; skips those already there.
-
-    Warns of rows whose target is not there: stock tasks can do without them.
+    """Put the rows of some stages in place, in the table's order; skip those already there.
 
     Args:
-        strict: a run of ours cannot.
+        stages: of the rows.
+        strict: refuse rows whose target is not there, as a run of ours needs all; else warn, as stock tasks need none.
 
     Returns:
-        Those that were not in place before.
+        The rows that were not in place before.
 
     Raises:
         UserError: `strict`, and a target is not there.
@@ -200,7 +253,7 @@ def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
 
 
 def start_run(command_line: bool = False) -> None:
-    """Puts in place every row that a run of ours needs.
+    """Put in place every row that a run of ours needs.
 
     Args:
         command_line: the process is fairseq's or ours from its start, so that warnings and errors are ours to print.
@@ -208,20 +261,17 @@ def start_run(command_line: bool = False) -> None:
     Raises:
         UserError: names every row that does not fit; a run that only some of them protect is not safe.
     """
-    if command_line:
-        stages = set(Stage)
-    else:
-        stages = set(Stage) - {Stage.COMMAND_LINE}
+    stages = [stage for stage in Stage if command_line or stage is not Stage.COMMAND_LINE]
     install(*stages, strict=True)
 
 
 def protect_loads() -> None:
-    """Keeps files from running code, or raises a UserError as :func:`start_run` does: a registration only warns."""
+    """Keep files from running code; raise a UserError as :func:`start_run` does where a registration only warns."""
     install(Stage.LOADING, strict=True)
 
 
 def find_misfit(row: Replacement) -> Optional[str]:
-    """What is wrong with a row's target, in words; None where it is there. A test compares the parameters."""
+    """Return what is wrong with a row's target, in words; None where it is there."""
     try:
         _, name, standing = _find(row.target)
     except (ImportError, AttributeError) as error:
@@ -232,20 +282,16 @@ def find_misfit(row: Replacement) -> Optional[str]:
 
 
 def _find(target: str) -> tuple[Any, str, Any]:
-    """For ``module:path``: the object that has the name, the name, and what stands there, a static method as one."""
+    """Return the object that ``module:path`` is a name in, the name, and what stands there, a static method as one."""
     module, _, path = target.partition(":")
     *parents, name = path.split(".")
     owner = functools.reduce(getattr, parents, importlib.import_module(module))
     return owner, name, inspect.getattr_static(owner, name, _ABSENT)
 
 
-def _ours(row: Replacement) -> Callable:
-    module, _, name = row.ours.partition(":")
-    return getattr(importlib.import_module(f"{PACKAGE}.fairseq_plugin.{module}"), name)
-
-
 def _put(row: Replacement) -> None:
-    ours = _ours(row)
+    module, _, attribute = row.ours.partition(":")
+    ours = getattr(importlib.import_module(f"{PACKAGE}.fairseq_plugin.{module}"), attribute)
     if row in _before:  # loaded, it has put itself in place
         return
     owner, name, standing = _find(row.target)
@@ -258,10 +304,8 @@ def _put(row: Replacement) -> None:
     elif row.how is How.AROUND:
         ours = _around(getattr(standing, "__func__", standing), ours)
     if isinstance(standing, (staticmethod, classmethod)):
-        kind = type(standing)
-    else:
-        kind = None
-    setattr(owner, name, kind(ours) if kind else ours)
+        ours = type(standing)(ours)
+    setattr(owner, name, ours)
     for copy in filter(None, map(sys.modules.get, row.copies)):
         if vars(copy).get(name) is standing:
             setattr(copy, name, ours)
@@ -276,7 +320,7 @@ def _around(standing: Callable, wrapper: Callable) -> Callable:
 
 
 def _making(base: type, subclass: Any) -> Callable:
-    """A ``__new__`` of `base`; Python then calls the ``__init__`` of what it returns."""
+    """Return a ``__new__`` of `base`; Python then calls the ``__init__`` of what it returns."""
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         return object.__new__(subclass if cls is base and subclass.serves(*args, **kwargs) else cls)

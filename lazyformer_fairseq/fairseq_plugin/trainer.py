@@ -5,13 +5,13 @@ in fairseq-train, fairseq-hydra-train, their processes, and in a script. Stock t
 """
 
 import logging
-import re
+import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any, Optional
 
 import torch
@@ -24,41 +24,48 @@ from typing_extensions import override
 
 from lazyformer_fairseq.data.datasets.masked_blocks import CHANGING
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.planning.fit import can_recompute
-from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
 from lazyformer_fairseq.fairseq_plugin.record import RunRecorder
+from lazyformer_fairseq.fairseq_plugin.reliability import out_of_memory
 from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import TrainerGuard, can_be_guarded
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import LAST, NotSavedError, choose_for_all, listed_name
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import (
+    LAST,
+    NotSavedError,
+    choose_for_all,
+    listed_name,
+    save_whole,
+)
 from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_ours, listed_updates
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption, UpdateGivenUp
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.fairseq_plugin.screen import Screen
-from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.shared_experts import SharedExperts, share_out
 from lazyformer_fairseq.modules.timing import SELECTOR
-from lazyformer_fairseq.storage.checkpoint_file import first_line
+from lazyformer_fairseq.storage.checkpoint_file import first_line, on_cpu
 from lazyformer_fairseq.training.muon import mark_matrices
+from lazyformer_fairseq.training.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-_FAIRSEQS_WORDS = "does not match; please reset the optimizer (--reset-optimizer). "
+FAIRSEQS_MISMATCH = "does not match; please reset the optimizer (--reset-optimizer). "
 
 
 class SafeTrainer(fairseq_trainer.Trainer):
-    """See the module. Every method that says ``@override`` does what fairseq's does, and what its docstring says.
+    """fairseq's trainer with guarded updates and checkpoints.
+
+    Every method that says ``@override`` does what fairseq's does, and what its docstring adds.
 
     Attributes:
         preemption: takes signals, once training has loaded its checkpoint.
         takes_signals: whether it is to; a driver of several trainings takes them itself.
         guard: judges updates; None where processes see different gradients.
-        screen: what the run shows, for ``--log-seconds``.
+        screen: shows the run, for ``--log-seconds``.
         recorder: writes ``run.json`` and ``metrics.jsonl``.
         epoch_iterator: the one in use, for whoever saves between epochs.
         not_saved: why the last save failed, or None.
         experts: those of the model, shared out over processes; None where each holds all.
-        back_ends: that all processes know ``--attention-backend auto`` to have chosen.
+        back_ends: those that ``--attention-backend auto`` has chosen, as all processes know them.
     """
 
     takes_signals = True
@@ -67,75 +74,69 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @staticmethod
     def serves(cfg: Any = None, task: Any = None, *others: Any, **named: Any) -> bool:
-        """Whether a run with these arguments of fairseq's Trainer is one of ours."""
+        """Return whether a run with these arguments of fairseq's Trainer is one of ours."""
         return is_task_of_ours(type(task))
 
     def __init__(self, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any):
-        """Starts a run, too: of a script that parses nothing."""
-        start_run()
+        start_run()  # of a script that parses nothing
         self.experts = shared_experts(cfg, model)
         self._whole: Optional[tuple[dict, dict]] = None  # weights and optimizer, gathered for a checkpoint
-        with refused_in_words(partial(before_training, model)):
+        with out_of_memory.explained(partial(out_of_memory.before_training, model)):
             super().__init__(cfg, task, model, *args, **kwargs)
+        self._began = time.monotonic()
         SELECTOR.measures = self.is_data_parallel_master
         SELECTOR.waits = False
         self.back_ends: dict[str, Any] = {}
         self.preemption = Preemption(self)
+        self.guard: Optional[TrainerGuard] = None
         if can_be_guarded(self):
             self.guard = TrainerGuard(self)
-        else:
-            self.guard = None
         self.screen = Screen(self)
         self.recorder = RunRecorder(self)
+        task.after_validation = self.recorder.add_validation
         self._passes: Optional[tuple[int, int]] = None  # of the update under way: begun, and all
 
     @override
     def get_train_iterator(self, epoch, *args, **kwargs):
-        """Tells the schedule, which is built before the data, how long an epoch is."""
+        """Tell the schedule, which is built before the data, how long an epoch is."""
         self.epoch_iterator = super().get_train_iterator(epoch, *args, **kwargs)
         tell_updates_per_epoch(self, epoch)
         return self.epoch_iterator
 
     @override
+    def get_valid_iterator(self, subset, *args, **kwargs):
+        """Remember which split is read, for the record."""
+        self.recorder.held_out = subset
+        return super().get_valid_iterator(subset, *args, **kwargs)
+
+    @override
     def _build_optimizer(self):
-        """Marks the matrices of sublayers first, for Muon."""
+        """Mark the matrices of sublayers for Muon, and load only this process's experts."""
         if self.cfg.optimizer._name == "muon":
             mark_matrices(self._model)
         super()._build_optimizer()
-        if self.experts is not None:
-            load = self._optimizer.load_state_dict
-            self._optimizer.load_state_dict = lambda state, *more: load(
-                self.experts.own_optimizer(state, *self._updated()), *more
-            )
+        if self.experts is None:
+            return
+        load = self._optimizer.load_state_dict
+        self._optimizer.load_state_dict = lambda state, *more: load(
+            self.experts.own_optimizer(state, *self._updated()), *more
+        )
 
     def _updated(self) -> tuple[list[dict], list[torch.Tensor]]:
-        """The optimizer's groups, and the weights that it updates, in the model's order."""
+        """Return the optimizer's groups, and the weights that it updates, in the model's order."""
         copies = getattr(self.optimizer, "fp32_params", None)
         return self.optimizer.optimizer.param_groups, copies or [p for p in self.model.parameters() if p.requires_grad]
-
-    def forget_gathered(self) -> None:
-        """After a checkpoint."""
-        self._whole = None
-
-    def gather_experts(self) -> None:
-        """Before a checkpoint: all processes call it, the first one has the whole model then."""
-        if self.experts is not None:
-            with self.preemption.busy():
-                optimizer = self.optimizer.state_dict()
-            optimizer = self.experts.whole_optimizer(optimizer, *self._updated())
-            self._whole = self.experts.whole_weights(self.model.state_dict()), optimizer
 
     # An update.
 
     @override
     def train_step(self, samples, raise_oom=False):
-        """Ends a run that a signal asked to; skips the update if it is a bad one; saves it if it is a listed one."""
+        """End a run that a signal asked to; skip a bad update; record an interval; save a listed update."""
         self.preemption.end_if_saved()
         before = self.get_num_updates()
-        if hasattr(self.task, "keep_memory") and not self.cuda:
-            forget = self.task.keep_memory()
-        else:
-            forget = None
+        bring_memory_back = None
+        if not self.cuda:
+            bring_memory_back = self.task.keep_memory()
         try:
             with self.preemption.busy():
                 update = partial(self._update, samples)
@@ -148,15 +149,17 @@ class SafeTrainer(fairseq_trainer.Trainer):
                     self._save_if_listed()
         except UpdateGivenUp:
             self.epoch_iterator._cur_epoch_itr.n -= len(samples)
-            if forget:
-                forget()
+            if bring_memory_back:
+                bring_memory_back()
             self.preemption.save_if_asked()
             self.preemption.end_if_saved()
             raise
+        if output is not None:
+            self.recorder.add_update()
         return output
 
     def _share_back_ends(self) -> None:
-        """Tells the others what the first process has chosen, after updates 1, 2, 4, 8, and so on."""
+        """Tell the other processes what the first one has chosen, after updates 1, 2, 4, 8, and so on."""
         updates = self.get_num_updates()
         if self.data_parallel_world_size == 1:
             self.back_ends = SELECTOR.state_dict()
@@ -166,19 +169,23 @@ class SafeTrainer(fairseq_trainer.Trainer):
             SELECTOR.load_state_dict(self.back_ends)
 
     def _update(self, samples: list) -> Optional[dict]:
-        """fairseq's, with exact sums of many batches. Where memory ends, so does the run, with what to change."""
-        self._passes = 0, len(samples)
+        """Have fairseq make an update, with exact sums of many batches."""
+        sums = nullcontext()
+        if len(samples) > EXACT_ENOUGH and self.guard is not None and type(self.optimizer) is FP16Optimizer:
+            groups = [self.data_parallel_process_group] if self.data_parallel_world_size > 1 else []
+            sums = self.optimizer.summing_in_fp32(groups)
+        self._passes = (0, len(samples))
         try:
-            with refused_in_words(partial(in_training, self, samples)), self._exact_sums(len(samples)):
+            with out_of_memory.explained(partial(out_of_memory.in_training, self, samples)), sums:
                 return super().train_step(samples, True)  # raise_oom
         finally:
             self._passes = None
 
     @override
     def _prepare_sample(self, sample, is_dummy=False):
-        """Called before each pass of an update: the place to say how far it is, and on a processor to give it up.
+        """Make a batch that depends on the update that of this one; say how far the update is, or give it up.
 
-        A batch that depends on the update is made that of this one.
+        fairseq calls this before each pass of an update.
         """
         if sample and not CHANGING.isdisjoint(sample) and not is_dummy:
             sample = self.task.at_update(sample, self.get_num_updates())
@@ -187,21 +194,12 @@ class SafeTrainer(fairseq_trainer.Trainer):
             self.screen.tell(made, of)
             if not self.cuda:
                 self.preemption.give_up_if_interrupted()
-            self._passes = made + 1, of
+            self._passes = (made + 1, of)
         return super()._prepare_sample(sample, is_dummy)
-
-    def _exact_sums(self, batches: int) -> Any:
-        if batches <= EXACT_ENOUGH or self.guard is None or type(self.optimizer) is not FP16Optimizer:
-            return nullcontext()
-        if self.data_parallel_world_size > 1:
-            groups = [self.data_parallel_process_group]
-        else:
-            groups = []
-        return self.optimizer.summing_in_fp32(groups)
 
     @override
     def _aggregate_logging_outputs(self, logging_outputs, *extra_stats_to_sum, ignore=False):
-        """Adds one number to the sums over processes, so that all agree when to stop. The guard hears the sums."""
+        """Add the note of signals to the sums over processes, so that all agree when to stop; tell the guard."""
         sums = (*extra_stats_to_sum, self.preemption.note())
         logging_outputs, (*sums, asked) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
         self.preemption.agree(asked)
@@ -211,7 +209,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def clip_grad_norm(self, clip_norm):
-        """The last call before the optimizer steps: the guard judges the update."""
+        """Have the guard judge the update: this is the last call before the optimizer steps."""
         clip = partial(super().clip_grad_norm, clip_norm)
         if self.experts is not None:
             clip = partial(self.optimizer.clip_grad_norm, clip_norm, self._norm_with_experts)
@@ -225,24 +223,29 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def cumulative_training_time(self):
-        """Called after an update is logged, before validation: the place to save at, if a signal asked for it."""
+        """Save, if a signal asked for it: fairseq calls this after an update is logged, before validation."""
         self.preemption.save_if_asked()
         return super().cumulative_training_time()
 
     @override
+    def _local_cumulative_training_time(self):
+        """Return seconds of a clock that never jumps, as fairseq's does."""
+        return time.monotonic() - self._began + self._previous_training_time
+
+    @override
     def valid_step(self, sample, raise_oom=False):
-        """Saves after a batch of validation, which may be long, if a signal asked for it."""
-        with refused_in_words(partial(in_validation, self, sample)):
+        """Save after a batch of validation, which may be long, if a signal asked for it."""
+        with out_of_memory.explained(partial(out_of_memory.in_validation, self, sample)):
             output = super().valid_step(sample, raise_oom)
         self.preemption.save_if_asked()
         return output
 
     @override
     def _reduce_and_log_stats(self, *args, **kwargs):
-        """Forgets contexts of meters that have ended.
+        """Forget contexts of meters that have ended.
 
         fairseq opens one under a new random name in each update, counts contexts by name and keeps the names: some 200
-        bytes an update, and a dictionary that it copies in each validation.
+        bytes per update, and a dictionary that it copies in each validation.
         """
         output = super()._reduce_and_log_stats(*args, **kwargs)
         counts = metrics._active_aggregators_cnt
@@ -252,7 +255,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def _build_ema(self):
-        """Averages what is floating-point alone; of other things, such as ``dictionary_sha256``, takes the newest."""
+        """Average floating-point weights alone; take the newest of others, such as ``dictionary_sha256``."""
         if self.cfg.ema.store_ema:
             integers = {name for name, value in self._model.state_dict().items() if not value.is_floating_point()}
             self._ema = EMA(self._model, self.cfg.ema, self.device, integers)
@@ -260,31 +263,57 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     # Checkpoints.
 
+    def gather(self) -> None:
+        """Gather what only all processes together have: streams' memory and shared experts. All processes call it."""
+        self.task.gather_memory()
+        if self.experts is None:
+            return
+        with self.preemption.busy():
+            optimizer = self.optimizer.state_dict()
+        optimizer = self.experts.whole_optimizer(optimizer, *self._updated())
+        self._whole = (self.experts.whole_weights(self.model.state_dict()), optimizer)
+
+    def forget_gathered(self) -> None:
+        """Drop the experts that were gathered, after a checkpoint."""
+        self._whole = None
+
     @override
     def state_dict(self):
-        """It asks for the time, which must not start another save. Experts are those that were gathered."""
+        """Use the experts that were gathered. Asking for the time must not start another save."""
         with self.preemption.busy():
             state = super().state_dict()
         if self._whole is not None:
-            (state["model"], optimizer), self._whole = self._whole, None
-            state |= {"last_optimizer_state": optimizer} if "last_optimizer_state" in state else {}
+            state["model"], optimizer = self._whole
+            self._whole = None
+            if "last_optimizer_state" in state:
+                state["last_optimizer_state"] = optimizer
         return state
 
     @override
     def save_checkpoint(self, filename, extra_state):
-        """Also saves what was skipped so far, the back ends that were chosen, and the count of ``--patience``.
+        """Save whole or not at all; also counts of skipped updates and of ``--patience``, and chosen back ends.
 
         fairseq's crash.pt is left out where the user made a mistake. Of experts that are shared out, and were not
         gathered, there is no whole.
         """
+        if not self.should_save_checkpoint_on_current_rank:
+            return None
         if Path(filename).name == "crash.pt" and isinstance(sys.exc_info()[1], UserError):
             return None
         if self.experts is not None and self._whole is None:
-            return logger.warning("%s is not written: it would lack the experts of other processes", filename)
-        extra_state = {**extra_state, "attention_back_ends": self.back_ends, "early_stopping": dict(_early_stopping())}
+            logger.warning("%s is not written: it would lack the experts of other processes", filename)
+            return None
+        state = on_cpu(self.state_dict())
+        state["extra_state"] |= {
+            **extra_state,
+            "attention_back_ends": self.back_ends,
+            "early_stopping": dict(_early_stopping()),
+        }
         if self.guard is not None:
-            extra_state = {**extra_state, "bad_updates": self.guard.state_dict()}
-        return super().save_checkpoint(filename, extra_state)
+            state["extra_state"]["bad_updates"] = self.guard.state_dict()
+        save_whole(state, filename)
+        logger.info("saved %s", os.path.abspath(filename))
+        return os.path.abspath(filename)
 
     @override
     def load_checkpoint(
@@ -295,25 +324,28 @@ class SafeTrainer(fairseq_trainer.Trainer):
         optimizer_overrides=None,
         reset_meters=False,
     ):
-        """Also loads what was skipped so far and what the task carries; keeps what fairseq forgets of an epoch.
+        """Also load what was skipped so far and what the task carries; keep what fairseq forgets of an epoch.
 
         Raises:
             UserError: the checkpoint is of another model, optimizer or criterion, or is damaged.
         """
         resets = (reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
         with _named_where_it_does_not_fit(filename):
-            with _the_clock_running():
-                extra_state = super().load_checkpoint(filename, *resets)
+            wall = metrics.get_meter("default", "wall")
+            extra_state = super().load_checkpoint(filename, *resets)
+            loaded_wall = metrics.get_meter("default", "wall")
+            if wall is not None and loaded_wall is not None:  # fairseq loads it stopped, at 0
+                loaded_wall.start_time = wall.start_time
             if self.guard is not None:
                 self.guard.load(extra_state, reset_optimizer)
             if extra_state is None:
                 return None
+            self._began = time.monotonic()
             self.recorder.rewind(self.get_num_updates())
             self.back_ends = SELECTOR.load_state_dict(extra_state.get("attention_back_ends", {}))
             if not (reset_optimizer or reset_meters):
                 _resume_early_stopping(extra_state.get("early_stopping"))
-            if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, not to the task
-                self.task.take_from_checkpoint(extra_state)
+            self.task.take_from_checkpoint(extra_state)  # fairseq sends the state to all processes, not to the task
         if extra_state["train_iterator"]["iterations_in_epoch"]:
             return extra_state
         # The epoch was over. The log's averages over the last updates continue from epoch to epoch; only those of the
@@ -325,19 +357,18 @@ class SafeTrainer(fairseq_trainer.Trainer):
         return extra_state
 
     def _save_if_listed(self) -> None:
-        """For ``--keep-updates-list``: saves what fairseq's ``save_checkpoint`` does, as ``checkpoint_update_N.pt``."""
+        """Save ``checkpoint_update_N.pt``, with all that fairseq saves, where ``--keep-updates-list`` has N."""
         cfg = self.cfg.checkpoint
-        task = self.task
         updates = self.get_num_updates()
-        if updates not in listed_updates(getattr(task.cfg, "keep_updates_list", None)) or cfg.no_save:
+        if updates not in listed_updates(getattr(self.task.cfg, "keep_updates_list", None)) or cfg.no_save:
             return
-        if hasattr(task, "gather_memory"):
-            task.gather_memory()
-        self.gather_experts()
+        self.gather()
         self.consolidate_optimizer()
-        extra_state = {"train_iterator": self.epoch_iterator.state_dict(), "val_loss": None}
-        if hasattr(task, "get_checkpoint_dict"):
-            extra_state |= task.get_checkpoint_dict()
+        extra_state = {
+            "train_iterator": self.epoch_iterator.state_dict(),
+            "val_loss": None,
+            **self.task.get_checkpoint_dict(),
+        }
         if hasattr(checkpoint_utils.save_checkpoint, "best"):
             extra_state["best"] = checkpoint_utils.save_checkpoint.best
         path = Path(cfg.save_dir) / listed_name(updates, self.checkpoint_suffix)
@@ -390,11 +421,12 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
 
 def shared_experts(cfg: Any, model: Any) -> Optional[SharedExperts]:
-    """Shares a model's experts out over all processes; None, and each has all, with what shares weights out itself."""
+    """Share a model's experts out over all processes; return None, and leave all to each, where they cannot be."""
     how = cfg.distributed_training
-    others = cfg.optimization.use_bmuf or cfg.ema.store_ema
-    others = others or how.zero_sharding != "none" or how.ddp_backend in ("slowmo", "fully_sharded") or cfg.common.tpu
-    if how.distributed_world_size == 1 or others:
+    shares_weights_out = how.zero_sharding != "none" or how.ddp_backend in ("slowmo", "fully_sharded")
+    if how.distributed_world_size == 1 or shares_weights_out:
+        return None
+    if cfg.optimization.use_bmuf or cfg.ema.store_ema or cfg.common.tpu:
         return None
     model.shared_experts = share_out(model, distributed_utils.get_data_parallel_group())
     return model.shared_experts
@@ -412,14 +444,14 @@ def _early_stopping() -> dict[str, Any]:
 
 
 def _resume_early_stopping(saved: Any) -> None:
-    """Take the count over, of a run that had one; anything else in its place is left alone."""
+    """Take the count over, of a run that had one; leave anything else in its place alone."""
     if isinstance(saved, dict) and type(saved.get("num_runs")) is int and isinstance(saved.get("best"), (int, float)):
         _early_stopping().update(num_runs=saved["num_runs"], best=saved["best"])
 
 
 @contextmanager
 def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
-    """Raises a UserError in place of what fairseq and torch raise for a checkpoint of other options, or a damaged one.
+    """Raise a UserError in place of what fairseq and torch raise for a checkpoint of other options, or a damaged one.
 
     Errors between processes, and of memory, are not the file's.
     """
@@ -428,7 +460,7 @@ def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
     except (UserError, torch.distributed.DistError):
         raise
     except AssertionError as error:
-        what, found, names = str(error).partition(_FAIRSEQS_WORDS)
+        what, found, names = str(error).partition(FAIRSEQS_MISMATCH)
         if not found:
             raise
         there, _, here = names.partition(" vs ")
@@ -446,26 +478,11 @@ def _named_where_it_does_not_fit(filename: str) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _the_clock_running() -> Iterator[None]:
-    """Keeps ``wall`` in the log the time since this process began to train; fairseq loads it stopped, at 0."""
-    before = metrics.get_meter("default", "wall")
-    yield
-    loaded = metrics.get_meter("default", "wall")
-    if before is not None and loaded is not None:
-        loaded.start_time = before.start_time
-
-
 # Functions that stand in for fairseq's; replacements.py says which.
 
 
-def with_a_steady_clock(time: ModuleType) -> SimpleNamespace:
-    """Return the ``time`` that fairseq's trainer sees, which asks for nothing but the clock."""
-    return SimpleNamespace(time=time.monotonic)
-
-
 def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
-    """For ``checkpoint_utils.load_checkpoint``, which training alone calls, once, before the first update.
+    """Stand in for ``checkpoint_utils.load_checkpoint``, which training calls once, before the first update.
 
     Signals are heard from here on.
     """
@@ -475,20 +492,19 @@ def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
         trainer.preemption.listen()
     _early_stopping().clear()  # of an earlier run in this process
     cfg, chosen = choose_for_all(cfg, trainer)
-    with refused_in_words(partial(before_training, trainer.get_model())):
+    with out_of_memory.explained(partial(out_of_memory.before_training, trainer.get_model())):
         extra_state, epoch_itr = load_checkpoint(cfg, trainer, **kwargs)
     is_over = extra_state is not None and trainer.ends_here(epoch_itr, chosen or Path(cfg.save_dir) / LAST)
     if not is_over:
-        with refused_in_words(partial(in_training, trainer, [trainer._dummy_batch])):
+        with out_of_memory.explained(partial(out_of_memory.in_training, trainer, [trainer._dummy_batch])):
             trainer.screen.introduce()  # which times a pass
         trainer.recorder.begin()
     return extra_state, epoch_itr
 
 
 def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
-    """For ``checkpoint_utils.save_checkpoint``, which all processes call, though only the first one writes.
+    """Stand in for ``checkpoint_utils.save_checkpoint``, which all processes call, though only the first one writes.
 
-    What a task carries from batch to batch (see ``tasks/stream_language_modeling.py``) is gathered while all are here.
     Where a file cannot be written it warns and returns None, and the next save tries again.
 
     Raises:
@@ -496,10 +512,8 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
     """
     if not isinstance(trainer, SafeTrainer):
         return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
-    if hasattr(trainer.task, "gather_memory") and not cfg.no_save:
-        trainer.task.gather_memory()
     if not cfg.no_save:
-        trainer.gather_experts()
+        trainer.gather()
     trainer.not_saved = None
     try:
         return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
@@ -511,139 +525,3 @@ def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
         return None
     finally:
         trainer.forget_gathered()
-
-
-def seeing_no_shared_parameter_where_there_is_none(catalog_shared_params, module, memo=None, prefix=""):
-    """For ``_catalog_shared_params(module)``, which calls itself for each submodule."""
-    shared = catalog_shared_params(module, memo, prefix)
-    if memo is not None:
-        return shared
-    return [names for names in shared if fairseq_trainer._get_module_by_path(module, names[0]) is not None]
-
-
-# Memory that ends: the run ends with the numbers and what to change, in place of a traceback or of silence. If one
-# process trains, fairseq leaves a batch out that did not fit: where none fits, a run goes through its epochs without an
-# update. Of several processes, the others go on without this one's gradients. On a processor fairseq does not know the
-# error.
-# Of torch on a GPU and on a processor (c10/core/impl/alloc_cpu.cpp, on Linux and elsewhere), and of cuBLAS and cuDNN.
-SIGNS = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
-         "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
-GIB = 2**30
-_KEPT = "Nothing is saved now; what was saved before is whole, and a rerun resumes from it."
-
-
-class OutOfMemoryInTrainingError(UserError):
-    """Says what did not fit, and what to change."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, in torch or in a library that it calls."""
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
-
-
-@contextmanager
-def refused_in_words(words: Callable[[BaseException], str]) -> Iterator[None]:
-    """Around an update, or a batch of validation; `words` are :func:`in_training` or :func:`in_validation`.
-
-    Raises:
-        OutOfMemoryInTrainingError: it did not fit.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemoryInTrainingError(words(error)) from error
-
-
-def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
-    """What an update met, and which options make it fit."""
-    advice = [_smaller_batches(trainer.cfg)]
-    if _can_recompute(trainer.get_model()):
-        advice.append("--attention-backend recompute keeps no distributions")
-    if not (trainer.cfg.common.fp16 or trainer.cfg.common.bf16):
-        if trainer.cuda:
-            precision = precision_on("cuda")
-        else:
-            precision = "bf16"
-        advice.append(f"--{precision} halves activations")
-    advice.append("`lazyformer plan` counts what fits")
-    where = f"update {trainer.get_num_updates() + 1}: batches of {_sizes(samples)}"
-    return f"out of memory in {where}. {_memory(trainer, error)}. {_KEPT} To fit: {'; '.join(advice)}"
-
-
-def before_training(model: torch.nn.Module, error: BaseException) -> str:
-    """What the weights met on their way to the device, the optimizer when it was made, or a checkpoint."""
-    weights = sum(weight.numel() for weight in model.parameters())
-    advice = "a smaller model, or more GPUs with --zero-sharding os; `lazyformer plan` counts what fits"
-    return f"out of memory before the first update: {weights:,} parameters; {first_line(error)}. To fit: {advice}"
-
-
-def _can_recompute(model: torch.nn.Module) -> bool:
-    """Return whether ``--attention-backend recompute`` can take the place of one that keeps distributions, or may."""
-    stacks = [each for each in model.modules() if isinstance(each, Stack)]
-    for stack in stacks:
-        if not all(can_recompute(sublayer) for sublayer in stack.plan if sublayer.kind.computes_scores):
-            return False
-    return any(stack.attention_backend not in ("recompute", "fused") for stack in stacks)
-
-
-def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
-    """The same for a batch of validation."""
-    dataset = trainer.cfg.dataset
-    option = "--batch-size-valid"
-    given = dataset.batch_size_valid
-    if not given and dataset.max_tokens_valid:
-        option = "--max-tokens-valid"
-        given = dataset.max_tokens_valid
-    if given:
-        smaller = f"give {option} {max(1, given // 2)} or less"
-    else:
-        smaller = f"give {option}"
-    where = f"validation after update {trainer.get_num_updates()}: a batch of {_sizes([sample])}"
-    return f"out of memory in {where}. {_memory(trainer, error)}. {_KEPT} To fit: {smaller}"
-
-
-def _sizes(samples: list[Any]) -> str:
-    """As "16 x 512 and 3 x 512 tokens", each size once, the largest first."""
-    inputs = [sample.get("net_input", {}).get("src_tokens") for sample in samples if isinstance(sample, dict)]
-    found = {tuple(tokens.shape) for tokens in inputs if tokens is not None and tokens.dim() == 2}
-    ordered = sorted(found, key=lambda shape: -shape[0] * shape[1])
-    if ordered:
-        return f"{' and '.join(f'{rows:,} x {time:,}' for rows, time in ordered)} tokens"
-    return "unknown size"
-
-
-def _memory(trainer: Any, error: BaseException) -> str:
-    """What was asked for, and what there is."""
-    weights = sum(weight.numel() for weight in trainer.model.parameters())
-    parts = [f"{weights:,} parameters"]
-    if asked := re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error)):
-        number, unit = asked[1].split()
-        parts.append(f"{int(number) / GIB:.2f} GiB were asked for" if unit == "bytes" else f"{asked[1]} were asked for")
-    if trainer.cuda:
-        there = torch.cuda.get_device_properties(trainer.device).total_memory
-        held = torch.cuda.max_memory_allocated(trainer.device)
-        reserved = torch.cuda.memory_reserved(trainer.device)
-        parts.append(f"tensors took {held / GIB:.2f} GiB at most, torch has reserved {reserved / GIB:.2f}")
-        parts[-1] += f" of the GPU's {there / GIB:.2f} GiB"
-    return "; ".join(parts)
-
-
-def _smaller_batches(cfg: Any) -> str:
-    """Half of the batch, and the update as large as before."""
-    batch = cfg.dataset.batch_size
-    tokens = cfg.dataset.max_tokens
-    if batch == 1:
-        if "tgt_len" in cfg.task:
-            option = "--tgt-len"
-        else:
-            option = "--tokens-per-sample"
-        return f"{option}, fewer than now: a batch is one sequence"
-    if tokens and not batch:
-        given = f"--max-tokens {tokens // 2}"
-    else:
-        given = f"--batch-size {(batch or 2) // 2}"
-    if not cfg.task.get("sequences_per_update"):
-        given += f" --update-freq {','.join(str(2 * each) for each in cfg.optimization.update_freq)}"
-    return f"{given} (an update stays as large)"

@@ -292,9 +292,9 @@ class Lamb(ByGroups):
     def _step_on(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         time = _time_of(group, torch.device("cpu"))
         for weight in weights:
-            if not weight.is_cuda:
+            if not _is_on_gpu(weight):
                 self._step_on_processor(group, time, *self._tensors_of(weight))
-        for bucket in buckets(weight for weight in weights if weight.is_cuda):
+        for bucket in buckets(filter(_is_on_gpu, weights)):
             _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
 
     def _tensors_of(self, weight: Tensor) -> list[Tensor]:
@@ -337,6 +337,10 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[list[Tensor]]) -> None:
     for each, weight in zip(own, weights, strict=True):
         if weight is not each:
             each.copy_(weight)
+
+
+def _is_on_gpu(weight: Tensor) -> bool:
+    return weight.is_cuda
 
 
 def buckets(weights: Iterable[Tensor], most: int = BUCKET) -> Iterator[list[Tensor]]:

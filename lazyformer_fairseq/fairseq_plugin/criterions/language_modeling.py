@@ -46,7 +46,7 @@ class CausalLMCriterion(FairseqCriterion):
     OBJECTIVE: ClassVar[type[Objective]] = StreamLMObjective
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
-        """Loss of one batch.
+        """Compute the loss of one batch.
 
         Returns:
             The summed loss in nats, spans included, the number of predicted tokens (the gradient's denominator),
@@ -62,6 +62,7 @@ class CausalLMCriterion(FairseqCriterion):
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
+        """Return True, as all that is logged is sums."""
         return True
 
 
@@ -75,7 +76,7 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
     OBJECTIVE = MaskedLMObjective
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
-        """Loss of one batch; the number of predicted tokens is that of the masked ones."""
+        """Compute the loss of one batch; the number of predicted tokens is that of the masked ones."""
         return losses.masked_lm(model, sample, self.padding_idx)
 
 
@@ -91,18 +92,18 @@ _ADVICE = "give --distill-attention-weight 0"
 
 @dataclass
 class ContinuedMaskedLMConfig(FairseqDataclass):
+    """Options of :class:`ContinuedMaskedLMCriterion`."""
+
     distill: Optional[str] = option(None, "a teacher: a checkpoint, or a folder with one")
     distill_temperature: float = option(2.0, "of the words' distributions, teacher's and model's")
     distill_masked_lm_weight: float = option(1.0, "of the masked words themselves, beside the teacher")
     distill_words_weight: float = option(1.0, "of the teacher's distribution over words, at the masked positions")
     distill_attention_weight: float = option(1.0, "of its last attention: a query counts as a masked word does")
-    replace_progressively: Optional[str] = option(None, "went, and is refused: it gained nothing")
-    warm_start: Optional[str] = option(None, "warm_start.json of `lazyformer import`")
 
 
 @register_criterion("continued_masked_lm", dataclass=ContinuedMaskedLMConfig)
 class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
-    """The gradient is that of all terms, weighted; what is logged as the loss is the masked words' alone.
+    """Masked LM, with terms of a teacher: the gradient is of all, weighted; the logged loss is of masked words alone.
 
     Raises:
         UserError: a number is out of range, a file is missing or damaged, or the original has another dictionary.
@@ -110,29 +111,23 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
 
     def __init__(self, cfg: ContinuedMaskedLMConfig, task):
         super().__init__(task)
-        if cfg.replace_progressively is not None:
-            raise UserError("--replace-progressively: went, for it gained nothing (docs/huggingface.md); leave it out")
         for name in ("distill_masked_lm_weight", "distill_words_weight", "distill_attention_weight"):
             if not 0 <= (value := getattr(cfg, name)) < math.inf:
                 raise UserError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more")
         if not 0 < cfg.distill_temperature < math.inf:
             raise UserError(f"--distill-temperature {cfg.distill_temperature:g}: must be more than 0")
         self.cfg = cfg
-        if cfg.warm_start and Path(cfg.warm_start).is_file() and '"head_order": [' in Path(cfg.warm_start).read_text():
-            raise UserError(f"--warm-start {cfg.warm_start}: heads were moved, which went; import the model again")
         # In a plain container, so that neither the optimizer nor a checkpoint finds this model.
-        if cfg.distill is None:
-            self.teacher = ()
-        else:
-            self.teacher = (load_original(cfg.distill, task),)
+        self.teacher = () if cfg.distill is None else (load_original(cfg.distill, task),)
         self.networks: tuple[Stack, ...] = ()  # the student's, then the teacher's
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Any, dict]:
-        """As :class:`MaskedLMAccuracyCriterion`'s; in training with a teacher's terms."""
+        """Compute the loss of one batch, in training with a teacher's terms."""
         if not self.training or not self.teacher:
             return super().forward(model, sample, reduce)
         if not self.networks:  # puts the teacher where the model is
-            weight, (teacher,) = next(model.parameters()), self.teacher
+            (teacher,) = self.teacher
+            weight = next(model.parameters())
             teacher.to(device=weight.device, dtype=weight.dtype)
             self.networks = (losses.network_of(model), losses.network_of(teacher))
         cfg = self.cfg
@@ -155,7 +150,7 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
-        """Logs both divergences too, in bits."""
+        """Log both divergences too, in bits."""
         super().reduce_metrics(logging_outputs)
         predictions = total(logging_outputs, "sample_size")
         for name in ("words_kl", "attention_kl"):
@@ -163,11 +158,10 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
                 log_scalars({name: Scalar(in_bits(mean_per_prediction(logging_outputs, name)), predictions)})
 
     def _attention(self, net_input: dict, *states: list[Tensor]) -> Tensor:
-        """The mean divergence of the last distributions, from the states of the model and the teacher."""
+        """Return the mean divergence of the last distributions, from the states of the model and the teacher."""
+        padding_mask = None
         if net_input.get("has_padding", True):
             padding_mask = net_input["src_tokens"].eq(self.padding_idx)
-        else:
-            padding_mask = None
         (own, place), (teachers, teachers_place) = zip(self.networks, last_attentions(*self.networks), strict=True)
         found = distribution(own, place, states[0][place], padding_mask)
         with torch.no_grad():
@@ -176,7 +170,7 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
 
 
 def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student) of distributions at temperature T, summed over M words, in nats.
+    """Return T^2 KL(teacher || student) of distributions at temperature T, summed over M words, in nats.
 
     Hinton et al., 2015, section 2: the gradients of soft targets scale as 1 / T^2.
     """
@@ -185,12 +179,14 @@ def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tens
 
 
 def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Optional[Tensor] = None) -> Tensor:
-    """KL(teacher || student) of distributions, the mean over heads and queries, in nats.
+    """Return KL(teacher || student) of distributions, the mean over heads and queries, in nats.
 
     MiniLM's transfer of the last attention (Wang et al., 2020, section 3.1). A key that a student's query cannot see
     has the probability 1e-9.
 
     Args:
+        student_BNTK: the model's distributions.
+        teacher_BNTK: the teacher's.
         padding_mask_BT: queries to leave out, True at padding.
     """
     student = _single(student_BNTK).clamp(min=LEAST).log()
@@ -203,7 +199,7 @@ def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Op
 
 
 def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
-    """The numbers of the last sublayers, of each, that make a distribution of their own.
+    """Return the numbers of the last sublayers, of each, that make a distribution of their own.
 
     Raises:
         UserError: one has none, or they have other numbers of heads.
@@ -223,7 +219,7 @@ def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
 
 
 def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-    """Where sublayer `number` looks given its input, (B, N, T, K): computed anew, whatever back end the network has.
+    """Compute where sublayer `number` looks given its input, (B, N, T, K), whatever back end the network has.
 
     Padding comes last in each row, as datasets have it.
 
@@ -240,12 +236,12 @@ def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: 
 
 
 def _single(x: Tensor) -> Tensor:
-    """At least in single precision."""
+    """Return a tensor in single precision at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def load_original(path: str, task: FairseqTask) -> nn.Module:
-    """A masked language model in evaluation mode, whose weights do not learn.
+    """Load a masked language model in evaluation mode, whose weights do not learn.
 
     Args:
         path: a checkpoint, or a folder that holds one.
@@ -255,7 +251,8 @@ def load_original(path: str, task: FairseqTask) -> nn.Module:
         UserError: as `load_safely`, or it is no encoder of ours, or has another dictionary.
     """
     file = checkpoint_at(Path(path))
-    if loading.is_causal(state := load_safely(file)):
+    state = load_safely(file)
+    if loading.is_causal(state):
         raise UserError(f"{file}: is a causal language model; give a masked one")
     model = loading.build(state, task.source_dictionary, file)
     return model.eval().requires_grad_(False)

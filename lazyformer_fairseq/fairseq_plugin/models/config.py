@@ -15,9 +15,11 @@ from lazyformer_fairseq.patterns.architectures import Architecture
 
 
 def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base: type = FairseqDataclass) -> type:
-    """fairseq's dataclass of options of ours: choices are an enum of its own.
+    """Return a dataclass of fairseq's with options of ours: choices are an enum of its own.
 
     Args:
+        options: a dataclass of ours.
+        name: of the class.
         more: fields beside those, as (name, type, default).
         base: has some of them already.
     """
@@ -25,16 +27,13 @@ def as_fairseq_reads(options: type, name: str, more: Sequence[tuple] = (), base:
     inherited = {each.name for each in fields(base)}
     for each in fields(options):
         said = each.metadata["option"]
-        if said.choices:
-            kind = ChoiceEnum(list(said.choices))
-        else:
-            kind = each.type
+        if each.name in inherited:
+            continue
+        kind = ChoiceEnum(list(said.choices)) if said.choices else each.type
+        metadata = {"help": said.help}
         if said.flags:
-            alias = {"argparse_alias": said.flags[-1]}
-        else:
-            alias = {}
-        made = field(default=each.default, metadata={"help": said.help, **alias})
-        found += [(each.name, kind, made)] if each.name not in inherited else []
+            metadata["argparse_alias"] = said.flags[-1]
+        found.append((each.name, kind, field(default=each.default, metadata=metadata)))
     return make_dataclass(name, [*found, *more], bases=(base,), namespace={"__module__": __name__})
 
 
@@ -43,7 +42,7 @@ CausalLMConfig = as_fairseq_reads(CausalLMOptions, "CausalLMConfig")
 
 
 def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
-    """Registers each row under its name for the model that is registered as `model`."""
+    """Register each row under its name for the model that is registered as `model`."""
     install(Stage.NAME)
 
     def preset(row: Architecture, args: Any) -> None:
@@ -56,7 +55,7 @@ def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
 
 
 def without_bert_base(models_by_name: dict[str, str]) -> dict[str, str]:
-    """fairseq's ``ARCH_MODEL_NAME_REGISTRY``, in place, and the three beside it, without its own ``bert_base``."""
+    """Remove fairseq's own ``bert_base`` from ``ARCH_MODEL_NAME_REGISTRY``, and the three registries beside it."""
     if (model := models_by_name.pop("bert_base", None)) is not None:
         del models.ARCH_MODEL_REGISTRY["bert_base"], models.ARCH_CONFIG_REGISTRY["bert_base"]
         models.ARCH_MODEL_INV_REGISTRY[model].remove("bert_base")

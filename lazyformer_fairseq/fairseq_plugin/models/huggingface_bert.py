@@ -12,13 +12,14 @@ HuggingFaceBertConfig = as_fairseq_reads(plain.HuggingFaceBertOptions, "HuggingF
 
 @register_model("huggingface_bert", dataclass=HuggingFaceBertConfig)
 class HuggingFaceBert(plain.HuggingFaceBert, BaseFairseqModel):
-    """Of a dictionary."""
+    """Hugging Face's BERT for the symbols of a dictionary."""
 
     def __init__(self, cfg: HuggingFaceBertConfig, dictionary):
         super().__init__(cfg, len(dictionary), dictionary.pad())
 
     @classmethod
     def build_model(cls, cfg, task) -> "HuggingFaceBert":
+        """Build the model for a task's dictionary."""
         if isinstance(cfg, Namespace):
             cfg = HuggingFaceBertConfig.from_namespace(cfg)
         return cls(cfg, task.source_dictionary)

@@ -36,7 +36,7 @@ class CheckedModel(BaseFairseqModel):
 
     @classmethod
     def build_model(cls, cfg, task) -> "CheckedModel":
-        """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
+        """Build the model for a task's dictionary; raise a UserError for sizes that do not fit together."""
         if isinstance(cfg, Namespace):  # as fairseq.options.get_args makes it: it leaves out what has its default
             cfg = getattr(cls, "__dataclass").from_namespace(cfg)
         try:
@@ -48,7 +48,7 @@ class CheckedModel(BaseFairseqModel):
         return model
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; weights of another shape or dictionary give a UserError that names them."""
+        """Load weights; raise a UserError that names those of another shape or dictionary."""
         self.upgrade_state_dict(state_dict)
         if (experts := getattr(self, "shared_experts", None)) is not None:
             state_dict = experts.own_weights(state_dict)
@@ -68,7 +68,7 @@ class LazyFormerModel(MaskedLM, CheckedModel):
 
     @classmethod
     def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
-        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`evaluation.loading.load`."""
+        """Load model, dictionary and tokenizer from a folder of checkpoints; see :func:`evaluation.loading.load`."""
 
         def make(options: MaskedLMOptions, dictionary: Any) -> LazyFormerModel:
             return cls(OmegaConf.structured(MaskedLMConfig(**vars(options))), dictionary)
@@ -76,7 +76,7 @@ class LazyFormerModel(MaskedLM, CheckedModel):
         return loading.load(folder, checkpoint_file, make, load_safely)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""
+        """Let a checkpoint with other classification heads than the model's load, or with fewer positions; log it."""
         super().upgrade_state_dict_named(state_dict, name)
         match.match_classification_heads(state_dict, self.classification_heads)
         positions = self.cfg.max_positions, self.cfg.copy_positions

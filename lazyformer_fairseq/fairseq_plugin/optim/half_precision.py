@@ -1,7 +1,7 @@
-"""fairseq's optimizers of weights in fp16 or bf16, with exact checkpoints and exact sums; they keep fairseq's names.
+"""fairseq's optimizer of weights in fp16 or bf16, with exact checkpoints and exact sums; it keeps fairseq's name.
 
 fairseq saves the rounded weights alone. Resumed, a run would lose what its updates have added below the 8 bits of
-bf16 or the 11 of fp16. Here the fp32 weights are saved too, 4 bytes a parameter, and when the loss scale will grow.
+bf16 or the 11 of fp16. Here the fp32 weights are saved too, 4 bytes per parameter, and when the loss scale will grow.
 
 fairseq leaves the sum of an update's gradients to autograd, which adds to ``weight.grad``, and copies it to the fp32
 weights' gradient once. In bf16 what a batch adds to the sum of 500 others is below its last bit, and is lost. Here each
@@ -21,47 +21,11 @@ from typing_extensions import override
 # Batches of an update up to which its sum stays fairseq's: bf16 has lost 0.3% of it by then, and one more exchange
 # between processes would cost the more the fewer batches there are.
 EXACT_ENOUGH = 8
-_SCALER = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
+SCALER_STATE = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
 
 
-class _ExactState:
-    """Of a half-precision optimizer: its state is all that the next update depends on."""
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        state = {**super().state_dict(), "fp32_weights": [weights.data for weights in self._fp32_weights()]}
-        if self.scaler is not None:
-            state["loss_scaler"] = {name: getattr(self.scaler, name) for name in _SCALER}
-        return state
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: Optional[dict] = None) -> None:
-        """A checkpoint without fp32 weights, of an older version or stock fairseq's, loads as fairseq loads it."""
-        state = dict(state_dict)
-        saved = state.pop("fp32_weights", None)
-        scaler = state.pop("loss_scaler", None)
-        super().load_state_dict(state, optimizer_overrides)
-        if scaler is not None and self.scaler is not None:
-            vars(self.scaler).update(scaler)
-        if saved:
-            everything = torch.cat([weights.flatten() for weights in saved])
-            sizes = [weights.numel() for weights in self._fp32_weights()]  # one vector on a GPU, one each on a CPU
-            for weights, part in zip(self._fp32_weights(), everything.split(sizes), strict=True):
-                weights.data.copy_(part.view_as(weights))
-
-    def _fp32_weights(self) -> list[torch.nn.Parameter]:
-        weights = getattr(self, "fp32_params", ())  # with --memory-efficient-fp16 there are none
-        if isinstance(weights, dict):
-            return list(weights.values())
-        return list(weights)
-
-
-class MemoryEfficientFP16Optimizer(_ExactState, fp16_optimizer.MemoryEfficientFP16Optimizer):
-    """fairseq's, with the loss scaler's whole state."""
-
-
-class FP16Optimizer(_ExactState, fp16_optimizer.FP16Optimizer):
-    """fairseq's, with the fp32 weights in its state, and sums of many batches in fp32.
+class FP16Optimizer(fp16_optimizer.FP16Optimizer):
+    """fairseq's, with all that the next update depends on in its state, and sums of many batches in fp32.
 
     Attributes:
         groups_of_sums: while an update sums in fp32, the groups of processes that average: one, or none; else None.
@@ -72,15 +36,34 @@ class FP16Optimizer(_ExactState, fp16_optimizer.FP16Optimizer):
     @classmethod
     @override
     def build_optimizer(cls, cfg, params, **kwargs):
-        """Weights stay apart without a GPU, which joining them needs, and where an update depends on their shapes."""
-        has_experts = any(hasattr(weight, "expert") for weight in params)  # a mark, which one vector would lose
-        if not torch.cuda.is_available() or cfg.optimizer._name in ("nvlamb", "muon") or has_experts:
-            cfg.common.fp16_no_flatten_grads = True
+        """Keep weights apart, where fairseq joins them to one vector in fp16 on a GPU: their shapes matter."""
+        cfg.common.fp16_no_flatten_grads = True
         return super().build_optimizer(cfg, params, **kwargs)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Add the fp32 weights and the loss scaler."""
+        state = {**super().state_dict(), "fp32_weights": [weights.data for weights in self.fp32_params]}
+        if self.scaler is not None:
+            state["loss_scaler"] = {name: getattr(self.scaler, name) for name in SCALER_STATE}
+        return state
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: Optional[dict] = None) -> None:
+        """Load both; a checkpoint of stock fairseq's, which lacks them, loads as fairseq loads it."""
+        state = dict(state_dict)
+        saved = state.pop("fp32_weights", None)
+        scaler = state.pop("loss_scaler", None)
+        super().load_state_dict(state, optimizer_overrides)
+        if scaler is not None and self.scaler is not None:
+            vars(self.scaler).update(scaler)
+        if saved:
+            for weights, saved_weights in zip(self.fp32_params, saved, strict=True):
+                weights.data.copy_(saved_weights)
 
     @contextmanager
     def summing_in_fp32(self, groups: Sequence[Any]) -> Iterator[None]:
-        """For one update of several batches."""
+        """Sum in fp32 within the block, one update of several batches."""
         self.groups_of_sums = groups
         try:
             yield
@@ -89,44 +72,34 @@ class FP16Optimizer(_ExactState, fp16_optimizer.FP16Optimizer):
 
     @override
     def backward(self, loss: Tensor) -> None:
-        """Adds the batch before, as the next one would overwrite it."""
+        """Add the batch before to the sums, as this one would overwrite it."""
         if self.groups_of_sums is not None and self._needs_sync:
             self._add()
         super().backward(loss)
 
     @override
     def _sync_fp16_grads_to_fp32(self) -> None:
-        """Adds the last batch: called once all are through."""
+        """Add the last batch: fairseq calls this once all are through."""
         if self.groups_of_sums is None:
-            return super()._sync_fp16_grads_to_fp32()
-        if self._needs_sync:
+            super()._sync_fp16_grads_to_fp32()
+        elif self._needs_sync:
             for group in self.groups_of_sums:
-                pairs = self._weights_and_sums()
-                _average([sums for weight, sums in pairs if not hasattr(weight, "expert")], group)
+                self._average(group)
             self._add()
             self._needs_sync = False
 
+    def _average(self, group: Any) -> None:
+        """Average the sums over the group's processes, but those of experts, which each process has to itself."""
+        pairs = zip(self.fp16_params, self.fp32_params, strict=True)
+        sums = [copy.grad for weight, copy in pairs if not hasattr(weight, "expert")]
+        under_way = [distributed.all_reduce(tensor, group=group, async_op=True) for tensor in sums]
+        for exchange in under_way:
+            exchange.wait()
+        torch._foreach_div_(sums, distributed.get_world_size(group))
+
     def _add(self) -> None:
-        """Moves the weights' gradients to the sums."""
-        for weight, sums in self._weights_and_sums():
+        """Move the weights' gradients to the sums."""
+        for weight, copy in zip(self.fp16_params, self.fp32_params, strict=True):
             if weight.grad is not None:
-                sums.add_(weight.grad)
+                copy.grad.add_(weight.grad)
                 weight.grad = None
-
-    def _weights_and_sums(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each weight in half precision and the gradient of its fp32 copy, which may be a part of one long vector."""
-        if not self.has_flat_params:
-            pairs = zip(self.fp16_params, self.fp32_params, strict=True)
-            yield from ((weight, copy.grad) for weight, copy in pairs)
-            return
-        for device, vector in self.fp32_params.items():
-            weights = [weight for weight in self.fp16_params if weight.requires_grad and weight.device.index == device]
-            parts = vector.grad.split([weight.numel() for weight in weights])
-            yield from ((weight, part.view_as(weight)) for weight, part in zip(weights, parts, strict=True))
-
-
-def _average(tensors: list[Tensor], group: Any) -> None:
-    under_way = [distributed.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
-    for exchange in under_way:
-        exchange.wait()
-    torch._foreach_div_(tensors, distributed.get_world_size(group))

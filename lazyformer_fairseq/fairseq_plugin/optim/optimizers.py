@@ -16,11 +16,11 @@ MuonConfig = as_fairseq_reads(muon.MuonOptions, "MuonConfig", base=FusedAdamConf
 
 
 class AdamLikeOptimizer(FairseqOptimizer):
-    """What fairseq asks of an optimizer whose moments are in single precision."""
+    """The base of optimizers whose moments are in single precision."""
 
     @property
     def supports_memory_efficient_fp16(self) -> bool:
-        """Asked by fairseq where ``--memory-efficient-fp16`` (or bf16) leaves no weights in single precision.
+        """Refuse ``--memory-efficient-fp16`` (or bf16), which leaves no weights in single precision.
 
         Raises:
             UserError: always: torch's moments would be in half precision, where (1 - b2) g^2 is soon zero.
@@ -33,18 +33,19 @@ class AdamLikeOptimizer(FairseqOptimizer):
 
 @register_optimizer("fused_adam", dataclass=FusedAdamConfig)
 class FusedAdam(optimizers.FusedAdam, AdamLikeOptimizer):
-    """The one of the same name."""
+    """:class:`~lazyformer_fairseq.training.optimizers.FusedAdam` as fairseq's optimizer."""
 
     @property
     def supports_flat_params(self) -> bool:
+        """Return whether FSDP may join the weights to one vector, in which biases cannot be told apart."""
         return not self.cfg.no_decay_bias_and_norm
 
 
 @register_optimizer("nvlamb", dataclass=NvLambConfig)
 class NvLamb(optimizers.NvLamb, AdamLikeOptimizer):
-    """The one of the same name."""
+    """:class:`~lazyformer_fairseq.training.optimizers.NvLamb` as fairseq's optimizer."""
 
 
 @register_optimizer("muon", dataclass=MuonConfig)
 class MuonAndAdam(muon.MuonAndAdam, AdamLikeOptimizer):
-    """The one of the same name."""
+    """:class:`~lazyformer_fairseq.training.muon.MuonAndAdam` as fairseq's optimizer."""

@@ -6,6 +6,6 @@ from fairseq.registry import REGISTRIES
 
 
 def options_of_others(kind: str, name: str) -> set[str]:
-    """Of those of a kind, ``optimizer`` or ``lr_scheduler``, what the one of this name lacks."""
+    """Return the options of all optimizers, or schedules, that the one of this name lacks."""
     rows = {each: {one.name for one in fields(row)} for each, row in REGISTRIES[kind]["dataclass_registry"].items()}
     return set().union(*rows.values()) - rows.get(name, {"lr", "weight_decay"})  # which sgd has, without a row

@@ -10,7 +10,8 @@ from lazyformer_fairseq.fairseq_plugin.models.config import as_fairseq_reads
 from lazyformer_fairseq.training import schedules
 
 OF_THE_RUN = (
-    *(("max_update", int, II("optimization.max_update")), ("max_epoch", int, II("optimization.max_epoch"))),
+    ("max_update", int, II("optimization.max_update")),
+    ("max_epoch", int, II("optimization.max_epoch")),
     ("lr", List[float], II("optimization.lr")),  # noqa: UP006  omegaconf reads it
 )
 WarmupConfig = as_fairseq_reads(schedules.WarmupOptions, "WarmupConfig", OF_THE_RUN)
@@ -24,21 +25,21 @@ WSDConfig = as_fairseq_reads(schedules.WSDOptions, "WSDConfig", base=WarmupConfi
 
 @register_lr_scheduler("linear_warmup", dataclass=WarmupConfig)
 class LinearWarmupSchedule(schedules.LinearWarmupSchedule, FairseqLRScheduler):
-    """The one of the same name."""
+    """:class:`~lazyformer_fairseq.training.schedules.LinearWarmupSchedule` as fairseq's schedule."""
 
 
 @register_lr_scheduler("polynomial_warmup", dataclass=PolynomialWarmupConfig)
 class PolynomialWarmupSchedule(schedules.PolynomialWarmupSchedule, FairseqLRScheduler):
-    """The one of the same name."""
+    """:class:`~lazyformer_fairseq.training.schedules.PolynomialWarmupSchedule` as fairseq's schedule."""
 
 
 @register_lr_scheduler("wsd", dataclass=WSDConfig)
 class WSDSchedule(schedules.WSDSchedule, FairseqLRScheduler):
-    """The one of the same name."""
+    """:class:`~lazyformer_fairseq.training.schedules.WSDSchedule` as fairseq's schedule."""
 
 
 def tell_updates_per_epoch(trainer, epoch: int) -> None:
-    """The schedule, built before the data, hears how long the epoch is whose iterator fairseq has made."""
+    """Tell the schedule, built before the data, how long the epoch is whose iterator fairseq has made."""
     if hasattr(trainer.lr_scheduler, "set_updates_per_epoch"):
         frequencies = trainer.cfg.optimization.update_freq
         frequency = frequencies[min(epoch, len(frequencies)) - 1]

@@ -22,17 +22,17 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.storage.checkpoint_file import look_into
-from lazyformer_fairseq.training.update_guard import REPORT, BadUpdate, Reaction, SkippedUpdate, UpdateGuard
+from lazyformer_fairseq.training.update_guard import REPORT, BadUpdateError, Reaction, SkippedUpdate, UpdateGuard
 
 logger = logging.getLogger(__name__)
 
 
-class ScalerOverflow(Exception):
+class ScalerOverflowError(Exception):
     """fairseq's OverflowError under a name that it does not catch: its handler needs a GPU."""
 
 
 class TrainerGuard(UpdateGuard):
-    """The guard of one of fairseq's trainers.
+    """Guard of one of fairseq's trainers.
 
     Raises:
         UserError: ``--loss-spike`` is out of range.
@@ -60,20 +60,20 @@ class TrainerGuard(UpdateGuard):
         self.gradient_norm: Optional[float] = None
 
     def hear_batch(self, criterion, _, output: tuple) -> None:
-        """Forward hook of the criterion: keeps what it logs for a batch, and the sample size, still on the device."""
+        """Keep what the criterion logs for a batch, and the sample size, still on the device: its forward hook."""
         if criterion.training:
             _, sample_size, log = output
             self.logs.append(log)
             self.sample_sizes.append(sample_size)
 
     def hear_all_processes(self, logs: list[dict], sample_size) -> None:
-        """The same for the whole update, where several processes share it."""
+        """Keep the sums of the whole update instead, where several processes share it."""
         self.begin_update()
         self.logs = list(logs)
         self.sample_sizes = [sample_size]
 
     def watch(self, make: Callable[[], Any], samples: list) -> Any:
-        """Has fairseq make an update, of which nothing but its number is left where it is a bad one."""
+        """Have fairseq make an update, of which nothing but its number is left where it is a bad one."""
         trainer = self.trainer
         output = None
         before = trainer.get_num_updates()
@@ -81,11 +81,11 @@ class TrainerGuard(UpdateGuard):
         try:
             with _aggregators_left_behind():
                 output = make()
-        except BadUpdate as bad:
+        except BadUpdateError as bad:
             if trainer.cfg.common.amp:
                 trainer.optimizer.scaler.update()  # it has unscaled the gradients and expects a step
             self.skip_update(bad, samples)
-        except ScalerOverflow as overflow:
+        except ScalerOverflowError as overflow:
             logger.info("NOTE: gradient overflow detected, ignoring gradient, %s", overflow)
             trainer.zero_grad()
         else:
@@ -97,10 +97,10 @@ class TrainerGuard(UpdateGuard):
         return output
 
     def watch_clipping(self, clip: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Has fairseq clip the gradient, the last thing before the optimizer steps; returns its norm.
+        """Have fairseq clip the gradient, the last thing before the optimizer steps; return its norm.
 
         Raises:
-            BadUpdate: the optimizer must not step.
+            BadUpdateError: the optimizer must not step.
         """
         trainer = self.trainer
         amp = self.trainer.cfg.common.amp
@@ -112,15 +112,15 @@ class TrainerGuard(UpdateGuard):
         except OverflowError as overflow:
             if trainer.cuda:
                 raise
-            raise ScalerOverflow(str(overflow)) from overflow
+            raise ScalerOverflowError(str(overflow)) from overflow
         except FloatingPointError as error:
             self.read_numbers(torch.tensor(math.nan))
             if not amp:
                 trainer.optimizer.scaler._iter += 1  # as its own skipping does; the next overflow divides by it
-            raise BadUpdate("the gradient is NaN or Inf at the smallest loss scale") from error
+            raise BadUpdateError("the gradient is NaN or Inf at the smallest loss scale") from error
 
     def judge_on_host(self, gradient_norm: torch.Tensor) -> torch.Tensor:
-        """Raise BadUpdate, or return the gradient's norm, moved to the CPU.
+        """Raise BadUpdateError, or return the gradient's norm, moved to the CPU.
 
         One copy brings norm, sample size and all logged values to the host. Right after this fairseq checks that the
         norm is finite and reads the others for its meters; each read would wait for the GPU.
@@ -130,9 +130,9 @@ class TrainerGuard(UpdateGuard):
         return on_host
 
     def read_numbers(self, gradient_norm: torch.Tensor) -> torch.Tensor:
-        """Sets the update's norm and loss; the loss is None if there was nothing to predict or the criterion logs none.
+        """Set the update's norm and loss; the loss is None if there was nothing to predict or the criterion logs none.
 
-        Puts the logged values on the host, where fairseq will look for them.
+        The logged values move to the host, where fairseq will look for them.
 
         Raises:
             UserError: there is a bound on the loss, but no loss to compare.
@@ -159,17 +159,18 @@ class TrainerGuard(UpdateGuard):
 
     @property
     def unit(self) -> str:
-        """Of losses for the user, as in the training log."""
+        """Return the unit of losses for the user, as in the training log."""
         if getattr(self.trainer.get_criterion(), "is_regression", False):
             return "squared error"
         return "bits"
 
     def in_unit(self, loss: Optional[float]) -> Optional[float]:
+        """Return a loss in that unit."""
         if loss is not None and self.unit == "bits":
             return loss / math.log(2)
         return loss
 
-    def skip_update(self, reason: BadUpdate, samples: list) -> None:
+    def skip_update(self, reason: BadUpdateError, samples: list) -> None:
         """Count the update, whose gradient nobody will use; after too many in a row roll back, or stop the run.
 
         A skipped update counts as one of the run's, so schedule, data and checkpoints continue as without the skip.
@@ -202,8 +203,7 @@ class TrainerGuard(UpdateGuard):
             self._roll_back()
         else:
             self._stop(f"after {self.rollbacks} rollbacks (--max-rollbacks)")
-        if hasattr(trainer.task, "forget_memory"):  # activations that the next update would have started from
-            trainer.task.forget_memory()
+        trainer.task.forget_memory()  # activations that the next update would have started from
 
     def _roll_back(self) -> None:
         counts = self.state_dict()
@@ -226,12 +226,12 @@ class TrainerGuard(UpdateGuard):
         )
 
     def _warn(self, message: str) -> None:
-        """Warns once, not once per process."""
+        """Warn once, not once per process."""
         if self.trainer.is_data_parallel_master:
             logger.warning(message)
 
     def load(self, extra_state: Optional[dict[str, Any]], starts_anew: bool) -> None:
-        """From a checkpoint; None if there is none. A run that starts from another's weights counts anew."""
+        """Load counts from a checkpoint, if there is one. A run that starts from another's weights counts anew."""
         if extra_state is not None and not starts_anew and "bad_updates" in extra_state:
             self.load_state_dict(extra_state["bad_updates"])
         if self.trainer.is_data_parallel_master:
@@ -239,14 +239,14 @@ class TrainerGuard(UpdateGuard):
 
 
 def can_be_guarded(trainer) -> bool:
-    """False where processes see different gradients (BMUF, SlowMo, sharded weights), and on a TPU."""
+    """Return False where processes see different gradients (BMUF, SlowMo, sharded weights), and on a TPU."""
     cfg = trainer.cfg
     local_steps = cfg.optimization.use_bmuf or cfg.distributed_training.ddp_backend == "slowmo"
     return not (local_steps or trainer.is_fsdp or trainer.tpu)
 
 
 def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
-    """Numbers and tensors of one element as a float64 vector on the CPU, by one copy from the device of `like`."""
+    """Return numbers and tensors of one element as a float64 vector, by one copy from the device of `like`."""
     on_device = [
         value.detach().double().reshape(())
         if torch.is_tensor(value) and value.device == like.device
@@ -259,12 +259,12 @@ def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
 
 @contextmanager
 def _aggregators_left_behind() -> Iterator[None]:
-    """Leaves fairseq's contexts of meters, which do not end themselves when an exception passes through them."""
+    """Leave fairseq's contexts of meters, which do not end themselves when an exception passes through them."""
     active = metrics._active_aggregators.copy()
     counts = metrics._active_aggregators_cnt.copy()
     try:
         yield
-    except (BadUpdate, ScalerOverflow):
+    except (BadUpdateError, ScalerOverflowError):
         for changed, before in ((metrics._active_aggregators, active), (metrics._active_aggregators_cnt, counts)):
             changed.clear()
             changed.update(before)
@@ -272,7 +272,7 @@ def _aggregators_left_behind() -> Iterator[None]:
 
 
 class GoodCheckpoints:
-    """Which of a folder's checkpoints a run can go back to.
+    """Checkpoints of a folder that a run can go back to.
 
     Args:
         folder: where the run saves, ``--save-dir``.
@@ -285,15 +285,15 @@ class GoodCheckpoints:
         self.left_behind: dict[tuple[Path, int], int] = {}
 
     def leave_behind(self, updates: int) -> None:
-        """Ignores checkpoints of more than `updates`, which the run has abandoned; one saved again counts again."""
+        """Ignore checkpoints of more than `updates`, which the run has abandoned; one saved again counts again."""
         for path in checkpoints_in(self.folder, self.suffix):
             version = path, path.stat().st_mtime_ns
             self.left_behind[version] = min(updates, self.left_behind.get(version, updates))
 
     def choose(self, first_bad: int) -> Optional[Path]:
-        """The newest whole checkpoint whose weights then made a good update; failing that, the newest whole one.
+        """Choose the newest whole checkpoint whose weights then made a good update; failing that, the newest whole one.
 
-        Reads all files to see that they are whole.
+        All files are read to see that they are whole.
 
         Args:
             first_bad: updates made before the first bad one. A checkpoint saved there or later holds the weights that
@@ -312,7 +312,7 @@ class GoodCheckpoints:
 
 
 def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional[Path]:
-    """Loads weights, optimizer, schedule and the number of updates; the data continues from where it is, as in PaLM.
+    """Load weights, optimizer, schedule and the number of updates; the data continues from where it is, as in PaLM.
 
     Chowdhery et al., 2022 (arXiv 2204.02311), section 5.1: the same weights on other batches do not spike again. Every
     process takes the file that the first one chooses. Meters and the time spent stay.

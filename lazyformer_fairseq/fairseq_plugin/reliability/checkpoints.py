@@ -39,7 +39,6 @@ from lazyformer_fairseq.storage.checkpoint_file import (
     forbid_unsafe_loads,
     look_into,
     named_errors,
-    on_cpu,
     save,
     without_code,
 )
@@ -49,9 +48,6 @@ logger = logging.getLogger(__name__)
 
 class NotSavedError(UserError):
     """A checkpoint could not be written. What was there before is unchanged."""
-
-
-# What follows stands in for functions of fairseq's; replacements.py says which, and why.
 
 
 def check_writable_folder(save_dir: str) -> None:
@@ -68,27 +64,25 @@ def check_writable_folder(save_dir: str) -> None:
         raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another") from error
 
 
-def keeping_ties(move_to_cpu, sample):
-    """fairseq's ``move_to_cpu(sample)``, whose copies of a word table for the embedding and for the head are two."""
-    return on_cpu(sample)
+def save_whole(state: dict[str, Any], path: str) -> None:
+    """Write a checkpoint, whole or not at all.
 
-
-def saving_atomically(torch_persistent_save, obj, filename, async_write: bool = False):
-    """fairseq's ``torch_persistent_save(state, filename)``; its three tries on one file handle wrote broken files."""
-    if not PathManager.supports_rename(filename):
-        return torch_persistent_save(obj, filename, async_write)
+    Raises:
+        NotSavedError: there is no room for it, or the file cannot be written.
+    """
     try:
-        save(obj, filename)
+        save(state, path)
     except OSError as error:
-        storages = [part.untyped_storage() for part in tree_leaves(obj) if isinstance(part, torch.Tensor)]
+        storages = [leaf.untyped_storage() for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
         size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-        raise NotSavedError(_why(filename, size, error)) from error
+        raise NotSavedError(_describe_failure(path, size, error)) from error
 
 
-def copying_atomically(fairseqs_copy, src_path: str, dst_path: str, overwrite: bool = False):
-    """``PathManager.copy``, by which fairseq gives a checkpoint further names; makes a hard link on a full disk."""
-    if not (PathManager.supports_rename(src_path) and PathManager.supports_rename(dst_path)):
-        return fairseqs_copy(src_path, dst_path, overwrite)
+def copying_atomically(_, src_path: str, dst_path: str, overwrite: bool = False):
+    """Stand in for ``PathManager.copy``, by which fairseq gives a checkpoint further names.
+
+    Makes a hard link where the disk has no room for a copy.
+    """
     try:
         with open(src_path, "rb") as original, atomic_file(dst_path) as file:
             shutil.copyfileobj(original, file, PIECE)
@@ -98,34 +92,37 @@ def copying_atomically(fairseqs_copy, src_path: str, dst_path: str, overwrite: b
             os.link(src_path, unfinished)
             os.replace(unfinished, dst_path)
         except OSError:
-            raise NotSavedError(_why(dst_path, os.path.getsize(src_path), error)) from error
+            raise NotSavedError(_describe_failure(dst_path, os.path.getsize(src_path), error)) from error
         finally:
             unfinished.unlink(missing_ok=True)
         logger.warning("%s: no room for a copy (%s); it is %s by another name", dst_path, error.strerror, src_path)
     return True
 
 
-def _why(path: str, needed: int, error: OSError) -> str:
-    """What happened, in words and bytes."""
+def _describe_failure(path: str, needed: int, error: OSError) -> str:
+    """Return why a file was not saved, in words and bytes."""
     folder = Path(path).absolute().parent
     try:
         room = f"{shutil.disk_usage(folder).free:,} bytes are free"
     except OSError as problem:
         room = f"{folder}: {problem.strerror}"
-    said = error.strerror or error
     return (
-        f"{path}: not saved: {said}; it needs about {needed:,} bytes, {room}: make room. "
+        f"{path}: not saved: {error.strerror or error}; it needs about {needed:,} bytes, {room}: make room. "
         "What was saved before is as it was"
     )
+
+
+# Reading files that somebody else wrote.
 
 
 MOST_LAYERS = 10_000  # that a setting lists by a product
 
 
 def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = None) -> dict[str, Any]:
-    """Loads a checkpoint as fairseq does, whole and checked, without running what it holds; works outside a run too.
+    """Load a checkpoint as fairseq does, whole and checked, without running what it holds; works outside a run too.
 
     Args:
+        path: of the file.
         overrides: options in place of the checkpoint's.
 
     Raises:
@@ -136,9 +133,9 @@ def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = No
 
 
 def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
-    """fairseq's loader, which runs no code of the file, whatever the environment says, and verifies it before.
+    """Stand in for fairseq's loader: run no code of the file, whatever the environment says, and verify it before.
 
-    Its errors name the file and what to do. It also reads safetensors in place of a checkpoint.
+    Errors name the file and what to do. Safetensors may take the place of a checkpoint.
     """
     if str(path).endswith(SAFETENSORS):
         state = read_exported(Path(path))
@@ -151,9 +148,9 @@ def loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs):
 
 
 def read_setting(text: str) -> Any:
-    """The value of a setting such as ``(0.9, 0.999)`` or ``[(512, 3)] * 4 + [(1024, 1)]``.
+    """Return the value of a setting such as ``(0.9, 0.999)`` or ``[(512, 3)] * 4 + [(1024, 1)]``.
 
-    That is numbers, strings and containers of these, their sums, and products with numbers, as fairseq's own are.
+    Values are numbers, strings and containers of these, their sums, and products with numbers, as fairseq's own are.
 
     Raises:
         UserError: it is anything else; none of it was run.
@@ -182,7 +179,11 @@ def _value_of(node: ast.expr) -> Any:
 
 
 def refusing_archives(load_archive_file, archive_file):
-    """For ``load_archive_file``, which unpacks links and absolute names as they stand, and moves what they name."""
+    """Stand in for ``load_archive_file``, which unpacks links and absolute names, and moves what they name.
+
+    Raises:
+        UserError: the file is an archive.
+    """
     if os.path.isfile(archive_file) or "://" in str(archive_file):
         raise UserError(f"{archive_file}: refused, nothing of it was unpacked; unpack it, and give the folder")
     return load_archive_file(archive_file)
@@ -198,18 +199,18 @@ AT_EVERY_START = "taken at every start, after a kill too; to start so once, give
 
 
 def listed_name(updates: int, suffix: str) -> str:
-    """The name of what ``--keep-updates-list`` keeps. fairseq's removal of old checkpoints does not match it."""
+    """Return the name of what ``--keep-updates-list`` keeps; fairseq's removal of old checkpoints does not match it."""
     return f"checkpoint_update_{updates}{suffix}.pt"
 
 
 def suffix_of(path: Path) -> Optional[str]:
-    """fairseq's --checkpoint-suffix in a checkpoint's name; None where the name is no checkpoint's."""
+    """Return fairseq's --checkpoint-suffix in a checkpoint's name; None where the name is no checkpoint's."""
     name = _NAME.fullmatch(path.name)
     return name and name["suffix"]
 
 
 def checkpoints_in(folder: Union[str, Path], suffix: str) -> list[Path]:
-    """All checkpoints in a folder from the run with this suffix, newest file first."""
+    """Return all checkpoints in a folder from the run with this suffix, newest file first."""
     ages = {}
     for path in Path(folder).glob("checkpoint*.pt"):
         with suppress(FileNotFoundError):  # a link to nowhere, or just removed
@@ -236,9 +237,9 @@ def choose_for_all(cfg: Any, trainer) -> tuple[Any, Optional[Path]]:
 
 
 def choose(cfg: Any) -> Optional[Path]:
-    """The checkpoint that a run with fairseq's checkpoint options starts from; None: from scratch.
+    """Choose the checkpoint that a run with fairseq's checkpoint options starts from; None: from scratch.
 
-    Removes what killed processes left unfinished.
+    What killed processes left unfinished is removed.
 
     Raises:
         UserError: a file that the user named is missing or damaged, or all in the save folder are.
@@ -285,7 +286,7 @@ def choose(cfg: Any) -> Optional[Path]:
 
 
 def _names_of(cfg: Any) -> tuple[Path, Optional[str]]:
-    """The last checkpoint, and the file that fairseq takes where there is none yet."""
+    """Return the last checkpoint, and the file that fairseq takes where there is none yet."""
     last = Path(cfg.save_dir) / LAST.replace(".pt", f"{cfg.checkpoint_suffix}.pt")
     return last, cfg.continue_once or cfg.finetune_from_model
 
@@ -295,7 +296,7 @@ def _is_same(path: Path, other: Optional[str]) -> bool:
 
 
 def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optional[Path]:
-    """Chooses on rank 0 and sends the choice, or the error, to the others, which would otherwise wait forever.
+    """Choose on rank 0 and send the choice, or the error, to the others, which would otherwise wait forever.
 
     Raises:
         UserError: what `choose` raises, or a process that does not see the file.
@@ -320,7 +321,7 @@ def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optiona
 
 
 class CarefulOs:
-    """The ``os`` that fairseq's ``checkpoint_utils`` sees: its ``remove`` spares the last intact checkpoint."""
+    """``os`` as fairseq's ``checkpoint_utils`` sees it: its ``remove`` spares the last intact checkpoint."""
 
     def __init__(self, module: ModuleType):
         self._os = module
@@ -330,12 +331,10 @@ class CarefulOs:
 
     @staticmethod
     def remove(path) -> None:
+        """Remove an old checkpoint, unless no other one is as good."""
         path = Path(path)
         suffix = suffix_of(path)
-        if suffix is not None:
-            worth = _worth(path)
-        else:
-            worth = 0
+        worth = 0 if suffix is None else _worth(path)
         if worth == 0 or any(_worth(other) >= worth for other in checkpoints_in(path.parent, suffix) if other != path):
             os.remove(path)
         else:
@@ -343,7 +342,7 @@ class CarefulOs:
 
 
 def _worth(path: Path) -> int:
-    """0: damaged; 1: weights alone, as with --no-save-optimizer-state; 2: a run resumes from it as if never stopped."""
+    """Return 2 where a run can resume from a file, 1 for weights alone (--no-save-optimizer-state), 0 for damage."""
     try:
         return 1 + look_into(path).has_optimizer
     except UserError:

@@ -34,21 +34,27 @@ USER_ERROR = "the user has to mend something"
 
 
 def printing_user_errors(excepthook: Callable) -> Callable:
-    """``sys.excepthook``: a user's mistake ends a command line with its message and exit code 1, Ctrl-C with a line.
+    """Return an ``excepthook`` that prints a user's mistake and Ctrl-C as one line, and silence others' warnings.
 
     fairseq wraps some errors in its own, so the whole chain is searched. Others go to the hook that was there.
     hydra would print a traceback of its own, but with HYDRA_FULL_ERROR it leaves errors alone.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # hydra and torch are called in ways that they deprecate: each run would start with a page of warnings.
+    for module in (r"hydra\.", r"fairseq\.", r"torch\.utils\.data\.dataloader"):
+        for category in (UserWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category, module=module)
+    warnings.filterwarnings("ignore", message=r"\n'config' is validated against ConfigStore schema")
 
     def hook(kind, error, traceback):
-        if (user_error := find_user_error(error)) is not None:
+        user_error = find_user_error(error)
+        if user_error is None and not issubclass(kind, KeyboardInterrupt):
+            excepthook(kind, error, traceback)
+            return
+        message = "interrupted; the same command, run again, resumes from what was saved, if anything was"
+        if user_error is not None:
             message = f"error: {user_error}"
             note_user_error()
-        elif issubclass(kind, KeyboardInterrupt):
-            message = "interrupted; the same command, run again, resumes from what was saved, if anything was"
-        else:
-            return excepthook(kind, error, traceback)
         sys.stdout.flush()
         print(message, file=sys.stderr)
 
@@ -56,16 +62,13 @@ def printing_user_errors(excepthook: Callable) -> Callable:
 
 
 def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
-    """The UserError that led to `error`, itself included, or None; one too for a full disk, or no fairseq.
+    """Return the UserError that led to `error`, itself included, or None; make one for a full disk, or no fairseq.
 
     A file that the system does not let this process open, or write, or rename makes one where `error` itself says so.
     """
     if isinstance(error, OSError) and error.errno in OF_THE_FILE_SYSTEM and error.filename is not None:
         name = error.filename2 or error.filename  # of a rename, the name that is visible
-        if isinstance(name, (str, bytes)):
-            where = os.fsdecode(name)
-        else:
-            where = name
+        where = os.fsdecode(name) if isinstance(name, (str, bytes)) else name
         return UserError(
             f"{where}: {error.strerror}; see what stands there and who may write to it, and run the same command again"
         )
@@ -83,24 +86,15 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
 
 
 def _user_error_in_text(traceback: str) -> Optional[UserError]:
-    """Where fairseq starts a process for each GPU, all that reaches the first one is a traceback's text."""
+    """Read a UserError in a traceback's text: all that comes from the processes that fairseq starts for its GPUs."""
     package = UserError.__module__.partition(".")[0]  # of a UserError and those derived from it
     *_, last = [None, *re.finditer(rf"^{package}(\.\w+)+Error: ", traceback, re.MULTILINE)]
     if last:
-        return UserError(traceback[last.end() :].split("\n\n")[0].rstrip())
+        return UserError(traceback[last.end() :].partition("\n\n")[0].rstrip())
     return None
 
 
-def without_warnings_nobody_can_act_on(filters: list) -> list:
-    """``warnings.filters``, which Python's own function is asked to extend."""
-    for module in (r"hydra\.", r"fairseq\.", r"torch\.utils\.data\.dataloader"):
-        for category in (UserWarning, FutureWarning):
-            warnings.filterwarnings("ignore", category=category, module=module)
-    warnings.filterwarnings("ignore", message=r"\n'config' is validated against ConfigStore schema")
-    return filters
-
-
 def note_user_error() -> None:
-    """Writes the file that torchrun looks into when a process of its has failed: another try is useless."""
+    """Write the file that torchrun looks into when a process of its has failed: another try is useless."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         Path(path).write_text(json.dumps({"message": USER_ERROR}))

@@ -28,7 +28,7 @@ BatchSize = dict[str, Optional[int]]  # fairseq's max_tokens and max_sentences
 
 
 class ExactEpochBatchIterator(EpochBatchIterator):
-    """fairseq's iterator, whose state loads with other numbers of processes, and other batch sizes if the task helps.
+    """fairseq's iterator, with a state for other numbers of processes, and other batch sizes if the task helps.
 
     Attributes:
         batch_size: what the batches were made with; None where the task did not tell.
@@ -44,25 +44,29 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         self._start = 0  # rounds that stand for what was consumed before the epoch was resumed
 
     def tell_batch_size(self, size: BatchSize, make: Callable[[BatchSize], Batches], cut: Callable) -> None:
-        """For the task: `make(size)` makes batches of all samples, `cut(samples, size)` of some, in their order."""
+        """Learn from the task how batches are made.
+
+        Args:
+            size: of the batches.
+            make: makes batches of all samples, of a size.
+            cut: makes batches of some samples, in their order, of a size.
+        """
         self.batch_size = size
         self._make = make
         self._cut = cut
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the place in the epoch, how batches are made and how many are consumed."""
         state = super().state_dict()
         if state["iterations_in_epoch"]:
             rounds = state["iterations_in_epoch"] - self._start
-            if self.pieces:
-                piece = self.pieces[-1]
-            else:
-                piece = self._new_piece()
+            piece = self.pieces[-1] if self.pieces else self._new_piece()
             last = {**piece, "consumed": piece["consumed"] + rounds * self.num_shards}
             state.update(pieces=[*self.pieces[:-1], last], samples=self._samples())
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also loads the state of another number of processes or batch size. With other data the epoch starts anew.
+        """Load the state, also of another number of processes or batch size. With other data the epoch starts anew.
 
         Raises:
             UserError: the state is of no place in this data.
@@ -77,14 +81,16 @@ class ExactEpochBatchIterator(EpochBatchIterator):
 
     def _load(self, state: dict[str, Any]) -> None:
         if not state.get("pieces") or self._supports_prefetch:
-            return super().load_state_dict(state)
+            super().load_state_dict(state)
+            return
         if state["samples"] != self._samples():
             logger.warning(
                 "the checkpoint is from the midst of an epoch of %d samples, and now there are %d (other data, or "
                 "other --tokens-per-sample): the epoch starts anew, so some samples come twice",
                 *(state["samples"], self._samples()),
             )
-            return super().load_state_dict({**state, "iterations_in_epoch": 0})
+            super().load_state_dict({**state, "iterations_in_epoch": 0})
+            return
         self.pieces = [dict(piece) for piece in state["pieces"]]
         if None not in (self.batch_size, before := self.pieces[-1]["batch_size"]) and self.batch_size != before:
             logger.info("batch size %s, before %s: the rest of the epoch is cut anew", self.batch_size, self.pieces[-1])
@@ -94,6 +100,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         super().load_state_dict({**state, "iterations_in_epoch": self._start})
 
     def next_epoch_itr(self, *args, **kwargs):
+        """Return the batches of the epoch that begins or is resumed."""
         if self._next_epoch_itr is None:  # an epoch from its start
             self.pieces = []
             self._rest = None
@@ -101,6 +108,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return super().next_epoch_itr(*args, **kwargs)
 
     def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Batches:
+        """Return this process's batches; where an epoch is resumed, those that are left, behind empty ones."""
         if self._rest is None:
             return super().ordered_batches(epoch, fix_batches_to_gpus, shuffle)
         mine = ShardedIterator(self._rest, self.num_shards, self.shard_id, fill_value=[])
@@ -113,10 +121,9 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return sum(map(len, self.frozen_batches))
 
     def _what_is_left(self, epoch: int, shuffle: bool) -> Batches:
-        """Batches of the rest of the epoch, in the order in which all processes together consume them."""
+        """Return the rest of the epoch's batches, in the order in which all processes together consume them."""
         first, *others = self.pieces
-        known = first["batch_size"] in (self.batch_size, None)
-        if known:
+        if first["batch_size"] in (self.batch_size, None):
             batches = self.frozen_batches
         else:
             batches = tuple(self._make(first["batch_size"]))
@@ -127,7 +134,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return left
 
     def _whole_order(self, batches: Batches, shards: int, epoch: int, shuffle: bool) -> list[Sequence[int]]:
-        """As fairseq deals them to `shards` processes; how many matters where it shuffles groups of that many."""
+        """Return batches as fairseq deals them to `shards` processes, whose number matters with grouped shuffling."""
         before = self._frozen_batches, self.num_shards, self.shard_id
         if not self.grouped_shuffling:
             shards = 1

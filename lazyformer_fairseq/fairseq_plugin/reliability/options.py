@@ -30,7 +30,7 @@ from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
 from lazyformer_fairseq.options import BOUNDS, refuse_out_of_bounds
-from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
+from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, refuse_unwritable
 from lazyformer_fairseq.storage.in_place import own_file
 from lazyformer_fairseq.storage.run_lock import lock_for_process
 
@@ -50,12 +50,14 @@ LOGS_NEED = {"tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS), "wan
 
 
 def option(default: Any, help: str) -> Any:
-    """A field of a config: what fairseq makes an option of the command line."""
+    """Return a field of a config, of which fairseq makes an option of the command line."""
     return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class ReliabilityConfig(FairseqDataclass):
+    """Options of every task of ours."""
+
     keep_updates_list: Optional[str] = option(None, "updates kept for good as checkpoint_update_N.pt, as 100000,200000")
     max_skipped_updates: int = option(10, "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback")
     max_rollbacks: int = option(3, "to the last good checkpoint, of the whole run, before it stops with a report")
@@ -72,7 +74,7 @@ SOCKET = len("/listener-12345678")  # that multiprocessing adds to its folder's 
 
 
 def refuse_impossible(*options: Any) -> None:
-    """Raises a UserError for a value of fairseq's options or ours, in one object or several, that cannot be met.
+    """Raise a UserError for a value of fairseq's options or ours, in one object or several, that cannot be met.
 
     fairseq itself exits with code 0 where a run requests asynchronous writing and cannot have it.
     """
@@ -87,12 +89,23 @@ def refuse_impossible(*options: Any) -> None:
 
 
 def refuse_unfit(cfg: DictConfig) -> None:
-    """Raises a UserError for what is missing of a run's settings, or where a package is that one of them needs."""
+    """Raise a UserError for settings that would fail late, or silently do nothing."""
     task = cfg.task._name
     if task in CRITERIONS and getattr(cfg.criterion, "_name", None) in (None, "cross_entropy"):
         raise UserError(f"--criterion: give {CRITERIONS[task]}; fairseq's cross_entropy cannot train --task {task}")
     refuse_no_batch(cfg)
     refuse_long_temporary_folder(cfg.dataset.num_workers)
+    schedule = cfg.get("lr_scheduler")
+    if getattr(schedule, "_name", None) == "inverse_sqrt" and schedule.warmup_updates < 1:  # fairseq divides by it
+        raise UserError(f"--warmup-updates {schedule.warmup_updates}: --lr-scheduler inverse_sqrt needs 1 at least")
+    for name in ("log_file", "tensorboard_logdir"):
+        if path := cfg.common.get(name):
+            try:
+                refuse_unwritable(Path(path))
+            except UserError as error:
+                raise UserError(f"--{name.replace('_', '-')} {error}") from None
+    if cfg.common.log_file:
+        Path(cfg.common.log_file).parent.mkdir(parents=True, exist_ok=True)
     for name, (packages, what) in LOGS_NEED.items():
         if cfg.common.get(name) and not any(map(importlib.util.find_spec, packages)):
             raise UserError(
@@ -102,13 +115,13 @@ def refuse_unfit(cfg: DictConfig) -> None:
 
 
 def refuse_no_batch(cfg: DictConfig) -> None:
-    """Raises a UserError where nothing says how much a process takes at once."""
+    """Raise a UserError where nothing says how much a process takes at once."""
     if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
         raise UserError("--batch-size: give the sequences that a process takes at once, or --max-tokens")
 
 
 def refuse_long_temporary_folder(workers: int) -> None:
-    """Raises a UserError where data workers could not hand over a batch: the run would wait for it for ever.
+    """Raise a UserError where data workers could not hand over a batch: the run would wait for it for ever.
 
     torch's workers open a socket in multiprocessing's folder, fail where its name is too long, and do not say so.
     """
@@ -124,21 +137,20 @@ def refuse_long_temporary_folder(workers: int) -> None:
 
 
 def listed_updates(text: Optional[str]) -> frozenset[int]:
-    """The updates of ``--keep-updates-list``. Raises a UserError where they are not whole numbers above 0."""
-    if text is not None:
-        parts = [part.strip() for part in text.split(",")]
-    else:
-        parts = []
+    """Return the updates of ``--keep-updates-list``; raise a UserError where they are not whole numbers above 0."""
+    if text is None:
+        return frozenset()
+    parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if not whole_number(part):
             raise UserError(f"--keep-updates-list {text}: {part!r} is no update; give whole numbers as 100000,200000")
-    return frozenset(int(part) for part in parts)
+    return frozenset(map(int, parts))
 
 
 def settle_update_size(cfg: DictConfig) -> None:
-    """For ``--sequences-per-update``: an update has this size on any number of processes.
+    """Work out ``update_freq`` from ``--sequences-per-update``, if given, for any number of processes.
 
-    Works out ``update_freq``, and lowers ``batch_size`` to a divisor of a process's share; without it does nothing.
+    ``batch_size`` becomes a divisor of a process's share.
 
     Raises:
         UserError: such an update cannot be had, or another option decides its size too.
@@ -167,13 +179,15 @@ def settle_update_size(cfg: DictConfig) -> None:
 
 
 def settle_branch(cfg: DictConfig) -> None:
-    """For ``--decay-from``: the run's first start is from that checkpoint, with all that it holds.
+    """Make the run's first start go on from the checkpoint of ``--decay-from``, with all that it holds.
 
     Raises:
         UserError: another option speaks of the start, too.
     """
     if (start := OmegaConf.select(cfg, "lr_scheduler.decay_from")) is None:
         return
+    if Path(start).absolute().parent == Path(cfg.checkpoint.save_dir).absolute():
+        raise UserError(f"--decay-from {start}: is in --save-dir, where this run would resume; give a new --save-dir")
     for name in ("restore_file", "continue_once", "reset_optimizer"):
         if cfg.checkpoint[name] not in (None, False, "checkpoint_last.pt", start):
             raise UserError(f"--{name.replace('_', '-')}: the run goes on from --decay-from {start}; leave one out")
@@ -182,7 +196,7 @@ def settle_branch(cfg: DictConfig) -> None:
 
 @functools.cache
 def _say(words: str) -> None:
-    """Once: under hydra the settings are read twice."""
+    """Log once: under hydra the settings are read twice."""
     logger.info(words)
 
 
@@ -190,49 +204,42 @@ LOG = "train.log"
 SCREEN = f"{PACKAGE}.fairseq_plugin.screen"  # the logger
 FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
 TIME = "%Y-%m-%d %H:%M:%S"  # both as fairseq prints them
-_handler: Optional[logging.FileHandler] = None
 
 
 def names_task_of_ours(settings: Any) -> bool:
-    """Whether a command's options, ``--task`` as parsed, or a config, ``cfg.task``, are for a task of this package."""
+    """Return whether options (``--task`` as parsed) or a config (``cfg.task``) are for a task of this package."""
     task = getattr(settings, "task", None)
     return is_task_of_ours(TASK_REGISTRY.get(task if isinstance(task, str) else getattr(task, "_name", None)))
 
 
 def is_task_of_ours(task: Any) -> bool:
-    """The same for a class, which is ours or extends one of ours."""
+    """Return whether a task's class is ours or extends one of ours."""
     return any(base.__module__.startswith(f"{PACKAGE}.") for base in getattr(task, "__mro__", ()))
 
 
 def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **kwargs):
-    """fairseq's parser, which reads the command line itself where it is given no arguments.
+    """Stand in for fairseq's parser, which reads the command line itself where it is given no arguments.
 
     fairseq takes ``--bf16`` for the wish to run on a TPU; here ``--tpu`` alone requests one.
     """
-    if input_args is None:
-        words = sys.argv[1:]
-    else:
-        words = input_args
-    task = options_by_name(words).get("task")
+    words = sys.argv[1:] if input_args is None else input_args
+    given = options_by_name(words)
+    task = given.get("task")
     if is_task_of_ours(TASK_REGISTRY.get(task)) or (task is not None and task not in TASK_REGISTRY):
         parser.error = functools.partial(_refuse, parser, input_args is None)
-        given = options_by_name(words)
         refuse_out_of_bounds({name: value for name, value in given.items() if not value.strip()})
     try:
         parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
     except SyntaxError as error:  # fairseq reads a list of numbers as Python
-        refuse_out_of_bounds(options_by_name(words))
+        refuse_out_of_bounds(given)
         raise UserError(f"{error.text}: is no list of numbers") from error
-    if isinstance(parsed, tuple):
-        options = parsed[0]
-    else:
-        options = parsed
+    options = parsed[0] if isinstance(parsed, tuple) else parsed
     if not names_task_of_ours(options):
         data = Path(str(getattr(options, "data", None) or "."))
         if (data / "shard0").is_dir() and not list(data.glob("*.idx")):  # which fairseq's tasks do not look for
             install(Stage.COMMAND_LINE)
             raise UserError(f"{data}: is a corpus of shards; for --task {task} give {data / 'shard0'}")
-    if names_task_of_ours(options):
+    else:
         start_run(command_line=input_args is None)
         if "--tpu" not in words:
             options.tpu = False
@@ -243,7 +250,7 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
 
 
 def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
-    """In place of argparse's ``error``, which prints a page: a UserError with the names that are nearest."""
+    """Raise a UserError with the nearest names in place of argparse's ``error``, which prints a page."""
     if command_line:
         start_run(command_line=True)
     if match := re.fullmatch(r"argument ([\w-]+)\S*: invalid choice: '(.*)' \(choose from (.*)\)", message):
@@ -257,24 +264,8 @@ def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
     raise UserError(message.replace("<lambda> ", ""))
 
 
-def importing_one_plugin(import_user_module, args):
-    """``import_user_module(args)``. Raises a UserError where ``--user-dir`` is missing, or another copy of ours."""
-    try:
-        if Path(getattr(args, "user_dir", None) or ".").absolute() != Path(__file__).parents[2]:  # which is loaded
-            import_user_module(args)
-    except (ImportError, FileNotFoundError) as error:
-        what = "no such folder"
-        if isinstance(error, ImportError):
-            if "not globally unique" not in str(error) or Path(args.user_dir).name != PACKAGE:
-                raise
-            what = f"{PACKAGE} is loaded already, from another folder; give {Path(__file__).parents[2]}"
-        if "--user-dir" in sys.argv:
-            install(Stage.COMMAND_LINE)
-        raise UserError(f"--user-dir {args.user_dir}: {what}") from error
-
-
 def starting_with_defaults(add_defaults, cfg):
-    """hydra, which does not ask the parser, and the processes that fairseq starts."""
+    """Start runs of hydra, which does not ask the parser, and of the processes that fairseq starts."""
     add_defaults(cfg)
     if names_task_of_ours(cfg):
         start_run(command_line=HydraConfig.initialized())
@@ -289,22 +280,23 @@ def starting_with_defaults(add_defaults, cfg):
 
 
 def _keep_logging() -> None:
-    """hydra has set logging up; fairseq would do it again once the run has its log, and take that away."""
+    """Keep the logging that hydra has set up; fairseq would do it again once the run has its log."""
     if HydraConfig.initialized():
         with read_write(found := HydraConfig.get()), open_dict(found):
             found.job_logging = {"version": 1, "incremental": True}
 
 
 def _refuse_unfit_torch(common: Any, distributed_training: Any) -> None:
-    """Raises a UserError for a torch that cannot use the GPUs, unless the run was told to use none."""
+    """Raise a UserError for a torch that cannot use the GPUs, unless the run was told to use none."""
     if not common.cpu:
         refuse_unfit_torch(int(os.environ.get("LOCAL_WORLD_SIZE", distributed_training.distributed_world_size)))
 
 
 def _claim_folder(checkpoint: Any, distributed_training: Any, log_seconds: float) -> None:
-    """The first process of a run claims ``--save-dir`` for all, and logs there; of the screen takes what is left.
+    """Lock ``--save-dir`` and log there, in the first process of a run.
 
-    Each raises a UserError where another run has it.
+    Raises:
+        UserError: another run has the folder, in all processes.
     """
     is_shared = torch.distributed.is_initialized()
     if checkpoint.no_save or (distributed_training.distributed_world_size > 1 and not is_shared):
@@ -323,37 +315,37 @@ def _claim_folder(checkpoint: Any, distributed_training: Any, log_seconds: float
 
 
 def log_to(folder: Path, log_seconds: float = 0) -> None:
-    """From here on this process appends what it logs to the folder's log; the folder of an earlier run is let go.
+    """Append all that this process logs from here on to the folder's log; let the folder of an earlier run go.
 
     Nothing is appended where the output goes to that file already.
 
     Args:
+        folder: of the run.
         log_seconds: unless 0, the screen has from here on warnings, scores and what ``screen.py`` says alone.
 
     Raises:
         UserError: the log cannot be written, or something else than a plain file has its name.
     """
-    global _handler
     path = (folder / LOG).absolute()
+    root = logging.getLogger()
     _leave_to_log(log_seconds)
-    if _handler is not None:
-        if _handler.baseFilename == str(path) and _handler in logging.getLogger().handlers:
+    for handler in [handler for handler in root.handlers if isinstance(handler, _LogFile)]:
+        if handler.baseFilename == str(path):
             return
-        logging.getLogger().removeHandler(_handler)
-        _handler.close()
-        _handler = None
+        root.removeHandler(handler)
+        handler.close()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
                 return
     try:
-        _handler = _LogFile(path, encoding="utf-8")
+        log = _LogFile(path, encoding="utf-8")
     except OSError as error:
         if error.errno in OUT_OF_SPACE:
             raise
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
-    _handler.setFormatter(logging.Formatter(FORMAT, TIME))
-    logging.getLogger().addHandler(_handler)
+    log.setFormatter(logging.Formatter(FORMAT, TIME))
+    root.addHandler(log)
 
 
 def _leave_to_log(seconds: float) -> None:
@@ -372,22 +364,22 @@ def _is_shown(record: logging.LogRecord) -> bool:
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        message = super().format(record)
         if record.levelno >= logging.WARNING:
-            level = f"{record.levelname.lower()}: "
-        else:
-            level = ""
-        return level + super().format(record)
+            return f"{record.levelname.lower()}: {message}"
+        return message
 
 
 class _LogFile(logging.FileHandler):
-    """A full disk does not disturb the run: what it logs goes to its output too."""
+    """A log that a full disk does not disturb: what a run logs goes to its output too."""
 
     def _open(self) -> TextIO:
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=own_file)
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Says nothing."""
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """Say nothing."""
 
     def close(self) -> None:
+        """Close the file, on a full disk too."""
         with suppress(OSError):
             super().close()

@@ -47,11 +47,11 @@ WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
 
 
 class UpdateGivenUp(BaseException):
-    """No Exception, which fairseq would save a whole crash.pt for."""
+    """Ctrl-C ended an update before its last pass; no Exception, for which fairseq would save a whole crash.pt."""
 
 
 class Preemption(StopRequest):
-    """Takes signals for one trainer, and makes all processes of the run save and end after the same update.
+    """The note of signals of one trainer, by which all processes of the run save and end after the same update.
 
     Attributes:
         saved: the checkpoint is written, if the run's options leave it one.
@@ -95,7 +95,7 @@ class Preemption(StopRequest):
 
     @contextmanager
     def busy(self):
-        """An update is under way, or a checkpoint being written: no place to save."""
+        """Mark an update under way, or a checkpoint being written: no place to save."""
         before = self._busy
         self._busy = True
         try:
@@ -121,7 +121,7 @@ class Preemption(StopRequest):
         return super().agreed_code()
 
     def give_up_if_interrupted(self) -> None:
-        """Before a pass of an update. All processes come here, and agree.
+        """Give the update up before its next pass. All processes come here, and agree.
 
         Raises:
             UpdateGivenUp: Ctrl-C was pressed.
@@ -136,35 +136,36 @@ class Preemption(StopRequest):
             raise UpdateGivenUp
 
     def save_if_asked(self) -> None:
-        """Writes the checkpoint, once; between updates, in all processes at the same time."""
+        """Write the checkpoint, once; between updates, in all processes at the same time."""
         trainer = self._trainer()
         if trainer.data_parallel_world_size == 1:
             self.agree(self.note())
         if self.saved or self._busy or not self.agreed_code():
             return
         self.saved = True
+        who = "another process was sent a signal"
         if self.signal:
             who = self.signal.name
-        else:
-            who = "another process was sent a signal"
         if not trainer.get_num_updates():
-            return logger.warning("%s: ends before the first update, with nothing to save", who)
+            logger.warning("%s: ends before the first update, with nothing to save", who)
+            return
         with self.busy():
             path = checkpoint_utils.save_checkpoint(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
         if trainer.not_saved:
             raise UserError(trainer.not_saved)
-        if path:
-            what = "saved"
-        else:
+        what = "saved"
+        if not path:
             what = "nothing is saved (--no-save or --no-last-checkpoints)"
-        (logger.warning if trainer.is_data_parallel_master else logger.debug)(
+            path = "what was saved before, if anything was"
+        level = logging.WARNING if trainer.is_data_parallel_master else logging.DEBUG
+        logger.log(
+            level,
             f"{who}: {what} at {trainer.get_num_updates()} updates; before the next one the run ends with exit code "
-            f"{self.agreed_code()}, and the same command resumes from "
-            f"{path or 'what was saved before, if anything was'}"
+            f"{self.agreed_code()}, and the same command resumes from {path}",
         )
 
     def end_if_saved(self) -> None:
-        """Ends the process if its checkpoint is written, once all have come here.
+        """End the process if its checkpoint is written, once all have come here.
 
         Raises:
             SystemExit: with code 75, or 130 after Ctrl-C.
@@ -182,7 +183,7 @@ class Preemption(StopRequest):
 
 
 def end_reader(epoch_iterator) -> None:
-    """Ends the thread that reads ahead: stopped by Python's exit in the middle of torch's code, it would abort it."""
+    """End the thread that reads ahead: stopped by Python's exit in the middle of torch's code, it would abort it."""
     reader = getattr(getattr(epoch_iterator, "_cur_epoch_itr", None), "_itr", None)
     if isinstance(reader, BufferedIterator) and reader._consumer is not None:
         reader._consumer._max_len = 0  # it ends after the batch that it has at hand
@@ -192,9 +193,9 @@ def end_reader(epoch_iterator) -> None:
 
 
 def leaving_signals_to_the_run(set_worker_signal_handlers):
-    """Slurm and others may signal all processes; a data worker that died of it would end the run before it has saved.
+    """Keep a data worker alive after a signal to all processes, as Slurm sends: else the run ends before it has saved.
 
-    It lives on for at most a minute, or until its run exits and terminates it.
+    The worker lives on for at most a minute, or until its run exits and terminates it.
     """
     inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     set_worker_signal_handlers()
@@ -206,7 +207,7 @@ def leaving_signals_to_the_run(set_worker_signal_handlers):
 
 
 def forwarding_signals(call_main, cfg, main, **kwargs):
-    """For ``distributed_utils.call_main``, which waits for the processes that it starts, or becomes the only one."""
+    """Stand in for ``call_main``, which waits for the processes that it starts, or becomes the only one."""
     if not names_task_of_ours(cfg):
         return call_main(cfg, main, **kwargs)
     start_run()  # of a script that has not parsed a command line
@@ -218,12 +219,10 @@ def forwarding_signals(call_main, cfg, main, **kwargs):
         if path and "://" not in path and not os.path.isfile(path):
             raise UserError(f"--path {path}: no such checkpoint")
     _end_with_launcher()
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread:
+    _follow_torchrun_without_gpu(cfg.distributed_training)
+    before = {}
+    if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, _forward) for number in SIGNALS}
-    else:
-        before = {}
-    if before:
         os.environ[FORWARDED] = str(os.getpid())
     try:
         return call_main(cfg, main, **kwargs)
@@ -239,7 +238,7 @@ def forwarding_signals(call_main, cfg, main, **kwargs):
 
 
 def _end_with_launcher() -> None:
-    """A process of torchrun's is sent SIGTERM when torchrun dies, however it dies; on Linux."""
+    """Have Linux send a process of torchrun's a SIGTERM when torchrun dies, however it dies."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     _prctl_pr_set_pdeathsig(signal.SIGTERM)
@@ -258,11 +257,11 @@ def _forward(number: int, frame) -> None:
         signal.raise_signal(number)
 
 
-def training_on_cpu_under_torchrun(infer_init_method, cfg, *args, **kwargs):
-    """``infer_init_method(cfg)``: follows torchrun where there is no GPU."""
+def _follow_torchrun_without_gpu(cfg: Any) -> None:
+    """Share the work as torchrun says where there is no GPU: fairseq divides by the number of GPUs, 0 perhaps."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if torch.cuda.device_count() > 0 or cfg.distributed_init_method is not None or world_size == 1:
-        return infer_init_method(cfg, *args, **kwargs)
+        return
     cfg.distributed_init_method = "env://"
     cfg.distributed_world_size = world_size
     cfg.distributed_rank = int(os.environ["RANK"])
@@ -270,14 +269,14 @@ def training_on_cpu_under_torchrun(infer_init_method, cfg, *args, **kwargs):
 
 
 def broadcast_object(_, obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
-    """fairseq's ``_broadcast_object_slow``, by torch's own."""
+    """Stand in for fairseq's ``_broadcast_object_slow``, by torch's own."""
     objects = [obj]
     torch.distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)
     return objects[0]
 
 
 def gathering_without_gpu(all_gather_list, data, group=None, max_size=16384):
-    """``all_gather_list(data)``, by torch's own where there is no GPU."""
+    """Stand in for ``all_gather_list(data)``, by torch's own where there is no GPU."""
     if torch.cuda.is_available():
         return all_gather_list(data, group, max_size)
     group = group or distributed_utils.get_global_group()

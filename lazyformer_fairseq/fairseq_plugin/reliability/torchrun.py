@@ -29,7 +29,7 @@ from lazyformer_fairseq.training.stop_signals import EXIT_CODE, INTERRUPTED, SIG
 
 
 class Agent(LocalElasticAgent):
-    """The agent of one node: starts its processes, and restarts all if one dies.
+    """Agent of one node, which starts its processes, and restarts all if one dies.
 
     Attributes:
         signalled: one of SIGNALS, when it has come; 0 until then.
@@ -71,13 +71,14 @@ class Agent(LocalElasticAgent):
 
 
 def ending(failure: ProcessFailure) -> str:
+    """Return the signal or the exit code that ended a process."""
     if failure.exitcode < 0:
         return failure.signal_name()
     return f"exit code {failure.exitcode}"
 
 
 def main(arguments: list[str]) -> int:
-    """Runs; returns the exit code."""
+    """Run torchrun with these arguments; return the exit code."""
     api.LocalElasticAgent = Agent
     os.environ[FORWARDED] = str(os.getpid())
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # see above: the same with c10d, if it is shared

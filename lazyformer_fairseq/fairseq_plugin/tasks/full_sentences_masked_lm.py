@@ -32,6 +32,8 @@ PAIRS_NEED = ("masked_lm_accuracy", "continued_masked_lm")  # criterions that le
 
 @dataclass
 class FullSentencesMaskedLMConfig(as_fairseq_reads(MaskedTextOptions, "MaskedTextConfig"), ReliabilityConfig):
+    """Options of masked LM on blocks, and those of fairseq's that it reads."""
+
     data: str = option(MISSING, "what lazyformer corpus wrote, or binarised folders as a:b:c, one an epoch")
     seed: int = II("common.seed")
     max_update: int = II("optimization.max_update")
@@ -41,7 +43,10 @@ class FullSentencesMaskedLMConfig(as_fairseq_reads(MaskedTextOptions, "MaskedTex
 
 @register_task("full_sentences_masked_lm", dataclass=FullSentencesMaskedLMConfig)
 class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
-    """Packs, masks and batches; see :mod:`lazyformer_fairseq.data.masked_text`.
+    """Masked LM on blocks of text; see :mod:`lazyformer_fairseq.data.masked_text`.
+
+    Raises:
+        UserError: shares of masks need the run's length, or words need a tokenizer.
 
     Attributes:
         has_token_types: whether the model tells the two texts of a pair apart by their tokens' types.
@@ -52,22 +57,28 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
     has_token_types: bool = False
 
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
-        """Raises a UserError for shares of masks that need the run's length, or words that need a tokenizer."""
         super().__init__(cfg, dictionary)
-        how = {"max_update": cfg.max_update, "whole_inputs": self.WHOLE_INPUTS}
-        self.text = MaskedText(cfg.data, cfg, self.dictionary, cfg.seed, **how)
+        self.text = MaskedText(
+            cfg.data,
+            cfg,
+            self.dictionary,
+            cfg.seed,
+            max_update=cfg.max_update,
+            whole_inputs=self.WHOLE_INPUTS,
+        )
         self.masking = self.text.masking
 
     def at_update(self, batch: dict[str, Any], update: int) -> dict[str, Any]:
-        """A training batch as the run's update `update`, from 0, is to read it."""
+        """Return a training batch as the run's update of this number, from 0, reads it."""
         return self.text.at_update(batch, update)
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
+        """Load the dictionary."""
         return cls(cfg, encoder_task.dictionary_of(data_folders(cfg.data)[0]))
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """The model, for pairs with the head that says whether the second text follows the first.
+        """Build the model, for pairs with the head that says whether the second text follows the first.
 
         Raises:
             UserError: a model that has no place for it.
@@ -84,17 +95,18 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
-        """Raises a UserError for one that would leave the pairs' labels alone."""
+        """Build the criterion.
+
+        Raises:
+            UserError: it would leave the labels of pairs alone, or compare attention that is not of whole blocks.
+        """
         if self.cfg.next_sentence and cfg._name not in PAIRS_NEED:
             raise UserError(f"--criterion {cfg._name}: does not learn next sentences; give --criterion {PAIRS_NEED[0]}")
         if self.cfg.next_sentence and getattr(cfg, "distill", None):
             raise UserError("--distill: a teacher teaches words alone; leave it out, or --next-sentence")
-        if self.text.is_permuted:
-            what = f"--task {masked_text.PERMUTED}"
-        else:
-            what = "--within-documents"
         is_apart = self.cfg.within_documents or self.text.is_permuted
         if is_apart and getattr(cfg, "distill", None) and cfg.distill_attention_weight:
+            what = f"--task {masked_text.PERMUTED}" if self.text.is_permuted else "--within-documents"
             raise UserError(
                 f"{what}: the attention that --distill compares is that of whole blocks; give "
                 "--distill-attention-weight 0"
@@ -102,7 +114,7 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        """Loads the shard of an epoch; `train` also copies the tokenizer beside the checkpoints.
+        """Load the shard of an epoch; copy the tokenizer beside the checkpoints with `train`.
 
         Raises:
             UserError: a file of any epoch is missing, damaged or of other data (see ``--verify``).
@@ -124,9 +136,11 @@ class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
             keep_tokenizer(tokenizer_of(text.folders[0]), Path(cfg.save_dir))
 
     def has_sharded_data(self, split: str) -> bool:
+        """Return whether each epoch has a folder of its own."""
         return len(self.text.folders) > 1
 
     def max_positions(self) -> int:
+        """Return the tokens of a block."""
         return self.cfg.tokens_per_sample
 
 
@@ -139,7 +153,7 @@ MaskedPermutedLMConfig = as_fairseq_reads(
 
 @register_task(masked_text.PERMUTED, dataclass=MaskedPermutedLMConfig)
 class MaskedPermutedLMTask(FullSentencesMaskedLMTask):
-    """MPNet's: predicts the last tokens of permuted blocks; with ``--permuted-only`` XLNet's."""
+    """MPNet's prediction of the last tokens of permuted blocks; with ``--permuted-only`` XLNet's."""
 
 
 @register_task("inputs_masked_lm", dataclass=FullSentencesMaskedLMConfig)
@@ -154,7 +168,11 @@ class InputsMaskedLMTask(FullSentencesMaskedLMTask):
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "InputsMaskedLMTask":
-        """Raises a UserError for pairs of texts, and documents in a text: inputs are whole already."""
+        """Load the dictionary.
+
+        Raises:
+            UserError: pairs of texts, or documents in a text, are asked for, but inputs are whole already.
+        """
         for name in ("next_sentence", "within_documents"):
             if getattr(cfg, name):
                 option = f"--{name.replace('_', '-')}"

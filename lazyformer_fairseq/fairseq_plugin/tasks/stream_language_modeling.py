@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StreamLanguageModelingConfig(as_fairseq_reads(StreamOptions, "StreamConfig"), ReliabilityConfig):
+    """Options of streams, and those of fairseq's that the task reads."""
+
     data: str = option(MISSING, "folder that lazyformer lm prepare wrote")
     train_subset: str = II("dataset.train_subset")
 
@@ -55,7 +57,7 @@ class _Text(FairseqDataset):
 
 
 class SegmentIterator(EpochBatchIterator):
-    """The segments of streams, in order; every item is a whole batch of this worker.
+    """Iterator over the segments of streams, in order; every item is a whole batch of this worker.
 
     A run that resumes with other streams (batch size, workers, segment length) continues after the same share of the
     epoch: the new streams start elsewhere in the text, so that some of it comes twice and some not at all.
@@ -72,9 +74,11 @@ class SegmentIterator(EpochBatchIterator):
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the place in the epoch, and its segments."""
         return {**super().state_dict(), "segments": len(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the same share of the epoch."""
         position = state["iterations_in_epoch"]
         segments = state.get("segments", len(self))
         if position and segments != len(self):
@@ -82,7 +86,10 @@ class SegmentIterator(EpochBatchIterator):
             logger.warning(
                 "the checkpoint is from segment %d of %d and the streams have %d now (another batch size, number of "
                 "processes or --tgt-len): continuing at segment %d, some of the text comes twice and some not at all",
-                *(position, segments, len(self), now),
+                position,
+                segments,
+                len(self),
+                now,
             )
             state = {**state, "iterations_in_epoch": now}
         super().load_state_dict(state)
@@ -90,10 +97,11 @@ class SegmentIterator(EpochBatchIterator):
 
 @register_task("stream_language_modeling", dataclass=StreamLanguageModelingConfig)
 class StreamLanguageModelingTask(EncoderTask):
-    """Cuts texts into streams and keeps their memory between batches; each worker keeps that of its own rows.
+    """Language modelling of streams, whose memory stays between batches; each worker keeps that of its own rows.
 
     Attributes:
-        training, validation: the memories.
+        training: the memory in training.
+        validation: the memory in validation.
         mem_len: the model's, set when it is built.
     """
 
@@ -110,20 +118,21 @@ class StreamLanguageModelingTask(EncoderTask):
 
     @classmethod
     def setup_task(cls, cfg: StreamLanguageModelingConfig, **kwargs) -> "StreamLanguageModelingTask":
-        """Loads the dictionary.
+        """Load the dictionary.
 
         Raises:
-            UserError: no dictionary.
+            UserError: there is none.
         """
         return cls(cfg, dictionary_of(cfg.data))
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """Build the model."""
         model = super().build_model(cfg, from_checkpoint)
         self.mem_len = getattr(cfg, "mem_len", 0)
         return model
 
     def load_dataset(self, split: str, **kwargs) -> None:
-        """Maps the tokens of a split.
+        """Map the tokens of a split.
 
         Raises:
             UserError: a file is missing, damaged, empty or of another dictionary.
@@ -139,14 +148,9 @@ class StreamLanguageModelingTask(EncoderTask):
         dataset: _Text,
         max_tokens: Optional[int] = None,
         max_sentences: Optional[int] = None,
-        seed: int = 1,
-        num_shards: int = 1,
-        shard_id: int = 0,
-        epoch: int = 1,
-        data_buffer_size: int = 0,
         **others,
     ) -> SegmentIterator:
-        """The segments in order; none is shuffled.
+        """Return the segments in order; none is shuffled.
 
         Raises:
             UserError: no ``--batch-size``; a segment or the memory is longer than a stream.
@@ -154,18 +158,20 @@ class StreamLanguageModelingTask(EncoderTask):
         if max_sentences is None:
             raise UserError("--max-tokens does not determine the number of streams; give --batch-size")
         is_training = dataset.split == self.cfg.train_subset
+        epoch = others.get("epoch", 1)
+        shards = others.get("num_shards", 1)
         streams = cut_tokens(
             dataset.tokens,
-            rows=max_sentences * num_shards,
+            rows=max_sentences * shards,
             tgt_len=self.cfg.tgt_len if is_training else self.cfg.valid_tgt_len or self.cfg.tgt_len,
             eos=self.dictionary.eos(),
             pad=self.dictionary.pad(),
             item=item_length(self.cfg.data),
-            shards=num_shards,
-            shard=shard_id,
+            shards=shards,
+            shard=others.get("shard_id", 0),
             keeps_rest=not is_training,
             roll=self.cfg.roll and is_training,
-            seed=seed,
+            seed=others.get("seed", 1),
             epoch=epoch,
         )
         if is_training:
@@ -173,10 +179,10 @@ class StreamLanguageModelingTask(EncoderTask):
             check_memory_fits(self.mem_len, streams)
             logger.info("%d streams of %d tokens: %d segments", streams.rows, streams.longest, len(streams))
         taken = {name: others[name] for name in ("num_workers", "skip_remainder_batch") if name in others}
-        return SegmentIterator(streams, epoch=epoch, buffer_size=data_buffer_size, **taken)
+        return SegmentIterator(streams, epoch=epoch, buffer_size=others.get("data_buffer_size", 0), **taken)
 
-    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        """fairseq's step, with the memory of the segments before; a dummy batch leaves no memory."""
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):  # noqa: PLR0913, PLR0917
+        """Train on a batch with the memory of the segments before; a dummy batch leaves no memory."""
         if ignore_grad:  # a dummy, so that this worker keeps step with others
             sample = with_memory(sample, StreamMemory())
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
@@ -188,18 +194,19 @@ class StreamLanguageModelingTask(EncoderTask):
         return result
 
     def valid_step(self, sample, model, criterion):
+        """Validate on a batch with the memory of the segments before."""
         sample = with_memory(sample, self.validation.before(sample["segment"]))
         result = super().valid_step(sample, model, criterion)
         self.validation.has_read(sample["segment"])
         return result
 
     def forget_memory(self) -> None:
-        """After an update that was skipped or undone: what it left in the memory may not be sound."""
+        """Drop the memory after an update that was skipped or undone: what it left there may not be sound."""
         self._restored = None
         self.training.memory.clear()  # the streams continue without a past
 
     def keep_memory(self) -> Callable[[], None]:
-        """Before an update. Returns what brings the memory of now back, where the update is given up."""
+        """Return what brings the memory of now back, where the update that follows is given up."""
         self._restore_memory()
         states = self.training.memory.state_dict()
         segment = self.training.next_segment
@@ -211,13 +218,13 @@ class StreamLanguageModelingTask(EncoderTask):
         return bring_back
 
     def gather_memory(self) -> None:
-        """Gathers the memories of all workers on the one that writes checkpoints; all workers call it."""
+        """Gather the memories of all workers on the one that writes checkpoints; all workers call it."""
         if self._streams is not None:
             self._restore_memory()
             self._gathered = self.training.gather(self._shape())
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Returns what fairseq adds to a checkpoint's extra_state."""
+        """Return what fairseq adds to a checkpoint's extra state."""
         gathered = self._gathered
         self._gathered = None
         if gathered is None:
@@ -225,7 +232,7 @@ class StreamLanguageModelingTask(EncoderTask):
         return {CHECKPOINT_KEY: gathered}
 
     def take_from_checkpoint(self, extra_state: dict[str, Any]) -> None:
-        """Keeps a checkpoint's memory for the next batch, if it ends where that batch starts."""
+        """Keep a checkpoint's memory for the next batch, if it ends where that batch starts."""
         self._restored = extra_state.get(CHECKPOINT_KEY)
         if self._restored is None:
             self.training.memory.clear()

@@ -29,8 +29,6 @@ from lazyformer_fairseq.training.warm_start.weights import INNER, Old, Taken, We
 
 RECORD_FILE = "warm_start.json"
 PAGE_FILE = "warm_start.md"
-FORMAT = "lazyformer warm start"
-FORMAT_VERSION = 1
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
@@ -176,8 +174,6 @@ def start_from(
         for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
     ]
     record = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
         "source": "",
         "old_pattern": "".join(planned.text for planned in old.plan),
         "new_pattern": "".join(planned.text for planned in new_plan),
@@ -268,10 +264,7 @@ def align(old: Plan, new: Plan) -> Alignment:
             skipped = max(best[i - 1][j], best[i][j - 1])
             alike = likeness(old[row], new[column])
             depth = ((2 * i - 1) * len(columns) - (2 * j - 1) * len(rows)) ** 2
-            if alike:
-                one_more = (1, alike, -depth)
-            else:
-                one_more = (0, 0, 0)
+            one_more = (1, alike, -depth) if alike else (0, 0, 0)
             together = tuple(map(sum, zip(best[i - 1][j - 1], one_more, strict=True)))
             paired[i, j] = bool(alike) and together >= skipped
             best[i][j] = max(together, skipped)
@@ -280,8 +273,8 @@ def align(old: Plan, new: Plan) -> Alignment:
     j = len(columns)
     while i and j:
         if paired[i, j]:
-            i = i - 1
-            j = j - 1
+            i -= 1
+            j -= 1
             found[columns[j]] = rows[i]
         elif best[i - 1][j] >= best[i][j - 1]:
             i -= 1

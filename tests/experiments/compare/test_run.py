@@ -31,7 +31,7 @@ from lazyformer_fairseq.experiments.prose import write_prose
 from lazyformer_fairseq.extras import has_fairseq
 from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 from lazyformer_fairseq.training.laptop import LAPTOP
-from lazyformer_fairseq.training.loop import Diverged, TrainingLoop
+from lazyformer_fairseq.training.loop import DivergedError, TrainingLoop
 
 TWO = {"bert": "sf", "mine": "f"}
 MODELS = {"bert": "(sf)x2", "mine": "sff"} | ({"roberta": "fairseq:roberta_base"} if has_fairseq() else {})
@@ -517,7 +517,7 @@ def test_a_model_that_diverges_ends_in_no_number_and_the_others_go_on(data_folde
 
     def diverge(self, batches):
         if getattr(self, "name", None) == "mine" and self.updates == 2:
-            raise Diverged("NaN")
+            raise DivergedError("NaN")
         train_on(self, batches)
 
     monkeypatch.setattr(TrainingLoop, "train_on", diverge)

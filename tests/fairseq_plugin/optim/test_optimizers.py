@@ -16,7 +16,6 @@ from helpers import assert_equal_state, mostly_slow, train_in_two_processes, tra
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import AdamLikeOptimizer, FusedAdam, MuonAndAdam, NvLamb
-from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.training.muon import MuonOptions
 
 ADAM, LAMB, MUON = FusedAdam.NAME, NvLamb.NAME, MuonAndAdam.NAME
@@ -128,9 +127,9 @@ def test_options_are_set_overridden_and_refused(name):
     for betas in ("(0.9)", "(0.9, 1.0)", "0.9, x", "__import__('os')", (0.9,), "(-0.1, 0.9)"):
         with pytest.raises(UserError, match=f"--{option.replace('_', '-')} .*(give two numbers|both must lie in)"):
             build(name, parameters, **{option: betas})
-    words = "--fp16-no-flatten-grads" if name != MUON else "no matrices of sublayers"  # weights in one vector
-    with pytest.raises(UserError, match=words):
-        build(name, [torch.nn.Parameter(torch.zeros(10))], **EXEMPT)
+    if name == MUON:
+        with pytest.raises(UserError, match="no matrices of sublayers"):
+            build(name, [torch.nn.Parameter(torch.zeros(10))], **EXEMPT)
 
 
 def test_options_of_lamb_reach_the_optimizer_or_are_refused():
@@ -149,24 +148,16 @@ def test_options_of_lamb_reach_the_optimizer_or_are_refused():
             build(LAMB, make_parameters(), **changes)
 
 
-def in_half_precision(name: str, weights, flat: bool = False) -> FP16Optimizer:
-    """fairseq's mixed precision, as on a GPU: it joins the weights to one vector unless it is told not to."""
+def in_half_precision(name: str, weights) -> FP16Optimizer:
+    """fairseq's mixed precision."""
     scaling = dict(fp16_scale_window=8, fp16_init_scale=4, fp16_scale_tolerance=0.0, threshold_loss_scale=None)
-    common = dict(bf16=weights[0].dtype == torch.bfloat16, fp16_no_flatten_grads=not flat, min_loss_scale=1e-4)
+    common = dict(bf16=weights[0].dtype == torch.bfloat16, min_loss_scale=1e-4)
     cfg = SimpleNamespace(
         optimizer=config(name), common=SimpleNamespace(**scaling, **common),
         optimization=SimpleNamespace(update_freq=[1]),
     )  # fmt: skip
 
-    def build_apart(cfg, params) -> AdamLikeOptimizer:
-        apart = [weight for each in params for weight in (each.values() if isinstance(each, dict) else [each])]
-        return build(name, apart)
-
-    with (
-        mock.patch.object(torch.cuda, "is_available", lambda: True),
-        mock.patch.object(torch.cuda, "current_device", lambda: None),  # the key of the vector, p.device.index
-        mock.patch("fairseq.optim.build_optimizer", build_apart),
-    ):
+    with mock.patch("fairseq.optim.build_optimizer", lambda _, params: build(name, params)):
         return FP16Optimizer.build_optimizer(cfg, weights)
 
 
@@ -179,11 +170,10 @@ def train_in_half(optimizer: FP16Optimizer, weights, updates) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("flat", [False, True])
-def test_mixed_precision_resumes_with_its_loss_scale(flat):
+def test_mixed_precision_resumes_with_its_loss_scale():
     expected, weights = make_parameters(torch.half), make_parameters(torch.half)
-    train_in_half(in_half_precision(ADAM, expected, flat), expected, range(10))
-    before, after = (in_half_precision(ADAM, weights, flat) for _ in range(2))
+    train_in_half(in_half_precision(ADAM, expected), expected, range(10))
+    before, after = (in_half_precision(ADAM, weights) for _ in range(2))
     train_in_half(before, weights, range(5))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     train_in_half(after, weights, range(5, 10))
@@ -195,9 +185,9 @@ def test_mixed_precision_resumes_with_its_loss_scale(flat):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_tensors_keep_their_shapes_in_half_precision_and_resume_to_the_bit(name, dtype):
     expected, weights = make_parameters(dtype), make_parameters(dtype)
-    without_break = in_half_precision(name, expected, flat=True)  # which it refuses
+    without_break = in_half_precision(name, expected)
     train_in_half(without_break, expected, range(10))
-    before, after = (in_half_precision(name, weights, flat=True) for _ in range(2))
+    before, after = (in_half_precision(name, weights) for _ in range(2))
     train_in_half(before, weights, range(5))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     train_in_half(after, weights, range(5, 10))
@@ -212,23 +202,6 @@ def test_tensors_keep_their_shapes_in_half_precision_and_resume_to_the_bit(name,
         plain.clip_grad_norm(1.0)
         plain.step()
     assert_close(after.fp32_params, masters, rtol=2e-2, atol=2e-2)
-
-
-def test_weights_in_one_vector_resume_apart_and_the_other_way():
-    expected, parameters, start = make_parameters(), make_parameters(), make_parameters()
-    train(build(ADAM, expected), expected, range(9))
-    apart = build(ADAM, start)
-    train(apart, start, range(3))
-    vector = torch.nn.Parameter(torch.cat([parameter.data.flatten() for parameter in start]))
-    joined = build(ADAM, [vector])
-    joined.load_state_dict(copy.deepcopy(apart.state_dict()))
-    train(joined, parameters, range(3, 6), vector)
-    for parameter, part in zip(parameters, vector.data.split([each.numel() for each in parameters]), strict=True):
-        parameter.data.copy_(part.view_as(parameter))
-    again = build(ADAM, parameters)
-    again.load_state_dict(copy.deepcopy(joined.state_dict()))
-    train(again, parameters, range(6, 9))
-    assert_close(parameters, expected)
 
 
 @pytest.mark.parametrize("options", [{}, EXEMPT])
@@ -271,10 +244,9 @@ def test_half_precision_weights_are_refused_in_words(name, fairseq_train, data_f
 # --- the sum of an update's gradients in half precision, beside the same gradients added in double precision ----------
 
 
-@pytest.fixture(params=["bf16", "fp16", "fp16 in one vector"])
+@pytest.fixture(params=["bf16", "fp16"])
 def optimizer(request) -> FP16Optimizer:
-    dtype = torch.bfloat16 if request.param == "bf16" else torch.half
-    return in_half_precision(ADAM, make_parameters(dtype), flat="vector" in request.param)
+    return in_half_precision(ADAM, make_parameters(torch.bfloat16 if request.param == "bf16" else torch.half))
 
 
 def sums(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]], skips=()) -> tuple[torch.Tensor, float]:
@@ -283,8 +255,7 @@ def sums(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]], skips=()
     `skips` tells for each batch how many of the first weights it does not use.
     """
     count = len(gradients)
-    trainer = SimpleNamespace(optimizer=optimizer, guard=object(), data_parallel_world_size=1)
-    with SafeTrainer._exact_sums(trainer, count):
+    with optimizer.summing_in_fp32([]):
         optimizer.zero_grad()
         for number, sample in enumerate(gradients):
             pairs = list(zip(optimizer.fp16_params, sample, strict=True))[skips[number] if skips else 0 :]
@@ -292,9 +263,8 @@ def sums(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]], skips=()
         optimizer.multiply_grads(1 / count)
         norm = optimizer.clip_grad_norm(0.0)
         optimizer._unscale_grads()
-    masters = optimizer.fp32_params
-    masters = masters.values() if isinstance(masters, dict) else masters
-    return count * torch.cat([master.grad.flatten() for master in masters]).double(), count * float(norm)
+    found = torch.cat([master.grad.flatten() for master in optimizer.fp32_params])
+    return count * found.double(), count * float(norm)
 
 
 def draw(optimizer: FP16Optimizer, batches: int, scale: float = 1.0) -> list[list[torch.Tensor]]:
@@ -327,7 +297,7 @@ def test_a_weight_that_few_batches_use_has_their_sum(optimizer):
     torch.testing.assert_close(found, exact(gradients), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("optimizer", ["fp16", "fp16 in one vector"], indirect=True)
+@pytest.mark.parametrize("optimizer", ["fp16"], indirect=True)
 def test_a_sum_may_be_larger_than_fp16_but_no_batch_s_gradient(optimizer):
     gradients = draw(optimizer, 32, scale=6000.0)  # times the loss scale, 4: each below 65,504, their sum above
     torch.testing.assert_close(sums(optimizer, gradients)[0], exact(gradients), rtol=1e-5, atol=0)

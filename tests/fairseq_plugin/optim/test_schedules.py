@@ -152,7 +152,8 @@ def test_a_branch_with_another_peak_is_warned_of(caplog):
             "--decay-from a.pt: 91 updates are made, and the decay of --max-update 100 with --decay-share 0.1 begins "
             "after 90: give an earlier checkpoint, or a larger --max-update",
         ),
-        (99, {"max_update": 999}, {"max_update": 100}, "the decay would begin after update 90, in the 99 of warm-up"),
+        (91, {"max_update": 200}, {"max_update": 50}, "--max-update 50: --decay-from a.pt has made 91 updates; give"),
+        (99, {"max_update": 999}, {"max_update": 100}, "after update 90, in the 99 of --decay-from a.pt's warm-up"),
     ],
 )
 def test_a_checkpoint_whose_rate_was_another_is_no_start(made, theirs, ours, words):
@@ -251,6 +252,7 @@ def test_starts_that_cannot_be_are_refused_in_words(fairseq_train, data_folder, 
         ("--restore-file other.pt", "--restore-file: the run goes on from --decay-from a.pt; leave one out"),
         ("--reset-optimizer", "--reset-optimizer: the run goes on from --decay-from a.pt"),
         ("", "a.pt: no such checkpoint"),
+        (f"--decay-from {tmp_path}/run/a.pt", f"--decay-from {tmp_path}/run/a.pt: is in --save-dir, where this run"),
     ):
         options = f"{BY_WSD} --max-update 9 --decay-from a.pt {more}"
         assert message_of(fairseq_train, data_folder, options, tmp_path / "run").startswith(words)

@@ -13,9 +13,9 @@ from tiny_networks import make_encoder
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin import trainer
+from lazyformer_fairseq.fairseq_plugin.reliability import out_of_memory
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
-from lazyformer_fairseq.fairseq_plugin.trainer import OutOfMemoryInTrainingError, is_out_of_memory
+from lazyformer_fairseq.training.out_of_memory import OutOfMemoryInTrainingError, is_out_of_memory
 
 OPTIONS = (
     f"{TINY} --batch-size 2 --sequences-per-update 4 --max-update 4 --save-interval-updates 2 --disable-validation"
@@ -86,6 +86,20 @@ def test_before_the_first_update_too(fairseq_train, data_folder, tmp_path, monke
         fairseq_train(data_folder, f"{OPTIONS} --log-seconds 60", tmp_path)
 
 
+def test_a_model_that_cannot_be_built_is_named_with_its_size(fairseq_train, data_folder, tmp_path, monkeypatch):
+    original = FairseqTask.build_model
+
+    def build(task, cfg, from_checkpoint=False):
+        if torch.get_default_device().type != "meta":  # where nothing is allocated
+            raise RuntimeError(ON_A_CPU)
+        return original(task, cfg, from_checkpoint)
+
+    monkeypatch.setattr(FairseqTask, "build_model", build)
+    message = r"the model does not fit in memory: it has [\d,]{6,} parameters, which need 0 GiB, and 0 GiB in training"
+    with pytest.raises(OutOfMemoryInTrainingError, match=message):
+        fairseq_train(data_folder, OPTIONS, tmp_path)
+
+
 @pytest.mark.slow
 def test_in_validation_a_batch_is_tried_twice(fairseq_train, data_folder, tmp_path, monkeypatch):
     options = OPTIONS.replace("--disable-validation", "--batch-size-valid 6 --max-update 2")
@@ -124,12 +138,12 @@ def test_the_advice_keeps_the_size_of_an_update():
     ):
         sizes = {"dataset": {"batch_size": batch_size, "max_tokens": max_tokens}, "task": dict.fromkeys(task, 64)}
         cfg = OmegaConf.create({**sizes, "optimization": {"update_freq": update_freq}})
-        assert trainer._smaller_batches(cfg) == advice
+        assert out_of_memory.smaller_batches(cfg) == advice
 
 
 def test_recompute_is_advised_where_it_computes_the_network():
     found = [
-        trainer._can_recompute(make_encoder(pattern, max_positions=8, attention_backend=back_end))
+        out_of_memory.would_recompute_help(make_encoder(pattern, max_positions=8, attention_backend=back_end))
         for pattern, back_end in (
             ("sf", "auto"),
             ("sf", "recompute"),
@@ -137,17 +151,20 @@ def test_recompute_is_advised_where_it_computes_the_network():
             ("s[synthesizer=factorised_random] f", "eager"),
         )
     ]
-    assert found == [True, False, False, False] and not trainer._can_recompute(torch.nn.Linear(1, 1))
+    assert found == [True, False, False, False] and not out_of_memory.would_recompute_help(torch.nn.Linear(1, 1))
 
 
 def test_it_says_what_the_gpu_has_and_batches_of_several_sizes_once(monkeypatch):
     samples = [{"net_input": {"src_tokens": torch.zeros(*shape)}} for shape in ((2, 8), (3, 8), (2, 8))]
-    assert trainer._sizes([*samples, {}]) == "3 x 8 and 2 x 8 tokens" and trainer._sizes([{}]) == "unknown size"
+    assert (
+        out_of_memory.describe_sizes([*samples, {}]) == "3 x 8 and 2 x 8 tokens"
+        and out_of_memory.describe_sizes([{}]) == "unknown size"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 * 2**30))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12 * 2**30)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15 * 2**30)
     run = SimpleNamespace(cuda=True, device="cuda:0", model=torch.nn.Linear(10, 100))
-    assert trainer._memory(run, torch.OutOfMemoryError(ON_A_GPU)) == (
+    assert out_of_memory.describe_memory(run, torch.OutOfMemoryError(ON_A_GPU)) == (
         "1,100 parameters; 2.50 GiB were asked for; tensors took 12.00 GiB at most, torch has reserved 15.00 of the "
         "GPU's 16.00 GiB"
     )

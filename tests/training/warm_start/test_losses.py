@@ -106,7 +106,7 @@ def test_a_report(model, data_folder, tmp_path):
     assert (record["old_pattern"], record["new_pattern"]) == ("sfsfsfsf", "sflfsflf")
     assert record["source"] == model.name
     page = (out / "warm_start.md").read_text()
-    assert "| 2 | `l`" in page.replace("  ", "") and f"{record['losses']['before']:.3f} bits before" in page
+    assert "`s` 2" in page and f"{record['losses']['before']:.3f} bits before" in page
     hub = load(out)
     assert hub.model.cfg.sublayer_pattern == "M2x2" and hub.predict("cola", TEXTS[0]).shape == (1, 2)
     head = "classification_heads.cola.out_proj.weight"

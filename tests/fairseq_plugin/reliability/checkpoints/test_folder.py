@@ -339,15 +339,15 @@ def test_the_log_beside_the_checkpoints_has_each_line_once_even_after_a_full_dis
     root, (one, other) = logging.getLogger(), (tmp_path / "one", tmp_path / "other")
     monkeypatch.setattr(root, "handlers", root.handlers.copy())
     monkeypatch.setattr(root, "level", logging.INFO)
-    monkeypatch.setattr(reliability_options, "_handler", None)
     for folder in (one, other):
         folder.mkdir()
     (one / "train.log").write_text("before\n")
     for folder in (one, one, other, one):  # a process asks more than once, and may train several times
         log(f"in {folder.name}", folder)
-    reliability_options._handler.stream.close()
+    handler = root.handlers[-1]
+    handler.stream.close()
     with open("/dev/full", "w") as full:
-        reliability_options._handler.stream = full
+        handler.stream = full
         log("a line")
         log("room again", other)
         assert "Traceback" not in capsys.readouterr().err

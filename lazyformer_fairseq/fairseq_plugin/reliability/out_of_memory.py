@@ -1,0 +1,132 @@
+"""Memory that ends: the run ends with the numbers and what to change, in place of a traceback or of silence.
+
+If one process trains, fairseq leaves out a batch that did not fit: where none fits, a run goes through its epochs
+without an update. Of several processes, the others go on without this one's gradients. On a processor fairseq does not
+know the error.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lazyformer_fairseq.evaluation.planning.fit import can_recompute
+from lazyformer_fairseq.executors.nvidia_smi import precision_on
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.storage.checkpoint_file import first_line
+from lazyformer_fairseq.training.out_of_memory import GIB, OutOfMemoryInTrainingError, is_out_of_memory
+
+KEPT = "Nothing is saved now; what was saved before is whole, and a rerun resumes from it."
+
+
+@contextmanager
+def explained(explain: Callable[[BaseException], str]) -> Iterator[None]:
+    """Explain a failed allocation within the block.
+
+    Args:
+        explain: returns the message, as :func:`before_training`, :func:`in_training` and :func:`in_validation` do.
+
+    Raises:
+        OutOfMemoryInTrainingError: an allocation failed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryInTrainingError(explain(error)) from error
+
+
+def before_training(model: torch.nn.Module, error: BaseException) -> str:
+    """Explain a failure while weights move to the device, the optimizer is made, or a checkpoint is loaded."""
+    weights = sum(weight.numel() for weight in model.parameters())
+    advice = "a smaller model, or more GPUs with --zero-sharding os; `lazyformer plan` counts what fits"
+    return f"out of memory before the first update: {weights:,} parameters; {first_line(error)}. To fit: {advice}"
+
+
+def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
+    """Explain a failure in an update, with the options that make it fit."""
+    advice = [smaller_batches(trainer.cfg)]
+    if would_recompute_help(trainer.get_model()):
+        advice.append("--attention-backend recompute keeps no distributions")
+    if not (trainer.cfg.common.fp16 or trainer.cfg.common.bf16):
+        precision = "bf16"
+        if trainer.cuda:
+            precision = precision_on("cuda")
+        advice.append(f"--{precision} halves activations")
+    advice.append("`lazyformer plan` counts what fits")
+    where = f"update {trainer.get_num_updates() + 1}: batches of {describe_sizes(samples)}"
+    return f"out of memory in {where}. {describe_memory(trainer, error)}. {KEPT} To fit: {'; '.join(advice)}"
+
+
+def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
+    """Explain a failure in a batch of validation."""
+    dataset = trainer.cfg.dataset
+    option = "--batch-size-valid"
+    given = dataset.batch_size_valid
+    if not given and dataset.max_tokens_valid:
+        option = "--max-tokens-valid"
+        given = dataset.max_tokens_valid
+    smaller = f"give {option}"
+    if given:
+        smaller += f" {max(1, given // 2)} or less"
+    where = f"validation after update {trainer.get_num_updates()}: a batch of {describe_sizes([sample])}"
+    return f"out of memory in {where}. {describe_memory(trainer, error)}. {KEPT} To fit: {smaller}"
+
+
+def would_recompute_help(model: torch.nn.Module) -> bool:
+    """Return whether ``--attention-backend recompute`` can take the place of one that keeps distributions."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    for stack in stacks:
+        if not all(can_recompute(sublayer) for sublayer in stack.plan if sublayer.kind.computes_scores):
+            return False
+    return any(stack.attention_backend not in ("recompute", "fused") for stack in stacks)
+
+
+def describe_sizes(samples: list[Any]) -> str:
+    """Return sizes such as "16 x 512 and 3 x 512 tokens", each once, the largest first."""
+    inputs = [sample.get("net_input", {}).get("src_tokens") for sample in samples if isinstance(sample, dict)]
+    shapes = {tuple(tokens.shape) for tokens in inputs if tokens is not None and tokens.dim() == 2}
+    if not shapes:
+        return "unknown size"
+    ordered = sorted(shapes, key=lambda shape: -shape[0] * shape[1])
+    return f"{' and '.join(f'{rows:,} x {time:,}' for rows, time in ordered)} tokens"
+
+
+def describe_memory(trainer: Any, error: BaseException) -> str:
+    """Return what was asked for, and what there is."""
+    weights = sum(weight.numel() for weight in trainer.model.parameters())
+    parts = [f"{weights:,} parameters"]
+    if asked := re.search(r"[Tt]ried to allocate ([\d.]+) (\w+)", str(error)):
+        amount, unit = asked.groups()
+        if unit == "bytes":
+            amount = f"{int(amount) / GIB:.2f}"
+            unit = "GiB"
+        parts.append(f"{amount} {unit} were asked for")
+    if trainer.cuda:
+        there = torch.cuda.get_device_properties(trainer.device).total_memory
+        held = torch.cuda.max_memory_allocated(trainer.device)
+        reserved = torch.cuda.memory_reserved(trainer.device)
+        parts.append(
+            f"tensors took {held / GIB:.2f} GiB at most, torch has reserved {reserved / GIB:.2f} of the GPU's "
+            f"{there / GIB:.2f} GiB"
+        )
+    return "; ".join(parts)
+
+
+def smaller_batches(cfg: Any) -> str:
+    """Return the options that halve a batch and leave an update as large as before."""
+    batch = cfg.dataset.batch_size
+    tokens = cfg.dataset.max_tokens
+    if batch == 1:
+        option = "--tgt-len" if "tgt_len" in cfg.task else "--tokens-per-sample"
+        return f"{option}, fewer than now: a batch is one sequence"
+    if tokens and not batch:
+        options = f"--max-tokens {tokens // 2}"
+    else:
+        options = f"--batch-size {(batch or 2) // 2}"
+    if not cfg.task.get("sequences_per_update"):
+        options += f" --update-freq {','.join(str(2 * each) for each in cfg.optimization.update_freq)}"
+    return f"{options} (an update stays as large)"

@@ -1,6 +1,5 @@
-"""What commands take: paths that must be there, and options of several values, as in ``--seeds 1 2 3`` or ``1,2,3``."""
+"""Arguments of commands: paths that must be there, checkpoints, options of fairseq-train in words."""
 
-import itertools
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import divided, flag_named
 
 PACKAGE_FOLDER = Path(__file__).absolute().parent
 CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())
@@ -31,10 +31,11 @@ class ExistingPath(click.Path):
         self.is_file = is_file
 
     def convert(self, value: Any, param: Optional[click.Parameter], ctx: Optional[click.Context]) -> Path:
-        """Raises a UserError where it is missing."""
+        """Return the path; raise a UserError where nothing is there."""
         given = super().convert(value, param, ctx)
         path = given / self.holds
-        if not (path.is_file() if self.holds or self.is_file else path.exists()):
+        must_be_file = self.is_file or self.holds
+        if not path.exists() or (must_be_file and not path.is_file()):
             raise UserError(f"{path}: {self.missing}")
         return given
 
@@ -44,17 +45,14 @@ CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.sa
 
 
 def checkpoint_at(path: Path, name: Optional[str] = None) -> Path:
-    """A checkpoint, given itself or the folder that holds it (and perhaps its name there); UserError for none."""
+    """Return a checkpoint, given itself or its folder (and perhaps its name there); UserError where there is none."""
     if path.is_file():
         if name is not None:
             raise UserError(f"{path}: is a file; {name} can be chosen in a folder of checkpoints alone")
         return path
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; give a checkpoint, or a folder of checkpoints")
-    if name:
-        names = [name]
-    else:
-        names = CHECKPOINTS
+    names = [name] if name else CHECKPOINTS
     found = [path / name for name in names if (path / name).is_file()]
     if not found:
         raise UserError(f"{path}: holds no {' or '.join(names)}")
@@ -62,7 +60,7 @@ def checkpoint_at(path: Path, name: Optional[str] = None) -> Path:
 
 
 def named_path(text: str) -> tuple[Optional[str], Path]:
-    """Name and path of ``NAME=PATH``; None and all of it where that is there: folders are called ``lr=1e-4`` too."""
+    """Return name and path of ``NAME=PATH``; None and all of it where that is there: ``lr=1e-4`` may be a folder."""
     name, _, path = text.partition("=")
     if path and not Path(text).exists():
         return (name, Path(path))
@@ -70,25 +68,22 @@ def named_path(text: str) -> tuple[Optional[str], Path]:
 
 
 def refuse_missing(*paths: Optional[Path]) -> None:
-    """Raises a UserError for a path that is given and not there."""
+    """Raise a UserError for a path that is given and not there."""
     for path in paths:
         if path is not None and not path.exists():
             raise UserError(f"{path}: no such file or folder")
 
 
 def refuse_missing_folders(data: str) -> None:
-    """Raises a UserError unless each of the folders in fairseq's ``FOLDER:FOLDER...`` is there."""
+    """Raise a UserError unless each of the folders in fairseq's ``FOLDER:FOLDER...`` is there."""
     for folder in data.split(":"):
         if not folder or not Path(folder).is_dir():
-            if folder == data:
-                where = ""
-            else:
-                where = f"{data}: "
+            where = "" if folder == data else f"{data}: "
             raise UserError(f"{where}{folder or 'an empty name'} is no folder")
 
 
 def options_by_name(words: Sequence[str]) -> dict[str, str]:
-    """Options of a command line, by name with underscores: ``--name value``, ``--name=value`` or ``part.name=value``.
+    """Return options of a command line by name with underscores: ``--name value``, ``--name=value``, ``part.name=v``.
 
     The last one of a name counts. ``--name`` alone has the value ``""``.
     """
@@ -102,35 +97,42 @@ def options_by_name(words: Sequence[str]) -> dict[str, str]:
             if value:
                 name = ""
         elif name:
-            found[name], name = word, ""
+            found[name] = word
+            name = ""
     return found
 
 
 def as_words(options: Mapping[str, Any]) -> list[str]:
-    """Options by name with underscores, as words of fairseq-train's command line; False is no word."""
-    flags = ((f"--{name.replace('_', '-')}", getattr(value, "value", value)) for name, value in options.items())
-    given = ((flag,) if value is True else (flag, str(value)) for flag, value in flags if value is not False)
-    return list(itertools.chain.from_iterable(given))
+    """Return options by name with underscores as words of fairseq-train's command line; False is no word."""
+    words = []
+    for name, option in options.items():
+        value = getattr(option, "value", option)  # of an enumeration of fairseq's
+        if value is False:
+            continue
+        words.append(flag_named(name))
+        if value is not True:
+            words.append(str(value))
+    return words
 
 
 def words_of(text: str, option: str) -> list[str]:
-    """The words in the value of an option that holds others. Raises a UserError where a quote is not closed."""
+    """Return the words in the value of an option that holds others; UserError where a quote is not closed."""
     try:
         return shlex.split(text)
     except ValueError as error:
         raise UserError(f"{option} {text}: {error}") from None
 
 
-def divided(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Callback: values that hold commas are several."""
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+def separated(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the values of an option, a callback of click's: those that hold commas are several."""
+    return tuple(part for value in values for part in divided(value))
 
 
 def some_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
-    """A callback: values, divided by commas, that are among these names; one at least."""
+    """Return a callback: values, divided by commas, that are among these names; one at least."""
 
     def callback(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-        given = divided(ctx, option, values)
+        given = separated(ctx, option, values)
         if wrong := [each for each in given or ("",) if each not in names]:
             raise UserError(f"{option.opts[0]} {wrong[0]}: give one or more of {', '.join(names)}")
         return given
@@ -139,9 +141,9 @@ def some_of(names: Sequence[str]) -> Callable[..., tuple[str, ...]]:
 
 
 def named(example: str) -> Callable[..., dict[str, str]]:
-    """A callback: NAME=VALUE, each name once; the example stands in an error."""
+    """Return a callback: NAME=VALUE, each name once; the example stands in an error."""
 
-    def callback(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    def callback(_ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
         found = {}
         for value in values:
             name, _, content = (part.strip() for part in value.partition("="))

@@ -1,6 +1,7 @@
 """The command ``lazyformer``."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -24,7 +25,7 @@ from lazyformer_fairseq.fairseq_plugin.replacements import Stage
 from lazyformer_fairseq.finetuning.commands import evaluate, finetune, predict
 from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
-from lazyformer_fairseq.options import Group
+from lazyformer_fairseq.options import Group, option, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 
@@ -53,33 +54,34 @@ for command in (
     main.add_command(command)
 
 
+@dataclass(frozen=True)
+class ExportSettings:
+    """Options of ``lazyformer export``."""
+
+    checkpoint_file: Optional[str] = option(None, "Name in the folder.", shown="the best checkpoint, else the last")
+    target: str = option(
+        "safetensors",
+        "Whose format: lazyformer_fairseq's own, or transformers'.",
+        "--to",
+        choices=("safetensors", "huggingface"),
+    )
+    form: Optional[str] = option(
+        None,
+        "For huggingface: a BERT or ModernBERT of transformers, or a model with its own code.",
+        "--as",
+        choices=("auto", "bert", "modernbert", "custom"),
+        shown="auto, one of transformers' if it is one",
+    )
+    head: Optional[str] = option(
+        None, "For huggingface: the classification or span head to take along.", shown="the only one"
+    )
+
+
 @main.command()
 @click.argument("checkpoints", metavar="CHECKPOINT", type=ExistingPath())
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--checkpoint-file", help="Name in the folder.  [default: the best checkpoint, else the last]")
-@click.option(
-    "--to",
-    "target",
-    type=click.Choice(["safetensors", "huggingface"]),
-    default="safetensors",
-    help="Whose format: lazyformer_fairseq's own, or transformers'.",
-)
-@click.option(
-    "--as",
-    "form",
-    type=click.Choice(["auto", "bert", "modernbert", "custom"]),
-    help="For huggingface: a BERT or ModernBERT of transformers, or a model with its own code.  [default: auto, one of "
-    "transformers' if it is one]",
-)
-@click.option("--head", help="For huggingface: the classification or span head to take along.  [default: the only one]")
-def export(
-    checkpoints: Path,
-    out: Path,
-    checkpoint_file: Optional[str],
-    target: str,
-    form: Optional[str],
-    head: Optional[str],
-) -> None:
+@takes(ExportSettings)
+def export(checkpoints: Path, out: Path, settings: ExportSettings) -> None:
     """Write a pre-trained or fine-tuned encoder as safetensors, which run no code when they are loaded.
 
     CHECKPOINT is a file, a folder of checkpoints, or one that `lazyformer finetune` wrote, whose best run counts.
@@ -94,20 +96,25 @@ def export(
         from lazyformer_fairseq.finetuning.registry import best_run
 
         checkpoints = best_run(checkpoints)
-    if target == "safetensors":
-        if form or head:
-            raise UserError(f"--{'as' if form else 'head'} is for --to huggingface")
+    if settings.target == "safetensors":
+        for name, value in (("--as", settings.form), ("--head", settings.head)):
+            if value:
+                raise UserError(f"{name} is for --to huggingface")
         from lazyformer_fairseq.evaluation.export import export as write
 
-        write(checkpoints, out, checkpoint_file)
+        write(checkpoints, out, settings.checkpoint_file)
         click.echo(f"written: {out}")
         return
     refuse_without_extra("huggingface", "lazyformer export --to huggingface")
     from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
-    chosen = export_to_huggingface(checkpoints, out, checkpoint_file, form or "auto", head)
-    theirs = {"bert": "a BERT of transformers", "modernbert": "a ModernBERT of transformers"}
-    theirs["causal"] = "a LazyFormerForCausalLM of lazyformer_fairseq, with generate"
+    form = settings.form or "auto"
+    chosen = export_to_huggingface(checkpoints, out, settings.checkpoint_file, form, settings.head)
+    theirs = {
+        "bert": "a BERT of transformers",
+        "modernbert": "a ModernBERT of transformers",
+        "causal": "a LazyFormerForCausalLM of lazyformer_fairseq, with generate",
+    }
     click.echo(f"written: {out}, {theirs.get(chosen, 'with code of its own')}")
     if not (out / "tokenizer.json").is_file():
         click.echo(

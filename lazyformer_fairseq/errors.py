@@ -14,7 +14,7 @@ class UserError(ValueError):
     """
 
 
-class NotCounted(UserError):
+class NotCountedError(UserError):
     """A plan cannot be made; what it was for can be."""
 
 
@@ -30,7 +30,7 @@ def whole_number(text: str) -> Optional[int]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that is not known: ``; did you mean bert_base?``, or nothing."""
+    """Return the end of a message about a name that is not known: ``; did you mean bert_base?``, or nothing."""
     names = get_close_matches(name, list(known), n=3)
     if names:
         return f"; did you mean {', '.join(names)}?"

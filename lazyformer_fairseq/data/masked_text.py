@@ -27,7 +27,7 @@ from lazyformer_fairseq.data.text.dictionary_file import Dictionary, load_dictio
 from lazyformer_fairseq.data.text.interface import SpecialIds, TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import mask_shares, option
+from lazyformer_fairseq.options import LENGTH, PROPORTION_OR_ALL, mask_shares, option
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 
@@ -35,10 +35,9 @@ from lazyformer_fairseq.storage.indexed_format import MappedItems
 class MaskedTextOptions:
     """Options of the way from text to masked blocks."""
 
-    tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
+    tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included", bounds=LENGTH)
     mask_prob: Any = option(
-        0.15,
-        "share of tokens to predict; 0.3:0.15: of the first and of the last update",
+        0.15, "share of tokens to predict; 0.3:0.15: of the first and of the last update", bounds=PROPORTION_OR_ALL
     )
     length_schedule: str = option("", "128:0.8: blocks of 128 in 0.8 of updates (2012.15832)")
     whole_word_masks: bool = option(
@@ -47,8 +46,8 @@ class MaskedTextOptions:
         "--whole-word-masks",
         "--mask-whole-words",
     )
-    leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
-    random_token_prob: float = option(0.1, "share of these that become another word")
+    leave_unmasked_prob: float = option(0.1, "share of these that stay as they are", bounds=PROPORTION_OR_ALL)
+    random_token_prob: float = option(0.1, "share of these that become another word", bounds=PROPORTION_OR_ALL)
     next_sentence: bool = option(
         False,
         "read pairs of texts, and learn which follow which, as BERT; --token-types 2",

@@ -273,7 +273,7 @@ class TextsBenchmark(Benchmark):
         if missing:
             raise UserError(
                 f"{folder}: {', '.join(missing)} not prepared; give the official files by --data, or name the tasks "
-                "that you want, as in --tasks CoLA RTE"
+                "that you want, as in --tasks CoLA,RTE"
             )
         found = {name: self.prepared.load(self.place(folder, name)) for name in names}
         first = next(iter(found.values()))

@@ -32,7 +32,7 @@ def run_grid(task: Optional[str], settings: GridSettings) -> None:
         click.echo(benchmark.prepare(wanted))
 
 
-@click.command(cls=Command, takes_words=True)
+@click.command(cls=Command)
 @click.argument("checkpoints", nargs=-1, metavar="CHECKPOINT...")
 @click.option(
     "--task",
@@ -60,7 +60,7 @@ def finetune(task: Optional[str], checkpoints: tuple[str, ...], more: tuple[str,
     run_grid(task, GridSettings(checkpoints=(*checkpoints, *more), **given))
 
 
-@click.command(cls=Command, takes_words=True)
+@click.command(cls=Command)
 @click.argument("sources", nargs=-1, required=True, type=A_PATH, metavar="MODEL TEXTS | FOLDER...")
 @click.option(
     "--output",

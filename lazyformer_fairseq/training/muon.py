@@ -32,7 +32,7 @@ from lazyformer_fairseq.executors.cpuinfo import has_bf16
 from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.products import multiply
-from lazyformer_fairseq.options import option, refuse_out_of_bounds
+from lazyformer_fairseq.options import AMOUNT, PROPORTION, check, option
 from lazyformer_fairseq.training.optimizers import BUCKET, MOMENTS, AdamLike, AdamOptions, ByGroups, buckets
 
 logger = logging.getLogger(__name__)
@@ -197,8 +197,8 @@ def _lying(x: Tensor) -> Tensor:
 class MuonOptions(AdamOptions):
     """Options of :class:`MuonAndAdam`."""
 
-    adam_lr: Optional[float] = option(None, "Adam's peak rate; default: --lr")
-    muon_momentum: float = option(0.95, "share of momentum that stays")
+    adam_lr: Optional[float] = option(None, "Adam's peak rate; default: --lr", bounds=AMOUNT)
+    muon_momentum: float = option(0.95, "share of momentum that stays", bounds=PROPORTION)
     muon_no_nesterov: bool = option(False, "without Nesterov's momentum")
     muon_scale: str = option(
         "match_rms_adamw",
@@ -221,8 +221,7 @@ class MuonAndAdam(AdamLike):
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
         """Return :class:`Muon`."""
         cfg = self.cfg
-        bounded = ("adam_lr", "adam_eps", "weight_decay", "muon_momentum")
-        refuse_out_of_bounds({name: getattr(cfg, name) for name in bounded})
+        check(cfg, MuonOptions)
         groups = self.groups_of(params)
         matrices = groups[0]["params"]
         precision = str(cfg.muon_precision)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import option, refuse_out_of_bounds
+from lazyformer_fairseq.options import AMOUNT, PROPORTION, check, option
 
 logger = logging.getLogger(__name__)
 
@@ -207,9 +207,9 @@ def betas_of(value: Any, option: str) -> tuple[float, float]:
 class AdamOptions:
     """Options of :class:`FusedAdam`."""
 
-    adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
-    adam_eps: float = option(1e-6, "epsilon")
-    weight_decay: float = option(0.01, "decoupled weight decay")
+    adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'", bounds=PROPORTION)
+    adam_eps: float = option(1e-6, "epsilon", bounds=AMOUNT)
+    weight_decay: float = option(0.01, "decoupled weight decay", bounds=AMOUNT)
     no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay; the paper's code decays all")
 
 
@@ -387,13 +387,15 @@ def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> flo
 class LambOptions:
     """Options of :class:`NvLamb`."""
 
-    lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
-    lamb_eps: float = option(1e-6, "epsilon")
-    weight_decay: float = option(0.01, "decay, within the trust ratio")
+    lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'", bounds=PROPORTION)
+    lamb_eps: float = option(1e-6, "epsilon", bounds=AMOUNT)
+    weight_decay: float = option(0.01, "decay, within the trust ratio", bounds=AMOUNT)
     no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay, as NVIDIA's BERT does")
     no_ratio_without_decay: bool = option(False, "no trust ratio without decay, as in NVIDIA's BERT")
     no_bias_correction: bool = option(False, "leave the means as they start, as NVIDIA's Transformer-XL does")
-    max_weight_norm: float = option(0.0, "bound of a norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none")
+    max_weight_norm: float = option(
+        0.0, "bound of a norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none", bounds=AMOUNT
+    )
 
 
 class NvLamb(AdamLike):
@@ -404,8 +406,7 @@ class NvLamb(AdamLike):
 
     def made(self, params: list[Tensor]) -> torch.optim.Optimizer:
         """Return :class:`Lamb`."""
-        bounded = ("lamb_eps", "weight_decay", "max_weight_norm")
-        refuse_out_of_bounds({name: getattr(self.cfg, name) for name in bounded})
+        check(self.cfg, LambOptions)
         logger.info("optimizer: LAMB by the kernels of torch's fused Adam")
         return Lamb(self.groups_of(params), **self.optimizer_config)
 

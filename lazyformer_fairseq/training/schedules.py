@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import option
+from lazyformer_fairseq.options import AMOUNT, COUNT_OR_NONE, PROPORTION_OR_ALL, Bounds, option
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,9 @@ logger = logging.getLogger(__name__)
 class WarmupOptions:
     """Options of :class:`WarmupSchedule`."""
 
-    warmup_ratio: float = option(0.01, "share of all updates over which the rate grows from zero")
+    warmup_ratio: float = option(
+        0.01, "share of all updates over which the rate grows from zero", bounds=PROPORTION_OR_ALL
+    )
 
 
 class Schedule:
@@ -138,7 +140,7 @@ class LinearWarmupSchedule(WarmupSchedule):
 class PolynomialWarmupOptions(WarmupOptions):
     """Options of :class:`PolynomialWarmupSchedule`."""
 
-    power: float = option(0.5, "of the share of updates that are left, times which the rate is its peak")
+    power: float = option(0.5, "of the share of updates that are left, times which the rate is its peak", bounds=AMOUNT)
 
 
 class PolynomialWarmupSchedule(WarmupSchedule):
@@ -174,9 +176,9 @@ DECAYS = {"1-sqrt": lambda share: 1 - math.sqrt(share), "linear": lambda share: 
 class WSDOptions(WarmupOptions):
     """Options of :class:`WSDSchedule`."""
 
-    warmup_updates: int = option(0, "in place of --warmup-ratio")
+    warmup_updates: int = option(0, "in place of --warmup-ratio", bounds=COUNT_OR_NONE)
     decay: str = option("1-sqrt", "to zero, or linear", choices=tuple(DECAYS))
-    decay_share: float = option(0.1, "of all updates, the last; 0: none")
+    decay_share: float = option(0.1, "of all updates, the last; 0: none", bounds=PROPORTION_OR_ALL)
     decay_from: Optional[str] = option(None, "checkpoint of a constant run, to start from unless --save-dir has one")
 
 
@@ -287,9 +289,9 @@ class WSDSchedule(WarmupSchedule):
 class CosineOptions:
     """Options of :class:`CosineSchedule`."""
 
-    warmup_updates: int = option(0, "over which the rate grows linearly")
-    warmup_init_lr: float = option(0.0, "where it begins")
-    min_lr: float = option(0.0, "where the rate ends")
+    warmup_updates: int = option(0, "over which the rate grows linearly", bounds=COUNT_OR_NONE)
+    warmup_init_lr: float = option(0.0, "where it begins", bounds=Bounds(-1))
+    min_lr: float = option(0.0, "where the rate ends", bounds=AMOUNT)
 
 
 class CosineSchedule(Schedule):

@@ -33,7 +33,7 @@ def options(toy_glue, tmp_path) -> list:
 def squad_options(data: Path, output: Path, *more) -> list:
     return [
         *("finetune", f"m={START}", "--task", "squad", "--data", data, "--output", output, *SIZES),
-        *("--lrs", "1e-3", "--seeds", "1", "2", "--epochs", "1", "--gpus", "none", "--workers", "1", *more),
+        *("--lrs", "1e-3", "--seeds", "1,2", "--epochs", "1", "--gpus", "none", "--workers", "1", *more),
     ]
 
 
@@ -49,7 +49,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         "--output",
         tmp_path / "out",
     ]
-    output = invoke(*arguments, "--tasks", "RTE", "STS-B", "--workers", "1")
+    output = invoke(*arguments, "--tasks", "RTE,STS-B", "--workers", "1")
     assert sorted(path.name for path in (tmp_path / "out" / "tasks").iterdir()) == ["RTE", "STS-B"]
     assert "dev.tsv" in output
     assert "RTE/train.tsv: ends at line 65 and has 64 rows, but the official file has 2,490" in output
@@ -67,7 +67,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         ("--data .", "CoLA: no such folder"),
         ("--epochs RTE=3", "not among --tasks"),
         ("--lrs 2", "2.0 is not in the range"),
-        ("--seeds 1 1", "1 is there twice"),
+        ("--seeds 1,1", "1 is there twice"),
         ("--seeds one", "'one' is not a valid int"),
         ("--task squad --data .", "train-v1.1.json: no such file"),
         ("--task squad --max-length 384", "has 64 positions, but inputs have up to 384 tokens"),
@@ -118,7 +118,7 @@ def wait_until_nothing_runs(runs: Path) -> None:
 def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path, interruptible):
     runs, signals = tmp_path / "out" / "runs", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]
     seeds = range(1, len(signals) + 2)
-    options += ["--seeds", *seeds]
+    options += ["--seeds", ",".join(map(str, seeds))]
     before: dict = {}
     for count, stop in enumerate(signals, start=1):
         command = [sys.executable, "-c", "from lazyformer_fairseq.cli import main; main()", *map(str, options)]

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from lazyformer_fairseq.data.batches import EpochBatches
 from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import option
+from lazyformer_fairseq.options import LENGTH, option
 from lazyformer_fairseq.storage.indexed_format import read_index
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -22,8 +22,10 @@ from lazyformer_fairseq.storage.json_files import read_json
 class StreamOptions:
     """Options of the way in which a language model reads a text."""
 
-    tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass")
-    valid_tgt_len: Optional[int] = option(None, "tokens of a segment in validation; default: as in training")
+    tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass", bounds=LENGTH)
+    valid_tgt_len: Optional[int] = option(
+        None, "tokens of a segment in validation; default: as in training", bounds=LENGTH
+    )
     roll: bool = option(False, "each epoch, streams start at places drawn anew")
 
 

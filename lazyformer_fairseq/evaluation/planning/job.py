@@ -20,7 +20,16 @@ from lazyformer_fairseq.evaluation.costs.memory import Batch, UpdateMemory, meas
 from lazyformer_fairseq.evaluation.usual_sizes import arch_named, usual_symbols
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
-from lazyformer_fairseq.options import computed_tokens, mask_shares, refuse_out_of_bounds
+from lazyformer_fairseq.options import (
+    COUNT,
+    COUNT_OR_NONE,
+    LENGTH,
+    PROPORTION_OR_ALL,
+    check,
+    computed_tokens,
+    mask_shares,
+    refuse_out_of_bounds,
+)
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
@@ -63,8 +72,15 @@ class Job:
 
     def __post_init__(self):
         """Raises a UserError for a number that no training has."""
-        sizes = {"tokens_per_sample": self.time, "sequences_per_update": self.per_update, "max_update": self.max_update}
-        refuse_out_of_bounds({**vars(self.config), **sizes, "mask_prob": self.masked})
+        check(self.config)
+        numbers = {
+            "tokens_per_sample": (self.time, LENGTH),
+            "sequences_per_update": (self.per_update, COUNT),
+            "max_update": (self.max_update, COUNT_OR_NONE),
+            "mask_prob": (self.masked, PROPORTION_OR_ALL),
+        }
+        for name, (value, bounds) in numbers.items():
+            refuse_out_of_bounds({name: value}, {name: bounds})
 
     @property
     def is_causal(self) -> bool:

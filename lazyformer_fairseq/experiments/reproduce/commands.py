@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import divided
+from lazyformer_fairseq.arguments import separated
 from lazyformer_fairseq.extras import needs_fairseq, refuse_without_extra
 from lazyformer_fairseq.options import Group, option, takes
 
@@ -69,7 +69,7 @@ def reproduce() -> None:
 @click.option(
     "--models",
     multiple=True,
-    callback=divided,
+    callback=separated,
     metavar="ARCH,...",
     help="Pre-trained and fine-tuned models; all: Table 3's five others too, which are only timed otherwise. "
     " [default: those of Tables 1 and 4]",
@@ -77,7 +77,7 @@ def reproduce() -> None:
 @click.option(
     "--tasks",
     multiple=True,
-    callback=divided,
+    callback=separated,
     metavar="A,B,...",
     help="Tasks of GLUE.  [default: the paper's eight; with --tiny CoLA and RTE]",
 )

@@ -126,8 +126,10 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     --clamp-len 400 --same-length
     """
     needs_fairseq("lazyformer pretrain", "transformers' Trainer, see docs/trainers.md")
+    from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
+
     wanted = options_by_name(given)
-    refuse_out_of_bounds(wanted)
+    refuse_out_of_bounds(wanted, BOUNDS)
     if "save_dir" in wanted and not run.dry_run:
         refuse_unwritable(Path(wanted["save_dir"]))
     known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]

@@ -12,7 +12,7 @@ from typing import Any, Optional, Union
 import click
 
 from lazyformer_fairseq.arguments import CONFIGS, PACKAGE_FOLDER, as_words
-from lazyformer_fairseq.errors import NotCounted, UserError, nearest, whole_number
+from lazyformer_fairseq.errors import NotCountedError, UserError, nearest, whole_number
 from lazyformer_fairseq.evaluation.planning import NO_GPU, V100_BYTES
 from lazyformer_fairseq.executors.cpuinfo import has_bf16
 from lazyformer_fairseq.executors.nvidia_smi import count_gpus, precision_here, smallest_memory
@@ -162,7 +162,7 @@ class Launch:
             else:
                 place = Place.of_processor(self._precision, self.world)
             click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
-        except NotCounted as error:
+        except NotCountedError as error:
             click.echo(f"no plan: {error}", err=True)
 
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:

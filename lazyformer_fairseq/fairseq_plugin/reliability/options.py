@@ -28,8 +28,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError, nearest, whole_number
 from lazyformer_fairseq.executors.torch_builds import refuse_unfit_torch
+from lazyformer_fairseq.fairseq_plugin.option_bounds import BOUNDS
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
-from lazyformer_fairseq.options import BOUNDS, refuse_out_of_bounds
+from lazyformer_fairseq.options import refuse_out_of_bounds
 from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE, refuse_unwritable
 from lazyformer_fairseq.storage.in_place import own_file
 from lazyformer_fairseq.storage.run_lock import lock_for_process
@@ -85,7 +86,7 @@ def refuse_impossible(*options: Any) -> None:
                 "half a file; leave the option out"
             )
         listed_updates(getattr(some, "keep_updates_list", None))
-        refuse_out_of_bounds({name: getattr(some, name, None) for name in BOUNDS})
+        refuse_out_of_bounds({name: getattr(some, name, None) for name in BOUNDS}, BOUNDS)
 
 
 def refuse_unfit(cfg: DictConfig) -> None:
@@ -227,11 +228,11 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
     task = given.get("task")
     if is_task_of_ours(TASK_REGISTRY.get(task)) or (task is not None and task not in TASK_REGISTRY):
         parser.error = functools.partial(_refuse, parser, input_args is None)
-        refuse_out_of_bounds({name: value for name, value in given.items() if not value.strip()})
+        refuse_out_of_bounds({name: value for name, value in given.items() if not value.strip()}, BOUNDS)
     try:
         parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
     except SyntaxError as error:  # fairseq reads a list of numbers as Python
-        refuse_out_of_bounds(given)
+        refuse_out_of_bounds(given, BOUNDS)
         raise UserError(f"{error.text}: is no list of numbers") from error
     options = parsed[0] if isinstance(parsed, tuple) else parsed
     if not names_task_of_ours(options):

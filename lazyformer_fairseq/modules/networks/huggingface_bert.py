@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import PACKAGE
-from lazyformer_fairseq.options import option
+from lazyformer_fairseq.options import LENGTH, PROPORTION, option
 
 STACKED = {"Wqkv": 3, "Wi": 2}  # maps of ModernBERT that are several, one above the other
 # fairseq's <s> and </s>: transformers warns of the published ids, which a small vocabulary does not have.
@@ -23,14 +23,16 @@ class HuggingFaceBertOptions:
 
     model_type: str = option("bert", "transformers' name of the model", choices=("bert", "modernbert"))
     encoder_layers: int = option(12, "layers, each of self-attention and feed-forward")
-    encoder_embed_dim: int = option(768, "embedding dimension")
-    encoder_ffn_embed_dim: int = option(3072, "width of the feed-forward sublayers")
-    encoder_attention_heads: int = option(12, "number of attention heads")
-    dropout: float = option(0.1, "dropout on embeddings and sublayer outputs")
+    encoder_embed_dim: int = option(768, "embedding dimension", bounds=LENGTH)
+    encoder_ffn_embed_dim: int = option(3072, "width of the feed-forward sublayers", bounds=LENGTH)
+    encoder_attention_heads: int = option(12, "number of attention heads", bounds=LENGTH)
+    dropout: float = option(0.1, "dropout on embeddings and sublayer outputs", bounds=PROPORTION)
     attention_dropout: float = option(
-        0.0, "dropout on attention distributions; BERT's is 0.1, for which torch's attention is not fused on a CPU"
+        0.0,
+        "dropout on attention distributions; BERT's is 0.1, for which torch's attention is not fused on a CPU",
+        bounds=PROPORTION,
     )
-    max_positions: int = option(512, "longest sequence, <s> and </s> included")
+    max_positions: int = option(512, "longest sequence, <s> and </s> included", bounds=LENGTH)
 
 
 class HuggingFaceBert(nn.Module):

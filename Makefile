@@ -52,6 +52,7 @@ test-reliability: lint
 lint: $(STAMP)
 	@$(RUN) ruff check --quiet .
 	@$(RUN) ruff format --check --quiet . || { echo 'Some files are not formatted: run "make format".'; exit 1; }
+	@$(RUN) mypy --no-error-summary
 
 # pip-audit is installed on top of the environment, and asks a service on the network.
 audit: $(STAMP)
@@ -67,5 +68,5 @@ demo: $(STAMP)
 
 # What was built or cached goes; the environment and your results stay.
 clean:
-	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find lazyformer_fairseq tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,9 +22,15 @@ __version__ = "1.0.0.dev0"
 # For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
 USER_DIR = Path(__file__).absolute().parent
 
-_OF_TRANSFORMERS = ("LazyFormerCausalConfig", "LazyFormerConfig", "LazyFormerForCausalLM", "LazyFormerForMaskedLM",
-                    "LazyFormerForQuestionAnswering", "LazyFormerForSequenceClassification",
-                    "LazyFormerForTokenClassification")  # fmt: skip
+_OF_TRANSFORMERS = (
+    "LazyFormerCausalConfig",
+    "LazyFormerConfig",
+    "LazyFormerForCausalLM",
+    "LazyFormerForMaskedLM",
+    "LazyFormerForQuestionAnswering",
+    "LazyFormerForSequenceClassification",
+    "LazyFormerForTokenClassification",
+)
 # Public names, and the modules that have them, which are loaded when they are asked for.
 _PUBLIC = {
     "CausalLanguageModel": "fairseq_plugin.models",

@@ -14,7 +14,7 @@ FAIRSEQ = "fairseq-fixed==0.12.3.1"  # as in setup.py
 
 
 def missing_packages(extra: str) -> list[str]:
-    """Those of an extra of this package that are not installed; none where it runs from a folder, uninstalled."""
+    """Return an extra's packages that are not installed; none where this package runs from a folder, uninstalled."""
     try:
         required = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
@@ -24,13 +24,13 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def refuse_without_extra(extra: str, what: str) -> None:
-    """Raises a UserError where `what`, the user's words, needs an extra that is not whole."""
+    """Raise a UserError where `what`, the user's words, needs an extra that is not whole."""
     if missing := missing_packages(extra):
         raise UserError(_lack_of(missing, extra, what))
 
 
 def needs_transformers(what: str) -> None:
-    """Raises a UserError where there is no transformers, which `what`, the user's words, needs."""
+    """Raise a UserError where there is no transformers, which `what`, the user's words, needs."""
     if find_spec("transformers") is None:
         raise UserError(_lack_of(["transformers"], "huggingface", what))
 
@@ -43,17 +43,21 @@ def _lack_of(missing: list[str], extra: str, what: str) -> str:
 
 
 def needs_fairseq(what: str, without: str = "") -> None:
-    """Raises a UserError where there is no fairseq, which `what`, the user's words, needs; `without` does without."""
+    """Raise a UserError where there is no fairseq, which `what`, the user's words, needs; `without` does without."""
     if not has_fairseq():
-        raise UserError(f"{lack_of_fairseq(what)}{without and f'; without it: {without}'}")
+        message = lack_of_fairseq(what)
+        if without:
+            message += f"; without it: {without}"
+        raise UserError(message)
 
 
 def has_fairseq() -> bool:
+    """Return whether fairseq is installed."""
     return find_spec("fairseq") is not None
 
 
 def lack_of_fairseq(what: str) -> str:
-    """The message of a UserError: `what` needs fairseq, and how to get it."""
+    """Return the message of a UserError: `what` needs fairseq, and how to get it."""
     mend = f"make setup, or pip install {FAIRSEQ}"
     if sys.version_info >= (3, 13):
         mend = "Python 3.11 and 3.12 have it: make setup PYTHON=python3.12 VENV=.venv-3.12"
@@ -61,7 +65,7 @@ def lack_of_fairseq(what: str) -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Of Python and of packages that are installed, for a report."""
+    """Return the versions of Python and of packages that are installed, for a report."""
     found = filter(_is_installed, packages)
     return {"python": platform.python_version(), **{package: metadata.version(package) for package in found}}
 

@@ -1,4 +1,4 @@
-"""How every command shows how far it is: a bar in a terminal; elsewhere, as in a log or a pipe, a line a minute."""
+"""The progress of every command: a bar in a terminal; elsewhere, as in a log or a pipe, a line a minute."""
 
 import sys
 import time
@@ -27,31 +27,32 @@ class Progress(tqdm):
         self.last_print_t = self.start_t = self._time()
 
     def __str__(self) -> str:
-        """Of what is left nothing, while nobody can tell."""
+        """Return the line, without the time left while nobody can tell it."""
         return super().__str__().replace(", ? left", "")
 
     def update(self, n: float = 1) -> Optional[bool]:
-        """Also by nothing, to show that time passes: tqdm would not count it, and say that little is left."""
+        """Count `n` more, or none, to show that time passes: tqdm would not count that, and say that little is left."""
         if n or self.disable:
             return super().update(n)
         return self.refresh()
 
-    def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> Any:
-        """Once a minute, where this is no bar."""
+    def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> None:
+        """Show the line, once a minute where this is no bar."""
         if self.is_bar:
-            return super().display(msg, pos)
-        if time.monotonic() - self._said >= SECONDS:
+            super().display(msg, pos)
+        elif time.monotonic() - self._said >= SECONDS:
             self._say()
 
     def clear(self, *args: Any, **options: Any) -> None:
-        """Makes place for another line; lines need none."""
+        """Make place for another line; lines need none."""
         if self.is_bar:
             super().clear(*args, **options)
 
     def close(self) -> None:
-        """Says where it ended, if it has said anything."""
+        """Say where it ended, if it has said anything."""
         if self.is_bar or self.disable:
-            return super().close()
+            super().close()
+            return
         self.disable = True
         self._decr_instances(self)
         if self._has_said:

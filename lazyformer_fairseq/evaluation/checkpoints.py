@@ -20,7 +20,7 @@ ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint, whole and checked, without running what it holds.
+    """Read a checkpoint, whole and checked, without running what it holds.
 
     Returns:
         Among others its weights as ``model``, and as ``cfg`` the options of its ``model`` and ``task``.
@@ -39,7 +39,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def read_exported(path: Path) -> dict[str, Any]:
-    """Reads what :func:`evaluation.export.export` wrote, in the form of a fairseq checkpoint without an optimizer.
+    """Read what :func:`evaluation.export.export` wrote, in the form of a fairseq checkpoint without an optimizer.
 
     Args:
         path: of the weights; config.json stands beside them.
@@ -65,7 +65,7 @@ def read_exported(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights, each tied one under all its names, and metadata. Raises a UserError where it is not such a file."""
+    """Return weights, each tied one under all its names, and metadata; UserError where it is not such a file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -79,7 +79,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_config(path: Path) -> MaskedLMOptions:
-    """The model's options, each of the right type. Raises a UserError where the file is not such a config."""
+    """Return the model's options, each of the right type; UserError where the file is not such a config."""
     config = read_json(path, "copy the whole folder again")
     if config.get("format") != FORMAT:
         raise UserError(f"{path}: not the config of an exported model; write it with `lazyformer export`")

@@ -27,11 +27,12 @@ from lazyformer_fairseq.storage.atomic import atomic_folder
 
 
 def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Optional[str] = None) -> None:
-    """Writes a checkpoint's model and tokenizer to the folder `out`, whole or not at all.
+    """Write a checkpoint's model and tokenizer to the folder `out`, whole or not at all.
 
     Args:
         folder: of checkpoints; see :func:`lazyformer_fairseq.evaluation.loading.load`.
         out: must not exist yet, or be empty.
+        checkpoint_file: name in `folder`; by default the best, else the last.
 
     Raises:
         UserError: what :func:`~lazyformer_fairseq.evaluation.loading.load` raises, or `out` exists.
@@ -42,10 +43,11 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
 
 
 def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) -> None:
-    """Writes a model that any loop of torch trained, as :func:`export` does, whole or not at all.
+    """Write a model that any loop of torch trained, as :func:`export` does, whole or not at all.
 
     Args:
         model: as ``lazyformer_fairseq.build`` makes it, of as many words as the tokenizer has symbols.
+        tokenizer: the tokenizer of the model.
         folder: must not exist yet, or be empty.
 
     Raises:
@@ -61,11 +63,15 @@ def save(model: MaskedLM, tokenizer: TextTokenizer, folder: Union[str, Path]) ->
 
 
 def write_model(loaded: TrainedModel, folder: Path) -> None:
-    """Writes a model and its tokenizer into a folder that is there already, file by file."""
+    """Write a model and its tokenizer into a folder that is there already, file by file."""
     options = asdict(plain_options(MaskedLMOptions, loaded.model.cfg))
-    config = {"format": FORMAT, "format_version": FORMAT_VERSION, "architecture": ARCHITECTURE}
-    config["model"] = options
-    config["heads"] = {name: task.as_json() for name, task in loaded.tasks.items()}
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "architecture": ARCHITECTURE,
+        "model": options,
+        "heads": {name: task.as_json() for name, task in loaded.tasks.items()},
+    }
     metadata = {"format": "pt", "architecture": ARCHITECTURE, "sublayer_pattern": options["sublayer_pattern"]}
     save_model(loaded.model, str(folder / WEIGHTS_FILE), metadata)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
@@ -38,6 +39,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         label: None where there is no text to answer on; then there are no probabilities.
+        probability: of the label.
+        probabilities: of all labels.
         is_cut: whether the text is longer than the model reads, so that the answer is on a part of it.
         is_unknown: whether the tokenizer knows no token of the text, so that the answer says nothing.
     """
@@ -70,13 +73,16 @@ class TrainedModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """The device of the weights."""
         return self.model.dictionary_sha256.device
 
     def encode(self, *texts: str) -> Tensor:
-        """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence.
+        """Return ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence.
 
-        Texts may also come as one list. Raises a UserError where there is none, or where one is no text. Warns where
-        one is cut.
+        Texts may also come as one list. Warns where one is cut.
+
+        Raises:
+            UserError: there is none, or one is no text.
         """
         if len(texts) == 1 and isinstance(texts[0], (list, tuple)):
             (texts,) = texts
@@ -97,25 +103,15 @@ class TrainedModel(nn.Module):
         return cut, [len(ids) > longest for ids in whole]
 
     @torch.no_grad()
-    def extract_features(
-        self,
-        *texts: str,
-        global_positions: Optional[Tensor] = None,
-        no_padding: bool = False,
-    ) -> Tensor:
-        """The encoder's output (B, T, C) for raw texts; rows are padded on the right.
+    def extract_features(self, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
+        """Return the encoder's output (B, T, C) for raw texts; rows are padded on the right.
 
         Args:
+            *texts: see :meth:`encode`.
             global_positions: (B, T), True at ids of :meth:`encode` that see and are seen by all; for models with
                 ``global=given``, which need it.
-            no_padding: compute no padding, which then has zeros: the same but for rounding.
         """
-        ids = self.encode(*texts)
-        if no_padding:
-            lengths = ids.ne(self.tokenizer.special.pad).sum(-1, keepdim=True).tolist()
-        else:
-            lengths = None
-        features, _ = self.model(ids, features_only=True, global_positions=global_positions, documents=lengths)
+        features, _ = self.model(self.encode(*texts), features_only=True, global_positions=global_positions)
         return features
 
     @torch.no_grad()
@@ -127,17 +123,18 @@ class TrainedModel(nn.Module):
         global_positions: Optional[Tensor] = None,
         max_tokens: int = 8192,
     ) -> Union[list[Prediction], Tensor]:
-        """What a fine-tuned model says of texts, as in ``predict(["One text.", "Another."])``, or of pairs of texts.
+        """Answer on texts by a fine-tuned model, as in ``predict(["One text.", "Another."])``, or on pairs of texts.
+
+        A text that holds nothing, or a pair of which one text does, is not answered on: its label is None. Warns where
+        there are such texts, and where some are cut.
 
         Args:
             texts: a list. If it is the name of a head, `more` are texts, and the answer is that head's logits (B,
                 classes); of the head ``pooler``, BERT's, (B, C).
+            *more: texts after the name of a head.
             head: the name of a head; by default the only one that was fine-tuned.
             global_positions: as in :meth:`extract_features`; with logits alone.
             max_tokens: of a batch, padding included.
-
-        A text that holds nothing, or a pair of which one text does, is not answered on: its label is None. Warns where
-        there are such texts, and where some are cut.
 
         Raises:
             UserError: the checkpoint has no such head, or the texts are no texts, or no pairs where it knows pairs.
@@ -153,23 +150,20 @@ class TrainedModel(nn.Module):
                 said = f"{unknown:,} of {len(answers):,} texts have no token that is known: their label says nothing"
                 warnings.warn(said, stacklevel=3)
             return answers
-        if (head := texts) not in self.model.classification_heads:
+        if texts not in self.model.classification_heads:
             known = ", ".join(self.model.classification_heads) or "none"
             raise UserError(
-                f"no classification head {head!r}; the checkpoint has: {known}. Texts go into a list: predict([...])"
+                f"no classification head {texts!r}; the checkpoint has: {known}. Texts go into a list: predict([...])"
             )
         ids = self.encode(*more)
-        logits, _ = self.model(ids, classification_head_name=head, global_positions=global_positions)
-        return self._in_unit_of_files(head, logits)
+        logits, _ = self.model(ids, classification_head_name=texts, global_positions=global_positions)
+        return self._in_unit_of_files(texts, logits)
 
     def choose_head(self, name: Optional[str] = None) -> str:
-        """The fine-tuned classification head of this name, or the only one; UserError for none or several."""
-        if name in self.tasks or (name is None and len(self.tasks) == 1):
-            return name or next(iter(self.tasks))
-        known = ", ".join(self.tasks)
-        if name is None and not known:
+        """Return the fine-tuned classification head of this name, or the only one; UserError for none or several."""
+        if not self.tasks:
             raise UserError("this model was not fine-tuned on labels or scores; `lazyformer finetune` does that")
-        raise UserError(f"no classification head {name!r}, but {known}" if name else f"choose one of the heads {known}")
+        return _named_or_only(name, list(self.tasks), "classification head")
 
     def longest_of(self, head: str) -> int:
         """Return how many tokens of an input a head reads: as many as in training, and as the model has positions."""
@@ -185,21 +179,22 @@ class TrainedModel(nn.Module):
         """Answer on texts or pairs as :meth:`predict` does, for callers that count cut and empty ones themselves."""
         name = self.choose_head(head)
         task = self.tasks[name]
-        wanted = "pairs of texts" if self.tasks[name].is_pair else "texts"
         rows = []
         for given in texts:
+            parts = (given,)
             if isinstance(given, (list, tuple)):
                 parts = tuple(given)
-            else:
-                parts = (given,)
             is_right = len(parts) == 1 + task.is_pair or (not task.splits and len(parts) == 2)
             if not is_right or not all(isinstance(part, str) for part in parts):
+                wanted = "pairs of texts" if task.is_pair else "texts"
                 raise UserError(f"{given!r}: {task.name}'s model was trained on {wanted}")
             rows.append(parts)
         inputs, is_cut = self._inputs(rows, self.longest_of(name))
-        has_text = [not lacks_text(ids, self.tokenizer.special.eos) for ids in inputs]
-        found = iter(self._answers([ids for ids, has in zip(inputs, has_text, strict=True) if has], name, max_tokens))
-        answers = (next(found) if has else Prediction(None, None, {}) for has in has_text)
+        filled = [number for number, ids in enumerate(inputs) if not lacks_text(ids, self.tokenizer.special.eos)]
+        answers = [Prediction(None, None, {})] * len(inputs)
+        found = self._answers([inputs[number] for number in filled], name, max_tokens)
+        for number, answer in zip(filled, found, strict=True):
+            answers[number] = answer
         return [
             answer._replace(is_cut=cut, is_unknown=self.tokenizer.knows_nothing_of(ids))
             for answer, cut, ids in zip(answers, is_cut, inputs, strict=True)
@@ -210,13 +205,12 @@ class TrainedModel(nn.Module):
         if not inputs:
             return []
         task = self.tasks[name]
+        marks = None
         if self.model.encoder.sentence_encoder.asking:
             marks = self.tokenizer.special.eos
-        else:
-            marks = None
         dataset = LabelledTextsDataset(inputs, None, marks_before=marks, **self._fed)
         logits = np.empty((len(inputs), task.num_classes))
-        for index, found in logits_of(self.model, name, dataset, max_tokens, None, ""):
+        for index, found in logits_of(self.model, name, dataset, max_tokens):
             logits[index] = found
         if not np.isfinite(logits).all():
             raise UserError(f"{task.name}: the model predicts {logits[~np.isfinite(logits)][0]}; train it anew")
@@ -224,18 +218,20 @@ class TrainedModel(nn.Module):
             low, high = task.score_range or (-np.inf, np.inf)
             scores = self._in_unit_of_files(name, logits)[:, 0].clip(low, high)
             return [Prediction(float(score), None, {}) for score in scores]
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        shares = (dict(zip(task.labels, row, strict=True)) for row in weights.tolist())
-        return [Prediction(best := max(found, key=found.get), found[best], found) for found in shares]
+        answers = []
+        for row in softmax(logits, axis=-1).tolist():
+            shares = dict(zip(task.labels, row, strict=True))
+            best = max(shares, key=shares.get)
+            answers.append(Prediction(best, shares[best], shares))
+        return answers
 
     def _in_unit_of_files(self, head: str, logits: Any) -> Any:
-        """Scores, which a head gives in standard deviations from their mean."""
+        """Return scores, which a head gives in standard deviations from their mean, in the unit of the files."""
         mean, deviation = (head in self.tasks and self.tasks[head].standard) or (0.0, 1.0)
         return logits * deviation + mean
 
     def fold_unit(self, head: str) -> None:
-        """From here on the head itself gives scores as the files have them, for programs that know of no unit."""
+        """Let the head itself give scores as the files have them, for programs that know of no unit."""
         if head in self.tasks and self.tasks[head].standard is not None:
             last = self.model.classification_heads[head].out_proj
             weights = {"weight": last.weight * self.tasks[head].standard[1]}
@@ -246,18 +242,17 @@ class TrainedModel(nn.Module):
     def _fed(self) -> dict[str, Any]:
         """What datasets are told of padding, order and types of tokens."""
         special = self.tokenizer.special
+        types_after = None
         if self.model.cfg.token_types > 1:
             types_after = special.eos
-        else:
-            types_after = None
         return {"pad": special.pad, "shuffle": False, "types_after": types_after}
 
     @torch.no_grad()
     def follows(self, first: str, second: str) -> float:
-        """The probability that the second text follows the first, by a model that trained with ``--next-sentence``.
+        """Return the probability that the second text follows the first, by a model trained with ``--next-sentence``.
 
         Raises:
-            UserError: where the checkpoint has no such head, or the pair has no room.
+            UserError: the checkpoint has no such head, or the pair has no room.
         """
         if NEXT_SENTENCE not in self.model.classification_heads:
             raise UserError("this model was not trained to tell what follows what; pre-train it with --next-sentence")
@@ -266,22 +261,21 @@ class TrainedModel(nn.Module):
         inputs, is_cut = self._inputs([(first, second)], longest)
         _warn_of_cuts(is_cut, longest, "pairs")
         ids = torch.tensor(np.stack(inputs), device=self.device)
+        types = None
         if self.model.cfg.token_types > 1:
             types = token_types_of(ids, special.eos, special.pad)
-        else:
-            types = None
         logits, _ = self.model(ids, classification_head_name=NEXT_SENTENCE, token_types=types)
         return float(logits.float().softmax(-1)[0, 0])
 
     @torch.no_grad()
     def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
-        """The `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
+        """Return the `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
 
         A model that calls it otherwise, such as ``[MASK]``, takes that word too.
 
         Raises:
-            UserError: where there are several texts, or the text has no ``<mask>`` or several, or the masked-LM head
-                never trained.
+            UserError: there are several texts, or the text has no ``<mask>`` or several, or the masked-LM head never
+                trained.
         """
         if match.lm_head_never_trained(self.model.state_dict()):
             raise UserError(
@@ -295,9 +289,8 @@ class TrainedModel(nn.Module):
         ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
-            if len(ids) < self.model.max_positions():
-                read = "in the text"
-            else:
+            read = "in the text"
+            if len(ids) == self.model.max_positions():
                 read = f"in the {len(ids)} tokens that are read"
             raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> {read}, must be once")
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
@@ -308,35 +301,41 @@ class TrainedModel(nn.Module):
             for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True)
         ]
 
-    def answer(
+    def answer(  # noqa: PLR0913  (two texts; the others have defaults)
         self,
         question: str,
         context: str,
+        *,
         n_best: int = 1,
         head: Optional[str] = None,
         settings: question_windows.WindowSettings = question_windows.USUAL,
         longest_answer: int = 30,
-    ) -> list[question_windows.FoundAnswer]:
-        """The likeliest answers to a question in a text, the likeliest first, as they stand there.
+    ) -> list[FoundAnswer]:
+        """Return the likeliest answers to a question in a text, the likeliest first, as they stand there.
 
         A model always answers; a probability is among the 20 best (or `n_best`, if more) and tells good answers from
         better ones, not whether the text has any. A long text goes through the model in several windows.
 
         Args:
+            question: the question.
+            context: the text.
             n_best: how many at most.
             head: name of the head for spans; by default the only one.
             settings: sizes of the windows; cut to the model's longest sequence.
             longest_answer: in tokens.
 
         Raises:
-            UserError: where there is no question or no text, or the checkpoint has no such head.
+            UserError: there is no question or no text, or the checkpoint has no such head.
         """
         for name, text in (("question", question), ("context", context)):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"{name} {text!r}: give some text, as in answer('Who walks?', 'Anna walks.')")
         if n_best < 1 or longest_answer < 1:
             raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: must be 1 at least")
-        head = self._span_head(head)
+        known = [name for name, each in self.model.classification_heads.items() if isinstance(each, SpanHead)]
+        if not known:
+            raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
+        head = _named_or_only(head, known, "head for spans")
         longest = min(settings.longest, self.model.max_positions())
         settings = replace(settings, longest=longest, longest_question=min(settings.longest_question, longest // 2))
         file = SquadFile(Path("the text"), [Article([Paragraph(context, (Question("", question),))])])
@@ -344,22 +343,21 @@ class TrainedModel(nn.Module):
         if windows.cut_questions:
             _warn_of_cuts([True], settings.longest_question, "questions")
         how = {"marks_questions": bool(self.model.encoder.sentence_encoder.asking), **self._fed}
-        dataset = question_windows.QuestionWindowsDataset(file, windows, "", longest_answer, **how)
-        (answers,) = find_answers(self.model, head, dataset, max(n_best, question_windows.USUAL_ANSWERS))
+        dataset = QuestionWindowsDataset(file, windows, "", longest_answer, **how)
+        (answers,) = find_answers(self.model, head, dataset, max(n_best, USUAL_ANSWERS))
         return answers[:n_best]
 
-    def _span_head(self, name: Optional[str]) -> str:
-        """The name of the head for spans, checked; of the only one, if None."""
-        known = [each for each, head in self.model.classification_heads.items() if isinstance(head, SpanHead)]
-        if (name is None and len(known) == 1) or name in known:
-            return name or known[0]
-        if not known:
-            raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
-        if name is None:
-            wanted = "several heads for spans"
-        else:
-            wanted = f"no head for spans {name!r}"
-        raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")
+
+def _named_or_only(name: Optional[str], known: Sequence[str], what: str) -> str:
+    """Return the name if it is known, or without one the only known one."""
+    if name in known:
+        return name
+    if name is None and len(known) == 1:
+        return known[0]
+    wanted = f"more than one {what}"
+    if name is not None:
+        wanted = f"no {what} {name!r}"
+    raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")
 
 
 def _warn_of_cuts(is_cut: Sequence[bool], longest: int, what: str = "texts") -> None:
@@ -373,19 +371,19 @@ def find_answers(
     head: str,
     dataset: QuestionWindowsDataset,
     n_best: int = USUAL_ANSWERS,
-    max_tokens: int = 4096,
-    name: Optional[str] = None,
+    **how: Any,
 ) -> list[list[FoundAnswer]]:
-    """For each question of a dataset the `n_best` answers, the best first, as the context has them.
+    """Return for each question of a dataset the `n_best` answers, the best first, as the context has them.
 
     Args:
         model: in evaluation mode, on any device.
         head: the name of its head for spans.
-        max_tokens: of a batch, padding included; one window at least.
-        name: of the progress bar; None for no bar.
+        dataset: windows of the questions.
+        n_best: how many.
+        how: `max_tokens` and `name`, see :func:`logits_of`.
     """
     collector = dataset.collector(n_best)
-    for index, logits_BT2 in logits_of(model, head, dataset, max_tokens, name, "windows"):
+    for index, logits_BT2 in logits_of(model, head, dataset, **how):
         collector.add(index, logits_BT2[..., 0], logits_BT2[..., 1])
     return collector.answers()
 
@@ -395,20 +393,21 @@ def logits_of(
     model: nn.Module,
     head: str,
     dataset: LabelledTextsDataset,
-    max_tokens: int,
-    name: Optional[str],
-    unit: str,
+    max_tokens: int = 4096,
+    name: Optional[str] = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of batches of like lengths, the numbers of the examples (B,) and a head's logits, float32.
+    """Yield, for batches of like lengths, the numbers of the examples (B,) and a head's logits, float32.
 
     Args:
+        model: in evaluation mode, on any device.
+        head: the name of its head.
+        dataset: the examples.
         max_tokens: of a batch, padding included; one example at least.
-        name: of the progress bar, which counts `unit`; None for no bar.
+        name: of the progress bar; None for no bar.
     """
     device = next(model.parameters()).device
     batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max(max_tokens, int(dataset.sizes.max())))
-    shown = {"desc": name, "unit": f" {unit}", "delay": 2, "disable": not name, "leave": False}
-    with Progress(total=len(dataset), **shown) as progress:
+    with Progress(total=len(dataset), desc=name, unit=" rows", delay=2, disable=not name, leave=False) as progress:
         for batch in batches:
             sample = dataset.collater([dataset[index] for index in batch])
             inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample["net_input"])

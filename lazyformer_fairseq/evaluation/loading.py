@@ -27,12 +27,11 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 
 logger = logging.getLogger(__name__)
 
-
 Make = Callable[[Any, Any], Any]
 
 
 def model_of(options: Options, dictionary: Any) -> Union[MaskedLM, CausalLM]:
-    """The model of a dictionary, whose hash its weights keep."""
+    """Return a fresh model for a dictionary, whose hash its weights keep."""
     model = network(options, len(dictionary), dictionary.pad())
     model.register_buffer("dictionary_sha256", match.dictionary_hash(dictionary))
     return model
@@ -43,8 +42,8 @@ def load(
     checkpoint_file: Optional[str] = None,
     make: Make = model_of,
     read: Callable[[Path], dict[str, Any]] = checkpoints.load,
-) -> "TrainedModel":
-    """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
+) -> TrainedModel:
+    """Load a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
 
     Args:
         folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
@@ -54,7 +53,7 @@ def load(
         read: reads a checkpoint.
 
     Raises:
-        UserError: where a file is missing, damaged, unsafe or does not belong to the others.
+        UserError: a file is missing, damaged, unsafe or does not belong to the others.
     """
     checkpoint = checkpoint_at(Path(folder), checkpoint_file)
     tokenizer = tokenizer_beside(checkpoint)  # first: that it is missing is the likelier mistake
@@ -62,7 +61,7 @@ def load(
 
 
 def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTokenizer:
-    """That of a folder, by default of the one beside a checkpoint. Raises a UserError where there is none."""
+    """Return the tokenizer in a folder, by default in the one beside a checkpoint; UserError where there is none."""
     folder = folder or checkpoint.parent / "tokenizer"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; raw text needs the tokenizer that the model was trained with")
@@ -70,12 +69,12 @@ def tokenizer_beside(checkpoint: Path, folder: Optional[Path] = None) -> TextTok
 
 
 def is_causal(state: dict) -> bool:
-    """Whether the content of a checkpoint is a causal language model's."""
+    """Return whether the content of a checkpoint is a causal language model's."""
     return any(str(name).startswith("decoder.embedding.") for name in state.get("model") or ())
 
 
-def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = model_of) -> "TrainedModel":
-    """As :func:`load`, from what a checkpoint holds, and a tokenizer."""
+def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Make = model_of) -> TrainedModel:
+    """Return a model as :func:`load` does, from what a checkpoint holds, and a tokenizer."""
     if is_causal(state):
         raise UserError(f"{checkpoint}: is a causal language model, which `lazyformer lm evaluate` reads")
     model = build(state, tokenizer.dictionary, checkpoint, make)
@@ -84,27 +83,26 @@ def load_state(state: dict, checkpoint: Path, tokenizer: TextTokenizer, make: Ma
 
 
 def tasks_of_heads(state: Mapping[str, Any], path: Path) -> dict[str, TaskDescription]:
-    """What each classification head of a checkpoint was trained on; older ones know it by the head's name alone.
+    """Return what each classification head of a checkpoint was trained on: by its own account, else by its name.
 
-    Raises a UserError, which names `path`, where the checkpoint's own account is damaged.
+    Raises:
+        UserError: the account is damaged; the message names `path`.
     """
     found = {}
     saved = state.get("task_state")
-    if isinstance(saved, dict):
-        saved = saved.get("heads")
-    else:
-        saved = None
+    accounts = saved.get("heads") if isinstance(saved, dict) else None
     for name, head in match.heads_in_checkpoint(state["model"]).items():
+        if head.kind == SPAN or name == NEXT_SENTENCE:
+            continue
+        labels = tuple(f"LABEL_{number}" for number in range(head.outputs)) if head.outputs > 1 else ()
+        found[name] = TaskDescription(name, {}, (), labels, standard=None if labels else (0.0, 1.0))
         rows = [task for task in TASKS.values() if task.head_name == name]
-        if isinstance(saved, dict) and name in saved:
-            rows = [TaskDescription.from_json(saved[name], path)]
-        if head.outputs > 1:
-            labels = tuple(f"LABEL_{number}" for number in range(head.outputs))
-        else:
-            labels = ()
-        unknown = TaskDescription(name, {}, (), labels, standard=None if labels else (0.0, 1.0))
-        if head.kind != SPAN and name != NEXT_SENTENCE:
-            found[name] = next((task for task in rows if task.num_classes == head.outputs), unknown)
+        if isinstance(accounts, dict) and name in accounts:
+            rows = [TaskDescription.from_json(accounts[name], path)]
+        for task in rows:
+            if task.num_classes == head.outputs:
+                found[name] = task
+                break
     return found
 
 
@@ -114,10 +112,13 @@ def trained_model(
     tokenizer: TextTokenizer,
     path: Path,
     tasks: Optional[Mapping[str, TaskDescription]] = None,
-) -> "TrainedModel":
-    """A model of these options and weights, ready for text.
+) -> TrainedModel:
+    """Return a model of these options and weights, ready for text.
 
     Args:
+        cfg: the options.
+        weights: the weights, with the hash of the dictionary.
+        tokenizer: the tokenizer of the model.
         path: for messages.
         tasks: see :class:`TrainedModel`.
 
@@ -129,11 +130,13 @@ def trained_model(
 
 
 def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> Any:
-    """The model that a checkpoint's settings describe, a masked or a causal LM, with its weights.
+    """Return the model that a checkpoint's settings describe, a masked or a causal LM, with its weights.
 
     Args:
         state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
+        dictionary: the model's.
         path: for messages.
+        make: of options and a dictionary makes a model with fresh weights.
 
     Raises:
         UserError: the two do not belong together, or to `dictionary`.
@@ -166,7 +169,7 @@ def build(state: dict, dictionary: Any, path: Path, make: Make = model_of) -> An
 
 
 def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
-    """Raises a UserError for a model or task that is not ours, nor one that fairseq knows where it is loaded."""
+    """Raise a UserError for a model or task that is not ours, nor one that fairseq knows where it is loaded."""
     models = {"lazyformer", "lazyformer_lm", *ARCHITECTURES, *CAUSAL_ARCHITECTURES}
     for part, registry, ours in (("model", "ARCH_MODEL_REGISTRY", models), ("task", "TASK_REGISTRY", None)):
         known = getattr(sys.modules.get(f"fairseq.{part}s"), registry, ours)
@@ -176,7 +179,7 @@ def _refuse_unknown_names(cfg: Mapping[str, Any], path: Path) -> None:
 
 
 def assemble(make: Make, cfg: Options, dictionary: Any, weights: dict[str, Tensor]) -> Any:
-    """A model with fresh weights, and the classification heads that these weights have."""
+    """Return a model with fresh weights, and the classification heads that these weights have."""
     model = make(cfg, dictionary)
     for name, head in match.heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.kind)

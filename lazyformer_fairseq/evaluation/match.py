@@ -1,4 +1,4 @@
-"""Whether a checkpoint's weights and dictionary are those that a model needs; which classification heads it has."""
+"""Checks whether a checkpoint's weights and dictionary are those of a model; finds its classification heads."""
 
 import hashlib
 import itertools
@@ -16,13 +16,14 @@ from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 logger = logging.getLogger(__name__)
 
 PREFIX = "classification_heads."
-TO_CLASSES, TO_SPANS = ".out_proj.weight", ".span_proj.weight"  # the last map of a head
+TO_CLASSES = ".out_proj.weight"  # the last map of a head
+TO_SPANS = ".span_proj.weight"
 PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with a row for each position
 LM_HEAD = "encoder.lm_head."
 
 
 def dictionary_hash(dictionary) -> Tensor:
-    """SHA-256 of the symbols in order, 32 bytes. It travels with the weights: ids mean nothing under other symbols.
+    """Return SHA-256 of the symbols in order, 32 bytes. It travels with the weights: other symbols have other ids.
 
     Counts do not matter: they are statistics of a corpus.
     """
@@ -31,7 +32,7 @@ def dictionary_hash(dictionary) -> Tensor:
 
 
 def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_word: str) -> None:
-    """Raises a UserError that names the first difference between a checkpoint's weights and dictionary and the model's.
+    """Raise a UserError that names the first difference between a checkpoint's weights and dictionary and the model's.
 
     Without it fairseq says "please ensure that the architectures match" and nothing more.
 
@@ -70,7 +71,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Gives a masked language model a checkpoint's weights, of other heads, or of fewer positions where it may be.
+    """Give a masked language model a checkpoint's weights, of other heads, or of fewer positions where it may be.
 
     Raises a UserError where they are not its own, as the functions of this module do.
     """
@@ -84,7 +85,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:
-    """Gives a checkpoint that has no projections for global tokens copies of its others, in place, and logs it."""
+    """Give a checkpoint that has no projections for global tokens copies of its others, in place, and logs it."""
     found: dict[str, Tensor] = {}
     for path, sublayer in model.named_modules():
         if isinstance(sublayer, AttentionSublayer):
@@ -94,8 +95,10 @@ def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:
         first = next(iter(missing))
         logger.warning(
             "the checkpoint has no projections for global tokens (%s and %d more): they start as copies of those for "
-            "all tokens (Longformer, section 5)", first, len(missing) - 1
-        )  # fmt: skip
+            "all tokens (Longformer, section 5)",
+            first,
+            len(missing) - 1,
+        )
         state_dict.update(missing)
 
 
@@ -106,9 +109,10 @@ def match_positions(
     positions: int,
     copies: bool,
 ) -> None:
-    """Makes a checkpoint's positions as many as the model's, in place: repeats them (Longformer, section 5).
+    """Make a checkpoint's positions as many as the model's, in place: repeat them (Longformer, section 5).
 
     Args:
+        state_dict: the checkpoint's weights.
         own: the model's weights.
         name: of the weight with a row for each position.
         positions: the model's.
@@ -136,7 +140,7 @@ def match_positions(
 
 
 def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDict) -> None:
-    """Makes the heads in `state_dict` those of the model, in place, and logs which it leaves out or starts anew.
+    """Make the heads in `state_dict` those of the model, in place, and log which are left out or start anew.
 
     A head that only the checkpoint has, or has in another size, is left out; a head that only the model has keeps its
     fresh weights, but for a dense one: where the checkpoint has a pooler, its dense map starts from that. BERT's
@@ -154,10 +158,9 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
         if mine in own and own[mine].shape == weight.shape:
             from_pooler[mine] = weight.clone()
     for head in sorted(unfit - ({source} if from_pooler else set())):
+        reason = "is none of this task's"
         if head in heads:
             reason = "has another number of outputs, or of maps, there"
-        else:
-            reason = "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in [name for name in state_dict if name.startswith(PREFIX) and _head(name) in unfit]:
         del state_dict[name]
@@ -178,7 +181,7 @@ def _shapes_by_head(weights: dict[str, Tensor]) -> dict[str, dict[str, torch.Siz
 
 
 def _head(name: str) -> str:
-    return name[len(PREFIX) :].split(".")[0]
+    return name.removeprefix(PREFIX).partition(".")[0]
 
 
 class SavedHead(NamedTuple):
@@ -189,26 +192,27 @@ class SavedHead(NamedTuple):
 
 
 def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
-    """The classification heads among the weights, and those of spans, by name."""
+    """Return the classification heads among the weights, and those of spans, by name."""
     found = {}
     for name, weight in state_dict.items():
         if name.startswith(PREFIX) and name.endswith((TO_CLASSES, TO_SPANS)):
-            if f"{name.removesuffix(TO_CLASSES)}.dense.weight" in state_dict:
+            kind = "linear"
+            if name.endswith(TO_SPANS):
+                kind = SPAN
+            elif f"{name.removesuffix(TO_CLASSES)}.dense.weight" in state_dict:
                 kind = "dense"
-            else:
-                kind = "linear"
-            found[_head(name)] = SavedHead(weight.size(0), SPAN if name.endswith(TO_SPANS) else kind)
+            found[_head(name)] = SavedHead(weight.size(0), kind)
     return found
 
 
 def has_pooler(state_dict: dict[str, Tensor]) -> bool:
-    """Whether BERT's pooler is among the weights; a head of a task that is called so is none."""
+    """Return whether BERT's pooler is among the weights; a head of a task that is called so is none."""
     name = f"{PREFIX}{POOLER}"
     return f"{name}.dense.weight" in state_dict and f"{name}.out_proj.weight" not in state_dict
 
 
 def lm_head_never_trained(weights: Mapping[str, Tensor]) -> bool:
-    """Whether the masked-LM head of an encoder is as fresh as it was made, so that its answers are noise.
+    """Return whether the masked-LM head of an encoder is as fresh as it was made, so that its answers are noise.
 
     Such a head has biases of exactly zero, and the first update of its own ends that; updates of other heads, with
     weight decay or without, leave it so. So every file of weights remembers it: checkpoints, exports, old ones too.
@@ -218,7 +222,7 @@ def lm_head_never_trained(weights: Mapping[str, Tensor]) -> bool:
 
 
 def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:
-    """The head whose dense map was pre-trained as BERT's pooler was; None where there is none."""
+    """Return the head whose dense map was pre-trained as BERT's pooler was; None where there is none."""
     if has_pooler(state_dict):
         return POOLER
     if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict:

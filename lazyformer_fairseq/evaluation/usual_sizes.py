@@ -1,4 +1,4 @@
-"""Counts and measurements: parameters, FLOPs, memory, time; what fits."""
+"""Names of architectures, and the vocabulary that a model usually has."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,23 +13,24 @@ COLOURS = 516
 
 
 def arch_named(name: str) -> str:
-    """The name of an encoder or a causal model. Raises a UserError, with the nearest names, where none has it."""
-    if name not in (known := [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]):
+    """Return the name of an encoder or a causal model; raise a UserError, with the nearest ones, for any other."""
+    known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
+    if name not in known:
         raise UserError(f"{name}: no such arch{nearest(name, known) or '; docs/patterns.md has them all'}")
     return name
 
 
 def usual_symbols(options: Mapping[str, Any]) -> int:
-    """Where no data say how many a model of these options has: pieces of our tokenizers in encoders; words of
-    WikiText-103, where its softmax has bands for them; colours, and fairseq's own symbols, where it has absolute
-    positions; else bytes.
+    """Return the number of symbols of a model with these options, where no data say it.
+
+    An encoder has our tokenizers' pieces; a causal model the words of WikiText-103 where its softmax has bands for
+    them, colours and fairseq's own symbols where it has absolute positions, else bytes.
     """
     cutoffs = options.get("adaptive_softmax_cutoff")
-    of_images = "positions=absolute" in options.get("sublayer_pattern", "")
     if cutoffs is None:
         return PIECES
     if cutoffs:
         return WORDS
-    if of_images:
+    if "positions=absolute" in options.get("sublayer_pattern", ""):
         return COLOURS
     return CHARACTERS

@@ -66,24 +66,24 @@ class Cluster:
         if kind == "slurm" and at_once:
             values["slurm_array_parallelism"] = at_once
         for name, text in options.items():
-            number = whole_number(text)
-            values[name] = text if number is None else number
+            values[name] = text
+            if whole_number(text) is not None:
+                values[name] = int(text)
         try:
             self._executor = submitit.AutoExecutor(folder, cluster=kind)
             self._executor.update_parameters(**values)
         except (RuntimeError, NameError, TypeError, ValueError) as error:
             raise UserError(f"--slurm: {error}") from error
         self.look_every = 5.0 if kind == "slurm" else 0.2  # a look at Slurm is a look at files of a network
+        self._limit = None
         if kind == "local":
             self._limit = at_once
-        else:
-            self._limit = None
         self._work = work
         self._jobs: list[ClusterJob] = []
 
     @property
     def free(self) -> int:
-        """How many jobs may be sent now: Slurm has a queue of its own."""
+        """The number of jobs that may be sent now: Slurm has a queue of its own."""
         if self._limit is None:
             return UNLIMITED
         return self._limit - len(self._jobs)

@@ -7,7 +7,7 @@ WITH_BF16 = frozenset({"avx512_bf16", "amx_bf16"})  # instructions that multiply
 
 
 def first_core() -> dict[str, str]:
-    """Linux's own description; empty elsewhere."""
+    """Return Linux's own description; empty elsewhere."""
     try:
         first, _, _others = CPUINFO.read_text().partition("\n\n")
     except OSError:
@@ -17,5 +17,5 @@ def first_core() -> dict[str, str]:
 
 
 def has_bf16() -> bool:
-    """Whether the processor multiplies in bf16."""
+    """Return whether the processor multiplies in bf16."""
     return not WITH_BF16.isdisjoint(first_core().get("flags", "").split())

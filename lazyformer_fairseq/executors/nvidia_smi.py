@@ -15,7 +15,7 @@ LEAST_WITH_BF16 = (8, 0)
 
 
 def visible_gpus() -> list[str]:
-    """Those that torch will see, as CUDA_VISIBLE_DEVICES names them; nvidia-smi itself knows nothing of it."""
+    """Return the GPUs that torch will see, as CUDA_VISIBLE_DEVICES names them; nvidia-smi knows nothing of it."""
     there = gpus_of_machine()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not there:
@@ -25,26 +25,29 @@ def visible_gpus() -> list[str]:
 
 
 def gpus_of_machine() -> int:
-    """How many a working driver sees."""
+    """Return how many a working driver sees."""
     return sum(line.startswith("GPU") for line in _ask("-L"))
 
 
 def count_gpus() -> int:
-    """How many torch will see."""
+    """Return how many torch will see."""
     return len(visible_gpus())
 
 
 def capabilities() -> list[Capability]:
-    """Of every GPU of the machine. Empty where there is none, and where the driver is too old to tell."""
+    """Return that of every GPU of the machine; none where the driver is too old to tell."""
     lines = _ask("--query-gpu=compute_cap", "--format=csv,noheader")
-    found = [re.fullmatch(r"\s*(\d+)\.(\d+)\s*", line) for line in lines]
-    if all(found):
-        return [(int(each[1]), int(each[2])) for each in found]
-    return []
+    found = []
+    for line in lines:
+        number = re.fullmatch(r"\s*(\d+)\.(\d+)\s*", line)
+        if number is None:
+            return []
+        found.append((int(number[1]), int(number[2])))
+    return found
 
 
 def smallest_memory() -> Optional[int]:
-    """Bytes of the GPU that has least; None where there is none, and where the driver does not tell."""
+    """Return the bytes of the GPU that has least; None where there is none, and where the driver does not tell."""
     lines = _ask("--query-gpu=memory.total", "--format=csv,noheader,nounits")
     if lines and all(line.strip().isdigit() for line in lines):
         return min(int(line) * 2**20 for line in lines)
@@ -52,9 +55,9 @@ def smallest_memory() -> Optional[int]:
 
 
 def driver() -> Optional[int]:
-    """The driver's release, as 580 of 580.65.06; None where there is none."""
-    release, *_ = [*_ask("--query-gpu=driver_version", "--format=csv,noheader"), ""]
-    release = release.strip().partition(".")[0]
+    """Return the driver's release, as 580 of 580.65.06; None where there is none."""
+    lines = _ask("--query-gpu=driver_version", "--format=csv,noheader")
+    release = "".join(lines[:1]).strip().partition(".")[0]
     if release.isdigit():
         return int(release)
     return None
@@ -63,7 +66,7 @@ def driver() -> Optional[int]:
 @functools.cache  # every run of a command asks, more than once; the answers take some tenths of a second
 def _ask(*options: str) -> list[str]:
     try:
-        answer = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=60)
+        answer = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
     if answer.returncode == 0:
@@ -72,21 +75,21 @@ def _ask(*options: str) -> list[str]:
 
 
 def precision_of(found: Collection[Capability]) -> str:
-    """Of GPUs of these compute capabilities: bf16 where all have it, else fp16; fp16 too where none is known."""
+    """Return the precision for GPUs of these capabilities: bf16 where all have it, else fp16, also for unknown ones."""
     if found and min(found) >= LEAST_WITH_BF16:
         return "bf16"
     return "fp16"
 
 
 def precision_here() -> str:
-    """Of this machine, by nvidia-smi, so that neither torch nor CUDA starts: fp32 where torch will see no GPU."""
+    """Return that of this machine, by nvidia-smi, so that neither torch nor CUDA starts: fp32 without a GPU."""
     if count_gpus():
         return precision_of(capabilities())
     return "fp32"
 
 
 def precision_on(device: str) -> str:
-    """Of ``cpu`` (fp32) or of the GPU that torch uses, ``cuda``."""
+    """Return that of ``cpu`` (fp32) or of the GPU that torch uses, ``cuda``."""
     if device == "cpu":
         return "fp32"
     import torch

@@ -49,7 +49,7 @@ LEAST_DRIVER = {"11": 450, "12": 525, "13": 580}
 
 
 def has_kernels(capability: Capability, architectures: Iterable[str]) -> bool:
-    """Whether a GPU runs what is compiled for one of `architectures`.
+    """Return whether a GPU runs what is compiled for one of `architectures`.
 
     A binary, ``sm_80``, runs on GPUs of the same major version and no lower minor one; code that the driver compiles,
     ``compute_80``, on all later GPUs (NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility").
@@ -67,15 +67,15 @@ def _runs(capability: Capability, kind: str, version: str) -> bool:
 
 
 def can_run(driver: Optional[int], cuda: str) -> bool:
-    """Whether a driver of this release runs a torch of this CUDA version; an unknown one is taken to."""
+    """Return whether a driver of this release runs a torch of this CUDA version; an unknown one is taken to."""
     return driver is None or driver >= LEAST_DRIVER.get(cuda.partition(".")[0], 0)
 
 
 def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None) -> Optional[Build]:
-    """The newest build that this driver runs and that has kernels for all of these GPUs; where none has, for most.
+    """Return the newest build that this driver runs and that has kernels for all of these GPUs; if none has, for most.
 
-    Of GPUs that the driver says nothing of (`capabilities` is empty) the driver alone decides. None where no build
-    has kernels for any.
+    Where the driver says nothing of the GPUs (`capabilities` is empty) it alone decides. None where no build has
+    kernels for any.
     """
 
     def served(build: Build) -> int:
@@ -88,32 +88,28 @@ def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None)
 
 
 def why(capabilities: Sequence[Capability], driver: Optional[int]) -> str:
-    """What :func:`newest_for` looked at, in words."""
+    """Return in words what :func:`newest_for` looked at."""
+    kernels = ""
     if capabilities:
-        of = f" with kernels for compute capability {in_words(capabilities)}"
-    else:
-        of = ""
-    return f"the newest on PyPI{of} that runs with driver {driver}"
+        kernels = f" with kernels for compute capability {in_words(capabilities)}"
+    return f"the newest on PyPI{kernels} that runs with driver {driver}"
 
 
 def in_words(capabilities: Iterable[Capability]) -> str:
-    """7.0 and 8.0"""
-    *others, last = [f"{major}.{minor}" for major, minor in sorted(set(capabilities))]
-    if others:
-        return f"{', '.join(others)} and {last}"
-    return last
+    """Return ``7.0 and 8.0``."""
+    return " and ".join(f"{major}.{minor}" for major, minor in sorted(set(capabilities)))
 
 
 def refuse_unfit_torch(processes: int = 1) -> None:
-    """Raises a UserError where torch cannot use as many of the GPUs that it will see as there are processes here."""
+    """Raise a UserError where torch cannot use as many of the GPUs that it will see as there are processes here."""
     if misfit := misfit_of_torch(processes):
         raise UserError(f"{misfit}. To use the processor all the same, set CUDA_VISIBLE_DEVICES to nothing")
 
 
 def misfit_of_torch(processes: int = 1) -> Optional[str]:
-    """Why torch cannot use that many GPUs, and what to install; None where it can, and where there is no GPU.
+    """Return why torch cannot use that many GPUs, and what to install; None where it can, and where there is no GPU.
 
-    Of GPUs of several kinds nobody knows here which ones torch will see: enough of them have to do.
+    With GPUs of several kinds nobody knows here which ones torch will see: enough of them have to do.
     """
     visible = nvidia_smi.count_gpus()
     if not visible:
@@ -129,7 +125,7 @@ def misfit_of_torch(processes: int = 1) -> Optional[str]:
         least = LEAST_DRIVER[torch.version.cuda.partition(".")[0]]
         needed = f"{name} is built with CUDA {torch.version.cuda}, which needs NVIDIA's driver from {least} on"
         return f"{needed}, and here is {driver}: update the driver, or {_remedy(there, driver)}"
-    compiled = torch._C._cuda_getArchFlags().split()
+    compiled = (torch._C._cuda_getArchFlags() or "").split()
     lacking = [capability for capability in there if not has_kernels(capability, compiled)]
     if len(there) - len(lacking) >= min(processes, visible, len(there)):
         return None

@@ -7,9 +7,10 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from lazyformer_fairseq.child_process import end_with_parent, interrupts_held_back
 
@@ -62,13 +63,14 @@ class Workers:
         if gpus:
             self._free = [gpus[number % len(gpus)] for number in range(self.count)]
         self._jobs: list[Job] = []
-        self._context = multiprocessing.get_context("spawn" if gpus else "forkserver")
+        self._context: Union[SpawnContext, ForkServerContext] = multiprocessing.get_context("spawn")
         if not gpus:
+            self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload([work.partition(":")[0], "torch._dynamo"])  # for optimizers
 
     @property
     def free(self) -> int:
-        """How many jobs could start now."""
+        """The number of jobs that could start now."""
         return len(self._free)
 
     def start(self, given: Sequence[tuple[Any, ...]]) -> list[Job]:

@@ -29,7 +29,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 @contextmanager
-def picture(
+def picture(  # noqa: PLR0913, PLR0917  (all but the path have defaults)
     path: Path,
     rows: int = 1,
     columns: int = 1,
@@ -65,7 +65,8 @@ def picture(
             ncols=columns_of_legend,
             frameon=False,
         )
-    write_picture(figure, path)
+    with atomic_file(path) as file:
+        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")
 
 
 def handles(style_of: Mapping[str, Style], **more: Any) -> list[Line2D]:
@@ -118,16 +119,10 @@ def label_cost(axis: Axes, cost: str) -> None:
         elif seconds > 360:
             unit = "minutes"
         scale = SECONDS_OF[unit] / SECONDS_OF[cost]
-        ticks = MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0, most / scale)
+        ticks = np.asarray(MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0, most / scale))
         axis.set_xticks(ticks * scale, [f"{tick:g}" for tick in ticks])
         axis.set_xlim(0, most)
         label = label.replace(cost, unit)
     else:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.set_xlabel(label)
-
-
-def write_picture(figure: Figure, path: Path) -> None:
-    """Write a PNG, whole or not at all."""
-    with atomic_file(path) as file:
-        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")

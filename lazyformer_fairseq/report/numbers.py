@@ -16,7 +16,7 @@ def number(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """`n`, `median`, and the quartiles, `low` and `high`; fewer than three values have none."""
+    """Return `n`, `median`, and the quartiles, `low` and `high`; fewer than three values have none."""
     found = {"n": len(values), "median": float(np.median(values))}
     if len(values) >= FEWEST_FOR_QUARTILES:
         found |= {

@@ -367,7 +367,7 @@ def predict_task(task: TaskDescription, run: Path, data: Path, folder: Path, wan
         dataset = objective.dataset(split)
         file = submission_file(task, split)
         logits = np.empty((len(dataset), task.num_classes), np.float32)
-        for rows, found in inference.logits_of(loaded.model, task.head_name, dataset, wanted.max_tokens, file, "rows"):
+        for rows, found in inference.logits_of(loaded.model, task.head_name, dataset, wanted.max_tokens, file):
             logits[rows] = found
         words = prediction_words(task, logits)
         numbered = [f"{number}\t{word}" for number, word in enumerate(words)]

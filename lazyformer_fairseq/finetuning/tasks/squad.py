@@ -194,8 +194,8 @@ class Squad(Benchmark):
             objective.head_name,
             objective.dataset_of(PreparedSplit(read, windows), "valid"),
             wanted.n_best,
-            wanted.max_tokens,
-            file.name,
+            max_tokens=wanted.max_tokens,
+            name=file.name,
         )
         texts = {}
         n_best = {}

@@ -203,10 +203,6 @@ def test_features_of_a_text_do_not_depend_on_its_batch(hub):
     assert alone.shape == (1, len(hub.tokenizer.build_input(short)), 16)
     torch.testing.assert_close(together[:1, : alone.size(1)], alone)
     assert torch.equal(hub.extract_features([short, long]), together)
-    in_a_row = hub.extract_features(short, long, no_padding=True)
-    torch.testing.assert_close(in_a_row[0, : alone.size(1)], alone[0])
-    torch.testing.assert_close(in_a_row[1], together[1])
-    assert not in_a_row[0, alone.size(1) :].any(), "padding was computed"
 
 
 def test_padding_on_the_left_changes_nothing(hub):

@@ -213,8 +213,20 @@ HUGE = "1" + "0" * 20
 
 NONSENSE = {
     "bench": (f"tokens {HUGE}", f"lengths {HUGE[:12]}", f"rounds {HUGE}", "rounds 1", "budget nan"),
-    "compare data out --task masked-lm": ("lr nan", "dropout -1", f"seeds {HUGE}", f"random-orders {HUGE}", "time-fractions nan"),
-    "search data out --task masked-lm": ("seed -1", f"sublayers {HUGE[:12]}", "weights-lr nan", "budgets 0", f"max-updates {HUGE}"),
+    "compare data out --task masked-lm": (
+        "lr nan",
+        "dropout -1",
+        f"seeds {HUGE}",
+        f"random-orders {HUGE}",
+        "time-fractions nan",
+    ),
+    "search data out --task masked-lm": (
+        "seed -1",
+        f"sublayers {HUGE[:12]}",
+        "weights-lr nan",
+        "budgets 0",
+        f"max-updates {HUGE}",
+    ),
     "finetune ck --data glue --output out": ("lr -1", "warmup-ratio nan", f"seeds {HUGE}", f"max-length {HUGE}"),
     "corpus raw out": ("seed -1", f"shards {HUGE}", "valid-share nan"),
     "plan --arch bert_base": (f"tokens-per-sample {HUGE}", f"sequences-per-update {HUGE}", "teraflops nan"),

@@ -301,7 +301,7 @@ class TrainedModel(nn.Module):
             for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True)
         ]
 
-    def answer(  # noqa: PLR0913  (two texts; the others have defaults)
+    def answer(
         self,
         question: str,
         context: str,

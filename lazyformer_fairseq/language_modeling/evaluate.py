@@ -147,7 +147,7 @@ def evaluate(model: CausalLM, tokens: np.ndarray, eos: int, **lengths: int) -> E
     )
 
 
-def token_losses(  # noqa: PLR0913, PLR0917  every length of the evaluation
+def token_losses(  # noqa: PLR0917  every length of the evaluation
     model: CausalLM,
     tokens: np.ndarray,
     eos: int,

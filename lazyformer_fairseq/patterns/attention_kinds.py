@@ -1,4 +1,4 @@
-"""The table of kinds of attention: what the settings of an ``s`` choose, one row for each system.
+"""The table of attention variants, which settings of an ``s`` choose: one row for each system.
 
 An attention is a few choices, so rows of different choices combine:
 
@@ -16,13 +16,17 @@ A row is switched on by its first setting. ``modules/sublayers/attention_kinds``
 
 import math
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
-SCORES, MASK, WEIGHTS, MEMORY, VECTORS, POSITIONS = CHOICES = (
-    *("scores", "mask", "weights", "memory", "vectors", "positions"),
-)
+SCORES = "scores"
+MASK = "mask"
+WEIGHTS = "weights"
+MEMORY = "memory"
+VECTORS = "vectors"
+POSITIONS = "positions"
+CHOICES = (SCORES, MASK, WEIGHTS, MEMORY, VECTORS, POSITIONS)
 Value = Union[int, float, str]
 LARGEST = 2**31 - 1  # of a number, so that sums of two fit a kernel's
 Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong)
@@ -30,7 +34,7 @@ Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong)
 
 @dataclass(frozen=True)
 class Setting:
-    """What may stand in square brackets after a letter, as in ``s[window=256]``.
+    """Setting in square brackets after a letter, as in ``s[window=256]``.
 
     Attributes:
         default: the value if it is left out; every value has its type, but for `choices` of a number. Where 0 or ""
@@ -52,7 +56,7 @@ class Setting:
     is_sum: bool = False
 
     def read(self, text: str) -> Value:
-        """Parses a value.
+        """Parse a value.
 
         Raises:
             ValueError: the text is no valid value; the message gives the reason.
@@ -70,15 +74,11 @@ class Setting:
         return value
 
     def _word(self, text: str) -> str:
+        terms = [text]
         if self.is_sum:
             terms = [term.strip() for term in text.split("+")]
-        else:
-            terms = [text]
         if unknown := [term for term in terms if term not in self.choices]:
-            if self.is_sum:
-                some = "a sum of some"
-            else:
-                some = "one"
+            some = "a sum of some" if self.is_sum else "one"
             raise ValueError(f"{self.name} is {some} of {', '.join(self.choices)}, not {unknown[0]!r}")
         if len(set(terms)) < len(terms):
             raise ValueError(f"{self.name} has one of its terms twice")
@@ -108,7 +108,7 @@ def find_class(place: str) -> Any:
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """A row.
+    """Row of the table: an attention variant.
 
     Attributes:
         choice: one of CHOICES; rows of the same choice exclude each other.
@@ -129,9 +129,9 @@ class AttentionKind:
     settings: tuple[Setting, ...]
     why_not_causal: str = ""
     why_not_encoder: str = ""
-    excludes: Mapping[str, str] = ()
-    why_keys_stay: Callable[[Mapping[str, Value]], str] = lambda values: ""
-    check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda values, causal: ()
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    why_keys_stay: Callable[[Mapping[str, Value]], str] = lambda _: ""
+    check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda *_: ()
 
     def __reduce__(self) -> tuple[Callable[[str], "AttentionKind"], tuple[str]]:
         """Copy and pickle a row as its name."""
@@ -139,6 +139,7 @@ class AttentionKind:
 
     @property
     def name(self) -> str:
+        """Name of the setting that switches it on."""
         return self.settings[0].name
 
     def load(self) -> Any:
@@ -184,19 +185,19 @@ _HEADS = Setting(
 )
 
 
-def _check_parts(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
+def _check_parts(values: Mapping[str, Value], _causal: Optional[bool] = None) -> Checks:
     if values["heads"] == "split" and values["part"] != "both":
         yield "heads", f"heads=split gives each part heads of its own, but part={values['part']} leaves one part"
 
 
-def _check_fixed(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
+def _check_fixed(values: Mapping[str, Value], _causal: Optional[bool]) -> Checks:
     if values["part"] == "local" and values["summary"] != _SUMMARY.default:
         yield "summary", "part=local sees no summaries"
     block = values["fixed"]
     summary = values["summary"]
     if values["part"] != "local" and summary > block and summary != _SUMMARY.default:
         yield "summary", f"a block of {block} has no last {summary} positions: give summary={block} or less"
-    yield from _check_parts(values, causal)
+    yield from _check_parts(values)
 
 
 _SUMMARY = Setting("summary", 8, "positions at the end of each block that all queries see", "tokens", low=1)
@@ -219,7 +220,7 @@ def _check_synthesizer(values: Mapping[str, Value], causal: Optional[bool]) -> C
         yield "rope", "rope turns queries and keys for their products: take a synthesizer with dot, and none of dense"
 
 
-def _check_buckets(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
+def _check_buckets(values: Mapping[str, Value], _causal: Optional[bool]) -> Checks:
     if values["buckets"] % 2:
         yield "buckets", f"buckets must be even, as half of them are opposites, not {values['buckets']}"
 
@@ -303,7 +304,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             Setting("rank", 8, "columns of the two factors of factorised_random", "columns", low=1),
             _LENGTH,
         ),
-        why_keys_stay=lambda values: "its scores are made for its own input, and a k has others",
+        why_keys_stay=lambda _: "its scores are made for its own input, and a k has others",
         excludes={"buckets": "hashing needs queries that are keys"},
         check=_check_synthesizer,
     ),
@@ -356,7 +357,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             "entmax": "rounds are joined as parts of one softmax",
             "qk_norm": "its queries are its keys, which it scales to one length itself",
         },
-        why_keys_stay=lambda values: "they are its queries too",
+        why_keys_stay=lambda _: "they are its queries too",
         check=_check_buckets,
     ),
     AttentionKind(
@@ -392,17 +393,17 @@ def row_of_name(name: str) -> AttentionKind:
 
 
 def chosen_kinds(values: Mapping[str, Value]) -> list[AttentionKind]:
-    """The rows that these settings of an ``s`` switch on, in the table's order."""
+    """Return the rows that these settings of an ``s`` switch on, in the table's order."""
     return [row for row in ATTENTION_KINDS if values.get(row.name)]
 
 
 def with_defaults(given: tuple[tuple[str, Value], ...]) -> dict[str, Value]:
-    """All settings by name, from those that differ from the default."""
+    """Return all settings by name, from those that differ from the default."""
     return {setting.name: setting.default for setting in SETTINGS} | dict(given)
 
 
 def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optional[tuple[str, str]]:
-    """What is wrong with all settings of an ``s`` together: (name of the setting, why); None if nothing is.
+    """Return (name of a setting, why) if the settings of an ``s`` conflict, else None.
 
     Args:
         values: defaults included.
@@ -414,25 +415,31 @@ def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optiona
         if values[setting.name] != setting.default and not any(row in chosen for row in needed):
             names = " or ".join(row.name for row in needed)
             return setting.name, f"{setting.name} needs {names}, as in s[{needed[0].name}=...,{setting.name}=...]"
+    return next(_conflicts(chosen, values, causal), None)
+
+
+def _conflicts(
+    chosen: Sequence[AttentionKind],
+    values: Mapping[str, Value],
+    causal: Optional[bool],
+) -> Iterator[tuple[str, str]]:
     for number, row in enumerate(chosen):
         if causal and row.why_not_causal:
-            return row.name, f"{row.name} is not for causal models: {row.why_not_causal}"
+            yield row.name, f"{row.name} is not for causal models: {row.why_not_causal}"
         if causal is False and row.why_not_encoder:
-            return row.name, f"{row.name} is not for encoders: {row.why_not_encoder}"
+            yield row.name, f"{row.name} is not for encoders: {row.why_not_encoder}"
         for other in chosen:
-            why = dict(row.excludes).get(other.name) or dict(row.excludes).get(other.choice)
+            why = row.excludes.get(other.name) or row.excludes.get(other.choice)
             if why and other is not row:
-                return other.name, f"{other.name} cannot stand with {row.name}: {why}"
+                yield other.name, f"{other.name} cannot stand with {row.name}: {why}"
         for other in chosen[:number]:
             if other.choice == row.choice:
-                return row.name, f"{other.name} and {row.name} are both a choice of {row.choice}: take one of them"
-        for wrong in row.check(values, causal):
-            return wrong
-    return None
+                yield row.name, f"{other.name} and {row.name} are both a choice of {row.choice}: take one of them"
+        yield from row.check(values, causal)
 
 
 def why_keys_stay(values: Mapping[str, Value]) -> str:
-    """Why a ``k`` cannot read keys and values of an ``s`` with these settings; "" if it can."""
+    """Return why a ``k`` cannot read keys and values of an ``s`` with these settings; "" if it can."""
     for row in chosen_kinds(values):
         if why := row.why_keys_stay(values):
             return f"{row.name} keeps its keys and values for itself: {why}"

@@ -62,15 +62,15 @@ class PlannedSublayer:
 
     @property
     def text(self) -> str:
-        """As written in a pattern, such as ``m[width=3]``."""
+        """The sublayer as written in a pattern, such as ``m[width=3]``."""
+        if not self.settings:
+            return self.kind.letter
         inner = ",".join(name if value is True else f"{name}={value}" for name, value in self.settings)
-        if inner:
-            return f"{self.kind.letter}[{inner}]"
-        return self.kind.letter
+        return f"{self.kind.letter}[{inner}]"
 
 
 def expand(pattern: str) -> str:
-    """Writes a pattern out sublayer by sublayer: ``expand("M2x2 (f)x3")`` is ``"sflfsflffff"``.
+    """Write a pattern out sublayer by sublayer: ``expand("M2x2 (f)x3")`` is ``"sflfsflffff"``.
 
     Raises:
         UserError: as :func:`plan` does.
@@ -79,10 +79,11 @@ def expand(pattern: str) -> str:
 
 
 def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer, ...]:
-    """Turns a pattern into the sublayers to build, lowest first.
+    """Turn a pattern into the sublayers to build, lowest first.
 
     Args:
-        direction: ENCODER or CAUSAL: refuses kinds that are not for it.
+        pattern: a string of sublayers.
+        direction: ENCODER or CAUSAL: refuses sublayer types that are not for it.
 
     Raises:
         UserError: naming the character, for an unknown letter or setting, a value out of bounds, an unbalanced or empty
@@ -112,7 +113,7 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
 
 
 def is_possible(pattern: str, direction: str) -> bool:
-    """Whether :func:`plan` has no objection."""
+    """Return whether :func:`plan` has no objection."""
     try:
         return bool(plan(pattern, direction))
     except UserError:
@@ -120,13 +121,13 @@ def is_possible(pattern: str, direction: str) -> bool:
 
 
 def count_kinds(pattern: str) -> dict[str, int]:
-    """Number of sublayers of each kind, by letter; identity is no sublayer and does not count."""
+    """Return the number of sublayers of each type, by letter; identity is no sublayer and does not count."""
     found = [planned.kind for planned in plan(pattern)]
     return {kind.letter: found.count(kind) for kind in kinds() if not kind.is_identity}
 
 
 def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]:
-    """Connects each reading sublayer to the nearest one below that hands on what it reads."""
+    """Connect each reading sublayer to the nearest one below that hands on what it reads."""
     connected = list(sublayers)
     consumers: list[list[str]] = [[] for _ in sublayers]
     for index, (sublayer, producer) in enumerate(zip(sublayers, places_read(sublayers), strict=True)):
@@ -139,7 +140,7 @@ def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]
 
 
 def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ...]:
-    """For each sublayer the place of the one that it reads from; None where it reads nothing."""
+    """Return for each sublayer the place of the one that it reads from; None where it reads nothing."""
     newest: dict[str, int] = {}
     places = []
     for index, sublayer in enumerate(sublayers):
@@ -149,12 +150,12 @@ def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ..
 
 
 def split_sublayers(expanded: str) -> list[str]:
-    """Splits a written-out pattern into its sublayers: ``"sm[width=3]-f"`` as s, m[width=3], - and f."""
+    """Split a written-out pattern into its sublayers: ``"sm[width=3]-f"`` as s, m[width=3], - and f."""
     return re.findall(r"[^\s\[\]](?:\[[^\]]*\])?", expanded)
 
 
 def read_sublayer(text: str) -> PlannedSublayer:
-    """One sublayer by letter or name, with settings or without: ``s``, ``m[width=3]``, ``identity``.
+    """Return one sublayer by letter or name, with settings or without: ``s``, ``m[width=3]``, ``identity``.
 
     Raises:
         UserError: it is none.
@@ -171,7 +172,7 @@ def read_sublayer(text: str) -> PlannedSublayer:
 
 
 def producers(what: str) -> str:
-    """Letters of the kinds that hand `what` on."""
+    """Return the letters of the sublayer types that hand `what` on."""
     return " or ".join(kind.letter for kind in kinds() if what in kind.hands_on)
 
 
@@ -195,7 +196,7 @@ class _Parser:
         opened_at: Optional[int] = None,
         below: frozenset[str] = frozenset(),
     ) -> tuple[list[Element], int]:
-        """Units up to the end, or up to the bracket that closes the one opened at `opened_at`.
+        """Read units up to the end, or up to the bracket that closes the one opened at `opened_at`.
 
         `below` is what sublayers under this sequence hand on; with it we check that every consumer has a producer.
         """
@@ -223,7 +224,7 @@ class _Parser:
         return elements, position
 
     def unit(self, position: int, below: frozenset[str]) -> tuple[list[Element], int]:
-        """One sublayer, one bracketed group or one lazy block ``Mb``."""
+        """Read one sublayer, one bracketed group or one lazy block ``Mb``."""
         character = self.pattern[position]
         if character == "(":
             self.depth += 1
@@ -243,7 +244,7 @@ class _Parser:
         return [Element(sublayer, position)], end
 
     def sublayer(self, position: int) -> tuple[PlannedSublayer, int]:
-        """A letter, and what stands in square brackets behind it."""
+        """Read a letter and the settings in square brackets behind it."""
         letter = self.pattern[position]
         kind = find_kind(letter)
         if kind is None or kind.letter != letter:
@@ -258,7 +259,7 @@ class _Parser:
         return sublayer, end
 
     def check(self, sublayer: PlannedSublayer, position: int, causal: Optional[bool] = None) -> None:
-        """Refuses settings that mean nothing together; the caret stands under one of them."""
+        """Refuse settings that conflict; the caret stands under one of them."""
         wrong = sublayer.settings and sublayer.kind.check and sublayer.kind.check(sublayer.values, causal)
         if wrong:
             name, why = wrong
@@ -266,7 +267,7 @@ class _Parser:
             self.fail(position if found is None else found.start(1), why)
 
     def settings(self, kind: Kind, opened_at: int) -> tuple[dict[str, Value], int]:
-        """Reads ``[name=value, ...]``; keeps the values that differ from the default."""
+        """Read ``[name=value, ...]``; keep the values that differ from the default."""
         closed_at = self.pattern.find("]", opened_at)
         if closed_at < 0:
             self.fail(opened_at, "this bracket is never closed")
@@ -282,7 +283,7 @@ class _Parser:
         return {name: value for name, value in found.items() if value != kind.setting(name).default}, closed_at + 1
 
     def setting(self, kind: Kind, text: str, at: int) -> tuple[str, Value]:
-        """One ``name=value``, or ``name`` of what has no values, which begins at `at`."""
+        """Read one ``name=value``, or the ``name`` of a switch, which begins at `at`."""
         name, equals, value = (part.strip() for part in text.partition("="))
         known = [setting.name for setting in kind.settings]
         setting = kind.setting(name)
@@ -306,7 +307,7 @@ class _Parser:
             self.fail(at + text.strip().index("=") + 1, str(error))
 
     def repeat(self, position: int) -> tuple[int, int]:
-        """An optional ``xN`` after a unit."""
+        """Read an optional ``xN`` after a unit."""
         if self.pattern[position : position + 1] != "x":
             return 1, position
         return self.number(position + 1, "x needs the number of repeats, as in (sf)x12")
@@ -323,7 +324,7 @@ class _Parser:
         return min(value, MAX_SUBLAYERS + 1), position + len(digits)
 
     def fail(self, position: int, why: str) -> NoReturn:
-        """Shows the place in the pattern, of a long one a line around it."""
+        """Raise an error that shows the place in the pattern; of a long pattern, a line around it."""
         if len(self.pattern) <= LINE:
             first = 0
         else:

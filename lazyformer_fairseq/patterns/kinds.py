@@ -1,4 +1,4 @@
-"""The table of kinds of sublayers: one row for each letter of the pattern language.
+"""The table of sublayer types, or kinds: one row for each letter of the pattern language.
 
 A kind is a row here and a file in ``modules/sublayers``. Parser, networks, formulas, price lists, searches, reports and
 help texts read the row; the file holds the module and, next to the code they count, the formulas.
@@ -45,7 +45,7 @@ _RESERVED = "Mx()[],="
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A row.
+    """Row of the table: a sublayer type.
 
     Attributes:
         letter: in patterns.
@@ -72,7 +72,7 @@ class Kind:
     check: Optional[Callable[[Mapping[str, Value], Optional[bool]], Optional[tuple[str, str]]]] = None
     hands_on: tuple[str, ...] = ()
     reads: Optional[str] = None
-    check_producer: Callable[[Mapping[str, Value]], str] = lambda values: ""
+    check_producer: Callable[[Mapping[str, Value]], str] = lambda _: ""
     is_identity: bool = False
 
     def __reduce__(self) -> tuple[Callable[[str], "Kind"], tuple[str]]:
@@ -80,20 +80,25 @@ class Kind:
         return row_of_letter, (self.letter,)
 
     def setting(self, name: str) -> Optional[Setting]:
+        """Return the setting of this name; None if there is none."""
         return next((setting for setting in self.settings if setting.name == name), None)
 
     @property
     def computes_scores(self) -> bool:
-        """Whether it computes the scores of queries and keys, by a back end."""
+        """Whether it computes scores of queries and keys, by a back end."""
         return DISTRIBUTION in self.hands_on or self.reads == KEYS_AND_VALUES
 
     @property
     def kept_for_consumers(self) -> tuple[str, ...]:
-        """What handing on costs. Keys and values are there in any case."""
+        """Outputs kept for consumers alone. Keys and values are there in any case."""
         return tuple(what for what in self.hands_on if what != KEYS_AND_VALUES)
 
     def module(self, direction: str) -> Any:
-        """The class for a direction; imports it, and torch. Raises a UserError where somebody's package lacks it."""
+        """Return the class for a direction, which imports torch.
+
+        Raises:
+            UserError: somebody's package does not have it.
+        """
         module = self.modules[direction]
         try:
             if isinstance(module, str):
@@ -109,7 +114,7 @@ _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
 
 
 def _modules(encoder: str, causal: Optional[str] = None) -> dict[str, str]:
-    """A row's classes by direction; one for both unless two are given."""
+    """Return a row's classes by direction; one for both unless two are given."""
     return {ENCODER: f"{_SUBLAYERS}.{encoder}", CAUSAL: f"{_SUBLAYERS}.{causal or encoder}"}
 
 
@@ -117,7 +122,7 @@ _TABLE: dict[str, Kind] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Adds a row to the table.
+    """Add a row to the table.
 
     Raises:
         ValueError: its letter is taken or means something else in a pattern, or its name is taken.
@@ -135,7 +140,7 @@ _mistakes: Optional[list[UserError]] = None  # in packages of others; None: they
 
 
 def kinds() -> tuple[Kind, ...]:
-    """All rows, in the table's order, those of others last; tables and pictures use the same order.
+    """Return all rows, in the table's order, those of other packages last; tables and pictures use the same order.
 
     Raises:
         UserError: a package of others cannot be imported, or its row is refused; names the entry point or variable.
@@ -146,7 +151,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def _import_others() -> list[UserError]:
-    global _mistakes
+    global _mistakes  # noqa: PLW0603 - imported once per process
     if _mistakes is None:
         _mistakes = []  # what is imported here may ask
         modules = filter(None, map(str.strip, os.environ.get(VARIABLE, "").split(",")))
@@ -179,7 +184,7 @@ def _one_line(error: Exception) -> str:
 
 
 def find_kind(text: str) -> Optional[Kind]:
-    """The row with this letter or name; None if there is none."""
+    """Return the row with this letter or name; None if there is none."""
     return next((kind for kind in kinds() if text in (kind.letter, kind.name)), None)
 
 
@@ -199,13 +204,13 @@ def row_of_letter(letter: str) -> Kind:
 
 
 def describe_letters() -> str:
-    """All letters with their names, for help and messages: ``s (self-attention), l (lazy attention) or ...``."""
+    """Return all letters with their names, for help and messages: ``s (self-attention) or l (lazy attention)``."""
     _import_others()  # help is there whatever is wrong with them
     *most, last = [f"{kind.letter} ({kind.name})" for kind in _TABLE.values()]
     return f"{', '.join(most)} or {last}"
 
 
-def _check_experts(values: Mapping[str, Value], causal: Optional[bool]) -> Optional[tuple[str, str]]:
+def _check_experts(values: Mapping[str, Value], _causal: Optional[bool]) -> Optional[tuple[str, str]]:
     given = next((name for name, default in (("top", 2), ("capacity", 1.25)) if values[name] != default), "")
     if given and not values["experts"]:
         return given, f"{given} needs experts, as in f[experts=8,{given}=...]"
@@ -213,7 +218,10 @@ def _check_experts(values: Mapping[str, Value], causal: Optional[bool]) -> Optio
 
 
 def lazy_block(layers: int) -> str:
-    """What ``Mb`` stands for (LazyFormer, section 3.1): a layer that attends, and b - 1 that reuse its distribution."""
+    """Return the sublayers of ``Mb``: a layer that attends, and b - 1 that reuse its distribution.
+
+    See LazyFormer, section 3.1.
+    """
     return "sf" + "lf" * (layers - 1)
 
 
@@ -315,7 +323,7 @@ for _kind in (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a network: what costs depend on besides its pattern. A network offers its own as ``network.sizes``.
+    """Sizes of a network, on which costs depend besides its pattern. A network offers its own as ``network.sizes``.
 
     Attributes:
         vocab_size: V.
@@ -409,7 +417,11 @@ def parse_cutoffs(text: str) -> tuple[int, ...]:
 
 
 def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
-    """Of a model with these options, by name, as values or as text; those of an encoder begin with ``encoder_``.
+    """Return the sizes of a model with these options; those of an encoder begin with ``encoder_``.
+
+    Args:
+        options: by name, as values or as text.
+        vocab_size: V.
 
     Raises:
         KeyError, ValueError: the options are of another package's model.
@@ -419,20 +431,30 @@ def sizes_of(options: Mapping[str, Any], vocab_size: int) -> Sizes:
     def is_on(name: str) -> bool:
         return str(options.get(name)) == "True"
 
-    if "encoder_embed_dim" in options:
-        part = "encoder"
-    else:
-        part = "decoder"
-    parts = {
+    part = "encoder" if "encoder_embed_dim" in options else "decoder"
+    common = {
+        "vocab_size": vocab_size,
+        "embed_dim": int(options[f"{part}_embed_dim"]),
+        "ffn_embed_dim": int(options[f"{part}_ffn_embed_dim"]),
+        "num_heads": int(options[f"{part}_attention_heads"]),
         "norm": str(options.get("norm", LAYER)),
-        **{f"{of}_bias": not is_on(f"no_{of}_bias") for of in ("norm", "linear")},
+        "norm_bias": not is_on("no_norm_bias"),
+        "linear_bias": not is_on("no_linear_bias"),
     }
-    widths = (int(options[f"{part}_{name}"]) for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
     if part == "encoder":
-        rows = (int(options.get(name, 0)) for name in ("max_positions", "relative_position_buckets", "token_types"))
-        switches = ("no_token_positional_embeddings", "plain_lm_head", "untied_lm_head")
-        return EncoderSizes(vocab_size, *widths, *rows, **{name: is_on(name) for name in switches}, **parts)
-    cutoffs = parse_cutoffs(options["adaptive_softmax_cutoff"])
-    factor = int(options["adaptive_softmax_factor"])
-    parts["untied_softmax"] = is_on("untied_softmax")
-    return CausalSizes(vocab_size, *widths, cutoffs, factor, is_on("decoder_normalize_before"), **parts)
+        return EncoderSizes(
+            max_positions=int(options.get("max_positions", 0)),
+            relative_position_buckets=int(options.get("relative_position_buckets", 0)),
+            token_types=int(options.get("token_types", 0)),
+            no_token_positional_embeddings=is_on("no_token_positional_embeddings"),
+            plain_lm_head=is_on("plain_lm_head"),
+            untied_lm_head=is_on("untied_lm_head"),
+            **common,
+        )
+    return CausalSizes(
+        cutoffs=parse_cutoffs(options["adaptive_softmax_cutoff"]),
+        div_val=int(options["adaptive_softmax_factor"]),
+        normalize_before=is_on("decoder_normalize_before"),
+        untied_softmax=is_on("untied_softmax"),
+        **common,
+    )

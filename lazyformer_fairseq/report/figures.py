@@ -29,7 +29,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 @contextmanager
-def picture(  # noqa: PLR0913, PLR0917  (all but the path have defaults)
+def picture(
     path: Path,
     rows: int = 1,
     columns: int = 1,

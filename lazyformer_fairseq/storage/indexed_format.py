@@ -240,7 +240,7 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
             before = ends[-1]
 
 
-def check_items(  # noqa: PLR0913, PLR0917  two of them share the work between processes
+def check_items(
     prefix: Prefix,
     vocab_size: Optional[int],
     eos: Optional[int],

@@ -22,15 +22,25 @@ def bench() -> None:
 
 @bench.command()
 @takes(BenchSettings, into="")
-@click.option("--pattern", "patterns", multiple=True, callback=named("'mine=(sff)x4 (f)x4'"), metavar="NAME=PATTERN",
-              help="A further encoder, in the sizes of --baseline-arch and without attention dropout.")  # fmt: skip
-@click.option("--output", type=click.Path(path_type=Path), default=Path("results/bench"),
-              help="Folder of the results; must not be there.")  # fmt: skip
+@click.option(
+    "--pattern",
+    "patterns",
+    multiple=True,
+    callback=named("'mine=(sff)x4 (f)x4'"),
+    metavar="NAME=PATTERN",
+    help="A further encoder, in the sizes of --baseline-arch and without attention dropout.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("results/bench"),
+    help="Folder of the results; must not be there.",
+)
 def models(output: Path, patterns: Mapping[str, str], device: str, **given: object) -> None:
-    """Measure models beside fairseq's roberta_base, Hugging Face's BertModel and our own best bert_base.
+    r"""Measure models beside fairseq's roberta_base, Hugging Face's BertModel and our own best bert_base.
 
     Everything of one length, precision and kind of work takes turns, round after round, in random order. Prints, and
-    writes to OUTPUT: results.md, results.csv, results.json, and pictures in the form of LazyFormer's Figure 3.
+    writes to OUTPUT: results.md, results.json, and pictures in the form of LazyFormer's Figure 3.
     Ctrl-C ends it with what has been measured. What the columns mean: docs/performance.md.
 
     \b
@@ -53,7 +63,7 @@ def models(output: Path, patterns: Mapping[str, str], device: str, **given: obje
 @bench.command()
 @takes(KindSettings)
 def kinds(settings: KindSettings) -> None:
-    """Measure sublayers of these kinds of attention, forward and backward, on each back end.
+    r"""Measure sublayers of these kinds of attention, forward and backward, on each back end.
 
     They take turns with a plain s on torch's fused attention. Prints milliseconds and the memory that each needs at
     most. Ctrl-C ends it with what has been measured.

@@ -21,9 +21,10 @@ FULL = "s, torch's full attention"
 
 
 def measure_kinds(settings: KindSettings, heads: tuple[int, int]) -> tuple[str, bool]:
-    """Forward and backward of each kind's sublayers on each back end, and of a plain ``s``; they take turns.
+    """Measure forward and backward of each pattern on each back end, and of a plain ``s``; they take turns.
 
     Args:
+        settings: what to measure.
         heads: N and D.
 
     Returns:
@@ -38,10 +39,7 @@ def measure_kinds(settings: KindSettings, heads: tuple[int, int]) -> tuple[str, 
     def things_of(length: int) -> Things:
         things = {FULL: _sublayers("s", "recompute", length, heads, settings)}
         for pattern, back_end in product(settings.kinds, settings.back_ends):
-            if back_end == AUTO:
-                name = pattern
-            else:
-                name = f"{pattern} on {back_end}"
+            name = pattern if back_end == AUTO else f"{pattern} on {back_end}"
             try:
                 things[name] = _sublayers(pattern, back_end, length, heads, settings)
             except UserError as error:  # this back end cannot compute that kind

@@ -11,13 +11,27 @@ from lazyformer_fairseq.options import DEVICE, LONGEST, PRECISION, duration, opt
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand, split_sublayers
 
-SEGMENT, REMEMBERED = 64, 640  # tokens of a causal model: PAR Transformer, Table 6
-# By name: a description, and whether it trains.
+# Tokens of a causal model: PAR Transformer, Table 6.
+SEGMENT = 64
+REMEMBERED = 640
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of work that models do."""
+
+    title: str
+    trains: bool
+
+
 WORKLOADS = {
-    "training": ("training step: forward, masked-LM loss, backward, AdamW", True),
-    "encoder": ("encoder alone: forward and backward", True),
-    "inference": ("encoder alone: inference", False),
-    "causal": (f"causal language models: inference of a segment behind {REMEMBERED} tokens", False),
+    "training": Workload("training step: forward, masked-LM loss, backward, AdamW", trains=True),
+    "encoder": Workload("encoder alone: forward and backward", trains=True),
+    "inference": Workload("encoder alone: inference", trains=False),
+    "causal": Workload(
+        f"causal language models: inference of a segment behind {REMEMBERED} tokens",
+        trains=False,
+    ),
 }
 
 
@@ -122,6 +136,7 @@ class BenchSettings:
 
     @property
     def causal_archs(self) -> tuple[str, ...]:
+        """Causal models to measure."""
         return tuple(name for name in self.archs if name in CAUSAL_ARCHITECTURES)
 
 

@@ -10,10 +10,10 @@ embeddings, biases) does not count, as in PAR's Table 6. An attention counts wha
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import NormOptions
 from lazyformer_fairseq.modules.linear import Linear
@@ -39,7 +38,7 @@ from lazyformer_fairseq.modules.sublayers.interface import (
     build_sublayer,
 )
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, CausalSizes, EncoderSizes, Kind, Sizes, kinds
+from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes, EncoderSizes, Kind, Sizes, kinds
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -47,51 +46,47 @@ _REMEMBERED = 2**14  # sublayers, in all sizes and lengths that a process asks f
 
 
 @lru_cache(_REMEMBERED)
-def _plan(pattern: str, direction: str, known: tuple[Kind, ...]) -> tuple[PlannedSublayer, ...]:
+def _plan(pattern: str, direction: str, _known: tuple[Kind, ...]) -> tuple[PlannedSublayer, ...]:
     return plan(pattern, direction)
 
 
 def count_parameters(pattern: str, sizes: Sizes) -> int:
-    """Parameters of the whole model; tied parameters count once.
+    """Return the parameters of the whole model; tied parameters count once.
 
     Raises:
         UserError: the pattern cannot be read.
     """
-    sublayers = _plan(pattern, sizes.direction, kinds())
-    own = sum(count_sublayer_parameters(planned, sizes) for planned in sublayers)
-    return count_other_parameters(sizes) + own + sum(count_common_parameters(sublayers, sizes).values())
+    total = count_other_parameters(sizes)
+    shared: dict[str, int] = {}
+    for planned in _plan(pattern, sizes.direction, kinds()):
+        counts = _sublayer_parameters(planned, sizes)
+        total += counts.own
+        shared |= counts.shared
+    return total + sum(shared.values())
 
 
 def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
-    """Parameters of one sublayer's own, its LayerNorm included."""
-    return _sublayer_parameters(planned, sizes)[0]
+    """Return the parameters of one sublayer, its LayerNorm included, without those that sublayers share."""
+    return _sublayer_parameters(planned, sizes).own
 
 
 def count_matrix_parameters(pattern: str, sizes: Sizes) -> int:
-    """Those of sublayers' linear maps, which Muon takes."""
+    """Return the parameters of sublayers' linear maps, which Muon updates."""
     sublayers = _plan(pattern, sizes.direction, kinds())
-    return sum(_sublayer_parameters(planned, sizes)[2] for planned in sublayers)
+    return sum(_sublayer_parameters(planned, sizes).matrices for planned in sublayers)
 
 
-def count_experts_elsewhere(planned: PlannedSublayer, sizes: Sizes, processes: int) -> int:
-    """Parameters of a sublayer's experts that others hold of so many processes; see modules/shared_experts.py."""
-    if (experts := planned.values.get("experts", 0)) % processes:
-        return 0
-    if experts:
-        return _sublayer_parameters(planned, sizes)[3] * (processes - 1) // processes
-    return 0
-
-
-def count_common_parameters(sublayers: Iterable[PlannedSublayer], sizes: Sizes) -> dict[str, int]:
-    """What sublayers of one network share, by name, such as Linformer's one projection of all layers."""
-    found: dict[str, int] = {}
-    for planned in sublayers:
-        found |= _sublayer_parameters(planned, sizes)[1]
+def count_experts_elsewhere(pattern: str, sizes: Sizes, processes: int) -> int:
+    """Return the parameters of experts that other processes of a training hold; see modules/shared_experts.py."""
+    found = 0
+    for planned in _plan(pattern, sizes.direction, kinds()):
+        if planned.values.get("experts", 0) % processes == 0:
+            found += _sublayer_parameters(planned, sizes).experts * (processes - 1) // processes
     return found
 
 
 def count_other_parameters(sizes: Sizes) -> int:
-    """Parameters outside the sublayers: embeddings, head, biases that sublayers share."""
+    """Return the parameters outside the sublayers: embeddings, head, biases that sublayers share."""
     return _outside(sizes).parameters
 
 
@@ -103,7 +98,7 @@ def count_flops(
     batch: int = 1,
     predicted: Optional[int] = None,
 ) -> int:
-    """FLOPs of one forward pass.
+    """Return the FLOPs of one forward pass; a backward pass takes twice as many.
 
     Args:
         pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
@@ -126,48 +121,37 @@ def count_flops(
 
 
 def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
-    """FLOPs of one sublayer; arguments as for :func:`count_flops`."""
-    return sum(sublayer_flops(planned, sizes, time, memory, batch))
-
-
-class Flops(NamedTuple):
-    """FLOPs of a sublayer's forward pass.
-
-    Attributes:
-        linear: of products with weights, of scores by distance, and of attention that no back end computes.
-        scores: of queries and keys.
-        values: of weighted sums.
-    """
-
-    linear: int
-    scores: int = 0
-    values: int = 0
+    """Return the FLOPs of one sublayer; arguments as for :func:`count_flops`."""
+    return flops_by_operator(planned, sizes, time, memory, batch).total()
 
 
 @lru_cache(_REMEMBERED)
-def sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> Flops:
-    """FLOPs of one sublayer, as :func:`count_sublayer_flops`.
+def flops_by_operator(
+    planned: PlannedSublayer,
+    sizes: Sizes,
+    time: int,
+    memory: int = 0,
+    batch: int = 1,
+) -> Counter[Any]:
+    """Return the FLOPs of one sublayer by torch's operator.
 
-    One whose plan does not say what it reads, reads the first kind that hands that on, without settings.
+    If its plan does not say what it reads, it reads the first sublayer type that hands that on, without settings.
     """
-    pass_ = _Pass(sizes, time, memory, batch)
     reads = planned.kind.reads
-    producer = planned.producer or next((PlannedSublayer(kind) for kind in kinds() if reads in kind.hands_on), None)
+    if reads and planned.producer is None:
+        producer = next(PlannedSublayer(kind) for kind in kinds() if reads in kind.hands_on)
+        planned = replace(planned, producer=producer)
+    forward_pass = _Pass(sizes, time, memory, batch)
+    below: SharedState = {}
     if reads:
-        below = pass_.handed_on(producer, reads)
-    else:
-        below = {}
-    sublayer = pass_.build(planned if producer is None else replace(planned, producer=producer))
-    _, found = pass_.run(sublayer, below)
-    scores = found[counted.COMPARE]
-    values = found[counted.WEIGH]
-    return Flops(found.total() - scores - values, scores, values)
+        below = forward_pass.handed_on(planned.producer, reads)
+    return forward_pass.run(forward_pass.build(planned), below)[1]
 
 
 class _Pass:
-    """A forward pass through single sublayers of a network of these sizes, on the meta device.
+    """Forward pass through single sublayers of a network of these sizes, on the meta device.
 
-    Of positions that a caller of a network gives, for ``s[global=given]``, there is one.
+    One position per sequence is marked for ``s[global=given]``.
     """
 
     def __init__(self, sizes: Sizes, time: int, memory: int, batch: int):
@@ -175,10 +159,9 @@ class _Pass:
         c = sizes.embed_dim
         heads = sizes.num_heads
         self.x_BTC = _empty(batch, time, c)
+        self.memory_BMC = None
         if memory:
             self.memory_BMC = _empty(batch, memory, c)
-        else:
-            self.memory_BMC = None
         if sizes.direction == CAUSAL:
             positions = RelativePositions(
                 _empty(memory + time + 1, c),
@@ -196,25 +179,24 @@ class _Pass:
             return build_sublayer(planned.kind.module(self.sizes.direction), options, planned)
 
     def handed_on(self, producer: PlannedSublayer, what: str) -> SharedState:
-        """What a sublayer hands on, that `what` is read of."""
+        """Return what a sublayer hands on to those that read `what`."""
+        below: SharedState = {}
         if producer.producer:
             below = self.handed_on(producer.producer, producer.kind.reads)
-        else:
-            below = {}
         return self.run(self.build(replace(producer, consumers=(what,))), below)[0]
 
     def run(self, sublayer: nn.Module, below: SharedState) -> tuple[SharedState, Counter[Any]]:
-        """What it hands on, and its FLOPs by operator."""
+        """Return what a sublayer hands on, and its FLOPs by operator."""
+        memory = ()
         if sublayer.attends and self.memory_BMC is not None:
             memory = (self.memory_BMC,)
-        else:
-            memory = ()
         with torch.no_grad(), _Counter() as counter:
-            return sublayer(self.x_BTC, below, self.shared, *memory)[1], counter.by_operator
+            _, handed_on = sublayer(self.x_BTC, below, self.shared, *memory)
+        return handed_on, counter.by_operator
 
 
 class _WithoutNumbers(TorchFunctionMode):
-    """Modules are built on the meta device, and nothing is drawn: torch would import its compiler for that."""
+    """Builds modules on the meta device and draws no numbers, for which torch would import its compiler."""
 
     def __torch_function__(
         self,
@@ -237,42 +219,64 @@ def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
-    """Of a network; an encoder's takes inputs of `time` tokens at least."""
+    """Return the options of a network; an encoder's takes inputs of at least `time` tokens."""
+    longest = 0
     if isinstance(sizes, EncoderSizes):
         longest = max(sizes.max_positions, time)
-    else:
-        longest = 0
-    widths = (sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
-    is_causal = sizes.direction == CAUSAL
-    how = {"max_positions": longest, "is_causal": is_causal, "linear_bias": sizes.linear_bias}
-    return SublayerOptions(*widths, activation=nn.Identity(), **how)
+    return SublayerOptions(
+        embed_dim=sizes.embed_dim,
+        ffn_embed_dim=sizes.ffn_embed_dim,
+        num_heads=sizes.num_heads,
+        activation=nn.Identity(),
+        max_positions=longest,
+        is_causal=sizes.direction == CAUSAL,
+        linear_bias=sizes.linear_bias,
+    )
 
 
-def _parts(sizes: Sizes) -> dict[str, Any]:
-    return {"norm": sizes.norm, "norm_bias": sizes.norm_bias, "linear_bias": sizes.linear_bias}
+@dataclass(frozen=True)
+class _Parameters:
+    """Parameters of a sublayer.
+
+    Attributes:
+        own: all that it does not share.
+        shared: those that sublayers share, by name, such as Linformer's one projection of all layers.
+        matrices: of its own, those of linear maps.
+        experts: of its own, those of experts.
+    """
+
+    own: int
+    shared: Mapping[str, int]
+    matrices: int
+    experts: int
 
 
 @lru_cache(_REMEMBERED)
-def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, Mapping[str, int], int, int]:
-    """A sublayer's own, by name those that it shares, and of its own those of linear maps and those of experts."""
+def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> _Parameters:
     options = _options(sizes)
     with _WithoutNumbers():
         sublayer = build_sublayer(planned.kind.module(sizes.direction), options, planned)
         if sublayer.is_residual:
             norm = NormOptions(kind=sizes.norm, has_bias=sizes.norm_bias)
             sublayer = ResidualSublayer(sublayer, sizes.embed_dim, norm=norm)
-    common = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
-    own = set(sublayer.parameters()) - set(common.values())
-    matrices = sum(each.weight.numel() for each in sublayer.modules() if isinstance(each, Linear))
-    experts = {
-        weight for each in sublayer.modules() if isinstance(each, Experts) for weight in each.experts.parameters()
-    }
-    of_all, of_experts = (sum(map(torch.numel, each)) for each in (own, experts))
-    return of_all, {name: each.numel() for name, each in common.items()}, matrices, of_experts
+    shared = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
+    own = set(sublayer.parameters()) - set(shared.values())
+    experts = nn.ModuleList(each.experts for each in sublayer.modules() if isinstance(each, Experts))
+    return _Parameters(
+        own=_count_numbers(own),
+        shared={name: weight.numel() for name, weight in shared.items()},
+        matrices=sum(each.weight.numel() for each in sublayer.modules() if isinstance(each, Linear)),
+        experts=_count_numbers(experts.parameters()),
+    )
 
 
-class _Outside(NamedTuple):
-    """What is around the sublayers: parameters, and FLOPs of a token that is read and of one that is predicted."""
+def _count_numbers(weights: Iterable[Tensor]) -> int:
+    return sum(weight.numel() for weight in weights)
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """Costs around the sublayers: parameters, and FLOPs per token that is read and per token that is predicted."""
 
     parameters: int
     flops_of_input: int
@@ -285,40 +289,58 @@ def _outside(sizes: Sizes) -> _Outside:
 
 @lru_cache
 def _outside_of_any(sizes: Sizes) -> _Outside:
-    """Counted on a network of one identity, with its head, whatever the width of feed-forwards."""
-    identity = next(kind.letter for kind in kinds() if kind.is_identity)
-    widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
+    """Count on a network of one identity, with its head, whatever the width of feed-forwards."""
+    how = {
+        "pattern": next(kind.letter for kind in kinds() if kind.is_identity),
+        "vocab_size": sizes.vocab_size,
+        "embed_dim": sizes.embed_dim,
+        "ffn_embed_dim": sizes.ffn_embed_dim,
+        "num_heads": sizes.num_heads,
+        "norm": sizes.norm,
+        "norm_bias": sizes.norm_bias,
+        "linear_bias": sizes.linear_bias,
+    }
     token = _empty(1, 1, dtype=torch.long)
     features = _empty(1, sizes.embed_dim)
     if isinstance(sizes, CausalSizes):
-        of_softmax = {"cutoffs": sizes.cutoffs, "div_val": sizes.div_val, **_parts(sizes)}
+        bands = {"cutoffs": sizes.cutoffs, "div_val": sizes.div_val}
         with _WithoutNumbers():
-            network = CausalDecoder(identity, *widths, 0, normalize_before=sizes.normalize_before, **of_softmax)
+            network = CausalDecoder(mem_len=0, normalize_before=sizes.normalize_before, **bands, **how)
+            own = None
             if sizes.untied_softmax:
-                own = AdaptiveEmbedding(*widths[:2], sizes.cutoffs, sizes.div_val)
-            else:
-                own = None
+                own = AdaptiveEmbedding(sizes.vocab_size, sizes.embed_dim, **bands)
             head = AdaptiveSoftmax(network.embedding, own)
         of_input = _count(lambda: [band.embed(token) for band in network.embedding.bands])
         of_prediction = _count(lambda: head.first_scores(features, network.embedding))
     else:
         assert isinstance(sizes, EncoderSizes)
-        tables = ("relative_position_buckets", "token_types", "no_token_positional_embeddings")
-        of_tables = {name: getattr(sizes, name) for name in tables}
-        of_head = {"is_plain": sizes.plain_lm_head, "is_untied": sizes.untied_lm_head}
         with _WithoutNumbers():
-            network = Encoder(identity, *widths, sizes.max_positions, padding_idx=None, **of_tables, **_parts(sizes))
-            of_head |= {"norm": network.norm, "linear_bias": sizes.linear_bias}
-            head = MaskedLMHead(sizes.embed_dim, network.embed_tokens, nn.Identity(), **of_head)
+            network = Encoder(
+                max_positions=sizes.max_positions,
+                padding_idx=None,
+                relative_position_buckets=sizes.relative_position_buckets,
+                token_types=sizes.token_types,
+                no_token_positional_embeddings=sizes.no_token_positional_embeddings,
+                **how,
+            )
+            head = MaskedLMHead(
+                sizes.embed_dim,
+                network.embed_tokens,
+                activation=nn.Identity(),
+                norm=network.norm,
+                linear_bias=sizes.linear_bias,
+                is_plain=sizes.plain_lm_head,
+                is_untied=sizes.untied_lm_head,
+            )
         dense = head.dense or nn.Identity()
         of_input = 0
         of_prediction = _count(lambda: F.linear(dense(features), head.weight))
-    parameters = {*network.parameters(), *head.parameters()}  # those that they share are there once
-    return _Outside(sum(map(torch.numel, parameters)), of_input, of_prediction)
+    parameters = {*network.parameters(), *head.parameters()}  # shared ones are in it once
+    return _Outside(_count_numbers(parameters), of_input, of_prediction)
 
 
 class _Counter(TorchDispatchMode):
-    """Counts by torch's formulas what is computed on the meta device.
+    """Counter of FLOPs on the meta device, by torch's formulas.
 
     It does what :class:`torch.utils.flop_counter.FlopCounterMode` does, which imports two seconds of torch's compiler
     first, as do many of torch's own answers on the meta device: see :func:`_shape_of`.
@@ -351,8 +373,8 @@ class _Counter(TorchDispatchMode):
         return output
 
 
-def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:
-    """What the most frequent operators make of numbers in single precision; None for others, which torch knows."""
+def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:  # noqa: PLR0911
+    """Return the shape of a frequent operator's output in single precision; None for others, which torch knows."""
     tensors = [each for each in (args[0] if operator is aten.cat.default else args) if isinstance(each, Tensor)]
     if any(each.dtype != torch.float32 for each in tensors):
         return None
@@ -367,10 +389,7 @@ def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:
         (batch, _, time), (channels, _, width) = (each.shape for each in tensors[:2])
         return batch, channels, time + 2 * args[4][0] - width + 1
     if operator is aten.cat.default:
-        if len(args) > 1:
-            dim = args[1]
-        else:
-            dim = 0
+        dim = args[1] if len(args) > 1 else 0
         shape = list(tensors[0].shape)
         shape[dim] = sum(each.size(dim) for each in tensors)
         return tuple(shape)
@@ -381,82 +400,3 @@ def _count(compute: Callable[[], object]) -> int:
     with torch.no_grad(), _Counter() as counter:
         compute()
     return counter.by_operator.total()
-
-
-# Products of (T, T) with (T, D), or of (T, D) with (D, T), of a lazy block of m layers: its `s` and the m - 1 `l` that
-# read it. Each is 2 B T^2 C FLOPs. Forward with queries or keys, forward with values; backward with queries or keys,
-# backward with values or the output's gradient.
-Products = tuple[int, int, int, int]
-PRODUCTS: dict[str, Callable[[int], Products]] = {
-    # QK^T, and P V of each layer; dQ and dK; each layer's P^T dO and dO V^T
-    "eager": lambda m: (1, m, 2, 2 * m),
-    "materialize": lambda m: (1, m, 2, 2 * m),
-    # Each layer is a fused attention of its own: two products; the backward pass computes QK^T once more.
-    "recompute": lambda m: (m, m, 3 * m, 2 * m),
-    # The same, but the backward pass goes over all twice, for the gradient of queries and for that of keys and values.
-    "flex": lambda m: (m, m, 4 * m, 3 * m),
-    # torch's attention where it is not fused: on a CPU with dropout.
-    "unfused": lambda m: (m, m, 2 * m, 2 * m),
-    # Each layer's QK^T and P V. Backward: an l takes QK^T and P^T dO; the s these two, each layer's dO V^T, dQ and dK.
-    "fused": lambda m: (m, m, m + 2, 2 * m),
-}
-
-
-def block_flops(back_end: str, flops: Flops, layers: int, training: bool) -> int:
-    """Of the attention of a block of this many layers whose ``s`` has `flops`; in training the backward pass too."""
-    scores, values, backward_scores, backward_values = PRODUCTS[back_end](layers)
-    if training:
-        scores = scores + backward_scores
-        values = values + backward_values
-    return flops.scores * scores + flops.values * values
-
-
-def makers_of_blocks(pattern: str) -> Iterator[PlannedSublayer]:
-    """Yields each sublayer that makes a distribution, lowest first.
-
-    Raises:
-        UserError: the pattern cannot be read.
-    """
-    for planned in plan(pattern):
-        if planned.kind.computes_scores:
-            yield planned
-
-
-def layers_of_block(maker: PlannedSublayer) -> int:
-    """m, a sublayer that makes a distribution and its consumers."""
-    return 1 + maker.consumers.count(DISTRIBUTION)
-
-
-def count_encoder_flops(
-    pattern: str,
-    sizes: Sizes,
-    time: int,
-    batch: int = 1,
-    predicted: int = 0,
-    back_end: Callable[[PlannedSublayer], str] = lambda maker: "eager",
-    training: bool = False,
-) -> int:
-    """FLOPs that an encoder really performs; they depend on how its attention runs.
-
-    With ``eager``, and without training, this is :func:`count_flops`. A back end that recomputes a distribution pays
-    for it. The backward pass of a linear map, or of a kind's own products, costs twice its forward pass.
-
-    Args:
-        pattern, sizes, time, batch: as for :func:`count_flops`.
-        predicted: tokens that the masked-LM head predicts in the whole batch; 0 for no head.
-        back_end: by the sublayer that makes its distribution, a key of :data:`PRODUCTS`.
-        training: count the backward pass too.
-    """
-    if training:
-        passes = 3
-    else:
-        passes = 1
-    total = passes * predicted * _outside(sizes).flops_of_prediction
-    for planned in plan(pattern, sizes.direction):
-        flops = sublayer_flops(planned, sizes, time, 0, batch)
-        total += passes * flops.linear
-        if planned.kind.computes_scores:
-            total += block_flops(back_end(planned), flops, layers_of_block(planned), training)
-        elif planned.kind.reads != DISTRIBUTION:  # a block's count includes its consumers
-            total += passes * (flops.scores + flops.values)
-    return total

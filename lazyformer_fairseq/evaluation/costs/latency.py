@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import os
 import random
 import signal
@@ -45,15 +46,17 @@ SLOW_SIZES = (128, 256)  # a product of 2048 takes minutes on processors without
 
 @dataclass(frozen=True)
 class Timing:
-    """What one thing took."""
+    """Seconds of one thing, one sample per round, in order."""
 
-    samples: tuple[float, ...]  # seconds, one per round, in order
+    samples: tuple[float, ...]
 
     @property
     def median(self) -> float:
+        """Median of the samples."""
         return float(np.median(self.samples))
 
     def as_json(self) -> dict[str, Any]:
+        """Return the samples with their spread."""
         return {**spread(self.samples), "samples": list(self.samples)}
 
 
@@ -66,7 +69,7 @@ def measure(
     description: str = "latency",
     seconds: Optional[float] = None,
 ) -> dict[str, Timing]:
-    """Calls every thing once per round, in a new random order each round, and times each call.
+    """Call every thing once per round, in a new random order each round, and time each call.
 
     Args:
         things: what to call, by name. The caller decides whether gradients are on.
@@ -103,13 +106,13 @@ class TimeIsUp(KeyboardInterrupt):
 
 
 @contextmanager
-def _ending_after(seconds: Optional[float]) -> Iterator[None]:
-    """Raises TimeIsUp within, wherever Python is by then; None for no limit."""
+def _ending_after(seconds: float) -> Iterator[None]:
+    """Raise TimeIsUp within the block after these seconds, wherever Python is by then."""
 
-    def ring(number: int, frame: object) -> None:
+    def ring(*_: object) -> None:
         raise TimeIsUp
 
-    if seconds is None:
+    if seconds == math.inf:
         yield
         return
     before = signal.signal(signal.SIGALRM, ring)
@@ -122,7 +125,7 @@ def _ending_after(seconds: Optional[float]) -> Iterator[None]:
 
 
 def wait_for(device: torch.device | str) -> None:
-    """Waits until a GPU has finished its work; returns at once on a CPU."""
+    """Wait until a GPU has finished its work; return at once on a CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -134,13 +137,14 @@ def measure_in_turn(
     rounds: int,
     budget: Optional[float] = None,
 ) -> Iterator[tuple[Condition, dict[str, Timing]]]:
-    """Measures under all conditions, one after the other; what is left of the budget, they share.
+    """Measure under all conditions, one after the other; they share what is left of the budget.
 
     Ctrl-C, SIGTERM and an error of a GPU end it early, but not before the first condition is measured.
 
     Args:
         conditions: named in progress by their ``str``.
         things_of: what takes turns under a condition.
+        device: that they run on.
         rounds: samples of each thing.
         budget: seconds; one round of each thing always runs, if it ends within :data:`GRACE`. None for no limit.
 
@@ -152,17 +156,11 @@ def measure_in_turn(
     try:
         for condition in Progress(conditions, desc="bench"):
             here = time.perf_counter()
-            if budget is None:
-                left = None
-            else:
-                left = began + budget - here
-            with _ending_after(None if left is None else left + GRACE):
+            left = math.inf if budget is None else began + budget - here
+            with _ending_after(left + GRACE):
                 things = things_of(condition)
                 taken = time.perf_counter() - here
-                if left is None:
-                    seconds = None
-                else:
-                    seconds = max(0.0, left / (len(conditions) - done) - taken)
+                seconds = max(0.0, left / (len(conditions) - done) - taken)
                 warm_up = int(seconds != 0)  # things were called before
                 timings = measure(things, rounds, warm_up, device, description=str(condition), seconds=seconds)
             del things  # with what they hold of a GPU's memory
@@ -191,9 +189,11 @@ class Tried(NamedTuple):
 
 
 def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tried:
-    """Calls each thing, which also warms up: here torch and Triton compile and tune kernels.
+    """Call each thing, which also warms up: here torch and Triton compile and tune kernels.
 
     Args:
+        things: what to call, by name.
+        device: that they run on.
         seconds: after these nothing but the first one is tried; None for no limit.
     """
     found = Tried({}, {}, {})
@@ -213,7 +213,7 @@ def try_out(things: Things, device: str, seconds: Optional[float] = None) -> Tri
 
 
 def in_a_line(error: Exception) -> str:
-    """The error's first line, and its kind unless it is the user's mistake."""
+    """Return the error's first line, with its type unless it is the user's mistake."""
     if isinstance(error, torch.OutOfMemoryError):
         return "does not fit into memory"
     first = next(iter(str(error).splitlines()), "")
@@ -223,10 +223,11 @@ def in_a_line(error: Exception) -> str:
 
 
 def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
-    """Peak bytes that tensors hold during a call, above what they held when it began: the same number on every run.
+    """Return the peak bytes that tensors hold during a call, above what they held when it began.
 
-    On a GPU torch's allocator counts them. On a CPU the profiler records what torch's allocator gives and takes back,
-    and we add that up. Both leave out the scratch memory of libraries such as MKL, cuBLAS and oneDNN.
+    It is the same number on every run. On a GPU torch's allocator counts them. On a CPU the profiler records what
+    torch's allocator gives and takes back, and we add that up. Both leave out the scratch memory of libraries such as
+    MKL, cuBLAS and oneDNN.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
@@ -254,13 +255,14 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
 
 
 def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
-    """Products of two square matrices, by name, by each library that models use; measure them in turn with models."""
+    """Return products of two square matrices by each library that models use; measure them in turn with models."""
     kind = torch.device(device).type
     libraries = {"matrix product": torch.matmul}
     if (kind, dtype) == ("cpu", torch.float32) and has_onednn():
         libraries["matrix product by oneDNN"] = linear_by_onednn
     things = {}
-    for size in SLOW_SIZES if (kind, dtype) == ("cpu", torch.float16) else MATRIX_SIZES[kind]:
+    sizes = SLOW_SIZES if (kind, dtype) == ("cpu", torch.float16) else MATRIX_SIZES[kind]
+    for size in sizes:
         pair = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)]
         for name, multiply in libraries.items():
             things[f"{name} {size}"] = torch.inference_mode()(partial(multiply, *pair))
@@ -268,16 +270,17 @@ def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str,
 
 
 def matrix_peak(timings: Mapping[str, Timing]) -> float:
-    """FLOP/s of the fastest product among `timings`; only names from :func:`matrix_products` count."""
+    """Return the FLOP/s of the fastest product among `timings`; only names from :func:`matrix_products` count."""
     sizes = {name: int(name.rpartition(" ")[2]) for name in timings if name.startswith("matrix product")}
     return max(2 * size**3 / timings[name].median for name, size in sizes.items())
 
 
 def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_len: int) -> Callable[[], object]:
-    """A thing to measure: a causal model scores a segment with a full memory, as in the middle of a text.
+    """Return a call in which a causal model scores a segment with a full memory, as in the middle of a text.
 
     Args:
         model: has the interface of :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.CausalLanguageModel`.
+        tokens_BT: ids of the segment.
         targets_BT: the ids to score; they decide which bands of an adaptive softmax are computed.
         mem_len: tokens that the model remembers.
     """
@@ -299,7 +302,7 @@ def measure_sublayers(
     memory: int = 0,
     **how,
 ) -> dict[str, Timing]:
-    """Inference latency of single sublayers at batch 1, in a network's sizes.
+    """Measure the inference latency of single sublayers at batch 1, in a network's sizes.
 
     Args:
         network: builds the sublayers and what they share; its own sublayers do not run.

@@ -18,7 +18,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def device_named(name: Optional[str]) -> str:
-    """cpu or cuda, as `--device` says; by default and for "auto" cuda where there is a GPU.
+    """Return cpu or cuda, as `--device` says; by default and for "auto", cuda where there is a GPU.
 
     Raises:
         UserError: there is none, or torch has no kernels for it.
@@ -39,23 +39,23 @@ def device_named(name: Optional[str]) -> str:
 
 
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:
-    """The processor or GPU, and how much of it is used."""
+    """Return the processor or GPU, and how much of it is used."""
     if torch.device(device).type == "cuda":
         return {"device": device_kind("cuda"), "cuda": str(torch.version.cuda)}
     return {"device": device_kind("cpu"), "threads": torch.get_num_threads()}
 
 
 def trade_name(device: str) -> str:
-    """Of what :func:`describe_machine` calls a device, for a title: without family, model and instructions."""
+    """Return a device's name by :func:`describe_machine` for a title: without family, model and instructions."""
     return device.partition(" (")[0]
 
 
 def describe_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that affect figures, including the optional ones that are installed."""
+    """Return versions of Python and of the packages that affect figures."""
     return versions(("torch", "fairseq-fixed", "numpy", "triton", "transformers"))
 
 
 def record(settings: Any, command: Sequence[str]) -> dict[str, Any]:
-    """What results begin with: `command`, `machine`, `versions`, `settings`; a dataclass with a `device`."""
+    """Return the head of results: command, machine, versions and settings, a dataclass with a `device`."""
     machine = {"machine": describe_machine(settings.device), "versions": describe_versions()}
     return {"command": " ".join(command), **machine, "settings": asdict(settings)}

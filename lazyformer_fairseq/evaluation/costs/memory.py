@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class UpdateMemory:
-    """Bytes of an update of one process.
+    """Memory of an update of one process, in bytes.
 
     Attributes:
         weights: in the precision of the model.
@@ -250,7 +250,7 @@ class _GpuKernels(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001
     if not training or p == 0:
         return x
     return torch.native_dropout(x, p, train=True)[0]

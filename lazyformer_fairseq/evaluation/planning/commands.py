@@ -27,17 +27,25 @@ class Planning:
         metavar="NAME,...",
     )
     gpus: Optional[Gpus] = option(
-        None, "How many, on all nodes together, and the memory of each.", parse=read_gpus, metavar="N or NxSIZE",
+        None,
+        "How many, on all nodes together, and the memory of each.",
+        parse=read_gpus,
+        metavar="N or NxSIZE",
         shown="this machine's, or its processor where it has none",
-    )  # fmt: skip
+    )
     gpu_memory: Optional[int] = option(
-        None, "The same SIZE, 16GB (10^9 bytes) or 16GiB.", parse=read_size, metavar="SIZE",
+        None,
+        "The same SIZE, 16GB (10^9 bytes) or 16GiB.",
+        parse=read_size,
+        metavar="SIZE",
         shown="this machine's; 16GB where it has no GPU",
-    )  # fmt: skip
+    )
     precision: Optional[str] = option(
-        None, "Of weights and activations.", choices=("fp32", "fp16", "bf16"),
+        None,
+        "Of weights and activations.",
+        choices=("fp32", "fp16", "bf16"),
         shown="this machine's; fp16 where SIZE is given, or no GPU is here; on a processor as `lazyformer pretrain`",
-    )  # fmt: skip
+    )
     attention_backend: Optional[str] = option(None, "How attention is computed.", shown="the training's, else auto")
     time: Optional[int] = option(
         None,
@@ -68,13 +76,18 @@ class Planning:
         shown="the training's, Adam or LAMB",
     )
     data: Optional[str] = option(
-        None, "Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk.",
+        None,
+        "Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk.",
         shown="32768 symbols; of causal archs, those of their text",
-    )  # fmt: skip
+    )
     teraflops: Optional[float] = option(
-        None, "TFLOP/s that training reaches on a GPU.", low=0, high=10**5, is_open=True,
+        None,
+        "TFLOP/s that training reaches on a GPU.",
+        low=0,
+        high=10**5,
+        is_open=True,
         shown=f"{PAPER_TERAFLOPS}, as the paper's BERT on a V100; on a processor what products of matrices reach",
-    )  # fmt: skip
+    )
     json: bool = option(False, "Print numbers for programs: bytes, FLOPs, hours.")
 
 
@@ -82,7 +95,7 @@ class Planning:
 @click.option("--config", type=ExistingPath(is_file=True), help="YAML file of a training, in place of --arch.")
 @takes(Planning, "asked")
 def plan(config: Optional[Path], asked: Planning) -> None:
-    """Print whether a training fits its GPUs, how an update is shared among them, and how long it takes.
+    r"""Print whether a training fits its GPUs, how an update is shared among them, and how long it takes.
 
     Memory is measured on tensors without numbers, which takes some seconds and no GPU: see docs/training.md.
 
@@ -102,34 +115,34 @@ def plan(config: Optional[Path], asked: Planning) -> None:
     given = {name: value for name, value in given.items() if value is not None}
     place = _place(asked)
     plans = []
-    files = [path for folder in (asked.data or "").split(":") if folder for path in Path(folder).rglob("*")]
+    size = None
     if asked.data:
+        files = [path for folder in asked.data.split(":") for path in Path(folder).rglob("*")]
         size = sum(path.stat().st_size for path in files if path.is_file())
-    else:
-        size = None
-    for job in [job_of_yaml(config)] if config else map(job_of_arch, asked.archs):
-        known = asked.data and vocabulary_of(asked.data, job.is_causal)
-        job = replace(job, vocab_size=known or job.vocab_size, **given)
+    for found in [job_of_yaml(config)] if config else map(job_of_arch, asked.archs):
+        known = asked.data and vocabulary_of(asked.data, found.is_causal)
+        job = replace(found, vocab_size=known or found.vocab_size, **given)
         plans.append(make_plan(job, place, asked.attention_backend or job.attention_backend, asked.teraflops, size))
     if asked.json:
-        found = [as_json(made) for made in plans]
-        click.echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
+        numbers = [as_json(made) for made in plans]
+        click.echo(json.dumps(numbers if len(numbers) > 1 else numbers[0], indent=2))
+    elif len(plans) > 1:
+        click.echo(as_table(plans))
     else:
-        click.echo(as_text(plans[0]) if len(plans) == 1 else as_table(plans))
+        click.echo(as_text(plans[0]))
 
 
 def _place(asked: Planning) -> Any:
-    """This machine, and what was asked for in its place."""
+    """Return this machine, and what was asked for in its place."""
     from lazyformer_fairseq.evaluation.planning.fit import Place
 
     there = count_gpus()
     given = asked.gpus or Gpus(0)
     memory = asked.gpu_memory or given.memory
     if not (there or given.count or memory):
+        by_pretrain = "fp32"
         if has_bf16() and asked.archs and ARCHITECTURES.keys() >= set(asked.archs):
             by_pretrain = "bf16"
-        else:
-            by_pretrain = "fp32"
         return Place.of_processor(asked.precision or by_pretrain)
     precision = asked.precision or (precision_here() if there and not memory else "fp16")
     if not (memory := memory or smallest_memory()):

@@ -42,7 +42,7 @@ MEASURED_AS = {"flex": RECOMPUTING}
 
 @dataclass(frozen=True)
 class Place:
-    """Where it trains.
+    """Machine that trains.
 
     Attributes:
         processes: one a GPU.
@@ -58,21 +58,21 @@ class Place:
 
     @classmethod
     def of_processor(cls, precision: str, processes: int = 1) -> "Place":
-        """Of this machine, each process with its share of the memory."""
+        """Return this machine, each process with its share of the memory."""
         return cls(processes, memory_of("cpu") // processes, precision, "cpu")
 
     @property
     def unit(self) -> str:
+        """Word for a process."""
         if self.device == "cuda":
             return "GPU"
         return "process"
 
     def __str__(self) -> str:
+        sizes = f"{self.processes} x {self.memory / GB:.1f} GB, {self.precision}"
         if self.device == "cuda":
-            on = ""
-        else:
-            on = "this machine's processor: "
-        return f"{on}{self.processes} x {self.memory / GB:.1f} GB, {self.precision}"
+            return sizes
+        return f"this machine's processor: {sizes}"
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,7 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
             "number of either"
         )
     share = job.per_update // place.processes
-    if place.device == "cpu":
-        most = min(share, ON_PROCESSOR)
-    else:
-        most = share
+    most = min(share, ON_PROCESSOR) if place.device == "cpu" else share
     possible = possible_back_ends(job, place.device)
     if possible and back_end not in (AUTO, *possible):
         raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
@@ -141,10 +138,9 @@ def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) ->
         distributions = batch * job.sizes.num_heads * job.computed * keys * number * len(_makers(job))
         has_room = distributions <= SHARE_OF_MEMORY * place.memory
         possible = possible_back_ends(job, place.device)
+        name = KEEPING
         if RECOMPUTING in possible and not has_room:
             name = RECOMPUTING
-        else:
-            name = KEEPING
     return job.measure_memory(
         batch,
         place.precision,
@@ -237,10 +233,7 @@ class Plan:
     @property
     def checkpoint_bytes(self) -> int:
         """Return the size of a checkpoint in single precision: weights, moments, the optimizer's copy of weights."""
-        if self.place.precision == "fp32":
-            copies = 3
-        else:
-            copies = 4
+        copies = 3 if self.place.precision == "fp32" else 4
         return SINGLE * (copies * self.job.parameters - self.job.single_moments)
 
 
@@ -263,7 +256,7 @@ def make_plan(
 
 @cache
 def usual_speed(device: str, precision: str) -> tuple[float, str]:
-    """TFLOP/s of a training, and whose in words; on a processor a second's measurement."""
+    """Return the TFLOP/s of a training, and whose in words; on a processor they are measured for a second."""
     if device == "cuda":
         return PAPER_TERAFLOPS, ", as the paper's BERT on a V100"
     things = matrix_products("cpu", PRECISIONS[precision])
@@ -272,17 +265,16 @@ def usual_speed(device: str, precision: str) -> tuple[float, str]:
 
 
 def as_text(plan: Plan) -> str:
-    """Tables and sentences that a newcomer can read."""
+    """Return tables and sentences that a newcomer can read."""
     job = plan.job
     place = plan.place
     held = plan.chosen.memory
-    head = f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. {place}"
-    constant = {
-        "weights": held.weights,
-        "gradients" + " and what GPUs send" * (place.processes > 1): held.gradients,
-        "optimizer": held.optimizer,
-        **({"memory of streams": held.carried} if held.carried else {}),
-    }
+    gradients = "gradients"
+    if place.processes > 1:
+        gradients = "gradients and what GPUs send"
+    constant = {"weights": held.weights, gradients: held.gradients, "optimizer": held.optimizer}
+    if held.carried:
+        constant["memory of streams"] = held.carried
     rows = [
         {
             "back end": found.back_end,
@@ -293,14 +285,17 @@ def as_text(plan: Plan) -> str:
         }
         for found in plan.fits
     ]
-    held_table = markdown_table(
-        [{f"memory of each {place.unit}": name, "GB": _gb(size)} for name, size in constant.items()]
-    )
-    return "\n\n".join([head, held_table, markdown_table(rows), *_sentences(plan)])
+    blocks = [
+        f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. {place}",
+        markdown_table([{f"memory of each {place.unit}": name, "GB": _gb(size)} for name, size in constant.items()]),
+        markdown_table(rows),
+        *_sentences(plan),
+    ]
+    return "\n\n".join(blocks)
 
 
 def as_table(plans: Sequence[Plan]) -> str:
-    """A row for each."""
+    """Return a row per plan."""
     rows = [
         {
             "arch": made.job.name,
@@ -317,46 +312,57 @@ def as_table(plans: Sequence[Plan]) -> str:
 
 
 def _sentences(plan: Plan) -> list[str]:
-    job, place, chosen = plan.job, plan.place, plan.chosen
-    unit = "segments" if job.is_causal else "sequences"
-    words = []
+    job = plan.job
+    place = plan.place
+    chosen = plan.chosen
+    sequences = "segments" if job.is_causal else "sequences"
     if chosen.batch:
-        how = "on the hungriest back end that auto may take" if chosen.back_end == AUTO else f"on {chosen.back_end}"
-        words.append(
-            f"An update: {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {unit} "
-            f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {unit} of {job.time} "
-            f"tokens, measured {how}."
+        back_end = chosen.back_end
+        if back_end == AUTO:
+            back_end = "the hungriest back end that auto may take"
+        update = (
+            f"An update: {place.processes} {place.unit}{'s' * (place.processes > 1)} x {chosen.batch} {sequences} "
+            f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {sequences} of {job.time} "
+            f"tokens, measured on {back_end}."
         )
     else:
-        words.append(
-            f"THIS DOES NOT FIT: one of the {unit} takes {chosen.memory.peak / GB:,.1f} GB of the "
-            f"{USABLE * place.memory / GB:,.1f} GB that we plan for. Choose {_remedies(plan, unit)}."
+        update = (
+            f"THIS DOES NOT FIT: one of the {sequences} takes {chosen.memory.peak / GB:,.1f} GB of the "
+            f"{USABLE * place.memory / GB:,.1f} GB that we plan for. Choose {_remedies(plan, sequences)}."
         )
-    words.append(
+    training = (
         f"In all: {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens, {job.flops:.2e} FLOPs: "
         f"{_time(plan.hours)} at {plan.teraflops:,.3g} TFLOP/s a {place.unit} ({plan.speed})."
     )
-    a_token = 2 if job.vocab_size <= 65_500 else 4
-    data = f"{plan.data_bytes / GB:,.2f} GB of data" if plan.data_bytes is not None else f"{a_token} bytes a token"
-    words.append(
+    if plan.data_bytes is not None:
+        data = f"{plan.data_bytes / GB:,.2f} GB of data"
+    elif job.vocab_size <= 65_500:
+        data = "2 bytes a token"
+    else:
+        data = "4 bytes a token"
+    disk = (
         f"Disk: {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB, "
         f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB; {data}."
     )
-    gaps = "CUDA and gaps between tensors" if place.device == "cuda" else "gaps between tensors"
-    words.append(f"Memory is measured on tensors without numbers; {1 - USABLE:.0%} of it stays free for {gaps}.")
+    gaps = "gaps between tensors"
+    if place.device == "cuda":
+        gaps = "CUDA and gaps between tensors"
+    memory = f"Memory is measured on tensors without numbers; {1 - USABLE:.0%} of it stays free for {gaps}."
+    words = [update, training, disk, memory]
     if chosen.back_end in BY_TRITON and place.device == "cuda" and place.precision != "bf16":
         words.append(f"{chosen.back_end} needs compute capability 8.0, which a V100 or T4 lacks.")
     return words
 
 
-def _remedies(plan: Plan, unit: str) -> str:
+def _remedies(plan: Plan, sequences: str) -> str:
+    ways = []
     fitting = [found.back_end for found in plan.fits if found.batch]
     if fitting:
-        ways = [f"--attention-backend {' or '.join(fitting)}"]
-    else:
-        ways = []
-    ways += [f"shorter {unit}", *(["half precision"] if plan.place.precision == "fp32" else []), "a larger GPU"]
-    return f"{', '.join(ways[:-1])} or {ways[-1]}"
+        ways.append(f"--attention-backend {' or '.join(fitting)}")
+    ways.append(f"shorter {sequences}")
+    if plan.place.precision == "fp32":
+        ways.append("half precision")
+    return f"{', '.join(ways)} or a larger GPU"
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

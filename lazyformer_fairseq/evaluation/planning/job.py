@@ -31,7 +31,6 @@ from lazyformer_fairseq.options import (
     refuse_out_of_bounds,
 )
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import Sizes, sizes_of
 from lazyformer_fairseq.storage.checked import read_yaml
 
@@ -71,7 +70,7 @@ class Job:
     _measured: dict[tuple[Any, ...], UpdateMemory] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self):
-        """Raises a UserError for a number that no training has."""
+        """Raise a UserError for a number that no training has."""
         check(self.config)
         numbers = {
             "tokens_per_sample": (self.time, LENGTH),
@@ -84,18 +83,22 @@ class Job:
 
     @property
     def is_causal(self) -> bool:
+        """Whether it trains a causal model."""
         return isinstance(self.config, CausalLMOptions)
 
     @property
     def attention_backend(self) -> str:
+        """Back end of attention."""
         return str(self.config.attention_backend)
 
     @property
     def pattern(self) -> str:
+        """Pattern of the sublayers."""
         return self.config.sublayer_pattern
 
     @property
     def sizes(self) -> Sizes:
+        """Sizes of the model, for counting costs."""
         options = vars(self.config)
         return sizes_of(options | {"max_positions": max(options.get("max_positions", 0), self.time)}, self.vocab_size)
 
@@ -108,6 +111,7 @@ class Job:
 
     @property
     def parameters(self) -> int:
+        """Parameters of the model."""
         return count_parameters(self.pattern, self.sizes)
 
     @property
@@ -119,12 +123,12 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """That the model reads in all."""
+        """Tokens that the model reads in all."""
         return self.max_update * self.per_update * self.time
 
     @property
     def checkpoints(self) -> int:
-        """How many there are in the end: the last, the best, three more, and of encoders every 100,000th.
+        """Number of checkpoints in the end: the last, the best, three more, and of encoders every 100,000th.
 
         By a YAML file, in their place, as many as it keeps.
         """
@@ -133,9 +137,8 @@ class Job:
         if every:
             written = self.max_update // every
             return 2 + (written if most < 0 else min(most, written))
-        if self.is_causal:
-            lasting = 0
-        else:
+        lasting = 0
+        if not self.is_causal:
             lasting = len(range(KEPT_EVERY, self.max_update, KEPT_EVERY))
         return 3 + 2 + lasting
 
@@ -146,7 +149,7 @@ class Job:
 
     @property
     def flops(self) -> int:
-        """In all: the backward pass of a product is two. What a back end computes anew does not count."""
+        """FLOPs in all, whatever a back end computes again; a backward pass takes twice those of the forward pass."""
         predicted = round(self.masked * self.time)
         once = count_flops(self.pattern, self.sizes, self.computed, self.memory_length, predicted=predicted)
         return 3 * once * self.per_update * self.max_update
@@ -173,7 +176,6 @@ class Job:
         key = batch, precision, device, back_end, accumulates, processes
         if key in self._measured:
             return self._measured[key]
-        sublayers = plan(self.pattern, self.sizes.direction)
         options = replace(self.config, attention_backend=back_end)
         if not self.is_causal:
             options = replace(options, max_positions=max(options.max_positions, self.time), compile=False)
@@ -192,13 +194,13 @@ class Job:
             accumulates=accumulates,
             processes=processes,
             single_moments=self.single_moments,
-            elsewhere=sum(count_experts_elsewhere(planned, self.sizes, processes) for planned in sublayers),
+            elsewhere=count_experts_elsewhere(self.pattern, self.sizes, processes),
         )
         return self._measured[key]
 
     @property
     def features(self) -> frozenset[str]:
-        """Of the network's scores."""
+        """Features of the network's scores."""
         if self.is_causal:
             return CausalDecoder.features | ({"mask"} if self.config.same_length else set())
         if self.computed > self.time:
@@ -378,7 +380,7 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
     """Symbols of the dictionary in the first of these folders (`a:b:c`); None where there is none."""
-    path = Path(data.split(":")[0]) / "dict.txt"
+    path = Path(data.split(":", maxsplit=1)[0]) / "dict.txt"
     if not path.is_file():
         return None
     with path.open("rb") as lines:
@@ -390,17 +392,19 @@ def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
 def _with(config: Any, options: Mapping[str, Any]) -> Any:
     found = {}
     for name, value in options.items():
-        if not name.startswith("_") and hasattr(config, name):
-            default = getattr(config, name)
-            if isinstance(default, bool):
-                found[name] = _is_on(value)
-            else:
-                found[name] = _number(name, value, type(default)) if isinstance(default, (int, float)) else value
+        if name.startswith("_") or not hasattr(config, name):
+            continue
+        default = getattr(config, name)
+        found[name] = value
+        if isinstance(default, bool):
+            found[name] = _is_on(value)
+        elif isinstance(default, (int, float)):
+            found[name] = _number(name, value, type(default))
     return replace(config, **found)
 
 
 def _is_on(value: Any) -> bool:
-    """A switch, which has no value on a command line."""
+    """Return whether a switch is on, which has no value on a command line."""
     return str(value).lower() in ("", "true")
 
 

@@ -76,7 +76,7 @@ def compare() -> None:
 )
 @takes(CompareSettings, into="")
 @takes(Sizes, into="sizes")
-def run(  # noqa: PLR0913, PLR0917 - each argument is one of the command line
+def run(
     data: str,
     out: Path,
     specs: dict[str, str],

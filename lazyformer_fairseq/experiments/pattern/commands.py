@@ -9,7 +9,7 @@ import click
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.evaluation.usual_sizes import arch_named, usual_symbols
 from lazyformer_fairseq.options import Group, option, takes
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES, Architecture
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Sizes, sizes_of
 
 MOST_DRAWN = 256
@@ -50,7 +50,7 @@ def pattern() -> None:
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @takes(ShowSettings)
 def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
-    """Print each PATTERN's plan and costs, and draw what it looks at.
+    r"""Print each PATTERN's plan and costs, and draw what it looks at.
 
     Costs are parameters and FLOPs of each sublayer. The picture comes from the sublayers themselves: how much the
     output at a token depends on each input.
@@ -63,10 +63,7 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     arch = settings.arch or "bert_base"
     tokens = settings.tokens
     memory = settings.memory
-    if arch in ARCHITECTURES:
-        direction = ENCODER
-    else:
-        direction = CAUSAL
+    direction = ENCODER if arch in ARCHITECTURES else CAUSAL
     _check(direction, settings)
     sizes = _sizes(arch, settings)
     patterns = patterns or (_row(arch).sublayer_pattern,)
@@ -88,8 +85,7 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     elif not drawn:
         click.echo("no sublayer looks at other tokens")
     elif settings.output is None:
-        legends = {each.is_of_experts: look.LEGEND_OF_EXPERTS if each.is_of_experts else look.LEGEND for each in drawn}
-        click.echo("\n\n".join([*map(look.text_picture, drawn), *legends.values()]))
+        click.echo("\n\n".join([*map(look.text_picture, drawn), look.LEGEND]))
     else:
         look.draw_seen(drawn, settings.output)
         click.echo(f"written: {settings.output}")
@@ -112,14 +108,14 @@ def spans(checkpoint: Path, output: Optional[Path]) -> None:
         click.echo(f"written: {output}")
 
 
-def _row(arch: str):
+def _row(arch: str) -> Architecture:
     if arch in ARCHITECTURES:
         return ARCHITECTURES[arch]
     return CAUSAL_ARCHITECTURES[arch]
 
 
 def _check(direction: str, settings: ShowSettings) -> None:
-    """Raises a UserError for options that mean nothing in this direction, and for more than can be drawn."""
+    """Raise a UserError for options that mean nothing in this direction, and for more than can be drawn."""
     tokens = settings.tokens
     memory = settings.memory
     buckets = settings.relative_position_buckets
@@ -135,7 +131,7 @@ def _check(direction: str, settings: ShowSettings) -> None:
 
 
 def _sizes(arch: str, settings: ShowSettings) -> Sizes:
-    """The arch's, but for what is given; an encoder has at least as many positions as the longest input."""
+    """Return the arch's sizes, but for what is given; an encoder has positions for the longest input."""
     options = _row(arch).options()
     part = "encoder" if arch in ARCHITECTURES else "decoder"
     names = {"embed_dim": "embed_dim", "ffn_embed_dim": "ffn_embed_dim", "attention_heads": "heads"}

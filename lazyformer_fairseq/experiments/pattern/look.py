@@ -20,7 +20,6 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
-from lazyformer_fairseq.modules.sublayers.feed_forward import Experts
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
 from lazyformer_fairseq.patterns.grammar import places_read, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
@@ -31,42 +30,35 @@ SHARES = ".inner.choices.span.shares"
 SEEN = "■"
 FAINT = "□"
 UNSEEN = "·"
-DROPPED = "×"
 LEGEND = (
     f"rows: queries, columns: keys; {SEEN} seen, {FAINT} with less than half the weight of its row's most, {UNSEEN} not"
-)
-LEGEND_OF_EXPERTS = (
-    f"of experts, rows: experts, columns: tokens of a text in training; {SEEN} first choice, {FAINT} second, {DROPPED} "
-    "not drawn, or without a slot"
 )
 HEAD_SIZE = 8
 # Weights so small that scores are nearly equal: how much a key counts is then the kind's doing, not the weights'.
 STD = 1e-3
-STD_OF_MODELS = 0.02
 # Of what the most important token counts for a query; less than this comes from the query itself, not from a key.
 NOTICEABLE = 1e-3
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one sublayer looks at.
+    """Tokens that one sublayer looks at.
 
     Attributes:
-        title: the sublayer, and whom it reads.
+        title: the sublayer, and the one that it reads.
         by_heads: (heads, weights) of each group of neighbouring heads that look at the same tokens. Weights are (T, K):
             how much the output at a token depends on the input at another, 1 for each row's greatest and 0 for what it
-            does not see. K = M + T, the memory of a causal model first. Of experts (E, T): 1 for first choices, less
-            for second ones, below 0 for those without a slot.
+            does not see. K = M + T, the memory of a causal model first.
     """
 
     title: str
     by_heads: tuple[tuple[range, Tensor], ...]
-    is_of_experts: bool = False
 
 
 def refuses_bias(pattern: str, direction: str) -> bool:
-    """Whether a sublayer of the pattern cannot stand with T5's bias."""
-    return any("bias" in choice.refuses for each in plan(pattern, direction) for choice in variant_classes(each.values))
+    """Return whether a sublayer of the pattern cannot stand with T5's bias."""
+    variants = (variant for planned in plan(pattern, direction) for variant in variant_classes(planned.values))
+    return any("bias" in variant.refuses for variant in variants)
 
 
 def build_network(
@@ -77,23 +69,31 @@ def build_network(
     memory: int = 0,
     bias_buckets: int = 0,
 ) -> Stack:
-    """A narrow network of a pattern, in double precision, whose weights are all alike to :func:`look`.
+    """Return a narrow network of a pattern, in double precision, whose weights are all alike to :func:`look`.
 
     Args:
+        pattern: of its sublayers.
+        direction: ENCODER or CAUSAL.
+        num_heads: N.
+        tokens: longest input of an encoder.
+        memory: M, tokens that a causal model remembers.
         bias_buckets: of T5's bias in an encoder, which is 0 and shows nothing: what cannot stand with it is refused.
 
     Raises:
         UserError: the pattern cannot be built for this direction, these heads or so many tokens.
     """
     torch.manual_seed(1)
-    sizes = (HEAD_SIZE * num_heads, HEAD_SIZE, num_heads)
-    options: dict[str, Any] = {"attention_backend": "eager"}
+    options: dict[str, Any] = {
+        "embed_dim": HEAD_SIZE * num_heads,
+        "ffn_embed_dim": HEAD_SIZE,
+        "num_heads": num_heads,
+        "attention_backend": "eager",
+    }
     try:
         if direction == ENCODER:
-            options["relative_position_buckets"] = bias_buckets
-            network = Encoder(pattern, None, *sizes, max_positions=tokens, **options)
+            network = Encoder(pattern, None, max_positions=tokens, relative_position_buckets=bias_buckets, **options)
         else:
-            network = CausalDecoder(pattern, 2, *sizes, mem_len=memory, **options)
+            network = CausalDecoder(pattern, 2, mem_len=memory, **options)
     except UserError:
         raise
     except ValueError as error:
@@ -107,51 +107,34 @@ def build_network(
 
 
 def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
-    """What its sublayers look at, each kind and settings once, the lowest first.
+    """Return what its sublayers look at, each type and settings once, the lowest first.
 
     Each is run on random vectors; the gradient of its heads' outputs tells how much they depend on each token. An
     ``l`` looks at what its ``s`` looks at, and is left out.
 
     Args:
+        network: as of :func:`build_network`.
         tokens: T.
         memory: M, remembered positions of a causal model.
     """
     found: dict[str, Seen] = {}
     below: SharedState = {}
     x_BTC = torch.randn(1, tokens, network.embed_dim, dtype=torch.float64)
+    memory_BMC = None
     if memory:
         memory_BMC = torch.randn(1, memory, network.embed_dim, dtype=torch.float64)
-    else:
-        memory_BMC = None
     shared = network.context(x_BTC, memory)
     for planned, sublayer in zip(network.plan, network.sublayers, strict=True):
         inner = getattr(sublayer, "inner", sublayer)
         heads, handed_on = _run(inner, x_BTC, below, shared, memory_BMC)
-        if planned.producer is None:
-            title = planned.text
-        else:
+        title = planned.text
+        if planned.producer is not None:
             title = f"{planned.text} reading {planned.producer.text}"
         if inner.attends and planned.kind.reads != DISTRIBUTION and title not in found:
             inputs = [part for part in (memory_BMC, x_BTC) if part is not None]
             found[title] = Seen(title, tuple(_groups(_dependence(heads, inputs))))
-        if isinstance(inner, Experts) and title not in found:
-            found[title] = Seen(title, ((range(1), _choices(inner, x_BTC[0].detach())),), is_of_experts=True)
         below = {**below, **handed_on}
     return list(found.values())
-
-
-def _choices(experts: Experts, x_TC: Tensor) -> Tensor:
-    """What a text's tokens choose in training, (E, T), by weights as random as at first."""
-    nn.init.normal_(experts.gate.weight, std=STD_OF_MODELS)
-    gates_TE = experts.train().gates(x_TC)
-    text = torch.zeros(len(x_TC), dtype=torch.long), torch.tensor([len(x_TC)])
-    chosen_ET = torch.zeros(gates_TE.shape).t().contiguous()
-    found = experts.assign(gates_TE, *text)
-    for rank, experts_T in enumerate(gates_TE.topk(experts.top)[1].t()):
-        chosen_ET[experts_T, torch.arange(len(x_TC))] = -1.0 if rank == 0 else -0.5
-    chosen_ET[found.experts_P, found.tokens_P] *= -0.8  # 0.8 of first choices, 0.4 of second ones
-    experts.eval()
-    return chosen_ET
 
 
 def _run(
@@ -161,7 +144,7 @@ def _run(
     shared: Context,
     memory_BMC: Tensor | None,
 ) -> tuple[Tensor, SharedState]:
-    """What each head puts out, (T, N, D), and what the sublayer hands on. Its inputs become leaves of a graph."""
+    """Return the output of each head, (T, N, D), and what the sublayer hands on; inputs become leaves of a graph."""
     for part in (x_BTC, memory_BMC):
         if part is not None:
             part.requires_grad_()
@@ -179,7 +162,7 @@ def _run(
 
 
 def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
-    """(N, T, K): length of the gradient of a random mix of each head's outputs, by the token that it is taken of."""
+    """Return (N, T, K): the length of the gradient of a random mix of each head's outputs by each token."""
     mixed_TN = heads_TND @ torch.randn(heads_TND.size(-1), dtype=heads_TND.dtype)
     rows = []
     for number in mixed_TN.flatten():
@@ -194,7 +177,7 @@ def _dependence(heads_TND: Tensor, inputs: list[Tensor]) -> Tensor:
 
 
 def _groups(dependence_NTK: Tensor) -> Iterator[tuple[range, Tensor]]:
-    """Neighbouring heads that see the same tokens, with their mean."""
+    """Yield neighbouring heads that see the same tokens, with their mean."""
     first = 0
     for head in range(1, len(dependence_NTK) + 1):
         if head == len(dependence_NTK) or not torch.equal(dependence_NTK[head] > 0, dependence_NTK[first] > 0):
@@ -203,9 +186,10 @@ def _groups(dependence_NTK: Tensor) -> Iterator[tuple[range, Tensor]]:
 
 
 def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
-    """A Markdown table: a row for each sublayer, one for what is around them, one for all.
+    """Return a Markdown table: a row per sublayer, one for what is around them, one for all.
 
     Args:
+        pattern: of the sublayers.
         sizes: of the model, its direction included.
         time: T, tokens of the sequence whose FLOPs count; the head predicts all of them.
         memory: M, remembered positions.
@@ -214,33 +198,36 @@ def plan_table(pattern: str, sizes: Sizes, time: int, memory: int = 0) -> str:
         UserError: the pattern cannot be read, or is not for this direction.
     """
     sublayers = plan(pattern, sizes.direction)
-    lines = []
-    rest = [costs.count_parameters(pattern, sizes), costs.count_flops(pattern, sizes, time, memory)]
-    of_all = tuple(rest)
+    parameters = costs.count_parameters(pattern, sizes)
+    flops = costs.count_flops(pattern, sizes, time, memory)
+    total = {"": "all", "sublayer": "", "kind": "", "reads": ""} | _costs(parameters, flops)
+    rows = []
     for number, (planned, place) in enumerate(zip(sublayers, places_read(sublayers), strict=True), 1):
-        own = costs.count_sublayer_parameters(planned, sizes), costs.count_sublayer_flops(planned, sizes, time, memory)
-        rest = [before - cost for before, cost in zip(rest, own, strict=True)]
-        if place is None:
-            reads = ""
-        else:
-            reads = f"{planned.kind.reads} of {place + 1}"
-        lines.append((str(number), planned.text, planned.kind.name, reads, *own))
-    lines += [("", "", "shared, embeddings, head", "", *rest), ("all", "", "", "", *of_all)]
-    rows = [
-        {"": number, "sublayer": text, "kind": kind, "reads": reads}
-        | {"parameters": f"{parameters:,}", "MFLOP": f"{flops / 1e6:,.2f}"}
-        for number, text, kind, reads, parameters, flops in lines
-    ]
-    return markdown_table(rows, left=("sublayer", "kind", "reads"))
+        own_parameters = costs.count_sublayer_parameters(planned, sizes)
+        own_flops = costs.count_sublayer_flops(planned, sizes, time, memory)
+        parameters -= own_parameters
+        flops -= own_flops
+        row = {
+            "": str(number),
+            "sublayer": planned.text,
+            "kind": planned.kind.name,
+            "reads": "" if place is None else f"{planned.kind.reads} of {place + 1}",
+        }
+        rows.append(row | _costs(own_parameters, own_flops))
+    rest = {"": "", "sublayer": "", "kind": "shared, embeddings, head", "reads": ""} | _costs(parameters, flops)
+    return markdown_table([*rows, rest, total], left=("sublayer", "kind", "reads"))
+
+
+def _costs(parameters: int, flops: int) -> dict[str, str]:
+    return {"parameters": f"{parameters:,}", "MFLOP": f"{flops / 1e6:,.2f}"}
 
 
 def text_picture(seen: Seen) -> str:
-    """What a sublayer looks at, a line for each query."""
+    """Return what a sublayer looks at, a line per query."""
     blocks = []
     for heads, weights_TK in seen.by_heads:
-        if len(seen.by_heads) == 1:
-            title = seen.title
-        else:
+        title = seen.title
+        if len(seen.by_heads) > 1:
             title = f"{seen.title}, {name_heads(heads)}"
         signs = ([_sign(one) for one in row] for row in weights_TK.tolist())
         blocks.append("\n".join([title, *map(" ".join, signs)]))
@@ -248,8 +235,6 @@ def text_picture(seen: Seen) -> str:
 
 
 def _sign(weight: float) -> str:
-    if weight < 0:
-        return DROPPED
     if weight == 0:
         return UNSEEN
     if weight < 0.5:
@@ -258,14 +243,14 @@ def _sign(weight: float) -> str:
 
 
 def name_heads(heads: range) -> str:
-    """``head 1`` or ``heads 1 to 8``."""
+    """Return ``head 1`` or ``heads 1 to 8``."""
     if len(heads) == 1:
         return f"head {heads.start + 1}"
     return f"heads {heads.start + 1} to {heads.stop}"
 
 
 def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:
-    """A panel for each sublayer and group of heads: rows are queries, columns keys, darker where a key weighs more."""
+    """Draw a panel per sublayer and group of heads: rows are queries, columns keys, darker where a key weighs more."""
     panels = [
         (seen.title if len(seen.by_heads) == 1 else f"{seen.title}\n{name_heads(heads)}", weights)
         for seen in all_seen
@@ -290,7 +275,7 @@ def draw_seen(all_seen: Sequence[Seen], path: Path) -> None:
 
 
 class Spans(NamedTuple):
-    """Of one sublayer.
+    """Spans of one sublayer.
 
     Attributes:
         number: among all sublayers, from 1, the lowest first.
@@ -304,7 +289,7 @@ class Spans(NamedTuple):
 
 
 def read_spans(checkpoint: Path) -> list[Spans]:
-    """The spans in a checkpoint of a model of ours, the lowest sublayer first.
+    """Return the spans in a checkpoint of a model of ours, the lowest sublayer first.
 
     Raises:
         UserError: it is no checkpoint, or its model has no spans.
@@ -328,7 +313,7 @@ def read_spans(checkpoint: Path) -> list[Spans]:
 
 
 def spans_table(found: list[Spans]) -> str:
-    """A line for each sublayer."""
+    """Return a line per sublayer."""
     lines = [f"{'sublayer':>8} {'ramp':>8} {'mean':>8}   each head, in tokens; beyond, weights fall to 0 over the ramp"]
     for spans in found:
         heads = " ".join(f"{tokens:.0f}" for tokens in sorted(spans.tokens))
@@ -337,7 +322,7 @@ def spans_table(found: list[Spans]) -> str:
 
 
 def draw_spans(found: list[Spans], path: Path) -> None:
-    """A bar for each head, from the shortest to the longest in each sublayer."""
+    """Draw a bar per head, from the shortest to the longest in each sublayer."""
     from lazyformer_fairseq.report.figures import COLOURS, picture
 
     width = 1.5 + 0.14 * sum(len(spans.tokens) + 1 for spans in found)

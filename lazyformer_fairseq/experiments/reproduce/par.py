@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.bench.run import milliseconds
+from lazyformer_fairseq.evaluation.bench.report import milliseconds
 from lazyformer_fairseq.evaluation.bench.settings import REMEMBERED, SEGMENT
-from lazyformer_fairseq.evaluation.costs.flops import count_flops, makers_of_blocks
+from lazyformer_fairseq.evaluation.costs.flops import count_flops
 from lazyformer_fairseq.evaluation.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import job_of_arch
 from lazyformer_fairseq.experiments.prose import PROSE, write_prose
@@ -29,6 +29,7 @@ from lazyformer_fairseq.experiments.reproduce.engine import (
 )
 from lazyformer_fairseq.experiments.search.report import report_of
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import atomic_folder
@@ -449,7 +450,7 @@ class _Page:
             pattern = CAUSAL_ARCHITECTURES[arch].sublayer_pattern
             rows.append(
                 {
-                    "s": str(len(list(makers_of_blocks(pattern)))),
+                    "s": str(count_kinds(pattern)["s"]),
                     "pattern": f"`{pattern}`",
                     "PPL": self._perplexity(Training(WIKITEXT, arch)),
                     "PPL (paper)": f"{printed:.1f}",

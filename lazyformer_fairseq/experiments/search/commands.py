@@ -48,7 +48,7 @@ def search() -> None:
 @click.option("--baseline-pattern", help="Pattern to compare with, of as many sublayers.  [default: sf, half as often]")
 @takes(SearchSettings, into="")
 @LATENCIES
-def run(  # noqa: PLR0913, PLR0917 - each argument is one of the command line
+def run(
     data: str,
     out: Path,
     device: Optional[str],

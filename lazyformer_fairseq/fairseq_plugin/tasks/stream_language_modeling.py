@@ -181,7 +181,7 @@ class StreamLanguageModelingTask(EncoderTask):
         taken = {name: others[name] for name in ("num_workers", "skip_remainder_batch") if name in others}
         return SegmentIterator(streams, epoch=epoch, buffer_size=others.get("data_buffer_size", 0), **taken)
 
-    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):  # noqa: PLR0913, PLR0917
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """Train on a batch with the memory of the segments before; a dummy batch leaves no memory."""
         if ignore_grad:  # a dummy, so that this worker keeps step with others
             sample = with_memory(sample, StreamMemory())

@@ -17,7 +17,7 @@ from lazyformer_fairseq.modules.processor import has_numbers
 
 
 def band_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
-    """How many words each band has: ids run from the most frequent word on, and each cut-off starts a new band.
+    """Return how many words each band has: ids begin with the most frequent word, and each cut-off starts a new band.
 
     Args:
         vocab_size: V.
@@ -53,19 +53,19 @@ class Band(nn.Module):
         self.start = start
         self.size = size
         self.table = nn.Parameter(torch.empty(size, width))
-        self.projection: Optional[nn.Parameter] = (
-            nn.Parameter(torch.empty(embed_dim, width)) if width != embed_dim else None
-        )
+        self.projection: Optional[nn.Parameter] = None
+        if width != embed_dim:
+            self.projection = nn.Parameter(torch.empty(embed_dim, width))
 
     def embed(self, ranks: Tensor) -> Tensor:
-        """Vectors (..., C) of ids that count from `start`."""
+        """Return vectors (..., C) of ids that count from `start`."""
         vectors = F.embedding(ranks, self.table)
         if self.projection is None:
             return vectors
         return F.linear(vectors, self.projection)
 
     def scores(self, features: Tensor, bias: Tensor) -> Tensor:
-        """Scores (..., V_b) of the band's words from features (..., C), plus `bias` (V_b)."""
+        """Return scores (..., V_b) of the band's words from features (..., C), plus `bias` (V_b)."""
         if self.projection is None:
             narrow = features
         else:
@@ -102,7 +102,7 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """(B, T, C). An id beyond the vocabulary raises IndexError."""
+        """Return vectors (B, T, C). An id beyond the vocabulary raises IndexError."""
         embedded = 0
         for number, band in enumerate(self.bands):
             ranks = tokens_BT - band.start
@@ -132,17 +132,14 @@ class AdaptiveSoftmax(nn.Module):
         self.sizes = [band.size for band in embedding.bands]
         others = len(self.sizes) - 1
         self.bias = nn.Parameter(torch.zeros(sum(self.sizes)))
+        self.band_weight: Optional[nn.Parameter] = None
+        self.band_bias: Optional[nn.Parameter] = None
         if others:
             self.band_weight = nn.Parameter(torch.empty(others, embedding.embed_dim))
-        else:
-            self.band_weight = None
-        if others:
             self.band_bias = nn.Parameter(torch.zeros(others))
-        else:
-            self.band_bias = None
 
     def negative_log_likelihood(self, features: Tensor, target: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """-log P of the targets, in nats. A band beyond the first computes scores only for targets of its own.
+        """Return -log P of the targets, in nats. A band beyond the first computes scores only for targets of its own.
 
         Args:
             features: (P, C) of P positions.
@@ -170,7 +167,7 @@ class AdaptiveSoftmax(nn.Module):
         return nll
 
     def log_probabilities(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """log P of all words, (..., V) in float32, from features (..., C)."""
+        """Return log P of all words, (..., V) in float32, from features (..., C)."""
         first, *others = (self.own or embedding).bands
         head = _log_softmax(self.first_scores(features, embedding))
         parts = [head[..., : first.size]]
@@ -180,7 +177,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def first_scores(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Scores (..., V_0 + bands - 1) of the first band's words and of the other bands, from features (..., C)."""
+        """Return scores (..., V_0 + bands - 1) of the first band's words and of the other bands."""
         first = (self.own or embedding).bands[0]
         words = first.scores(features, self.bias[: first.size])
         if self.band_weight is None:

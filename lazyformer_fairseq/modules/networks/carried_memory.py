@@ -16,7 +16,7 @@ Shape = Mapping[str, Union[int, str]]  # what must be equal for a memory to fit,
 
 
 class CarriedMemory:
-    """Follows streams from segment to segment. After a jump in the text it starts empty, never with a wrong past.
+    """Memory of streams from segment to segment. After a jump in the text it starts empty, never with a wrong past.
 
     Attributes:
         memory: of the segments before `next_segment`.
@@ -28,7 +28,7 @@ class CarriedMemory:
         self.next_segment = 0
 
     def before(self, segment: int) -> StreamMemory:
-        """The memory to read `segment` with: empty at the start of the text (each epoch's) and after a jump."""
+        """Return the memory to read `segment` with: empty at the start of each epoch's text and after a jump."""
         if segment != self.next_segment and segment and self.memory.length:
             logger.warning(
                 f"the data continues at segment {segment}, but the memory ends before {self.next_segment}: streams "
@@ -39,12 +39,12 @@ class CarriedMemory:
         return self.memory
 
     def has_read(self, segment: int) -> None:
-        """Records that the memory holds `segment` too. Numbers that are not finite become 0, for they would spread."""
+        """Record that the memory holds `segment` too. Numbers that are not finite become 0, for they would spread."""
         self.memory.states = [torch.nan_to_num(state, 0.0, 0.0, 0.0) for state in self.memory.states]
         self.next_segment = segment + 1
 
     def gather(self, shape: Shape) -> Optional[dict[str, Any]]:
-        """Returns what a checkpoint keeps: numbers and tensors (rows of all workers, M, C). All workers must call it.
+        """Return what a checkpoint keeps: numbers and tensors (rows of all workers, M, C). All workers must call it.
 
         Returns:
             None on all workers but the first, and where the workers' memories differ in length.
@@ -62,24 +62,25 @@ class CarriedMemory:
         return {**shape, "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
 
     def restore(self, saved: dict[str, Any], shape: Shape, rows: slice) -> None:
-        """Takes this worker's `rows` of what :meth:`gather` gave; if that does not fit, warns and stays empty."""
+        """Take this worker's `rows` of what :meth:`gather` gave; if that does not fit, warn and stay empty."""
         pairs = {name: (saved.get(name, ""), value) for name, value in shape.items()}
         if odd := [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]:
             logger.warning(f"the checkpoint's memory does not fit ({'; '.join(odd)}): streams start with empty memory")
-            return self.memory.clear()
-        self.memory.load_state_dict({"states": [state[rows].clone() for state in saved["states"]]})
+            self.memory.clear()
+            return
+        self.memory.states = [state[rows].clone() for state in saved["states"]]
         self.next_segment = saved["next_segment"]
         logger.info("restored a memory of %d tokens a stream from the checkpoint", self.memory.length)
 
 
 def _gather_rows(state_BMC: Tensor) -> Tensor:
-    """On the first worker the rows of all workers, elsewhere its own. Once a sublayer: all may not fit a GPU."""
+    """Return the rows of all workers on the first one, elsewhere its own.
+
+    It is called once per sublayer, because all together may not fit a GPU.
+    """
     world = distributed.get_world_size()
     first = distributed.get_rank() == 0
-    if first:
-        parts = [torch.empty_like(state_BMC) for _ in range(world)]
-    else:
-        parts = None
+    parts = [torch.empty_like(state_BMC) for _ in range(world)] if first else None
     distributed.gather(state_BMC.contiguous(), parts, dst=0)
     if first:
         return torch.cat(parts).cpu()
@@ -87,5 +88,5 @@ def _gather_rows(state_BMC: Tensor) -> Tensor:
 
 
 def with_memory(sample: dict[str, Any], memory: StreamMemory) -> dict[str, Any]:
-    """A copy, because fairseq keeps the first batch to use it again."""
+    """Return a copy with the memory, because fairseq keeps the first batch to use it again."""
     return {**sample, "net_input": {**sample["net_input"], "memory": memory}}

@@ -54,7 +54,7 @@ class CausalDecoder(Stack):
     direction = CAUSAL
     features = frozenset({"causal", "positions"})
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - sizes
         self,
         pattern: str,
         vocab_size: int,
@@ -87,58 +87,71 @@ class CausalDecoder(Stack):
         attending = [each for each in attending if getattr(each, "has_scores", True)]
         self.content_bias.requires_grad_(any(getattr(each, "has_queries", True) for each in attending))
         self.position_bias.requires_grad_(any(getattr(each, "has_keys", True) for each in attending))
+        self.final_layer_norm: Optional[nn.Module] = None
         if self.normalize_before:
             self.final_layer_norm = layer_norm(embed_dim, *self.norm)
-        else:
-            self.final_layer_norm = None
 
     @property
     def sizes(self) -> CausalSizes:
+        """Sizes, for counting costs."""
         bands = self.embedding.bands
-        of_bands = tuple(band.start for band in bands[1:]), self.embed_dim // bands[:2][-1].table.size(1)
-        widths = self.embed_dim, self.options.ffn_embed_dim, self.num_heads
-        words = sum(band.size for band in bands)
-        return CausalSizes(words, *widths, *of_bands, self.normalize_before, **self.parts)
+        return CausalSizes(
+            vocab_size=sum(band.size for band in bands),
+            embed_dim=self.embed_dim,
+            ffn_embed_dim=self.options.ffn_embed_dim,
+            num_heads=self.num_heads,
+            cutoffs=tuple(band.start for band in bands[1:]),
+            div_val=self.embed_dim // bands[:2][-1].table.size(1),
+            normalize_before=self.normalize_before,
+            **self.parts,
+        )
 
     def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
+        """Return one sublayer; as :meth:`Stack.build_sublayer`."""
         built = super().build_sublayer(planned)
         self.positions = self.options.common.get(TABLE)
         return built
 
     @property
     def why_no_memory(self) -> str:
-        """Why some sublayer can attend to no memory, so that a text is read anew for each token; "" if all can."""
-        rows = ((choice, planned) for planned in self.plan for choice in variant_classes(planned.values))
-        return next(filter(None, (choice.why_no_memory(planned.values) for choice, planned in rows)), "")
+        """Reason why some sublayer cannot attend to a memory, so that a text is read anew for each token; or ""."""
+        for planned in self.plan:
+            for variant in variant_classes(planned.values):
+                if why := variant.why_no_memory(planned.values):
+                    return why
+        return ""
 
     @property
     def mem_len(self) -> int:
+        """Tokens that a memory keeps."""
         return self._mem_len
 
     @mem_len.setter
     def mem_len(self, length: int) -> None:
-        for planned in self.plan if length else ():
-            for choice in variant_classes(planned.values):
-                if why := choice.why_no_memory(planned.values) or choice.why_no_segments:
+        for planned in self.plan:
+            for variant in variant_classes(planned.values):
+                why = variant.why_no_memory(planned.values) or variant.why_no_segments
+                if length and why:
                     raise UserError(f"--mem-len {length} is not for {planned.text}: {why}; give --mem-len 0")
         self._mem_len = length
 
     @property
     def same_length(self) -> bool:
+        """Whether every query sees equally many tokens."""
         return self._same_length
 
     @same_length.setter
     def same_length(self, is_on: bool) -> None:
-        for planned in self.plan if is_on else ():
-            self.refuse(planned, {"mask"}, "--same-length is not for ")
+        if is_on:
+            for planned in self.plan:
+                self.refuse(planned, {"mask"}, "--same-length is not for ")
         self._same_length = is_on
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
-        """T queries over M remembered tokens and themselves; streams have no padding."""
+        """Return the context of T queries over M remembered tokens and themselves; streams have no padding."""
+        mask = None
         if self.same_length:
             mask = AttentionMask(((self.num_heads, (Band(self.mem_len, 0),)),))
-        else:
-            mask = None
         scores = Scores(is_causal=True, mask=mask)
         if not self.has_scores:
             return Context(scores, self.back_end())
@@ -154,7 +167,7 @@ class CausalDecoder(Stack):
         memory: Optional[StreamMemory] = None,
         return_all: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Reads one segment of B streams.
+        """Read one segment of B streams.
 
         Args:
             tokens_BT: ids, or embeddings (B, T, C) in their place.
@@ -165,13 +178,9 @@ class CausalDecoder(Stack):
         Returns:
             Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
         """
-        if memory is None:
-            past = StreamMemory()
-        else:
-            past = memory
-        if tokens_BT.is_floating_point():
-            x = tokens_BT
-        else:
+        past = StreamMemory() if memory is None else memory
+        x = tokens_BT
+        if not tokens_BT.is_floating_point():
             x = self.embedding(tokens_BT)
         if self.positions is not None:
             x = x + self._places(past.seen, tokens_BT.size(1))
@@ -186,7 +195,7 @@ class CausalDecoder(Stack):
         return F.dropout(x, self.dropout, self.training), output.states
 
     def _places(self, seen: int, time: int) -> Tensor:
-        """Vectors (T, C) of the places of T tokens behind those `seen`."""
+        """Return vectors (T, C) of the places of T tokens behind those `seen`."""
         if seen + time > (length := self.positions.size(0)):
             raise UserError(
                 f"{seen + time} tokens, but this model's table of positions has {length}: give shorter texts "
@@ -195,7 +204,11 @@ class CausalDecoder(Stack):
         return self.positions[seen : seen + time] * math.sqrt(self.embed_dim)
 
     def last_maps(self) -> list[nn.Linear]:
-        """Of each sublayer the map whose output goes to the residual connection. UserError where one has none."""
+        """Return the map of each sublayer whose output goes to the residual connection.
+
+        Raises:
+            UserError: a sublayer does not say which one.
+        """
         return [sublayer.inner.last_map() for sublayer in self.sublayers if hasattr(sublayer, "inner")]
 
 
@@ -212,7 +225,7 @@ def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: in
 
 
 def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:
-    """Raises a UserError: each query would see itself alone."""
+    """Raise a UserError, as each query would see itself alone."""
     if same_length and not mem_len:
         raise UserError(
             "--same-length with --mem-len 0: a query sees itself and as many tokens before it as the memory has, so "
@@ -221,7 +234,7 @@ def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:
 
 
 def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
-    """Transformer-XL's initialisation, for ``module.apply``; its large model's `std` is 0.005.
+    """Initialise as Transformer-XL does, for ``module.apply``; its large model's `std` is 0.005.
 
     | parameter | value |
     |---|---|
@@ -242,7 +255,7 @@ def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
             nn.init.normal_(module.projection, std=0.01)
     if isinstance(module, AdaptiveSoftmax):
         nn.init.zeros_(module.bias)
-        for band in () if module.own is None else module.own.bands:
+        for band in getattr(module.own, "bands", ()):
             nn.init.zeros_(band.table)
         if module.band_weight is not None:
             nn.init.normal_(module.band_weight, std=std)
@@ -252,8 +265,9 @@ def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
         nn.init.normal_(module.position_bias, std=std)
         if module.positions is not None:
             nn.init.normal_(module.positions, std=std)
-        maps = module.last_maps() if module.scaled_init else []
-        for linear in maps:
-            nn.init.normal_(linear.weight, std=std / math.sqrt(len(maps)))
+        if module.scaled_init:
+            maps = module.last_maps()
+            for linear in maps:
+                nn.init.normal_(linear.weight, std=std / math.sqrt(len(maps)))
     if isinstance(module, AttentionSublayer):
         module.start_copies()

@@ -16,22 +16,20 @@ _SAME_NAMES = ("mem_len", "clamp_len", "same_length", "reversible", "scaled_init
 
 
 def bands_of(options: CausalLMOptions) -> dict[str, Any]:
-    """Those of an :class:`AdaptiveEmbedding` beside vocabulary and width."""
+    """Return arguments of an :class:`AdaptiveEmbedding` besides vocabulary and width."""
     return {"cutoffs": parse_cutoffs(options.adaptive_softmax_cutoff), "div_val": options.adaptive_softmax_factor}
 
 
 def softmax_of(options: CausalLMOptions, embedding: AdaptiveEmbedding, vocab_size: int) -> AdaptiveSoftmax:
-    """The head of a model of these options: on the tables of its embedding, or on its own."""
-    is_untied = options.untied_softmax
-    if is_untied:
+    """Return the head of a model of these options: on the tables of its embedding, or on its own."""
+    own = None
+    if options.untied_softmax:
         own = AdaptiveEmbedding(vocab_size, embedding.embed_dim, **bands_of(options))
-    else:
-        own = None
     return AdaptiveSoftmax(embedding, own)
 
 
 def decoder_arguments(options: CausalLMOptions, vocab_size: int) -> dict[str, Any]:
-    """Those of the :class:`CausalDecoder` that a model's options describe."""
+    """Return arguments of the :class:`CausalDecoder` that a model's options describe."""
     return {
         "pattern": options.sublayer_pattern,
         "vocab_size": vocab_size,
@@ -81,9 +79,9 @@ class CausalLM(nn.Module):
         target: Optional[Tensor] = None,
         features_only: bool = False,
         return_all_hiddens: bool = False,
-        **unused,
+        **_more: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Reads one segment of B streams.
+        """Read one segment of B streams.
 
         Args:
             src_tokens: ids (B, T).

@@ -28,9 +28,11 @@ GPU_MULTIPLE = 8  # of a group's places: so matrix units and kernels of a GPU li
 
 
 class Group(NamedTuple):
-    """So many documents, D, in so many places each, W: one whose tokens begin at `start` of the row, or by indices.
+    """Documents of like lengths, each in as many places: one whose tokens begin at `start` of the row, or by indices.
 
     Attributes:
+        documents: D.
+        width: W, places of each.
         start: of a document that is alone, which has no padding; None for groups.
         from_P: where in the row the token of each of the D * W places is; at padding some token of the document.
         text: which of these places are none of padding.
@@ -48,11 +50,12 @@ class Group(NamedTuple):
 
     @classmethod
     def of(cls, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> "Group":
-        """Of documents that begin at these places of the row; the longest one comes first."""
+        """Return the group of documents that begin at these places of the row; the longest one comes first."""
         if len(starts) == 1:
             return cls(1, int(lengths[0]), int(starts[0]))
         width = int(lengths[0])
-        width += 0 if device.type == "cpu" else -width % GPU_MULTIPLE
+        if device.type != "cpu":
+            width += -width % GPU_MULTIPLE
         steps = np.arange(width)
         last_D1 = lengths[:, None] - 1
         from_DW = starts[:, None] + np.minimum(steps, last_D1)
@@ -63,33 +66,33 @@ class Group(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Of query and key, that are computed."""
+        """Number of pairs of query and key that are computed."""
         return self.documents * self.width**2
 
     def take(self, row_SE: Tensor) -> Tensor:
-        """(P, E): of its places; some token of the document at padding."""
+        """Return (P, E), rows of its places; at padding that of some token of the document."""
         if self.start is not None:
             return row_SE.narrow(0, self.start, self.width)
         return row_SE.index_select(0, self.from_P)
 
     def put(self, part_PE: Tensor, row_SE: Tensor) -> None:
-        """Into the row; what is at padding goes."""
+        """Write into the row, without what is at padding."""
         if self.start is not None:
             row_SE.narrow(0, self.start, self.width).copy_(part_PE)
         else:
-            if self.is_padding_DW is None:
-                text = part_PE
-            else:
+            text = part_PE
+            if self.is_padding_DW is not None:
                 text = part_PE.index_select(0, self.text)
             row_SE.index_copy_(0, self.to, text)
 
 
 class Documents:
-    """How S tokens of documents in a row are grouped, and back.
+    """Grouping of S tokens of documents in a row, and the way back.
 
     Args:
         lengths: of each document, its tokens, all above 0.
         width: C, numbers of a token.
+        device: of the tokens.
 
     Attributes:
         lengths: of each document.
@@ -100,10 +103,9 @@ class Documents:
     scores: Sequence[Scores] = ()
 
     def __init__(self, lengths: np.ndarray, width: int, device: torch.device):
+        alone = math.inf
         if device.type == "cpu":
             alone = math.sqrt(ALONE * torch.get_num_threads() / width)
-        else:
-            alone = math.inf
         starts = np.cumsum(lengths) - lengths
         order = np.argsort(-lengths, kind="stable")
         self.lengths = lengths
@@ -111,28 +113,25 @@ class Documents:
         while len(order):
             longest = lengths[order[0]]
             is_like = lengths[order] >= min(longest * LEAST_SHARE, longest - FEW)
-            if longest >= alone:
-                count = 1
-            else:
-                count = int(is_like.sum())
+            count = 1 if longest >= alone else int(is_like.sum())
             chosen = order[:count]
             order = order[count:]
             self.groups.append(Group.of(starts[chosen], lengths[chosen], device))
 
     def split(self, x: Optional[Tensor]) -> list[Optional[Tensor]]:
-        """(1, S, ...) -> of each group (D, W, ...); of None, None."""
+        """Return (D, W, ...) of each group from (1, S, ...); None for None."""
         if x is None:
             return [None] * len(self.groups)
         parts = _Split.apply(x[0], self.groups)
         return [part.unflatten(0, group[:2]) for part, group in zip(parts, self.groups, strict=True)]
 
     def join(self, parts: Iterable[Tensor]) -> Tensor:
-        """Of each group (D, W, ...) -> (1, S, ...)."""
+        """Return (1, S, ...) from (D, W, ...) of each group."""
         return _Join.apply(self.groups, *(part.flatten(0, 1) for part in parts))[None]
 
 
 class _Split(torch.autograd.Function):
-    """A row by groups; the gradients are put into one row, where torch's own would make a row of each."""
+    """Split of a row into groups; gradients are put into one row, where torch's own would make a row of each."""
 
     @staticmethod
     def forward(ctx: Any, row_SE: Tensor, groups: list[Group]) -> tuple[Tensor, ...]:
@@ -147,7 +146,7 @@ class _Split(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """Groups as a row; the gradient at padding is zero."""
+    """Joining of groups into a row; the gradient at padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, groups: list[Group], *parts_PE: Tensor) -> Tensor:
@@ -196,10 +195,11 @@ class TextInARow(NamedTuple):
         is_full: bool,
         begins_anew: bool,
     ) -> "TextInARow":
-        """The text of sequences that have these documents; waits for a GPU only for a mask.
+        """Return the text of sequences that have these documents; it waits for a GPU only for a mask.
 
         Args:
             documents: of each sequence the tokens of each of its documents.
+            tokens_BT: ids.
             padding_mask_BT: None where all padding is behind the text.
             is_full: whether there is no padding.
             begins_anew: whether the positions of each document begin anew.
@@ -220,35 +220,30 @@ class TextInARow(NamedTuple):
         else:
             places = padding_mask_BT.logical_not().flatten().nonzero()[:, 0]
             most = time - padding_mask_BT.sum(-1).numpy(force=True)
-        if padding_mask_BT is None and not is_full:
-            is_wrong = sizes > time
-        else:
-            is_wrong = sizes != most
+        may_be_padded = padding_mask_BT is None and not is_full
+        is_wrong = sizes > time if may_be_padded else sizes != most
         if is_wrong.any():
             row = int(is_wrong.argmax())
             raise UserError(
                 f"documents: those of sequence {row} have {sizes[row]} tokens together, but it has {most[row]}; count "
                 "all but padding"
             )
-        if begins_anew:
-            runs = lengths
-        else:
-            runs = sizes
+        runs = lengths if begins_anew else sizes
         positions = np.arange(runs.sum()) - np.repeat(np.cumsum(runs) - runs, runs)
         return cls(places.to(tokens_BT.device), (batch, time), lengths, positions)
 
     def take(self, x: Tensor) -> Tensor:
-        """(B, T, ...) -> (1, S, ...)."""
+        """Return (1, S, ...) from (B, T, ...)."""
         return x.flatten(0, 1).index_select(0, self.places_S)[None]
 
     def spread(self, x: Tensor) -> Tensor:
-        """(1, S, C) -> (B, T, C), with zeros at padding."""
+        """Return (B, T, C) from (1, S, C), with zeros at padding."""
         spread = x.new_zeros(self.shape[0] * self.shape[1], x.size(-1))
         return spread.index_copy(0, self.places_S, x[0]).unflatten(0, self.shape)
 
 
 def check_takes_documents(model: nn.Module, option: str) -> None:
-    """Raises a UserError for a model that would let documents in a row see each other, or cannot compile them."""
+    """Raise a UserError for a model that would let documents in a row see each other, or cannot compile them."""
     if not getattr(model, "takes_documents", False):
         raise UserError(f"{option}: is for encoders of this package; leave it out")
     if model.compiles:

@@ -24,7 +24,7 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
 
 
 def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """T5's bidirectional buckets: one each for short distances, logarithmically wider up to `max_distance`.
+    """Return T5's bidirectional buckets: one each for short distances, logarithmically wider up to `max_distance`.
 
     Args:
         distance: integer tensor of (key position - query position).
@@ -44,7 +44,7 @@ def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: i
 
 
 class RelativePositionBias(nn.Module):
-    """One table of biases by bucket and head, shared by all self-attention sublayers.
+    """Table of biases by bucket and head, shared by all self-attention sublayers.
 
     Args:
         num_heads: N.
@@ -64,13 +64,13 @@ class RelativePositionBias(nn.Module):
         self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
     def forward(self, time: int) -> Scores:
-        """The bias for sequences of `time` tokens."""
+        """Return the bias for sequences of `time` tokens."""
         distance = torch.arange(1 - time, time, device=self.table.device)
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
         return Scores(self.table, bucket_by_distance, self.max_distance)
 
     def of_places(self, places_BT: Tensor, most: int) -> Tensor:
-        """The bias (B, N, T, T) of each pair of tokens that stand at these places, all below `most`."""
+        """Return the bias (B, N, T, T) of each pair of tokens that stand at these places, all below `most`."""
         distance = torch.arange(1 - most, most, device=self.table.device)
         by_distance_ND = self.table[relative_position_bucket(distance, self.num_buckets, self.max_distance)].t()
         ahead_BTT = places_BT[:, None, :] - places_BT[:, :, None]
@@ -123,7 +123,7 @@ class TextFirst(NamedTuple):
 
     @classmethod
     def of(cls, padding_mask_BT: Tensor) -> "TextFirst":
-        """By a mask, True at padding; for any mask, so that it can stand in a graph."""
+        """Return the places by a mask, True at padding; for any mask, so that it can stand in a graph."""
         is_text = ~padding_mask_BT
         behind = is_text.sum(-1, keepdim=True) + padding_mask_BT.cumsum(-1)
         to_BT = torch.where(is_text, is_text.cumsum(-1), behind) - 1
@@ -131,15 +131,15 @@ class TextFirst(NamedTuple):
         return cls(to_BT, torch.empty_like(to_BT).scatter_(1, to_BT, every_BT))
 
     def move(self, x: Tensor) -> Tensor:
-        """(B, T, ...) with text first."""
+        """Return (B, T, ...) with text first."""
         return _taken(x, self.from_BT, 1)
 
     def back(self, x: Tensor) -> Tensor:
-        """(B, T, ...) as it was."""
+        """Return (B, T, ...) in its own order."""
         return _taken(x, self.to_BT, 1)
 
     def pairs_back(self, x_BNTK: Tensor, tokens: int) -> Tensor:
-        """By query and key as it was; keys behind so many, which are no tokens, stay there."""
+        """Return (B, N, T, K) in its own order; keys behind so many, which are no tokens, stay there."""
         of_tokens, others = _taken(x_BNTK, self.to_BT, 2).tensor_split((tokens,), -1)
         if tokens:
             return torch.cat([_taken(of_tokens, self.to_BT, 3), others], -1)
@@ -153,7 +153,7 @@ def _taken(x: Tensor, places_BT: Tensor, axis: int) -> Tensor:
 
 
 def is_padded_right(padding_mask_BT: Tensor) -> bool:
-    """Whether text comes first in every row; waits for a GPU."""
+    """Return whether text comes first in every row; waits for a GPU."""
     return bool((padding_mask_BT[:, 1:] >= padding_mask_BT[:, :-1]).all())
 
 
@@ -181,7 +181,7 @@ class Encoder(Stack):
     direction = ENCODER
     takes_permuted = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - sizes
         self,
         pattern: str,
         vocab_size: Optional[int],
@@ -205,38 +205,49 @@ class Encoder(Stack):
         self.embed_tokens: Optional[nn.Embedding] = None
         if vocab_size is not None:
             self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
-            self.embed_positions = None if no_token_positional_embeddings else nn.Embedding(max_positions, embed_dim)
-            self.embed_token_types = nn.Embedding(token_types, embed_dim) if token_types else None
-        self.relative_position_bias = (
-            RelativePositionBias(num_heads, relative_position_buckets, relative_position_max_distance)
-            if relative_position_buckets
-            else None
-        )
-        self.features = frozenset({"bias"} if relative_position_buckets else ())
+            self.embed_positions: Optional[nn.Embedding] = None
+            self.embed_token_types: Optional[nn.Embedding] = None
+            if not no_token_positional_embeddings:
+                self.embed_positions = nn.Embedding(max_positions, embed_dim)
+            if token_types:
+                self.embed_token_types = nn.Embedding(token_types, embed_dim)
+        self.relative_position_bias: Optional[RelativePositionBias] = None
+        if relative_position_buckets:
+            bias = RelativePositionBias(num_heads, relative_position_buckets, relative_position_max_distance)
+            self.relative_position_bias = bias
+            self.features = frozenset({"bias"})
         self.sublayers = self.build_sublayers()
         if self.relative_position_bias is not None:
             # What nothing reads needs no gradient: on several GPUs DDP waits for one of every weight that requires it.
             self.relative_position_bias.requires_grad_(self.has_scores)
-        has_embedding_norm = bool(vocab_size) and (embedding_norm or not self.normalize_before)
-        self.embedding_layer_norm = layer_norm(embed_dim, *self.norm) if has_embedding_norm else None
-        self.final_layer_norm = layer_norm(embed_dim, *self.norm) if self.normalize_before else None
+        self.embedding_layer_norm: Optional[nn.Module] = None
+        self.final_layer_norm: Optional[nn.Module] = None
+        if vocab_size and (embedding_norm or not self.normalize_before):
+            self.embedding_layer_norm = layer_norm(embed_dim, *self.norm)
+        if self.normalize_before:
+            self.final_layer_norm = layer_norm(embed_dim, *self.norm)
         self.embedding_norm = embedding_norm
         if embedding_norm:
             leave_out_first_norm(self.sublayers, self.normalize_before)
 
     @property
     def sizes(self) -> EncoderSizes:
-        words = self.embed_tokens
-        bias = self.relative_position_bias
-        if words is None:
-            types = None
-        else:
-            types = self.embed_token_types
-        rows, type_rows = (0 if table is None else table.num_embeddings for table in (words, types))
-        widths = self.embed_dim, self.options.ffn_embed_dim, self.num_heads
-        buckets = 0 if bias is None else bias.num_buckets
-        has_none = words is not None and self.embed_positions is None
-        return EncoderSizes(rows, *widths, self.max_positions, buckets, type_rows, has_none, **self.parts)
+        """Sizes, for counting costs."""
+        given = {}
+        if self.embed_tokens is not None:
+            given["no_token_positional_embeddings"] = self.embed_positions is None
+            if self.embed_token_types is not None:
+                given["token_types"] = self.embed_token_types.num_embeddings
+        return EncoderSizes(
+            vocab_size=0 if self.embed_tokens is None else self.embed_tokens.num_embeddings,
+            embed_dim=self.embed_dim,
+            ffn_embed_dim=self.options.ffn_embed_dim,
+            num_heads=self.num_heads,
+            max_positions=self.max_positions,
+            relative_position_buckets=getattr(self.relative_position_bias, "num_buckets", 0),
+            **given,
+            **self.parts,
+        )
 
     def forward(
         self,
@@ -344,10 +355,11 @@ class Encoder(Stack):
         token_types_BT: Optional[Tensor] = None,
         positions: Optional[Union[np.ndarray, Tensor]] = None,
     ) -> Tensor:
-        """What the first sublayer reads (B, T, C).
+        """Return the input (B, T, C) of the first sublayer.
 
         Args:
             tokens_BT: ids, or embeddings of words (B, T, C).
+            token_types_BT: the type of each token; None for type 0 everywhere.
             positions: of the tokens, (T,) or as a tensor (B, T), whose bounds the caller checks; by default their
                 places.
 
@@ -355,25 +367,33 @@ class Encoder(Stack):
             ValueError: where the positions, or T, exceed `max_positions`.
             UserError: token types where the model has none.
         """
-        is_array = isinstance(positions, np.ndarray)
-        time = int(positions.max()) + 1 if is_array else tokens_BT.size(1)
+        time = tokens_BT.size(1)
+        if isinstance(positions, np.ndarray):
+            time = int(positions.max()) + 1
         if time > self.max_positions and not isinstance(positions, Tensor):
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
-        x = tokens_BT if tokens_BT.is_floating_point() else self.embed_tokens(tokens_BT)
+        x = tokens_BT
+        if not tokens_BT.is_floating_point():
+            x = self.embed_tokens(tokens_BT)
         if self.embed_positions is not None:
-            places = torch.from_numpy(positions).to(tokens_BT.device) if is_array else positions
-            x = x + self.embed_positions(torch.arange(time, device=x.device) if places is None else places)
+            if isinstance(positions, np.ndarray):
+                positions = torch.from_numpy(positions).to(tokens_BT.device)
+            elif positions is None:
+                positions = torch.arange(time, device=x.device)
+            x = x + self.embed_positions(positions)
         if self.embed_token_types is not None:
-            types = torch.zeros(1, dtype=torch.long, device=x.device) if token_types_BT is None else token_types_BT
-            x = x + self.embed_token_types(types)
+            if token_types_BT is None:
+                token_types_BT = torch.zeros(1, dtype=torch.long, device=x.device)
+            x = x + self.embed_token_types(token_types_BT)
         elif token_types_BT is not None:
             raise UserError("token types are given, but the model has none (--token-types)")
-        x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
+        if self.embedding_layer_norm is not None:
+            x = self.embedding_layer_norm(x)
         return F.dropout(x, self.dropout, self.training)
 
     @property
     def asking(self) -> list[str]:
-        """The sublayers that see tokens that the caller marks, as the pattern has them."""
+        """Sublayers that see tokens that the caller marks, as the pattern has them."""
         return [planned.text for planned in self.plan if planned.values.get("global") == GIVEN]
 
     def _check_global_positions(self, given_BT: Optional[Tensor], tokens_BT: Tensor) -> None:
@@ -396,12 +416,12 @@ class Encoder(Stack):
     def context(
         self,
         x_BTC: Tensor,
-        memory_length: int = 0,
+        memory_length: int = 0,  # noqa: ARG002 - an encoder has none
         padding_mask_BT: Optional[Tensor] = None,
         global_positions_BT: Optional[Tensor] = None,
         lengths: Optional[np.ndarray] = None,
     ) -> Context:
-        """Of sequences; with `lengths` of documents in a row, (1, S, C)."""
+        """Return the context of sequences; with `lengths`, that of documents in a row, (1, S, C)."""
         if lengths is None:
             shape = self._scores(x_BTC.size(1), padding_mask_BT, global_positions_BT)
             return Context(shape, self.back_end())
@@ -414,10 +434,9 @@ class Encoder(Stack):
         return Context(Scores(), self.back_end(), documents=documents)
 
     def _scores(self, time: int, padding_mask_BT: Optional[Tensor], global_positions_BT: Optional[Tensor]) -> Scores:
+        shape = Scores()
         if self.relative_position_bias and self.has_scores:
             shape = self.relative_position_bias(time)
-        else:
-            shape = Scores()
         if padding_mask_BT is not None:
             shape = shape.with_padding(padding_mask_BT)
         if global_positions_BT is None:
@@ -432,7 +451,7 @@ def _unless_padding(given: Optional[Tensor], is_padding: Optional[Tensor]) -> Op
 
 
 def leave_out_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool) -> None:
-    """Makes the norm of the first sublayer that has one an identity: the embeddings have it.
+    """Replace the norm of the first sublayer that has one by an identity: the embeddings have it.
 
     Raises:
         UserError: sublayers are post-norm.
@@ -445,7 +464,7 @@ def leave_out_first_norm(sublayers: Iterable[nn.Module], normalize_before: bool)
 
 
 def init_bert_weights(module: nn.Module) -> None:
-    """BERT's initialisation, for ``module.apply``.
+    """Initialise as BERT does, for ``module.apply``.
 
     | parameter | value |
     |---|---|
@@ -472,9 +491,10 @@ FAVOUR = 6.0  # added to a score: a weight of 403 to 1
 
 @torch.no_grad()
 def start_as_asked(encoder: Encoder, local_heads: bool, zero_last_maps: bool) -> None:
-    """What some models start with in place of :func:`init_bert_weights`'s values.
+    """Set values that some models start with in place of :func:`init_bert_weights`'s.
 
     Args:
+        encoder: to change in place.
         local_heads: T5's table favours the distances -1, 1, -2 and 2, one in each of the first four heads, so that
             attention need not find out first where neighbours are (ours; that attention maps are learned slowly is
             what holds a loss on its first plateau: Gopalani and Hu, 2025, arXiv 2506.13688).
@@ -492,7 +512,9 @@ def start_as_asked(encoder: Encoder, local_heads: bool, zero_last_maps: bool) ->
             raise UserError("--local-heads: needs --relative-position-buckets 12 or more")
         buckets = relative_position_bucket(distances, bias.num_buckets, bias.max_distance)
         bias.table[buckets, torch.arange(len(distances))] = FAVOUR
-    for sublayer in encoder.sublayers if zero_last_maps else ():
+    if not zero_last_maps:
+        return
+    for sublayer in encoder.sublayers:
         if isinstance(sublayer, ResidualSublayer):
             for weight in sublayer.inner.last_map().parameters():
                 weight.zero_()

@@ -34,24 +34,22 @@ class MaskedLMHead(nn.Module):
         is_untied: bool = False,
     ):
         super().__init__()
-        if is_plain:
-            self.dense = None
-        else:
+        self.dense: Optional[nn.Module] = None
+        self.layer_norm: Optional[nn.Module] = None
+        if not is_plain:
             self.dense = nn.Linear(embed_dim, embed_dim, linear_bias)
-        self.activation = activation
-        if is_plain:
-            self.layer_norm = None
-        else:
             self.layer_norm = layer_norm(embed_dim, *norm)
+        self.activation = activation
         self.weight = embed_tokens.weight
         if is_untied:
             self.weight = nn.Parameter(nn.init.normal_(torch.empty_like(embed_tokens.weight), std=0.02))
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
-        """Logits from features (B, T, C).
+        """Return logits from features (B, T, C).
 
         Args:
+            features: of the encoder.
             masked_tokens: positions to give logits at: their indices among the B * T, int64 (M,), or a boolean (B, T),
                 whose count makes the caller wait for a GPU.
 
@@ -66,7 +64,7 @@ class MaskedLMHead(nn.Module):
 
 
 def as_positions(masked_tokens: Tensor) -> Tensor:
-    """Indices among the B * T positions, int64 (M,), from such indices or a boolean (B, T)."""
+    """Return indices among the B * T positions, int64 (M,), from such indices or a boolean (B, T)."""
     if masked_tokens.dtype == torch.bool:
         return masked_tokens.flatten().nonzero().squeeze(1)
     return masked_tokens
@@ -88,7 +86,7 @@ class ClassificationHead(nn.Module):
         self.out_proj = nn.Linear(embed_dim, num_classes)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Logits (B, num_classes) from the features of the first token, ``<s>``."""
+        """Return logits (B, num_classes) from the features of the first token, ``<s>``."""
         x = self.dropout(features_BTC[:, 0])
         return self.out_proj(self.dropout(self.dense(x).tanh()))
 
@@ -105,7 +103,7 @@ class LinearHead(nn.Module):
         self.out_proj = nn.Linear(embed_dim, num_classes)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Logits (B, num_classes) from the features of the first token, ``<s>``."""
+        """Return logits (B, num_classes) from the features of the first token, ``<s>``."""
         return self.out_proj(self.dropout(features_BTC[:, 0]))
 
 
@@ -126,12 +124,12 @@ class SpanHead(nn.Module):
         self.span_proj = nn.Linear(embed_dim, num_classes)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """Logits (B, T, 2) from the features of all tokens: of starts, then of ends."""
+        """Return logits (B, T, 2) from the features of all tokens: of starts, then of ends."""
         return self.span_proj(self.dropout(features_BTC))
 
 
 class Pooler(nn.Module):
-    """BERT's pooler: dense and tanh on the first token. What is pre-trained of a :class:`ClassificationHead`.
+    """BERT's pooler: dense and tanh on the first token. It is the pre-trained part of a :class:`ClassificationHead`.
 
     Args:
         embed_dim: C.
@@ -142,7 +140,7 @@ class Pooler(nn.Module):
         self.dense = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, features_BTC: Tensor) -> Tensor:
-        """(B, C) from the features of the first token, ``<s>``."""
+        """Return (B, C) from the features of the first token, ``<s>``."""
         return self.dense(features_BTC[:, 0]).tanh()
 
 
@@ -152,12 +150,12 @@ HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead}  # that models keep by name
 
 
 def reads_all_tokens(head: nn.Module) -> bool:
-    """Whether a head reads the features of all tokens, and not those of ``<s>`` alone."""
+    """Return whether a head reads the features of all tokens, and not those of ``<s>`` alone."""
     return getattr(head, "reads_all_tokens", False)
 
 
 def outputs_of(head: nn.Module) -> int:
-    """How many logits a head of :data:`HEADS` gives; 0 for others, as a pooler."""
+    """Return how many logits a head of :data:`HEADS` gives; 0 for others, as a pooler."""
     last = getattr(head, "out_proj", None) or getattr(head, "span_proj", None)
     if last is not None:
         return last.out_features

@@ -19,7 +19,7 @@ FRAME = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id"
 
 @dataclass
 class HuggingFaceBertOptions:
-    """Of :class:`HuggingFaceBert`."""
+    """Options of :class:`HuggingFaceBert`."""
 
     model_type: str = option("bert", "transformers' name of the model", choices=("bert", "modernbert"))
     encoder_layers: int = option(12, "layers, each of self-attention and feed-forward")
@@ -65,10 +65,12 @@ class HuggingFaceBert(nn.Module):
         with without_broken_torchaudio():
             from transformers import AutoConfig, AutoModelForMaskedLM
         self.padding_idx = padding_idx
-        is_bert = options.model_type == "bert"
-        dropout, of_attention = (
-            ("hidden_dropout_prob", "attention_probs_dropout_prob") if is_bert else ("mlp_dropout", "attention_dropout")
-        )
+        dropouts = {"mlp_dropout": options.dropout, "attention_dropout": options.attention_dropout}
+        if options.model_type == "bert":
+            dropouts = {
+                "hidden_dropout_prob": options.dropout,
+                "attention_probs_dropout_prob": options.attention_dropout,
+            }
         config = AutoConfig.for_model(
             str(options.model_type),
             vocab_size=vocab_size,
@@ -79,7 +81,8 @@ class HuggingFaceBert(nn.Module):
             max_position_embeddings=options.max_positions,
             pad_token_id=padding_idx,
             attn_implementation="sdpa",
-            **{dropout: options.dropout, of_attention: options.attention_dropout, **FRAME},
+            **dropouts,
+            **FRAME,
         )
         self.bert = AutoModelForMaskedLM.from_config(config)
         for name, module in self.bert.named_modules():
@@ -88,13 +91,13 @@ class HuggingFaceBert(nn.Module):
     def forward(
         self,
         src_tokens: Tensor,
-        src_lengths: Optional[Tensor] = None,
+        src_lengths: Optional[Tensor] = None,  # noqa: ARG002 - fairseq passes it
         features_only: bool = False,
         masked_tokens: Optional[Tensor] = None,
         has_padding: Optional[bool] = None,
-        **unused,
+        **_more: Any,
     ) -> tuple[Tensor, dict]:
-        """As `MaskedLM.forward`.
+        """Encode, and return logits, as `MaskedLM.forward`.
 
         Args:
             src_tokens: ids (B, T).
@@ -118,14 +121,14 @@ class HuggingFaceBert(nn.Module):
         return self.logits(features), {}
 
     def logits(self, features: Tensor) -> Tensor:
-        """Of the encoder's output, (..., C) -> (..., V)."""
+        """Return logits (..., V) from the encoder's output (..., C)."""
         if hasattr(self.bert, "cls"):
             return self.bert.cls(features)
         return self.bert.decoder(self.bert.head(features))
 
 
 def has_transformers() -> bool:
-    """Whether Hugging Face's package can be imported."""
+    """Return whether Hugging Face's package can be imported."""
     try:
         with without_broken_torchaudio():
             from transformers import BertForMaskedLM  # noqa: F401
@@ -136,7 +139,7 @@ def has_transformers() -> bool:
 
 @contextmanager
 def without_broken_torchaudio() -> Iterator[None]:
-    """Hides a broken torchaudio: transformers imports it wherever it is installed, though BERT does not need it.
+    """Hide a broken torchaudio: transformers imports it wherever it is installed, though BERT does not need it.
 
     The torchaudio that fairseq requires is a CUDA build, which does not load beside a CPU build of torch.
     """

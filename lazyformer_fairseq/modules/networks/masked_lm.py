@@ -42,10 +42,10 @@ class MaskedLM(nn.Module):
         self.apply(init_bert_weights)
         start_as_asked(self.encoder.sentence_encoder, options.local_heads, options.zero_last_maps)
 
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917 - by name, as fairseq's tasks pass them
         self,
         src_tokens: Tensor,
-        src_lengths: Optional[Tensor] = None,
+        src_lengths: Optional[Tensor] = None,  # noqa: ARG002 - fairseq passes it
         features_only: bool = False,
         masked_tokens: Optional[Tensor] = None,
         classification_head_name: Optional[str] = None,
@@ -57,9 +57,9 @@ class MaskedLM(nn.Module):
         positions_begin_anew: bool = False,
         positions: Optional[Tensor] = None,
         turns: Optional[Tensor] = None,
-        **unused,
+        **_more: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Encodes, and applies the requested head.
+        """Encode, and apply the requested head.
 
         Args:
             src_tokens: ids (B, T).
@@ -70,8 +70,12 @@ class MaskedLM(nn.Module):
             return_all_hiddens: also return what every sublayer returned.
             has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
                 None, padding may stand anywhere, and the model must wait for the GPU to find out.
-            global_positions, token_types, documents, positions_begin_anew, positions, turns: as in
-                :class:`~lazyformer_fairseq.modules.networks.encoder.TokenInfo`.
+            global_positions: see :class:`~lazyformer_fairseq.modules.networks.encoder.TokenInfo`, also for the rest.
+            token_types: of each token.
+            documents: lengths of documents of each sequence.
+            positions_begin_anew: whether the positions of each document do.
+            positions: of permuted tokens.
+            turns: of permuted tokens.
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
@@ -112,13 +116,15 @@ class MaskedLM(nn.Module):
         return self.encoder.sentence_encoder.compiles
 
     def max_positions(self) -> int:
-        """The longest sequence, in tokens."""
+        """Return the longest sequence, in tokens."""
         return self.encoder.sentence_encoder.max_positions
 
     def register_classification_head(self, name: str, num_classes: int, kind: str = "dense") -> None:
-        """Adds the head `name` with fresh weights, or replaces one of another size or kind.
+        """Add the head `name` with fresh weights, or replace one of another size or kind.
 
         Args:
+            name: of the head.
+            num_classes: its outputs.
             kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.HEADS`.
         """
         previous = dict(self.classification_heads.items()).get(name)
@@ -136,11 +142,11 @@ class MaskedLM(nn.Module):
         self.classification_heads[name] = head.apply(init_bert_weights)
 
     def register_pooler(self) -> None:
-        """Adds a pooler with fresh weights, as the head that is called so."""
+        """Add a pooler with fresh weights, as the head that is called so."""
         self.classification_heads[heads.POOLER] = heads.Pooler(self.cfg.encoder_embed_dim).apply(init_bert_weights)
 
     def register_next_sentence_head(self) -> None:
-        """Adds BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
+        """Add BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
         self.register_classification_head(heads.NEXT_SENTENCE, 2)
 
 
@@ -158,7 +164,7 @@ _SAME_NAMES = (
 
 
 def encoder_arguments(options: MaskedLMOptions, vocab_size: int, padding_idx: int) -> dict[str, Any]:
-    """Those of the :class:`Encoder` that a model's options describe."""
+    """Return arguments of the :class:`Encoder` that a model's options describe."""
     return {
         "pattern": options.sublayer_pattern,
         "vocab_size": vocab_size,
@@ -195,6 +201,7 @@ class _EncoderWithHead(nn.Module):
     def forward(
         self,
         src_tokens: Tensor,
+        *,
         features_only: bool,
         masked_tokens: Optional[Tensor],
         return_all_hiddens: bool,

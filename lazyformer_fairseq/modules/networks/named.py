@@ -8,7 +8,7 @@ from lazyformer_fairseq.modules.networks.options import Options, options_of_arch
 
 
 def build(arch: str, vocab_size: int, padding_idx: int = 1, **options: Any) -> Union[MaskedLM, CausalLM]:
-    """A model of a row of the table of architectures, with fresh weights.
+    """Return a model of a row of the table of architectures, with fresh weights.
 
     Args:
         arch: its name, as fairseq-train's ``--arch``.
@@ -23,5 +23,6 @@ def build(arch: str, vocab_size: int, padding_idx: int = 1, **options: Any) -> U
 
 
 def network(options: Options, vocab_size: int, padding_idx: int = 1) -> Union[MaskedLM, CausalLM]:
-    """The model of these options, or of fairseq's config of them, with fresh weights."""
-    return (MaskedLM if hasattr(options, "encoder_embed_dim") else CausalLM)(options, vocab_size, padding_idx)
+    """Return the model of these options, or of fairseq's config of them, with fresh weights."""
+    model = MaskedLM if hasattr(options, "encoder_embed_dim") else CausalLM
+    return model(options, vocab_size, padding_idx)

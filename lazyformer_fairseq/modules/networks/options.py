@@ -37,7 +37,7 @@ _DECODER = CAUSAL_ARCHITECTURES["transformer_xl_base"]
 
 @dataclass
 class MaskedLMOptions:
-    """Of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`."""
+    """Options of :class:`~lazyformer_fairseq.modules.networks.masked_lm.MaskedLM`."""
 
     sublayer_pattern: str = option(
         _ENCODER.sublayer_pattern,
@@ -90,7 +90,7 @@ class MaskedLMOptions:
 
 @dataclass
 class CausalLMOptions:
-    """Of :class:`~lazyformer_fairseq.modules.networks.causal_lm.CausalLM`."""
+    """Options of :class:`~lazyformer_fairseq.modules.networks.causal_lm.CausalLM`."""
 
     sublayer_pattern: str = option(
         _DECODER.sublayer_pattern,
@@ -145,15 +145,22 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 
 
 def norms_and_biases(options: Any) -> dict[str, Any]:
-    """Those options, and the weight of experts' loss, as a network takes them."""
-    has_bias = {"norm_bias": not options.no_norm_bias, "linear_bias": not options.no_linear_bias}
-    return {"norm": str(options.norm), **has_bias, "experts_loss": options.experts_loss}
+    """Return options of norms and biases, and the weight of experts' loss, as a network takes them."""
+    return {
+        "norm": str(options.norm),
+        "norm_bias": not options.no_norm_bias,
+        "linear_bias": not options.no_linear_bias,
+        "experts_loss": options.experts_loss,
+    }
 
 
 def plain_options(kind: type[SomeOptions], config: Any) -> SomeOptions:
-    """The options that a model was built from, as a dataclass of ours: fairseq's config, or this already."""
-    types = {each.name: each.type for each in fields(kind)}
-    found = {name: str(getattr(config, name)) if of is str else getattr(config, name) for name, of in types.items()}
+    """Return the options that a model was built from as a dataclass of ours, from fairseq's config or such a one."""
+    found = {}
+    for each in fields(kind):
+        found[each.name] = getattr(config, each.name)
+        if each.type is str:
+            found[each.name] = str(found[each.name])
     return kind(**found)
 
 
@@ -162,7 +169,8 @@ def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptio
 
     The one check of them: an export, a load, a build and a command line refuse the same values in the same words.
 
-    Raises a UserError for an unknown name, a value of another type, out of its bounds, or none of the choices.
+    Raises:
+        UserError: an unknown name, or a value of another type, out of its bounds, or none of the choices.
     """
     given = dict(given)
     known = {each.name: each.default for each in fields(kind)}
@@ -180,7 +188,11 @@ def read_options(kind: type[SomeOptions], given: Mapping[str, Any]) -> SomeOptio
 
 
 def options_of_arch(arch: str, **given: Any) -> Options:
-    """Those of a named architecture, as ``--arch`` sets them; `given` replaces some. Raises a UserError as above."""
+    """Return the options of a named architecture, as ``--arch`` sets them; `given` replaces some.
+
+    Raises:
+        UserError: as :func:`read_options`, or there is no such architecture.
+    """
     tables = {MaskedLMOptions: ARCHITECTURES, CausalLMOptions: CAUSAL_ARCHITECTURES}
     kind = next((kind for kind, rows in tables.items() if arch in rows), None)
     if kind is None:

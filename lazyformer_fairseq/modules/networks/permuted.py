@@ -16,13 +16,13 @@ from lazyformer_fairseq.modules.processor import has_numbers
 
 
 def sees(turns_B3T: Tensor) -> Tensor:
-    """(B, T, T): whether the token of a row sees that of a column, from their turns (at, from, until)."""
-    at, first, end = (each for each in turns_B3T.unbind(1))
+    """Return (B, T, T): whether the token of a row sees that of a column, from their turns (at, from, until)."""
+    at, first, end = turns_B3T.unbind(1)
     return (first[:, None, :] <= at[..., None]) & (at[..., None] < end[:, None, :])
 
 
 def check_takes_permuted(model: nn.Module, option: str) -> None:
-    """Raises a UserError for a model in which tokens would see more than their turns let them."""
+    """Raise a UserError for a model in which tokens would see more than their turns let them."""
     network = next((each for each in model.modules() if isinstance(each, Stack)), None)
     if network is None or not getattr(model, "takes_permuted", False):
         raise UserError(f"{option}: is for encoders of this package; leave it out")
@@ -35,7 +35,7 @@ def check_takes_permuted(model: nn.Module, option: str) -> None:
 
 
 def check_turns(turns_B3T: Tensor, positions_BT: Tensor, shape: torch.Size, most: int) -> None:
-    """Raises a UserError for turns or positions of other shapes, or beyond `most`; the last on a processor alone."""
+    """Raise a UserError for turns or positions of other shapes, or (on a processor) positions beyond `most`."""
     if positions_BT is None or positions_BT.shape != shape or turns_B3T.shape != (shape[0], 3, shape[1]):
         found = [None if each is None else tuple(each.shape) for each in (positions_BT, turns_B3T)]
         raise UserError(

@@ -77,7 +77,7 @@ class Stack(nn.Module):
     _compiles = False
     checkpoints = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - sizes
         self,
         pattern: str,
         embed_dim: int,
@@ -167,6 +167,7 @@ class Stack(nn.Module):
 
     @property
     def compiles(self) -> bool:
+        """Whether training runs the sublayers through torch.compile."""
         return self._compiles
 
     @compiles.setter
@@ -197,6 +198,7 @@ class Stack(nn.Module):
 
     @property
     def attention_backend(self) -> str:
+        """How attention is computed."""
         return self._attention_backend
 
     @attention_backend.setter
@@ -266,10 +268,14 @@ def run_sublayers(
     shared: Context,
     return_all: bool,
 ) -> StackOutput:
-    """Run sublayers one after the other; arguments as for :meth:`Stack.run`.
+    """Run sublayers one after the other.
 
     Args:
+        sublayers: the lowest first.
         past: (B, M, C) of each sublayer; None without a memory.
+        x_BTC: input of the first.
+        shared: context of this pass.
+        return_all: also return the input and all outputs.
     """
     states = []
     if return_all:

@@ -53,7 +53,8 @@ class StreamMemory:
             mem_len: tokens to keep; 0 for no memory.
         """
         if mem_len == 0:
-            return self.clear()
+            self.clear()
+            return
         states = []
         for number, x_BTC in enumerate(inputs):
             parts = [x_BTC.detach()[:, -mem_len:]]
@@ -88,7 +89,7 @@ class WholeMemory(StreamMemory):
         super().__init__()
         self.longest = longest
 
-    def remember(self, inputs: list[Tensor], mem_len: int) -> None:
+    def remember(self, inputs: list[Tensor], mem_len: int) -> None:  # noqa: ARG002
         """Add a segment; the decoder's `mem_len` does not count."""
         limit = self.longest
         if limit is None:

@@ -60,13 +60,12 @@ class Convolution(Sublayer):
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Convolution":
-        if planned.values["form"] == LIGHTWEIGHT:
-            heads = options.num_heads
-        else:
-            heads = 0
+        """Return one with fresh weights."""
+        heads = options.num_heads if planned.values["form"] == LIGHTWEIGHT else 0
         return cls(options.embed_dim, planned.values["width"], heads)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        """Compute; see :meth:`Sublayer.forward`."""
         convolved, _ = by_document(partial(self._convolved, memory_BMC), [self._gated(x_BTC)], below, shared)
         return self.out_proj(convolved), {}
 
@@ -74,13 +73,14 @@ class Convolution(Sublayer):
         self,
         memory_BMC: Optional[Tensor],
         gated: Tensor,
-        below: SharedState,
+        _below: SharedState,
         shared: Context,
     ) -> tuple[Tensor, SharedState]:
         if (is_padding := shared.scores.is_padding(gated.size(1))) is not None:
             gated = gated * (~is_padding).to(gated)[..., None]  # on a processor an eighth of masked_fill's time
-        # A causal model looks back alone.
-        before, after = (self.width - 1, 0) if shared.scores.is_causal else (self.width // 2, (self.width - 1) // 2)
+        before, after = self.width // 2, (self.width - 1) // 2
+        if shared.scores.is_causal:  # looks back alone
+            before, after = self.width - 1, 0
         if memory_BMC is not None and before:
             # By itself: on a processor products of a multiple of 128 tokens are faster, see modules/linear.py.
             remembered = self._gated(memory_BMC[:, -before:])
@@ -92,18 +92,20 @@ class Convolution(Sublayer):
         return F.glu(self.in_proj(x_BTC), -1)
 
     def filters(self) -> Tensor:
-        """One for each channel, (C, W)."""
+        """Return the filter of each channel, (C, W)."""
         if not self.num_heads:
             return self.weight
         return self.weight.softmax(-1).repeat_interleave(self.channels // self.num_heads, 0)
 
 
 def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tensor:
-    """Output t, channel c is the sum over w of filter (c, w) times input t - before + w, channel c.
+    """Return the sum over w of filter (c, w) times input t - before + w, for each token t and channel c.
 
     Args:
         x_BTC: of T tokens.
-        before, after: zeros to put on either side; the output has T + before + after - W + 1 tokens.
+        filters_CW: of each channel.
+        before: zeros to put before; the output has T + before + after - W + 1 tokens.
+        after: zeros to put behind.
     """
     if before != after:
         x_BTC = F.pad(x_BTC, (0, 0, before, after))
@@ -115,24 +117,26 @@ def convolve(x_BTC: Tensor, filters_CW: Tensor, before: int, after: int) -> Tens
         x_BTC = x_BTC.to(torch.get_autocast_dtype("cpu"))
     filters_CW = filters_CW.to(x_BTC.dtype)
     watched = torch.compiler.is_compiling() or torch.jit.is_tracing()  # compilers and exporters know torch's operators
-    return (_as_image if watched else _Convolution.apply)(x_BTC, filters_CW, before)
+    if watched:
+        return _as_image(x_BTC, filters_CW, before)
+    return _Convolution.apply(x_BTC, filters_CW, before)
 
 
 def _as_image(x_BTC: Tensor, filters_CW: Tensor, padding: int) -> Tensor:
-    """By oneDNN, which takes an image of one row as it is if its channels lie next to each other."""
+    """Convolve by oneDNN, which takes an image of one row as it is if its channels lie next to each other."""
     image_BC1T = x_BTC.transpose(1, 2)[:, :, None]
     return F.conv2d(image_BC1T, filters_CW[:, None, None], padding=(0, padding), groups=x_BTC.size(2))[:, :, 0].mT
 
 
 class _Convolution(torch.autograd.Function):
-    """The same forward pass and input gradient; the filters' gradient by sums of products."""
+    """Convolution with the same forward pass and input gradient; the filters' gradient is sums of products."""
 
     @staticmethod
     def forward(x_BTC: Tensor, filters_CW: Tensor, padding: int) -> Tensor:
         return _as_image(x_BTC, filters_CW, padding)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], _output: Tensor) -> None:
         x_BTC, filters_CW, ctx.padding = inputs
         ctx.save_for_backward(x_BTC, filters_CW)
 
@@ -141,19 +145,22 @@ class _Convolution(torch.autograd.Function):
         x_BTC, filters_CW = ctx.saved_tensors
         width = filters_CW.size(1)
         padding = ctx.padding
-        of_x, of_filters, _ = ctx.needs_input_grad
-        return (
-            _as_image(gradient_BTC, filters_CW.flip(1), width - 1 - padding) if of_x else None,
-            _filter_gradient(F.pad(x_BTC, (0, 0, padding, padding)), gradient_BTC, width) if of_filters else None,
-            None,
-        )
+        of_x = None
+        of_filters = None
+        if ctx.needs_input_grad[0]:
+            of_x = _as_image(gradient_BTC, filters_CW.flip(1), width - 1 - padding)
+        if ctx.needs_input_grad[1]:
+            of_filters = _filter_gradient(F.pad(x_BTC, (0, 0, padding, padding)), gradient_BTC, width)
+        return of_x, of_filters, None
 
 
 def _filter_gradient(x_BKC: Tensor, gradient_BTC: Tensor, width: int) -> Tensor:
-    """(C, W): of each channel and place the sum of the gradient times the input that the filter met there.
+    """Return (C, W): per channel and place the sum of the gradient times the input that the filter met there.
 
     Args:
         x_BKC: padded, K = T + W - 1.
+        gradient_BTC: of the output.
+        width: W.
     """
     _, time, channels = gradient_BTC.shape
     rows = min(time, max(1, CACHED // (width * channels)))

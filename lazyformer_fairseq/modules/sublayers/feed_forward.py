@@ -22,12 +22,12 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU's approximation by a hyperbolic tangent (Hendrycks and Gimpel, 2016, section 2)."""
+    """Return GELU's approximation by a hyperbolic tangent (Hendrycks and Gimpel, 2016, section 2)."""
     return F.gelu(x, approximate="tanh")
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """max(0, x)^2 (So et al., 2021, Primer, section 4)."""
+    """Return max(0, x)^2 (So et al., 2021, Primer, section 4)."""
     return F.relu(x).square()
 
 
@@ -62,10 +62,7 @@ class FeedForward(Sublayer):
         gate: str = "",
     ):
         super().__init__()
-        if gate:
-            self.activation = GATES[gate]
-        else:
-            self.activation = activation
+        self.activation = GATES[gate] if gate else activation
         self.is_gated = bool(gate)
         self.dropout = dropout
         self.fc1 = Linear(embed_dim, ffn_embed_dim * (1 + self.is_gated))
@@ -74,6 +71,7 @@ class FeedForward(Sublayer):
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
+        """Return one with fresh weights, or as many as there are to be experts."""
         values = planned.values
         sizes = options.embed_dim, options.ffn_embed_dim
         how = options.activation, options.activation_dropout, values["gate"]
@@ -85,13 +83,15 @@ class FeedForward(Sublayer):
         return built
 
     def last_map(self) -> nn.Module:
+        """Return the map that makes the output."""
         return self.fc2
 
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:  # noqa: ARG002
+        """Compute; see :meth:`Sublayer.forward`."""
         return self.compute(x_BTC), {}
 
     def compute(self, x: Tensor) -> Tensor:
-        """(..., C) -> (..., C)."""
+        """Return (..., C) from (..., C)."""
         hidden = self.fc1(x)
         if self.is_gated:
             gate, values = hidden.chunk(2, -1)
@@ -106,7 +106,7 @@ EXPERTS = "experts"
 
 
 class Assignment(NamedTuple):
-    """Of P pairs of a token and an expert that it wants, in the order of experts: those that have a slot, and how many.
+    """P pairs of a token and an expert that have a slot, in the order of experts.
 
     Attributes:
         tokens_P, experts_P, weights_P: numbers of both, and the weight of the expert's output.
@@ -122,7 +122,7 @@ class Assignment(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What experts tell of a pass in training: their loss, and how many choices of an expert found no slot, of all."""
+    """Report of experts on a pass in training: their loss, how many choices found no slot, and how many there were."""
 
     loss: Tensor
     dropped: Tensor
@@ -182,12 +182,13 @@ class Experts(Sublayer):
         return {**self.__dict__, "told": None}  # a graph cannot be copied
 
     def take_told(self) -> Optional[Told]:
-        """What it tells, once."""
+        """Return the report of the last pass in training, once."""
         told = self.told
         self.told = None
         return told
 
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:  # noqa: ARG002
+        """Compute; see :meth:`Sublayer.forward`."""
         x_SC = x_BTC.flatten(0, 1)
         if not has_numbers(x_BTC):
             return self._evenly(x_SC).view_as(x_BTC), {}
@@ -197,10 +198,9 @@ class Experts(Sublayer):
         texts = self._texts(x_BTC, shared)
         found = self.assign(gates_SE, *texts)
         dropped = found.wanted - found.counts_E.sum()
+        self.told = None
         if self.training:
             self.told = Told(self._balance(gates_SE, *texts), dropped, found.wanted)
-        else:
-            self.told = None
         inputs_PC = x_SC.index_select(0, found.tokens_P)
         if self.exchange is None:
             outputs_PC = self.compute(inputs_PC, found.counts_E.tolist())
@@ -211,7 +211,10 @@ class Experts(Sublayer):
         return y_SC.view_as(x_BTC), {}
 
     def compute(self, x_PC: Tensor, counts: Sequence[int]) -> Tensor:
-        """The outputs of the experts that are here, each of its part; one without tokens learns zeros, as DDP asks."""
+        """Return the outputs of the experts that are here, each of its part.
+
+        One without tokens learns zeros, as DDP asks.
+        """
         parts = zip(self.experts.values(), x_PC.split(counts), strict=True)
         return torch.cat([expert.compute(part_PC) for expert, part_PC in parts])
 
@@ -224,12 +227,14 @@ class Experts(Sublayer):
             return F.linear(x_SC.to(exact), self.gate.weight.to(exact)).softmax(-1)
 
     def _chosen(self, gates_SE: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and experts (S, K), the best first."""
+        """Return weights and experts (S, K), the best first."""
         best_SK, experts_SK = gates_SE.topk(self.top, -1)
-        return best_SK / best_SK.sum(-1, keepdim=True) if self.top > 1 else best_SK, experts_SK
+        if self.top > 1:
+            best_SK = best_SK / best_SK.sum(-1, keepdim=True)
+        return best_SK, experts_SK
 
     def _texts(self, x_BTC: Tensor, shared: Context) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        """Of each token (S,) the number of its text; the tokens of each text; True at padding (S,), None for none."""
+        """Return each token's text number (S,), the tokens of each text, and True at padding (S,) or None for none."""
         (batch, time), device = x_BTC.shape[:2], x_BTC.device
         if shared.documents is not None:
             lengths_G = torch.from_numpy(shared.documents.lengths).to(device)
@@ -248,10 +253,13 @@ class Experts(Sublayer):
         lengths_G: Tensor,
         is_padding_S: Optional[Tensor] = None,
     ) -> Assignment:
-        """Which pairs of token and expert have a slot; in training second choices are drawn from torch's generator.
+        """Return the pairs of token and expert that have a slot; in training second choices are drawn.
 
         Args:
-            text_S, lengths_G, is_padding_S: the number of each token's text, tokens of texts, and where padding is.
+            gates_SE: of each token and expert.
+            text_S: number of each token's text.
+            lengths_G: tokens of each text.
+            is_padding_S: True at padding; None where there is none.
         """
         weights_SK, experts_SK = self._chosen(gates_SE)
         is_wanted_SK = torch.ones_like(experts_SK, dtype=torch.bool)
@@ -262,9 +270,10 @@ class Experts(Sublayer):
             is_wanted_SK[:, 1:] &= draws_S1 < 2 * weights_SK[:, 1:]
         tokens_SK = torch.arange(len(gates_SE), device=gates_SE.device)[:, None].expand_as(experts_SK)
         # In the order in which they take slots; then sorted by expert, text and that order, those without a wish last.
-        both = ((each if self.is_causal else each.t()).flatten() for each in (tokens_SK, experts_SK, weights_SK))
-        tokens_P, experts_P, weights_P = both
-        is_wanted_P = (is_wanted_SK if self.is_causal else is_wanted_SK.t()).flatten()
+        in_order = []
+        for each_SK in (tokens_SK, experts_SK, weights_SK, is_wanted_SK):
+            in_order.append((each_SK if self.is_causal else each_SK.t()).flatten())
+        tokens_P, experts_P, weights_P, is_wanted_P = in_order
         texts = len(lengths_G)
         queues = self.count * texts
         queue_P = (experts_P * texts + text_S[tokens_P]).where(is_wanted_P, queues)
@@ -282,7 +291,7 @@ class Experts(Sublayer):
         return Assignment(*found, counts_EG.sum(1), is_wanted_P.sum())
 
     def slots(self, lengths_G: Tensor) -> Tensor:
-        """Of an expert, for texts of so many tokens."""
+        """Return an expert's slots in texts of so many tokens."""
         return (lengths_G.double() * (self.capacity * self.top / self.count) - 1e-9).ceil().long()
 
     def _balance(
@@ -292,7 +301,7 @@ class Experts(Sublayer):
         lengths_G: Tensor,
         is_padding_S: Optional[Tensor] = None,
     ) -> Tensor:
-        """The loss that keeps experts busy, a number; of first choices alone, with a slot or without."""
+        """Return the loss that balances experts; of first choices alone, with a slot or without."""
         is_first_SE = F.one_hot(gates_SE.argmax(-1), self.count).to(gates_SE)
         if is_padding_S is not None:
             is_first_SE, gates_SE = (each.masked_fill(is_padding_S[:, None], 0) for each in (is_first_SE, gates_SE))
@@ -303,7 +312,7 @@ class Experts(Sublayer):
         return self.count * (share_GE * mean_GE).sum(-1).mean()
 
     def _by_all(self, x_SC: Tensor, gates_SE: Tensor) -> Tensor:
-        """For one graph, whose shapes must not hang on numbers: all experts see all tokens, and few count."""
+        """Compute all experts on all tokens, of which few count: in a graph shapes must not depend on numbers."""
         weights_SK, experts_SK = self._chosen(gates_SE)
         weights_SE = torch.zeros_like(gates_SE).scatter(-1, experts_SK, weights_SK).to(x_SC.dtype)
         weighted = (expert.compute(x_SC) * weights_SE[:, int(n), None] for n, expert in self.experts.items())
@@ -327,10 +336,12 @@ class Identity(Sublayer):
     takes_permuted = True
 
     @classmethod
-    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Identity":
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Identity":  # noqa: ARG003
+        """Return one; it has no settings."""
         return cls()
 
-    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:  # noqa: ARG002
+        """Return the input; see :meth:`Sublayer.forward`."""
         return x_BTC, {}
 
 
@@ -356,16 +367,18 @@ class ResidualSublayer(nn.Module):
         self.layer_norm = layer_norm(embed_dim, *norm)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        """As :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`.
+        """Compute; see :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`.
 
         `memory_BMC` comes from before any LayerNorm; sublayers that do not attend ignore it.
         """
         y, handed_on = self.branch(x_BTC, below, shared, memory_BMC)
         x_BTC = x_BTC + y
-        return (x_BTC if self.normalize_before else self.layer_norm(x_BTC)), handed_on
+        if not self.normalize_before:
+            x_BTC = self.layer_norm(x_BTC)
+        return x_BTC, handed_on
 
     def branch(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        """F alone, after dropout: what is added to x."""
+        """Return F alone, after dropout: what is added to x."""
         has_memory = self.attends and memory_BMC is not None
         if has_memory:
             memory = (self._normalised(memory_BMC),)

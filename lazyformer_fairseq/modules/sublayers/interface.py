@@ -1,4 +1,4 @@
-"""What the file of a kind offers: a module, and formulas for its cost."""
+"""Interface of a sublayer type's module, and what all sublayers of a network share."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +37,12 @@ class SublayerOptions:
 
     @property
     def head_size(self) -> int:
+        """D, numbers of a head."""
         return self.embed_dim // self.num_heads
 
 
 class RelativePositions(NamedTuple):
-    """What all sublayers of one forward pass share; K = M + T keys, of memory and segment.
+    """Transformer-XL's positions of one forward pass, with K = M + T keys of memory and segment.
 
     Attributes:
         encoded: sinusoids (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. The last belongs to a key in the future,
@@ -56,7 +57,7 @@ class RelativePositions(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What all sublayers of one forward pass share.
+    """Context of a forward pass, which all sublayers share.
 
     Attributes:
         scores: what to add to scores, and which keys a query may look at.
@@ -91,7 +92,7 @@ class StackOutput(NamedTuple):
 
 
 class Sublayer(nn.Module):
-    """The module of a kind.
+    """Module of a sublayer type.
 
     Attributes:
         attends: whether it looks at other positions, and so at the memory of a causal model.
@@ -112,10 +113,10 @@ class Sublayer(nn.Module):
     @classmethod
     @abstractmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Sublayer":
-        """Builds one with fresh weights for this place of a plan; ``planned.values`` has the settings."""
+        """Return one with fresh weights for this place of a plan; ``planned.values`` has the settings."""
 
     def last_map(self) -> nn.Module:
-        """What makes its output, and makes zero where all its weights are zero: by default `out_proj`.
+        """Return the map that makes its output, zero where all weights of the map are: by default `out_proj`.
 
         Raises:
             UserError: there is none, and its class does not say which one.
@@ -126,7 +127,7 @@ class Sublayer(nn.Module):
 
     @abstractmethod
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        """Computes.
+        """Compute.
 
         Args:
             x_BTC: input.
@@ -145,13 +146,15 @@ def by_document(
     below: SharedState,
     shared: Context,
 ) -> Output:
-    """``compute(*inputs, below, shared)``; of several documents in a row group by group, each with its part of all.
+    """Return ``compute(*inputs, below, shared)``; of several documents in a row, group by group.
 
-    What is handed on is then a list, an entry for each group.
+    What is handed on is then a list with an entry for each group.
 
     Args:
         compute: mixes tokens; returns (B, T, ...), and what it hands on.
         inputs: (B, T, ...) each; None stays None.
+        below: what sublayers below have handed on.
+        shared: context of the pass.
     """
     documents = shared.documents
     if documents is None:
@@ -166,9 +169,10 @@ def by_document(
 
 
 def build_sublayer(module: type[Sublayer], options: SublayerOptions, planned: PlannedSublayer) -> Sublayer:
-    """What `module` builds, without the biases of linear maps where the network has none: of any kind."""
+    """Build a sublayer of any type, without the biases of linear maps where the network has none."""
     built = module.build(options, planned)
-    for linear in built.modules() if not options.linear_bias else ():
-        if isinstance(linear, nn.Linear):
-            linear.bias = None
+    if not options.linear_bias:
+        for linear in built.modules():
+            if isinstance(linear, nn.Linear):
+                linear.bias = None
     return built

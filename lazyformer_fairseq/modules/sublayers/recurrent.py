@@ -80,31 +80,30 @@ class Recurrent(Sublayer):
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Recurrent":
+        """Return one with fresh weights."""
         return cls(options.embed_dim, planned.values["cell"], options.is_causal, options.max_positions)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        """Compute; see :meth:`Sublayer.forward`."""
         projected = self.in_proj(with_memory(memory_BMC, x_BTC))
         states, _ = by_document(self._states, [projected], below, shared)
         return self.out_proj(states[:, -x_BTC.size(1) :]), {}
 
-    def _states(self, projected: Tensor, below: SharedState, shared: Context) -> tuple[Tensor, SharedState]:
-        """What :attr:`in_proj` gives (B, K, ...) -> states of all directions (B, K, C)."""
+    def _states(self, projected: Tensor, _below: SharedState, shared: Context) -> tuple[Tensor, SharedState]:
+        """Return the states (B, K, C) of all directions from what :attr:`in_proj` gives (B, K, ...)."""
         turn = partial(_turn, lengths_B=shared.scores.lengths_B)
         ways = projected.chunk(self.directions, -1)
         ways = [ways[0], *map(turn, ways[1:])]
         exact = torch.promote_types(projected.dtype, torch.float32)
         x_TSBG = torch.stack([way.transpose(0, 1) for way in ways], 1).to(exact)
-        if self.weight is None:
-            weight = None
-        else:
-            weight = self.weight.to(exact)
+        weight = None if self.weight is None else self.weight.to(exact)
         states_TSBH = run(x_TSBG, weight, self.longest)
         first, *others = (way.transpose(0, 1).to(projected.dtype) for way in states_TSBH.unbind(1))
         return torch.cat([first, *map(turn, others)], -1), {}
 
 
 def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
-    """Each text from its last token to its first; padding, which is behind it, stays there."""
+    """Return each text from its last token to its first; padding, which is behind it, stays there."""
     if lengths_B is None:
         return x_BTE.flip(1)
     places = torch.arange(x_BTE.size(1), device=x_BTE.device)
@@ -114,7 +113,7 @@ def _turn(x_BTE: Tensor, lengths_B: Optional[Tensor]) -> Tensor:
 
 
 def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
-    """The states (T, S, B, H) after each token.
+    """Return the states (T, S, B, H) after each token.
 
     A graph by torch.export has as many steps as its example; with mingru's scan it is for any length.
 
@@ -144,13 +143,13 @@ def run(x_TSBG: Tensor, weight: Optional[Tensor], longest: int = 0) -> Tensor:
 
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of both gates, and of what enters."""
+    """Return the parts of both gates, and of what enters."""
     size = x.size(-1) // 3
     return x[..., : 2 * size], x[..., 2 * size :]
 
 
 def _gates(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What a and c are made of, after one step (S, B, 2 H) or all."""
+    """Return what a and c are made of, after one step (S, B, 2 H) or all."""
     if weight.dim() == 2:
         of_state = torch.cat([before, before], -1) * weight[:, None]
     elif x.dim() == 3:
@@ -161,26 +160,23 @@ def _gates(x: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _step(gates: Tensor, enters: Tensor, before: Tensor, weight: Tensor, out: Optional[Tensor] = None) -> Tensor:
-    """h_t of brc or nbrc."""
+    """Return h_t of brc or nbrc."""
     a, c = _gates(gates, before, weight)
     entering = torch.addcmul(enters + before, before, a.tanh()).tanh()
     return torch.lerp(entering, before, c.sigmoid(), out=out)
 
 
 def _mingru(x: Tensor) -> tuple[Tensor, Tensor]:
-    """1 - z, and z U x."""
+    """Return 1 - z, and z U x."""
     gate, enters = x.chunk(2, -1)
     return (-gate).sigmoid(), gate.sigmoid() * enters
 
 
 def _at_a_time(x_TSBG: Tensor) -> list[slice]:
-    """Steps whose numbers stay near a processor's core, block by block; all of them elsewhere."""
+    """Return slices of steps whose numbers stay near a processor's core; elsewhere one of all."""
     time = len(x_TSBG)
     is_cached = x_TSBG.device.type == "cpu" and has_numbers(x_TSBG)
-    if is_cached:
-        block = max(1, CACHED * time // x_TSBG.numel())
-    else:
-        block = time
+    block = max(1, CACHED * time // x_TSBG.numel()) if is_cached else time
     return [slice(start, start + block) for start in range(0, time, block)]
 
 
@@ -193,7 +189,8 @@ class _States(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
-        states = (recurrence if torch.compiler.is_compiling() else _forward)(x_TSBG, weight)
+        compute = recurrence if torch.compiler.is_compiling() else _forward
+        states = compute(x_TSBG, weight)
         ctx.save_for_backward(x_TSBG, weight, states)
         return states
 
@@ -201,10 +198,7 @@ class _States(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_TSBH: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         x_TSBG, weight, states = ctx.saved_tensors
-        if torch.compiler.is_compiling():
-            compute = recurrence_gradients
-        else:
-            compute = _backward
+        compute = recurrence_gradients if torch.compiler.is_compiling() else _backward
         d_x, *d_weight = compute(d_TSBH, x_TSBG, weight, states)
         return d_x, (d_weight or [None])[0]
 
@@ -214,7 +208,7 @@ class _States(torch.autograd.Function):
 
 @torch.library.custom_op("lazyformer::recurrence", mutates_args=())
 def recurrence(x: Tensor, weight: Optional[Tensor]) -> Tensor:
-    """As :func:`run`."""
+    """Return the states, as :func:`run`."""
     return _forward(x, weight)
 
 
@@ -225,12 +219,12 @@ def _(x: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 @torch.library.custom_op("lazyformer::recurrence_gradients", mutates_args=())
 def recurrence_gradients(d: Tensor, x: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
-    """Those of inputs and, if there is one, of the weight."""
+    """Return the gradients of the inputs and, if there is one, of the weight."""
     return _backward(d, x, weight, states)
 
 
 @recurrence_gradients.register_fake
-def _(d: Tensor, x: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
+def _(d: Tensor, x: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:  # noqa: ARG001
     return [torch.empty_like(each, memory_format=torch.contiguous_format) for each in (x, weight) if each is not None]
 
 
@@ -239,7 +233,7 @@ def _states_shape(x: Tensor, weight: Optional[Tensor]) -> tuple[int, ...]:
 
 
 def _as_given(x: Tensor) -> torch.autocast:
-    """In the precision of what is given."""
+    """Keep the precision of the inputs."""
     return torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False)
 
 
@@ -264,19 +258,13 @@ def _forward(x_TSBG: Tensor, weight: Optional[Tensor]) -> Tensor:
 
 
 def _backward(d_TSBH: Tensor, x_TSBG: Tensor, weight: Optional[Tensor], states: Tensor) -> list[Tensor]:
-    """From the end, block by block: all gates of a block at once."""
+    """Compute gradients from the end, block by block: all gates of a block at once."""
     d_x = torch.empty_like(x_TSBG)
     handed = torch.zeros_like(states[0])
-    if weight is None:
-        d_weight = []
-    else:
-        d_weight = [torch.zeros_like(weight)]
+    d_weight = [] if weight is None else [torch.zeros_like(weight)]
     with _as_given(x_TSBG):
         for part in reversed(_at_a_time(x_TSBG)):
-            if part.start:
-                first = states[part.start - 1 : part.start]
-            else:
-                first = torch.zeros_like(states[:1])
+            first = states[part.start - 1 : part.start] if part.start else torch.zeros_like(states[:1])
             before = torch.cat([first, states[part][:-1]])
             by_before, by_enters, by_gates = _derivatives(x_TSBG[part], before, weight)
             g, handed = _hand_back(d_TSBH[part], handed, by_before, by_gates, weight)
@@ -290,7 +278,9 @@ def _backward(d_TSBH: Tensor, x_TSBG: Tensor, weight: Optional[Tensor], states: 
 
 
 def _derivatives(x: Tensor, before: Tensor, weight: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each state by the one before it and by what enters, (T, S, B, H), and by the gates, (T, S, B, gates, H).
+    """Return derivatives of each state by the one before it and by what enters, (T, S, B, H), and by the gates.
+
+    Those by the gates are (T, S, B, gates, H).
 
     By the state before: number by number, what goes through the gates of nbrc left out.
     """
@@ -319,7 +309,7 @@ def _hand_back(
     by_gates: Tensor,
     weight: Optional[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of each state, of those of the outputs and of what the step behind hands back; what these do."""
+    """Return the gradient of each state, and what the first one hands back to the step before it."""
     if weight is None or weight.dim() == 2:
         d = d_TSBH.flip(0)
         d[0] += handed
@@ -335,47 +325,46 @@ def _hand_back(
 
 
 def scan(a_T: Tensor, b_T: Tensor, chunks: Optional[int] = None) -> Tensor:
-    """h_t = a_t * h_{t-1} + b_t for all t, with h before the first of 0; exact, whatever a; not differentiable.
+    """Return h_t = a_t * h_{t-1} + b_t for all t, from h = 0; exact, whatever a; not differentiable.
 
     Chunks of the sequence go from step to step side by side, then each takes the last state of the one before it: the
     square root of T steps twice, in place of T. One chunk is the loop, which is what a processor does best once a step
     has enough to compute.
 
     Args:
-        a_T, b_T: (T, ...).
+        a_T: (T, ...).
+        b_T: (T, ...).
         chunks: how many; None for what suits the device.
     """
     time = len(a_T)
     if chunks is None:
-        most = int(time**0.5)
+        chunks = int(time**0.5)
         if a_T.device.type == "cpu":
-            chunks = min(most, max(1, AT_ONCE * time // a_T.numel()))
-        else:
-            chunks = most
+            chunks = min(chunks, max(1, AT_ONCE * time // a_T.numel()))
     length = -(-time // chunks)
     more = chunks * length - time
     a, h = (F.pad(each, (0,) * (2 * each.dim() - 1) + (more,)) for each in (a_T, b_T))
     a = a.unflatten(0, (chunks, length))
     h = (h if more else h.clone()).unflatten(0, (chunks, length))
-    if chunks > 1:
-        kept = a.clone()
-    else:
-        kept = a
     if not has_numbers(h):
         return h.flatten(0, 1)[:time]
     for (before, state), keep in zip(pairwise(h.unbind(1)), a.unbind(1)[1:], strict=True):
         state.addcmul_(keep, before)
-    for (before, product), keep in zip(pairwise(kept.unbind(1)), a.unbind(1)[1:], strict=True) if chunks > 1 else ():
-        torch.mul(before, keep, out=product)
-    for (before, states), keep in zip(pairwise(h), kept[1:], strict=True):
-        states.addcmul_(keep, before[-1])
+    if chunks > 1:
+        kept = a.clone()
+        for (before, product), keep in zip(pairwise(kept.unbind(1)), a.unbind(1)[1:], strict=True):
+            torch.mul(before, keep, out=product)
+        for (before, states), keep in zip(pairwise(h), kept[1:], strict=True):
+            states.addcmul_(keep, before[-1])
     return h.flatten(0, 1)[:time]
 
 
 def scan_by_doubling(a_T: Tensor, b_T: Tensor, longest: int) -> Tensor:
-    """The same for at most `longest` steps, in rounds that each double how far a step has looked: in graphs."""
+    """Return the same for at most `longest` steps, in rounds that each double how far a step has looked: for graphs."""
     reach = 1
     while reach < longest:
         far = [F.pad(each, (0,) * (2 * each.dim() - 2) + (reach, 0))[: each.size(0)] for each in (a_T, b_T)]
-        a_T, b_T, reach = a_T * far[0], torch.addcmul(b_T, a_T, far[1]), 2 * reach
+        b_T = torch.addcmul(b_T, a_T, far[1])
+        a_T = a_T * far[0]
+        reach = 2 * reach
     return b_T

@@ -1,24 +1,16 @@
 """Counts on the meta device against what torch counts on built models, against sums by hand and the papers' numbers."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from every_kind import ON_A_CPU
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.evaluation.bench import models
-from lazyformer_fairseq.evaluation.bench.run import encoder_training, inference
 from lazyformer_fairseq.evaluation.costs import flops as costs
-from lazyformer_fairseq.modules.attention.back_ends import KERNELS
-from lazyformer_fairseq.modules.attention.lazy_block import Implementation
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.networks.huggingface_bert import has_transformers
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
@@ -46,29 +38,8 @@ OF_ENCODERS = [
 ]
 
 
-aten = torch.ops.aten
-# torch's counter knows the fused attention of a GPU, but not the processor's.
-OF_A_PROCESSOR = {
-    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda gradient, q, k, v, *_, **__: (
-        sdpa_backward_flop_count(gradient, q, k, v)
-    ),
-}
-
-
-def as_plain_functions(implementation: Implementation) -> SimpleNamespace:
-    """In place of operators: torch's counter of FLOPs then sees each product."""
-
-    def plain(name: str):
-        function = getattr(implementation, name)
-        return lambda *given: function(*given[:-1], given[-1].scores())
-
-    names = ("attend_forward", "reuse_forward", "value_gradient", "block_gradient")
-    return SimpleNamespace(**{name: plain(name) for name in names}, row_sums=implementation.row_sums)
-
-
 def seen_by_torch(call) -> int:
-    with FlopCounterMode(display=False, custom_mapping=OF_A_PROCESSOR) as counter:
+    with FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops()
 
@@ -90,7 +61,6 @@ def test_an_encoder_with_its_head(pattern):
     masked[:, 0] = True
     found = seen_by_torch(lambda: head(encoder(tokens)[0], masked))
     assert found == costs.count_flops(pattern, encoder.sizes, 9, batch=2, predicted=1)
-    assert found == costs.count_encoder_flops(pattern, encoder.sizes, 9, 2, predicted=2)
 
 
 @pytest.mark.parametrize(
@@ -115,37 +85,6 @@ def test_a_causal_model_that_predicts_frequent_words(pattern, memory, cutoffs, d
 
     assert seen_by_torch(forward) == costs.count_flops(pattern, decoder.sizes, 5, memory, 2)
     assert costs.count_parameters(pattern, decoder.sizes) == parameters_of(decoder, softmax)
-
-
-@pytest.mark.parametrize("back_end", ON_A_CPU)
-@pytest.mark.parametrize("buckets", [0, 8])
-@pytest.mark.parametrize("pattern", ["M1x2", "M2x2", "M3 M1 ff"])
-def test_a_back_end_forward_and_backward(back_end, buckets, pattern, monkeypatch):
-    for name, kernels in KERNELS.items():  # plain functions, of which the counter sees each product
-        monkeypatch.setitem(KERNELS, name, as_plain_functions(kernels.implementation))
-    encoder = Encoder(pattern, 17, 12, 20, 3, 16, relative_position_buckets=buckets, attention_backend=back_end)
-    head = MaskedLMHead(12, encoder.embed_tokens)
-    tokens, positions = torch.randint(2, 17, (2, 16)), torch.tensor([1, 5, 30])
-
-    def forward():
-        return head(encoder(tokens)[0], positions)
-
-    computed_by = "fused" if back_end == "recompute" and buckets else back_end  # torch fuses no bias that learns
-    arguments = (pattern, EncoderSizes(17, 12, 20, 3, 16, buckets), 16, 2, len(positions), lambda layers: computed_by)
-    assert seen_by_torch(lambda: forward().sum().backward()) == costs.count_encoder_flops(*arguments, training=True)
-    with torch.no_grad():
-        assert seen_by_torch(forward) == costs.count_encoder_flops(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "build"), [(models.FAIRSEQ, models.FairseqRoberta), (models.HUGGING_FACE, models.HuggingFaceBert)]
-)
-def test_a_baseline_of_others(name, build):
-    if name == models.HUGGING_FACE and not has_transformers():
-        pytest.skip("transformers cannot be imported")
-    model = models.OnBackEnd(name, build(EncoderSizes(models.PIECES, 8, 12, 2, 32, 0), layers=2), "its own", 0, name)
-    assert seen_by_torch(encoder_training(model.model, 2, 16)) == model.count_flops(2, 16, training=True)
-    assert seen_by_torch(inference(model.model, 2, 16)) == model.count_flops(2, 16, training=False)
 
 
 C, W, T, K = 8, 20, 6, 9
@@ -198,10 +137,9 @@ def test_words_in_further_bands_make_pars_table_6_of_our_count(of_third, of_seco
     assert tuple(round((costs.count_flops(each, BASE, 64, 640) + further) / 1e9) for each in patterns) == rounded
 
 
-@pytest.mark.parametrize(("time", "limit"), [(512, 1.02), (4096, 1.08), (8192, 1.11)])
+@pytest.mark.parametrize(("time", "limit"), [(512, 1.03), (4096, 1.13), (8192, 1.19)])
 def test_what_flops_allow_lazyformer_against_bert(time, limit):
-    """Of M2x6-S in training beside BERT, both fused: what the speed-ups of docs/measurements.md are to be read with."""
+    """The speed-ups of docs/measurements.md are to be read beside these limits."""
     bert, lazy = (EncoderSizes(32_768, 768, width, 12, time) for width in (3072, 3456))
-    fused = {"back_end": lambda maker: "fused", "training": True}
-    flops = [costs.count_encoder_flops(*model, time, **fused) for model in (("M1x12", bert), ("M2x6", lazy))]
+    flops = [costs.count_flops(*model, time, predicted=0) for model in (("M1x12", bert), ("M2x6", lazy))]
     assert flops[0] / flops[1] == pytest.approx(limit, abs=0.006)

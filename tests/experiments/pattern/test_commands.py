@@ -10,7 +10,7 @@ from in_process import invoke, refusal
 from local_mean import LOCAL_MEAN, registered
 
 from lazyformer_fairseq.evaluation.loading import model_of
-from lazyformer_fairseq.experiments.pattern.look import DROPPED, SEEN, Seen, build_network, look, text_picture
+from lazyformer_fairseq.experiments.pattern.look import SEEN, Seen, build_network, look, text_picture
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
@@ -49,19 +49,6 @@ def test_a_kind_without_heads_is_asked_like_any_other_and_heads_that_differ_have
     assert text_picture(seen).splitlines() == ["m", "■ ■ · ·", "■ ■ ■ ·", "· ■ ■ ■", "· · ■ ■"]
     seen = Seen("s", ((range(2), torch.ones(1, 2)), (range(2, 3), torch.tensor([[1.0, 0.4, 0.0]]))))
     assert text_picture(seen).splitlines() == ["s, heads 1 to 2", "■ ■", "", "s, head 3", "■ □ ·"]
-
-
-def test_experts_show_which_tokens_choose_them_and_which_find_no_slot():
-    shown = show("f[experts=3,top=1,capacity=0.5]", "--tokens", "12", "--heads", "2")
-    rows = [line.split() for line in shown.split("f[experts=3,top=1,capacity=0.5]\n")[-1].splitlines()[:3]]
-    assert [len(row) for row in rows] == [12] * 3 and all(row.count(SEEN) <= 2 for row in rows)
-    for row in rows:  # the first that choose it have its ceil(0.5 12 / 3) slots
-        chosen = [sign for sign in row if sign != "·"]
-        assert chosen == [SEEN] * min(len(chosen), 2) + [DROPPED] * (len(chosen) - 2)
-    assert [sum(row[token] != "·" for row in rows) for token in range(12)] == [1] * 12
-    assert "queries" not in shown and "rows: experts, columns: tokens" in shown
-    both = show("sf[experts=3]", "--tokens", "12", "--heads", "2")
-    assert "rows: queries" in both and "□ second" in both
 
 
 def columns_of(output: str) -> list[list[str]]:

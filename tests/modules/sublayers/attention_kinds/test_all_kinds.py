@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_parameters, sublayer_flops
+from lazyformer_fairseq.evaluation.costs.flops import count_flops, count_parameters, flops_by_operator
 from lazyformer_fairseq.experiments.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.compiled import compiled
@@ -77,12 +77,12 @@ def test_parameters_by_formula_are_those_of_a_built_network(direction, s):
 def test_counted_flops_are_those_that_torch_sees(direction, s, monkeypatch):
     """But for a mask: ``eager`` computes what is out of it too."""
     monkeypatch.setattr(counted, "count_pairs", lambda mask, time, keys, causal: HEADS * time * keys)
-    sublayer_flops.cache_clear()
+    flops_by_operator.cache_clear()
     network = build(direction, f"{s} f l")
     with FlopCounterMode(display=False) as counter:
         run(network, tokens())
     found = count_flops(f"{s} f l", network.sizes, TOKENS, batch=2, predicted=0)
-    sublayer_flops.cache_clear()
+    flops_by_operator.cache_clear()
     # Under a mask positions count with the pairs; eager has a distance more, the future's.
     is_masked = direction == CAUSAL and s.startswith(("s[window", "s[strided", "s[fixed")) and "rope" not in s
     assert found + is_masked * 2 * 2 * TOKENS * WIDTH == counter.get_total_flops()
@@ -97,8 +97,8 @@ def test_a_masks_products_are_those_of_the_pairs_that_it_shows(direction, s):
     narrow = build_network(s, direction, HEADS, TOKENS)
     (seen,) = look(narrow, TOKENS)
     pairs = sum(len(heads) * int((weights > 0).sum()) for heads, weights in seen.by_heads)
-    flops = sublayer_flops(planned, narrow.sizes, TOKENS)
-    assert flops.scores == flops.values == 2 * pairs * narrow.embed_dim // HEADS
+    flops = flops_by_operator(planned, narrow.sizes, TOKENS)
+    assert flops[counted.COMPARE] == flops[counted.WEIGH] == 2 * pairs * narrow.embed_dim // HEADS
 
 
 def assert_an_l_reuses_all(direction: str, s: str) -> None:

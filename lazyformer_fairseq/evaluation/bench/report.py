@@ -1,0 +1,167 @@
+"""Tables and pictures of a benchmark of models."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.ticker import LogLocator
+
+from lazyformer_fairseq.evaluation.bench import models
+from lazyformer_fairseq.evaluation.bench.settings import WORKLOADS
+from lazyformer_fairseq.evaluation.costs.machine import trade_name
+from lazyformer_fairseq.modules.attention.selection import AUTO
+from lazyformer_fairseq.report.figures import handles, picture, styles
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.page import Block, Notes
+from lazyformer_fairseq.report.tables import Table
+
+# A speed-up's column header names its baseline; here it is in full.
+EXPLAINED = {
+    models.FAIRSEQ: "fairseq's RobertaModel by its arch roberta_base, as shipped: dropout and attention dropout 0.1",
+    models.HUGGING_FACE: "Hugging Face's BertModel, attn_implementation=sdpa, dropout 0.1, attention dropout 0; its "
+    "masked-LM head is given the masked positions alone",
+    models.OURS: "bert_base --attention-dropout 0 with the row's own relative bias, on the back end that was fastest "
+    "in this cell, which is named",
+    models.REGISTERED: "--baseline-arch among the models: bert_base with attention dropout 0.1, as LazyFormer's BERT",
+    models.TRANSFORMER_XL: "transformer_xl_base; beside archs that end in _tiny, transformer_xl_tiny",
+}
+LEGEND = """\
+Medians, quartiles in brackets, or how few rounds the time allowed, n. "x NAME": how many times faster than NAME, by the
+medians; in brackets the quartiles of the ratios round by round; "limit" is what the FLOPs alone allow. FLOPs are those
+of the model, whatever a back end computes again; "of peak" is their share of the fastest matrix product in the same
+rounds. MB (10^6 bytes): weights, optimizer and the highest moment of a call."""
+
+
+def page(results: Mapping[str, Any]) -> list[Block]:
+    """Return a table per cell, and an explanation of the baselines."""
+    blocks = [block for cell in results["cells"] for block in _cell_page(cell)]
+    if len(results["cells"]) < results["cells_planned"]:
+        blocks.append("The run was stopped before all was measured.")
+    sizes = f"Baselines of encoders have the sizes of {results['settings']['baseline_arch']}:"
+    baselines = _baselines(results["cells"])
+    return [*blocks, LEGEND, sizes, Notes([f"{name}: {EXPLAINED[name]}" for name in baselines])]
+
+
+def _baselines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the baselines that something was compared with."""
+    return [name for name in models.BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
+
+
+def _cell_page(cell: Mapping[str, Any]) -> Iterator[Block]:
+    rounds = len(cell["rows"][0]["seconds"]["samples"]) if cell["rows"] else 0
+    yield (
+        f"{WORKLOADS[cell['workload']].title}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
+        f"{rounds} round{'s' * (rounds != 1)}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
+    )
+    speedups = {f"x {name}": name for name in _baselines([cell])}
+    if cell["rows"]:
+        rows = [
+            _cells(row) | {header: _speedup(row, name) for header, name in speedups.items()} for row in cell["rows"]
+        ]
+        yield Table("", rows, left=("back end", *speedups))
+    if cell["left_out"]:
+        yield "\n".join(f"left out: {name} ({reason})" for name, reason in cell["left_out"].items())
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row of a table holds, by header."""
+    back_end = row["back_end"]
+    if back_end == AUTO:
+        back_end = f"auto: {', '.join(row['back_ends_used'])}"
+    return {
+        "model": row["model"],
+        "(W, H, N)": str(tuple(row["sizes"])),
+        "bias": row["buckets"] or "none",
+        "back end": back_end,
+        "parameters": f"{row['parameters']:,}",
+        "ms": milliseconds(row["seconds"]),
+        "tokens/s": f"{row['tokens_per_second']:,.0f}",
+        "GFLOPs": f"{row['flops'] / 1e9:,.4g}",
+        "GFLOP/s": f"{row['flops_per_second'] / 1e9:,.0f}",
+        "of peak": f"{row['share_of_peak']:.0%}",
+        "MB": f"{row['memory_bytes'] / 1e6:,.0f}",
+    }
+
+
+def milliseconds(seconds: Mapping[str, Any]) -> str:
+    """Return the median with quartiles, in three digits or more."""
+    times = {key: 1000 * seconds[key] for key in ("median", "low", "high") if key in seconds}
+    lowest = min(times.values())
+    digits = 2
+    if lowest >= 100:
+        digits = 0
+    elif lowest >= 10:
+        digits = 1
+    return with_spread({**seconds, **times}, digits)
+
+
+def _speedup(row: Mapping[str, Any], baseline: str) -> str:
+    beside = row["against"].get(baseline)
+    if beside is None:
+        return "not measured"
+    found = f"{with_spread({**beside, 'median': beside['speedup']}, 2)}, limit {beside['limit']:.2f}"
+    if baseline in models.BIASED:
+        found += f", {beside['back_end']}"
+    return found
+
+
+def draw_all(results: Mapping[str, Any], folder: Path) -> None:
+    """Draw a picture for each kind of work with encoders and each precision that was measured."""
+
+    def work_of(cell: Mapping[str, Any]) -> str:
+        work = cell["workload"]
+        if work == "inference":
+            work = "latency" if cell["batch"] == 1 else "throughput"
+        return f"{work}, {cell['precision']}"
+
+    cells = [cell for cell in results["cells"] if cell["workload"] != "causal"]
+    for work, same in itertools.groupby(sorted(cells, key=work_of), key=work_of):
+        measured = list(same)
+        if _baselines(measured):  # none where nothing fitted
+            title = f"{work}, {trade_name(results['machine']['device'])}"
+            draw_speedups(measured, title, folder / f"speedup_{work.replace(', ', '_')}.png")
+
+
+def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """Draw speed-up against n, as in LazyFormer's Figure 3.
+
+    A panel has a baseline, and a line for each model, back end and bias. Bars are the quartiles of the ratios round by
+    round; a thin line without marks shows what the FLOPs alone allow.
+    """
+    names = _baselines(measured)
+    lengths = sorted({cell["time"] for cell in measured})
+    style_of = styles(dict.fromkeys(label for name in names for label in _lines(measured, name)))
+    panels = {"panel": (4.6, 4.4), "sharex": True, "sharey": True, "title": title, "legend": handles(style_of)}
+    with picture(path, columns=len(names), **panels) as (axes,):
+        for name, axis in zip(names, axes, strict=True):
+            for label, points in _lines(measured, name).items():
+                style = style_of[label]
+                times, beside = zip(*points, strict=True)
+                axis.plot(times, [one["limit"] for one in beside], color=style["color"], alpha=0.5, linewidth=0.8)
+                for time, one in points:
+                    if "low" in one:
+                        axis.vlines(time, one["low"], one["high"], color=style["color"], alpha=0.6)
+                axis.plot(times, [one["speedup"] for one in beside], markersize=5, label=label, **style)
+            axis.axhline(1, color="0.4", linewidth=0.8)
+            axis.set_title(f"against {name}", fontsize=10)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(lengths, lengths)
+            axis.minorticks_off()
+            axis.set_xlabel("tokens per sequence, n")
+        axes[0].set_yscale("log", base=2)
+        axes[0].yaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75)))
+        axes[0].yaxis.set_major_formatter("{x:g}")
+        axes[0].set_ylabel("speed-up (thin: what FLOPs allow)")
+
+
+def _lines(measured: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+    """Return (n, comparison) of each model that is no baseline, by model, back end and bias."""
+    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for cell in sorted(measured, key=lambda cell: cell["time"]):
+        for row in cell["rows"]:
+            if row["baseline"] is None and baseline in row["against"]:
+                bias = f"{row['buckets']} buckets" if row["buckets"] else "no bias"
+                points = found.setdefault(f"{row['model']}, {row['back_end']}, {bias}", [])
+                points.append((cell["time"], row["against"][baseline]))
+    return found

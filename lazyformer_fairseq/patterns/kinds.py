@@ -85,7 +85,7 @@ class Kind:
 
     @property
     def computes_scores(self) -> bool:
-        """Whether it computes scores of queries and keys, by a back end."""
+        """True if it computes scores of queries and keys, by a back end."""
         return DISTRIBUTION in self.hands_on or self.reads == KEYS_AND_VALUES
 
     @property

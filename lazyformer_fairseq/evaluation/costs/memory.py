@@ -40,7 +40,7 @@ SINGLE = 4  # bytes of a number in single precision, in which optimizers work
 
 @dataclass(frozen=True)
 class Batch:
-    """What one process computes at once.
+    """Batch that one process computes at once.
 
     Attributes:
         sequences: B, or streams of a causal model.

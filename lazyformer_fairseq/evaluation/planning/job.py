@@ -83,7 +83,7 @@ class Job:
 
     @property
     def is_causal(self) -> bool:
-        """Whether it trains a causal model."""
+        """True if it trains a causal model."""
         return isinstance(self.config, CausalLMOptions)
 
     @property

@@ -137,7 +137,7 @@ class CausalDecoder(Stack):
 
     @property
     def same_length(self) -> bool:
-        """Whether every query sees equally many tokens."""
+        """True if every query sees equally many tokens."""
         return self._same_length
 
     @same_length.setter

@@ -112,7 +112,7 @@ class MaskedLM(nn.Module):
 
     @property
     def compiles(self) -> bool:
-        """Whether training goes through torch.compile."""
+        """True if training goes through torch.compile."""
         return self.encoder.sentence_encoder.compiles
 
     def max_positions(self) -> int:

@@ -167,7 +167,7 @@ class Stack(nn.Module):
 
     @property
     def compiles(self) -> bool:
-        """Whether training runs the sublayers through torch.compile."""
+        """State of torch.compile in training."""
         return self._compiles
 
     @compiles.setter
@@ -178,7 +178,7 @@ class Stack(nn.Module):
 
     @property
     def has_scores(self) -> bool:
-        """Whether any sublayer adds a bias or positions to scores."""
+        """True if any sublayer adds a bias or positions to scores."""
         inner = (getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers)
         return any(each.attends and getattr(each, "has_scores", True) for each in inner)
 
@@ -198,7 +198,7 @@ class Stack(nn.Module):
 
     @property
     def attention_backend(self) -> str:
-        """How attention is computed."""
+        """Name of the back end of attention."""
         return self._attention_backend
 
     @attention_backend.setter

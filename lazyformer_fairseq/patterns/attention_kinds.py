@@ -28,6 +28,8 @@ VECTORS = "vectors"
 POSITIONS = "positions"
 CHOICES = (SCORES, MASK, WEIGHTS, MEMORY, VECTORS, POSITIONS)
 Value = Union[int, float, str]
+QUERIES = "queries"
+KEYS = "keys"
 LARGEST = 2**31 - 1  # of a number, so that sums of two fit a kernel's
 Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong)
 
@@ -118,7 +120,15 @@ class AttentionKind:
         settings: the first one switches it on; the others mean nothing without it. Rows may share those.
         why_not_causal, why_not_encoder: why causal models, or encoders, cannot have it; empty if they can.
         why_keys_stay: all settings by name -> why a ``k`` cannot read its keys and values, or "".
+        why_no_memory: all settings by name -> why a causal model with it can have no memory, or "".
+        why_no_segments: why a causal model with it carries no memory from one segment to the next, though it may attend
+            to one of the whole text; empty if it may.
         excludes: names of first settings of other rows, or choices, that it cannot stand with, with the reason.
+        refuses: what a network may put into all scores and it cannot stand with, "bias" or "mask", with the reason and
+            the remedy.
+        projects: all settings by name -> which of :data:`QUERIES` and :data:`KEYS` the ``s`` projects.
+        has_probabilities: whether its distribution is one over the tokens alone, as a search mixes them.
+        has_own_scores: whether each ``s`` learns what it adds to scores, or how they become weights.
         check: (all settings by name, whether for a causal model or None) -> for each mistake the name of a setting, and
             what is wrong with it beside the others.
     """
@@ -129,7 +139,13 @@ class AttentionKind:
     settings: tuple[Setting, ...]
     why_not_causal: str = ""
     why_not_encoder: str = ""
+    why_no_memory: Callable[[Mapping[str, Value]], str] = lambda _: ""
+    why_no_segments: str = ""
     excludes: Mapping[str, str] = field(default_factory=dict)
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    projects: Callable[[Mapping[str, Value]], frozenset[str]] = lambda _: frozenset({QUERIES, KEYS})
+    has_probabilities: bool = True
+    has_own_scores: bool = False
     why_keys_stay: Callable[[Mapping[str, Value]], str] = lambda _: ""
     check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda *_: ()
 
@@ -164,6 +180,12 @@ def _check_window(values: Mapping[str, Value], causal: Optional[bool]) -> Checks
     for other, why in _NOT_WITH_GLOBAL.items():
         if values["global"] and values.get(other):
             yield "global", f"global cannot stand with {other}: {why}"
+
+
+def _why_no_memory_before_global_tokens(values: Mapping[str, Value]) -> str:
+    if values["global"]:
+        return "global tokens are the first of their segment, and a memory stands before it"
+    return ""
 
 
 _NOT_WITH_GLOBAL = {
@@ -220,6 +242,15 @@ def _check_synthesizer(values: Mapping[str, Value], causal: Optional[bool]) -> C
         yield "rope", "rope turns queries and keys for their products: take a synthesizer with dot, and none of dense"
 
 
+def _projected_beside_synthesizer(values: Mapping[str, Value]) -> frozenset[str]:
+    terms = set(values["synthesizer"].split("+"))
+    if "dot" in terms:
+        return frozenset({QUERIES, KEYS})
+    if terms & {"dense", "factorised_dense"}:
+        return frozenset({QUERIES})
+    return frozenset()
+
+
 def _check_buckets(values: Mapping[str, Value], _causal: Optional[bool]) -> Checks:
     if values["buckets"] % 2:
         yield "buckets", f"buckets must be even, as half of them are opposites, not {values['buckets']}"
@@ -229,7 +260,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     AttentionKind(
         choice=MASK,
         source="Longformer: Beltagy et al., 2020, section 3.1",
-        module="window:Window",
+        module="global_tokens:WindowWithGlobalTokens",
         settings=(
             Setting("window", 0, "keys to either side; in causal models to the left", "tokens", low=1),
             Setting("dilation", 1, "from each key of the window to the next; 1 for no gaps", "tokens", low=1),
@@ -244,6 +275,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
                 choices=(GIVEN,),
             ),
         ),
+        why_no_memory=_why_no_memory_before_global_tokens,
         why_keys_stay=lambda values: "its global tokens have keys and values of their own" if values["global"] else "",
         check=_check_window,
     ),
@@ -269,6 +301,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         source="Sparse Transformer, fixed: Child et al., 2019, section 4.3",
         module="sparse:Fixed",
         settings=(Setting("fixed", 0, "positions of a block", "tokens", low=1), _SUMMARY, _PART, _HEADS),
+        refuses={"mask": "blocks and their summaries are seen however far back they are: leave --same-length out"},
         check=_check_fixed,
     ),
     AttentionKind(
@@ -288,6 +321,10 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         excludes=dict.fromkeys(
             (SCORES, MASK, POSITIONS), "its keys mix all positions, so none has a place of its own among the tokens"
         ),
+        refuses={
+            "bias": "its keys mix all positions and have no distance to a query, which T5's bias needs; "
+            "give --relative-position-buckets 0"
+        },
     ),
     AttentionKind(
         choice=SCORES,
@@ -304,7 +341,10 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             Setting("rank", 8, "columns of the two factors of factorised_random", "columns", low=1),
             _LENGTH,
         ),
+        why_no_memory=lambda _: "a synthesizer has scores for the positions of one segment alone",
         why_keys_stay=lambda _: "its scores are made for its own input, and a k has others",
+        projects=_projected_beside_synthesizer,
+        has_own_scores=True,
         excludes={"buckets": "hashing needs queries that are keys"},
         check=_check_synthesizer,
     ),
@@ -317,12 +357,14 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             Setting("ramp", 32, "over which a head's weights fall from 1 to 0", "tokens", low=1),
             Setting("span_loss", 2e-6, "loss, a predicted token, of each token of the mean span", "nats", low=0),
         ),
+        has_own_scores=True,
     ),
     AttentionKind(
         choice=MEMORY,
         source="all-attention: Sukhbaatar et al., 2019b, section 4",
         module="persistent:Persistent",
         settings=(Setting("persistent", 0, "learned keys and values of each head", "vectors", low=1),),
+        has_probabilities=False,
     ),
     AttentionKind(
         choice=WEIGHTS,
@@ -339,6 +381,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
                 choices=("learned",),
             ),
         ),
+        has_own_scores=True,
     ),
     AttentionKind(
         choice=MASK,
@@ -357,7 +400,13 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             "entmax": "rounds are joined as parts of one softmax",
             "qk_norm": "its queries are its keys, which it scales to one length itself",
         },
+        refuses={
+            "bias": "it finds keys by what they contain, wherever they are, and T5's bias would come too late: "
+            "give --relative-position-buckets 0"
+        },
         why_keys_stay=lambda _: "they are its queries too",
+        projects=lambda _: frozenset({KEYS}),
+        has_probabilities=False,
         check=_check_buckets,
     ),
     AttentionKind(
@@ -381,6 +430,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
             _LENGTH,
         ),
         why_not_encoder="an encoder has learned positions already, unless --no-token-positional-embeddings",
+        why_no_segments="absolute positions count from where a text starts",
     ),
 )
 
@@ -444,3 +494,18 @@ def why_keys_stay(values: Mapping[str, Value]) -> str:
         if why := row.why_keys_stay(values):
             return f"{row.name} keeps its keys and values for itself: {why}"
     return ""
+
+
+def why_no_memory(values: Mapping[str, Value]) -> str:
+    """Return why a causal model's ``s`` with these settings can attend to no memory; "" if it can."""
+    return next(filter(None, (row.why_no_memory(values) for row in chosen_kinds(values))), "")
+
+
+def projected(values: Mapping[str, Value]) -> frozenset[str]:
+    """Return which of :data:`QUERIES` and :data:`KEYS` an ``s`` of these settings projects."""
+    return frozenset({QUERIES, KEYS}).intersection(*(row.projects(values) for row in chosen_kinds(values)))
+
+
+def has_positions(values: Mapping[str, Value]) -> bool:
+    """Return whether the scores of an ``s`` of these settings depend on places by themselves."""
+    return any(row.choice == POSITIONS for row in chosen_kinds(values))

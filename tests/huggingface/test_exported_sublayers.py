@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.encoder import Encoder, TextFirst, TokenInfo, init_bert_weights
-from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
-from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults
+from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, chosen_kinds, with_defaults
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
 
 BATCH, FFN = 3, 8
@@ -115,7 +114,7 @@ def is_pattern(settings: str) -> bool:
 def buckets_of(settings: str) -> int:
     """Of T5's bias: where a kind can have it, it has it."""
     values = read_sublayer(f"s[{settings}]").values if settings and not is_pattern(settings) else with_defaults(())
-    return 0 if any("bias" in choice.refuses for choice in variant_classes(values)) else 8
+    return 0 if any("bias" in row.refuses for row in chosen_kinds(values)) else 8
 
 
 ONE_OF_EACH = ["", *(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from lazyformer_fairseq.modules.attention import Variant
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import NormOptions
 from lazyformer_fairseq.modules.linear import Linear
@@ -137,15 +138,20 @@ def flops_by_operator(
 
     If its plan does not say what it reads, it reads the first sublayer type that hands that on, without settings.
     """
-    reads = planned.kind.reads
-    if reads and planned.producer is None:
-        producer = next(PlannedSublayer(kind) for kind in kinds() if reads in kind.hands_on)
-        planned = replace(planned, producer=producer)
-    forward_pass = _Pass(sizes, time, memory, batch)
-    below: SharedState = {}
-    if reads:
-        below = forward_pass.handed_on(planned.producer, reads)
-    return forward_pass.run(forward_pass.build(planned), below)[1]
+    return _Pass(sizes, time, memory, batch).count(planned)
+
+
+@lru_cache(_REMEMBERED)
+def attention_variants(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0) -> tuple[Variant, ...]:
+    """Return the attentions of a sublayer as back ends see them, without what a network adds to all scores."""
+    found: list[Variant] = []
+
+    def record(*given: Any) -> str:
+        found.append(Variant.of(*given))
+        return "eager"
+
+    _Pass(sizes, time, memory, 1, record).count(planned)
+    return tuple(found)
 
 
 class _Pass:
@@ -154,7 +160,14 @@ class _Pass:
     One position per sequence is marked for ``s[global=given]``.
     """
 
-    def __init__(self, sizes: Sizes, time: int, memory: int, batch: int):
+    def __init__(
+        self,
+        sizes: Sizes,
+        time: int,
+        memory: int,
+        batch: int,
+        back_end: Callable[..., str] = lambda *_: "eager",
+    ):
         self.sizes = sizes
         c = sizes.embed_dim
         heads = sizes.num_heads
@@ -168,10 +181,18 @@ class _Pass:
                 _empty(heads, c // heads),
                 _empty(heads, c // heads),
             )
-            self.shared = Context(Scores(is_causal=True), lambda *_: "eager", positions)
+            self.shared = Context(Scores(is_causal=True), back_end, positions)
         else:
             given = {"given_BK": _empty(batch, time), "given_places_BG": _empty(batch, 1, dtype=torch.long)}
-            self.shared = Context(Scores(**given), lambda *_: "eager")
+            self.shared = Context(Scores(**given), back_end)
+
+    def count(self, planned: PlannedSublayer) -> Counter[Any]:
+        """Run a sublayer and what it reads; return its own FLOPs by operator."""
+        reads = planned.kind.reads
+        if not reads:
+            return self.run(self.build(planned), {})[1]
+        producer = planned.producer or next(PlannedSublayer(kind) for kind in kinds() if reads in kind.hands_on)
+        return self.run(self.build(replace(planned, producer=producer)), self.handed_on(producer, reads))[1]
 
     def build(self, planned: PlannedSublayer) -> nn.Module:
         options = _options(self.sizes, self.x_BTC.size(1))

@@ -1,19 +1,24 @@
 """What fits a GPU: back ends, the largest batch, and how an update is shared; a plan, as text and as numbers."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Optional
 
+import torch
+
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.evaluation.costs.flops import attention_variants
 from lazyformer_fairseq.evaluation.costs.latency import matrix_peak, matrix_products, measure
 from lazyformer_fairseq.evaluation.costs.machine import PRECISIONS
 from lazyformer_fairseq.evaluation.costs.memory import SINGLE, UpdateMemory
 from lazyformer_fairseq.evaluation.planning import ON_PROCESSOR, PAPER_TERAFLOPS
 from lazyformer_fairseq.evaluation.planning.job import Job
+from lazyformer_fairseq.modules.attention import BACK_ENDS, Variant
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.selection import AUTO, BACKENDS, SHARE_OF_MEMORY, memory_of
-from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.grammar import plan as planned
 from lazyformer_fairseq.report.tables import markdown_table
@@ -27,15 +32,6 @@ BY_TRITON = ("fused", "flex")  # on a GPU; GPUs that have bf16 have what it need
 # The back end that writes each distribution, and the one that writes none: a plan shows both.
 KEEPING = "eager"
 RECOMPUTING = "recompute"
-# Features of scores that back ends lack; of those that a GPU has, whether one is here or not.
-LACKS = {
-    "eager": frozenset(),
-    "materialize": frozenset({"entmax"}),
-    "recompute": frozenset({"entmax", "synthetic"}),
-    "fused": frozenset({"entmax"}),
-    "flex": frozenset({"entmax", "learned", "synthetic", "unturned"}),
-}
-NOT_IN_TRITON = frozenset({"causal", "positions", "learned", "synthetic", "unturned", "oblong", "mask", "extra"})
 # FlexAttention has no backward pass on a processor's tensors. It too keeps no distribution.
 MEASURED_AS = {"flex": RECOMPUTING}
 
@@ -154,35 +150,26 @@ def measure_on(job: Job, place: Place, back_end: str, share: int, batch: int) ->
 def possible_back_ends(job: Job, device: str) -> list[str]:
     """Return those that compute all attention of the job; none if nothing attends.
 
-    On a GPU ``fused`` is Triton's, and ``flex`` is for GPUs alone; which of them runs on a given GPU is not asked here.
+    Where there is no GPU here, the answer is for one that has what Triton needs.
     """
+    added: dict[str, Any] = {"dropout": job.config.attention_dropout}
+    if job.is_causal and job.config.same_length:
+        added["mask"] = AttentionMask(((job.sizes.num_heads, (Band(job.memory_length, 0),)),))
+    if job.computed > job.time:  # permuted text has a bias of each pair
+        added["has_dense"] = True
     makers = _makers(job)
-    return [name for name in BACKENDS if makers and all(_computes(name, job, maker, device) for maker in makers)]
+    found = (attention_variants(maker, job.sizes, job.computed, job.memory_length) for maker in makers)
+    variants = [each._replace(**added) for each in chain.from_iterable(found)]
+    return [name for name in BACKENDS if makers and computes_all(name, variants, device)]
 
 
 def _makers(job: Job) -> list[PlannedSublayer]:
     return [each for each in planned(job.pattern, job.sizes.direction) if each.kind.computes_scores]
 
 
-def can_recompute(sublayer: PlannedSublayer) -> bool:
-    """Return whether the back end that keeps no distribution computes an attending sublayer."""
-    values = sublayer.shaper.values
-    return all(LACKS[RECOMPUTING].isdisjoint(variant.features(values)) for variant in variant_classes(values))
-
-
-def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
-    features = job.features
-    for variant in variant_classes(maker.shaper.values):
-        features |= variant.features(maker.shaper.values)
-    if name == "materialize" and device == "cuda":
-        return False
-    if name == "fused" and device == "cuda" and features & NOT_IN_TRITON:
-        return False
-    if name == "flex" and device != "cuda":
-        return False
-    if job.config.attention_dropout > 0 and name not in (KEEPING, RECOMPUTING):
-        return False
-    return features.isdisjoint(LACKS[name])
+def computes_all(back_end: str, variants: Iterable[Variant], device: str) -> bool:
+    """Return whether a back end computes all these attentions on a type of device."""
+    return all(BACK_ENDS[back_end].why_not(each, device, torch.float32) is None for each in variants)
 
 
 def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:

@@ -18,7 +18,6 @@ from lazyformer_fairseq.evaluation.costs.flops import (
 )
 from lazyformer_fairseq.evaluation.costs.memory import Batch, UpdateMemory, measure_update_memory
 from lazyformer_fairseq.evaluation.usual_sizes import arch_named, usual_symbols
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.options import CausalLMOptions, MaskedLMOptions
 from lazyformer_fairseq.options import (
     COUNT,
@@ -197,15 +196,6 @@ class Job:
             elsewhere=count_experts_elsewhere(self.pattern, self.sizes, processes),
         )
         return self._measured[key]
-
-    @property
-    def features(self) -> frozenset[str]:
-        """Features of the network's scores."""
-        if self.is_causal:
-            return CausalDecoder.features | ({"mask"} if self.config.same_length else set())
-        if self.computed > self.time:
-            return frozenset({"learned"})  # with the bias of each pair
-        return frozenset({"bias"} if self.config.relative_position_buckets else ())
 
 
 def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:

@@ -19,8 +19,8 @@ from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
-from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
+from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.grammar import places_read, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, Sizes
 from lazyformer_fairseq.report.tables import markdown_table
@@ -57,8 +57,8 @@ class Seen:
 
 def refuses_bias(pattern: str, direction: str) -> bool:
     """Return whether a sublayer of the pattern cannot stand with T5's bias."""
-    variants = (variant for planned in plan(pattern, direction) for variant in variant_classes(planned.values))
-    return any("bias" in variant.refuses for variant in variants)
+    rows = (row for planned in plan(pattern, direction) for row in chosen_kinds(planned.values))
+    return any("bias" in row.refuses for row in rows)
 
 
 def build_network(

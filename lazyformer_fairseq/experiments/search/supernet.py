@@ -15,13 +15,11 @@ from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.networks.encoder import leave_out_first_norm
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
+from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
-
-# Features of scores that differ from one s to another of the same settings.
-_LEARNED_FEATURES = frozenset({"bias", "learned", "entmax"})
 
 
 def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
@@ -49,8 +47,8 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
     readers = {sublayer.kind.reads: sublayer.text for sublayer in sublayers}
     lazy = readers.get(DISTRIBUTION)
     for sublayer in sublayers:
-        variants = variant_classes(sublayer.values)
-        if lazy and DISTRIBUTION in sublayer.kind.hands_on and not all(each.has_probabilities for each in variants):
+        is_mixed = all(row.has_probabilities for row in chosen_kinds(sublayer.values))
+        if lazy and DISTRIBUTION in sublayer.kind.hands_on and not is_mixed:
             raise UserError(
                 f"--candidates: {lazy} beside {sublayer.text}: a search mixes the distributions that {lazy} reuses, "
                 f"and that of {sublayer.text} is not one over tokens alone; leave one of the two out"
@@ -66,7 +64,7 @@ def _refuse_what_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
             f"{consumer} out"
         )
     for producer in producers:
-        if any(each.features(producer.values) & _LEARNED_FEATURES for each in variant_classes(producer.values)):
+        if any(row.has_own_scores for row in chosen_kinds(producer.values)):
             raise UserError(
                 f"--candidates: {consumer} beside {producer.text}: a search mixes the keys and values that {consumer} "
                 f"reads, and not what each {producer.text} adds to their scores; leave one of the two out"

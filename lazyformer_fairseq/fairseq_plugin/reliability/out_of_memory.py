@@ -8,11 +8,13 @@ know the error.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 
-from lazyformer_fairseq.evaluation.planning.fit import can_recompute
+from lazyformer_fairseq.evaluation.costs.flops import attention_variants
+from lazyformer_fairseq.evaluation.planning.fit import RECOMPUTING, computes_all
 from lazyformer_fairseq.executors.nvidia_smi import precision_on
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.storage.checkpoint_file import first_line
@@ -80,7 +82,9 @@ def would_recompute_help(model: torch.nn.Module) -> bool:
     """Return whether ``--attention-backend recompute`` can take the place of one that keeps distributions."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     for stack in stacks:
-        if not all(can_recompute(sublayer) for sublayer in stack.plan if sublayer.kind.computes_scores):
+        makers = (each for each in stack.plan if each.kind.computes_scores)
+        variants = chain.from_iterable(attention_variants(maker, stack.sizes, time=1) for maker in makers)
+        if not computes_all(RECOMPUTING, variants, "cpu"):
             return False
     return any(stack.attention_backend not in ("recompute", "fused") for stack in stacks)
 

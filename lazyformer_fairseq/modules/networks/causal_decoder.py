@@ -18,8 +18,8 @@ from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer, check_heads, encode_distances
 from lazyformer_fairseq.modules.sublayers.attention_kinds.absolute import TABLE
-from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions
+from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds, why_no_memory
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes
 
@@ -52,7 +52,6 @@ class CausalDecoder(Stack):
     """
 
     direction = CAUSAL
-    features = frozenset({"causal", "positions"})
 
     def __init__(  # noqa: PLR0913, PLR0917 - sizes
         self,
@@ -115,11 +114,7 @@ class CausalDecoder(Stack):
     @property
     def why_no_memory(self) -> str:
         """Reason why some sublayer cannot attend to a memory, so that a text is read anew for each token; or ""."""
-        for planned in self.plan:
-            for variant in variant_classes(planned.values):
-                if why := variant.why_no_memory(planned.values):
-                    return why
-        return ""
+        return next(filter(None, (why_no_memory(planned.values) for planned in self.plan)), "")
 
     @property
     def mem_len(self) -> int:
@@ -129,8 +124,8 @@ class CausalDecoder(Stack):
     @mem_len.setter
     def mem_len(self, length: int) -> None:
         for planned in self.plan:
-            for variant in variant_classes(planned.values):
-                why = variant.why_no_memory(planned.values) or variant.why_no_segments
+            for row in chosen_kinds(planned.values):
+                why = row.why_no_memory(planned.values) or row.why_no_segments
                 if length and why:
                     raise UserError(f"--mem-len {length} is not for {planned.text}: {why}; give --mem-len 0")
         self._mem_len = length

@@ -21,14 +21,10 @@ from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attention,
     AttentionOutput,
-    AttentionVariant,
     build_choices,
     build_values,
     build_vectors,
-    has_positions,
     make_vectors,
-    projections,
-    variant_classes,
 )
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
@@ -37,6 +33,16 @@ from lazyformer_fairseq.modules.sublayers.interface import (
     Sublayer,
     SublayerOptions,
     by_document,
+)
+from lazyformer_fairseq.patterns.attention_kinds import (
+    KEYS,
+    MASK,
+    QUERIES,
+    SCORES,
+    chosen_kinds,
+    has_positions,
+    projected,
+    why_no_memory,
 )
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
@@ -153,24 +159,23 @@ class ChoosingAttention(AttentionSublayer):
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
-        kept = projections(planned.values)
-        self.has_queries = "queries" in kept
-        self.has_keys = "keys" in kept
-        reasons = [choice.why_no_memory(planned.values) for choice in variant_classes(planned.values)]
-        self.why_no_memory = next(filter(None, reasons), "")
-        of_choice = replace(options, values=planned.values)
-        self.choices = build_choices(of_choice)
-        self.takes_documents = all(type(each).project is AttentionVariant.project for each in self.choices.values())
-        self.takes_permuted = all(each.takes_permuted for each in self.choices.values())
-        self.value_makers = build_values(of_choice)
+        kept = projected(planned.values)
+        self.has_queries = QUERIES in kept
+        self.has_keys = KEYS in kept
+        self.why_no_memory = why_no_memory(planned.values)
+        options = replace(options, values=planned.values)
+        self.choices = build_choices(options)
+        self.takes_documents = all(each.project is None for each in self.choices.values())
+        # Masks and learned scores go by where a token stands among the others.
+        goes_by_index = any(row.choice in (MASK, SCORES) for row in chosen_kinds(planned.values))
+        self.takes_permuted = self.takes_documents and not goes_by_index
+        self.value_makers = build_values(options)
+        self.query_makers = nn.ModuleDict()
+        self.key_makers = nn.ModuleDict()
         if self.has_queries:
-            self.query_makers = build_vectors(of_choice, are_keys=False)
-        else:
-            self.query_makers = nn.ModuleDict()
+            self.query_makers = build_vectors(options, are_keys=False)
         if self.has_keys:
-            self.key_makers = build_vectors(of_choice, are_keys=True)
-        else:
-            self.key_makers = nn.ModuleDict()
+            self.key_makers = build_vectors(options, are_keys=True)
 
     def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
         """Keys (B, N, K, D) as its kind of attention compares them."""
@@ -192,8 +197,8 @@ class SelfAttention(ChoosingAttention):
 
     @classmethod
     def parts(cls, planned: PlannedSublayer) -> Projections:
-        kept = projections(planned.values)
-        names = ["q"] * ("queries" in kept) + ["k"] * ("keys" in kept) + ["v"]
+        kept = projected(planned.values)
+        names = ["q"] * (QUERIES in kept) + ["k"] * (KEYS in kept) + ["v"]
         return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
@@ -223,8 +228,8 @@ class SelfAttention(ChoosingAttention):
     def _project(self, x_BTC: Tensor, scores: Scores) -> Union[Tensor, Projected]:
         """Queries, keys and values, those that there are, side by side; or apart, by a kind of attention."""
         for choice in self.choices.values():
-            if (projected := choice.project(x_BTC, self.qkv_proj, scores)) is not None:
-                return projected
+            if choice.project is not None:
+                return choice.project(x_BTC, self.qkv_proj, scores)
         return self.qkv_proj(x_BTC)
 
 

@@ -1,8 +1,8 @@
-"""What the file of a kind of attention offers: it changes what an ``s`` attends with, and what comes of it."""
+"""The interface of a kind of attention: it changes what an ``s`` attends with, and what comes of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional, Protocol
 
 from torch import Tensor, nn
 
@@ -10,13 +10,13 @@ from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.masks import AttentionMask
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.interface import RelativePositions, Settings, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import RelativePositions, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """What an ``s`` is about to attend with.
+    """Everything that an ``s`` is about to attend with.
 
     Attributes:
         x_BTC: its input.
@@ -24,9 +24,9 @@ class Attention:
         q_BNTD, k_BNKD: queries and keys; without numbers (D = 0) where there are no such projections.
         values: (B, N, K, D); for some kinds of attention a tuple of several, which they alone understand.
         scores: all that shapes the distribution besides.
-        positions: Transformer-XL's, for queries of a choice's own; `scores` has those of the plain queries. Causal
+        positions: Transformer-XL's, for queries of a kind's own; `scores` has those of the plain queries. Causal
             models only.
-        makers: what queries, and keys, of a choice's own go through: see :func:`make_vectors`.
+        makers: what queries, and keys, of a kind's own go through: see :func:`make_vectors`.
         back_end: that computes it whatever the network's is, as for a few queries beside the others; empty for that.
     """
 
@@ -41,17 +41,19 @@ class Attention:
     back_end: str = ""
 
     def with_scores(self, **parts: Any) -> "Attention":
-        """The same with some parts of the scores replaced."""
+        """Return the same with some parts of the scores replaced."""
         return replace(self, scores=self.scores.with_own(**parts))
 
     def with_mask(self, mask: AttentionMask, **parts: Any) -> "Attention":
-        """The same with a choice's mask, as far back as the network's own lets queries see, and other parts."""
+        """Return the same with a kind's mask, as far back as the network's own lets queries see, and other parts."""
         network = self.scores.mask
-        return self.with_scores(mask=mask if network is None else mask.within(network.reach), **parts)
+        if network is not None:
+            mask = mask.within(network.reach)
+        return self.with_scores(mask=mask, **parts)
 
 
 class AttentionOutput(NamedTuple):
-    """What comes of it.
+    """The output of an attention.
 
     Attributes:
         output_BNTD: of each head.
@@ -63,68 +65,56 @@ class AttentionOutput(NamedTuple):
 
 
 Attend = Callable[[Attention], AttentionOutput]
-PROJECTIONS = frozenset({"queries", "keys"})
 
 
 class AttentionVariant(nn.Module):
     """The module of a row of :data:`lazyformer_fairseq.patterns.attention_kinds.ATTENTION_KINDS`.
 
-    A kind changes what it must and inherits the rest, which is a plain ``s``'s. Whoever needs to know something before
-    there is a module (formulas, back ends, what a network refuses) asks the class, which gets the settings.
+    A kind of attention overrides what it changes and inherits the rest from here, which is a plain ``s``:
+
+    | changes | overrides |
+    |---|---|
+    | projections | `project`, or `build_vectors` for what follows them |
+    | mask | `mask` |
+    | scores, and weights made of them | `attend`, which replaces parts of :class:`Scores` |
+    | memory: which keys and values there are | `build_values`, and `attend` |
+
+    What is known without weights stands in the row.
 
     Args:
         options: of the network and the ``s``.
 
     Attributes:
-        refuses: features of the network's scores that it cannot stand with, each with the reason and the remedy.
-        copies: by the name of a linear map of its own, which projection it starts as a copy of: "q", "k" or "v". The
-            module of its values may have some, too.
-        has_probabilities: whether the distribution on ``eager`` has `probabilities`, (B, N, T, K) of tokens, which a
-            search mixes.
-        has_positions: whether its scores know of positions by themselves: a causal model then adds none.
-        takes_permuted: as of a :class:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer`.
-        why_no_segments: why a causal model with it carries no memory from one segment to the next, though it may attend
-            to one of the whole text; empty if it may.
+        project: (input, projection of queries, keys and values, scores) -> queries, keys and values, (B, places, C)
+            each, of an encoder's ``s``; None where each position is projected alone.
+        mask: which keys queries see; None for all.
     """
 
-    refuses: ClassVar[Mapping[str, str]] = {}
-    copies: ClassVar[Mapping[str, str]] = {}
-    has_probabilities: ClassVar[bool] = True
-    has_positions: ClassVar[bool] = False
-    takes_permuted: ClassVar[bool] = False
-    why_no_segments: ClassVar[str] = ""
+    project: Optional[Callable[[Tensor, Linear, Scores], tuple[Tensor, Tensor, Tensor]]] = None
+    mask: Optional[AttentionMask] = None
 
     def __init__(self, options: SublayerOptions):
         super().__init__()
-        if options.is_causal:
-            mask = self.mask_of(options.values, options.num_heads, is_causal=True)
-        else:
-            mask = None
-        if mask is None:
-            self.most_reach = None
-        else:
-            self.most_reach = mask.reach
-
-    # What it computes.
-
-    def project(self, x_BTC: Tensor, qkv_proj: Linear, scores: Scores) -> Optional[tuple[Tensor, Tensor, Tensor]]:
-        """Queries, keys and values, (B, places, C) each, of an encoder's ``s``; None for all positions' projections."""
-        return None
+        self.num_heads = options.num_heads
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        """Changes what comes in, has the rest of the choices attend (`inner`), and changes what comes out."""
+        """Change what comes in, let the other kinds attend (`inner`), and change what comes out."""
+        if self.mask is not None:
+            attention = attention.with_mask(self.mask)
         return inner(attention)
 
-    @classmethod
-    def projections(cls, values: Settings) -> frozenset[str]:
-        """Which of "queries" and "keys" the ``s`` projects; what one choice does without is not there."""
-        return PROJECTIONS
+    @property
+    def reach(self) -> Optional[int]:
+        """Positions before a query's own that it may see now; None for no limit. Memory beyond is left out."""
+        if self.mask is None:
+            return None
+        return self.mask.reach
 
     @classmethod
     def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
-        """What turns plain values into its own, for this ``s`` and for each ``l`` that reads it; None for plain ones.
+        """Build what turns plain values into its own, for this ``s`` and for each ``l`` that reads it; None for none.
 
-        Called as (values, x_BKC) -> values, in the table's order.
+        It is called as (values, x_BKC) -> values, in the table's order.
         """
         return None
 
@@ -135,35 +125,6 @@ class AttentionVariant(nn.Module):
         An ``s`` has one for its queries and one for its keys, which its global tokens share, each ``k`` one for its
         queries.
         """
-        return None
-
-    # What it sees of a causal model's memory.
-
-    @classmethod
-    def why_no_memory(cls, values: Settings) -> str:
-        """Why a causal model with it can have no memory; empty if it can."""
-        return ""
-
-    @property
-    def reach(self) -> Optional[int]:
-        """Positions before a query's own that it may see now; None for no limit. Memory beyond is left out."""
-        return self.most_reach
-
-    # Which back end computes it.
-
-    @classmethod
-    def features(cls, values: Settings) -> frozenset[str]:
-        """What it puts into the scores, of :attr:`Scores.features`."""
-        return frozenset()
-
-    @classmethod
-    def _with_features(cls, features: frozenset[str], values: Settings) -> frozenset[str]:
-        """Those of scores with this choice, given those without."""
-        return (features - {"positions"} if cls.has_positions else features) | cls.features(values)
-
-    @classmethod
-    def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> Optional[AttentionMask]:
-        """What queries see at most; None for all, and where no back end is chosen for it."""
         return None
 
 
@@ -178,19 +139,22 @@ class VectorMaker(Protocol):
 
 
 def build_choices(options: SublayerOptions) -> nn.ModuleDict:
-    """By name, in the table's order: the first one is outermost."""
+    """Build the chosen kinds by name, in the table's order: the first one is outermost."""
     return nn.ModuleDict({row.name: row.load()(options) for row in chosen_kinds(options.values)})
 
 
 def build_values(options: SublayerOptions) -> nn.ModuleDict:
-    """By name, what an ``s`` and those that read it need for their values."""
-    built = {row.name: row.load().build_values(options) for row in chosen_kinds(options.values)}
-    return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
+    """Build what the chosen kinds need for values, in an ``s`` and in those that read it, by name."""
+    return _without_none({row.name: row.load().build_values(options) for row in chosen_kinds(options.values)})
 
 
 def build_vectors(options: SublayerOptions, are_keys: bool) -> nn.ModuleDict:
-    """By name, in the table's order, what queries, or keys, go through."""
-    built = {row.name: row.load().build_vectors(options, are_keys) for row in chosen_kinds(options.values)}
+    """Build what queries, or keys, go through, by name, in the table's order."""
+    rows = chosen_kinds(options.values)
+    return _without_none({row.name: row.load().build_vectors(options, are_keys) for row in rows})
+
+
+def _without_none(built: Mapping[str, Optional[nn.Module]]) -> nn.ModuleDict:
     return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
 
 
@@ -201,27 +165,15 @@ def make_vectors(
     keys: int,
     places_AG: Optional[Tensor] = None,
 ) -> Tensor:
-    """Queries, or keys, in the form that a kind of attention compares them in.
+    """Return queries, or keys, in the form that a kind of attention compares them in.
 
     Args:
         makers: of :func:`build_vectors`.
+        x_BNTD: as projected.
+        scores: of the attention.
         keys: K; rows of `x_BNTD` belong to the last of them.
         places_AG: the keys that rows belong to instead, (B, G) or (1, G); K or more for rows that belong to none.
     """
     for maker in makers.values():
         x_BNTD = maker(x_BNTD, scores, keys, places_AG)
     return x_BNTD
-
-
-def has_positions(values: Settings) -> bool:
-    """Whether scores of an ``s`` of these settings know of positions by themselves."""
-    return any(choice.has_positions for choice in variant_classes(values))
-
-
-def projections(values: Settings) -> frozenset[str]:
-    """Which of "queries" and "keys" an ``s`` of these settings projects."""
-    return PROJECTIONS.intersection(*(choice.projections(values) for choice in variant_classes(values)))
-
-
-def variant_classes(values: Settings) -> list[type[AttentionVariant]]:
-    return [row.load() for row in chosen_kinds(values)]

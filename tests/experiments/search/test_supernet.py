@@ -16,7 +16,7 @@ from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
@@ -233,7 +233,7 @@ def test_a_certain_choice_computes_what_the_patterns_own_model_does(kind, subnet
 @of_each_kind
 def test_a_supernet_mixes_it_or_refuses_it_by_name(direction, s):
     candidates = ("s", s, "l", "f")
-    if not all(choice.has_probabilities for choice in variant_classes(read_sublayer(s).values)):
+    if not all(row.has_probabilities for row in chosen_kinds(read_sublayer(s).values)):
         with pytest.raises(UserError, match=re.escape(f"l beside {s}")):
             supernet_pattern(candidates, 2)
         candidates = ("s", s, "f")

@@ -148,7 +148,7 @@ def test_recompute_is_advised_where_it_computes_the_network():
             ("sf", "auto"),
             ("sf", "recompute"),
             ("s[entmax=1.5] f", "auto"),
-            ("s[synthesizer=factorised_random] f", "eager"),
+            ("s[synthesizer=random] f", "eager"),
         )
     ]
     assert found == [True, False, False, False] and not out_of_memory.would_recompute_help(torch.nn.Linear(1, 1))

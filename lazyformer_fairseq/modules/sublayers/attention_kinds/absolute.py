@@ -1,7 +1,5 @@
 """``s[positions=absolute]``: a table of learned positions at the embedding of a causal model (Radford et al., 2018)."""
 
-from typing import ClassVar
-
 import torch
 from torch import nn
 
@@ -21,9 +19,6 @@ class Absolute(AttentionVariant):
     Raises:
         UserError: two sublayers of one network have tables of different lengths.
     """
-
-    has_positions = True
-    why_no_segments: ClassVar[str] = "absolute positions count from where a text starts"
 
     def __init__(self, options: SublayerOptions):
         super().__init__(options)

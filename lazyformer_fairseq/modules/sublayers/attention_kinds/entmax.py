@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
-from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 _LEARNED = "learned"
 # A learned alpha stays between these, as in the published code; the paper has ]1, 2[.
@@ -22,25 +22,19 @@ class Entmax(AttentionVariant):
             from a standard normal distribution, as in the published code.
     """
 
-    takes_permuted = True
-
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         given = options.values["entmax"]
-        self.num_heads = options.num_heads
         self.exponent: Optional[float] = None if given == _LEARNED else given
         if self.exponent is None:
             self.shape_N = nn.Parameter(torch.randn(options.num_heads))
 
-    @classmethod
-    def features(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"entmax"})
-
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
+        """Attend with alpha-entmax."""
         return inner(attention.with_scores(exponent_N=self.exponents(attention.q_BNTD)))
 
     def exponents(self, like: Tensor) -> Tensor:
-        """alpha (N,), in single precision or better: half has few numbers between 1 and 2."""
+        """Return alpha (N,), in single precision or better: half has few numbers between 1 and 2."""
         exact = torch.promote_types(like.dtype, torch.float32)
         if self.exponent is not None:
             return torch.full((self.num_heads,), self.exponent, dtype=exact, device=like.device)

@@ -6,8 +6,7 @@ added after the projection, and E and F start as N(0, 0.02), as all of RoBERTa's
 the projections; here it is zeroed before.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +34,8 @@ class Linformer(AttentionVariant):
         common_weights: by their names here, the names of those that the whole network shares.
     """
 
-    refuses: ClassVar[Mapping[str, str]] = {
-        "bias": "its keys mix all positions and have no distance to a query, which T5's bias needs; "
-        "give --relative-position-buckets 0"
-    }
-
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
-        self.num_heads = options.num_heads
         share = options.values["share"]
         size = (options.values["linformer"], options.max_positions)
         if share == NONE:

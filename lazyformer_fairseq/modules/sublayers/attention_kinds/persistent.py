@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
-from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Persistent(AttentionVariant):
@@ -22,18 +22,10 @@ class Persistent(AttentionVariant):
     multiplied by sqrt(D), so that it learns as fast as weights of that scale do.
     """
 
-    has_probabilities = False  # not of tokens alone
-    takes_permuted = True
-
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         size = (options.num_heads, options.values["persistent"], options.head_size)
         self.keys = nn.Parameter(torch.randn(size) / math.sqrt(options.head_size))
-
-    @classmethod
-    def features(cls, values: Settings) -> frozenset[str]:
-        # With turned queries stand those before the turn: see the kind rope.
-        return frozenset({"extra", "unturned"} if values.get("rope") else {"extra"})
 
     @classmethod
     def build_values(cls, options: SublayerOptions) -> "PersistentValues":

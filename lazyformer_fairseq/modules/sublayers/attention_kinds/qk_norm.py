@@ -19,8 +19,6 @@ class QKNorm(AttentionVariant):
     share the gains; a ``k`` has one of its own for its queries.
     """
 
-    takes_permuted = True
-
     @classmethod
     def build_vectors(cls, options: SublayerOptions, are_keys: bool) -> "HeadNorm":
         return HeadNorm(options.head_size, eps=1e-6)

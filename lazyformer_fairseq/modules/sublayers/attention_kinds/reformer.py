@@ -10,15 +10,15 @@ what a causal query sees on its future, as in the published code.
 Letters of shapes: R rounds, K positions, made up to whole chunks; H chunks, S positions of one, W those that it sees.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, Optional
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
-from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 # A query sees itself only where it sees nothing else (section 2, on shared-QK attention).
 SELF_SCORE = -1e5
@@ -37,21 +37,11 @@ class Reformer(AttentionVariant):
     the batch holds.
     """
 
-    refuses: ClassVar[Mapping[str, str]] = {
-        "bias": "it finds keys by what they contain, wherever they are, and T5's bias would come too late: "
-        "give --relative-position-buckets 0"
-    }
-    has_probabilities = False  # rounds are written by chunks, never by pairs of all tokens
-
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.buckets, self.rounds, self.chunk = (options.values[name] for name in ("buckets", "rounds", "chunk"))
         self.dropout = options.attention_dropout
         self.is_turned = bool(options.values.get("rope"))
-
-    @classmethod
-    def projections(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"keys"})
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         vectors = hashed = attention.k_BNKD

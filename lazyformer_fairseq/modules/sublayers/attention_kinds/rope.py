@@ -30,8 +30,6 @@ class Rope(AttentionVariant):
         UserError: heads of an odd size.
     """
 
-    has_positions = takes_permuted = True
-
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
         if options.head_size % 2:

@@ -11,7 +11,7 @@ from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.processor import has_numbers
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
-from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 # In the `common` of a network's options: its spans.
 SPANS = "spans"
@@ -46,18 +46,9 @@ class Span(AttentionVariant):
         self.set_longest(0.0 if has_numbers(self.shares) else 1.0)
         options.common.setdefault(SPANS, []).append(self)
 
-    @classmethod
-    def features(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"bias", "mask"})
-
     @property
     def reach(self) -> int:
         return self.longest - 1
-
-    @classmethod
-    def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> AttentionMask:
-        """With the longest span that a head may learn: a back end is chosen once, not whenever spans grow."""
-        return _mask(values["span"] - 1, heads, is_causal)
 
     @property
     def spans(self) -> Tensor:
@@ -88,11 +79,15 @@ class Span(AttentionVariant):
             of_steps = scores.bucket_by_distance[(steps + keys - 1).clamp(0, keys + time - 2)]
             table_KN = table_KN + scores.table_KN[of_steps]
         distances = torch.arange(1 - keys, time, device=steps.device)
+        if self.is_causal:
+            ahead = 0
+        else:
+            ahead = self.reach
         return {
             "table_KN": table_KN,
             "bucket_by_distance": distances.clamp(-far, far) + far,
             "far": far,
-            "mask": _mask(self.reach, len(self.shares), self.is_causal),
+            "mask": AttentionMask(((self.num_heads, (Band(self.reach, ahead),)),)),
         }
 
     def _log_mask(self, steps_K: Tensor) -> Tensor:
@@ -101,10 +96,6 @@ class Span(AttentionVariant):
         mask = ((self.ramp + self.spans - steps) / self.ramp).clamp(0, 1)
         logarithm = mask.clamp(min=torch.finfo(mask.dtype).tiny).log()
         return logarithm.masked_fill((mask == 0) | (steps >= self.limit), -math.inf)
-
-
-def _mask(reach: int, heads: int, is_causal: bool) -> AttentionMask:
-    return AttentionMask(((heads, (Band(reach, 0 if is_causal else reach),)),))
 
 
 def measure_spans(spans: Iterable[Span]) -> None:

@@ -6,57 +6,44 @@ every head looks at both; on heads of their own. All heads see the same c positi
 each head, which section 4.3 prefers, are left out.
 """
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
-
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns, Part
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
-from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Sparse(AttentionVariant):
-    """A local part and one that summarises what is far away.
+    """A local part and one that summarises what is far away: the paper's A^(1) and A^(2).
+
+    Args:
+        options: of the network and the ``s``.
+        local, summary: the two parts.
 
     Raises:
         UserError: ``heads=split`` with one head.
     """
 
-    def __init__(self, options: SublayerOptions):
+    def __init__(self, options: SublayerOptions, local: Part, summary: Part):
         super().__init__(options)
-        self.mask = self.mask_of(options.values, options.num_heads, options.is_causal)
-
-    @classmethod
-    @abstractmethod
-    def parts(cls, values: Settings, is_causal: bool) -> tuple[Part, Part]:
-        """The local part and the summary: the paper's A^(1) and A^(2)."""
-
-    @classmethod
-    def features(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"mask"})
-
-    @classmethod
-    def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> AttentionMask:
-        local, summary = cls.parts(values, is_causal)
-        if values["heads"] == "split":
+        heads = options.num_heads
+        if options.values["heads"] == "split":
             if heads < 2:
                 raise UserError("heads=split gives each of two parts heads of its own, but this model has one head")
-            return AttentionMask(((heads - heads // 2, (local,)), (heads // 2, (summary,))))
-        chosen = {"both": (local, summary), "local": (local,), "summary": (summary,)}[values["part"]]
-        return AttentionMask(((heads, chosen),))
-
-    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        return inner(attention.with_mask(self.mask))
+            self.mask = AttentionMask(((heads - heads // 2, (local,)), (heads // 2, (summary,))))
+        else:
+            parts = {"both": (local, summary), "local": (local,), "summary": (summary,)}
+            self.mask = AttentionMask(((heads, parts[options.values["part"]]),))
 
 
 class Strided(Sparse):
     """The l keys before the query, and every l-th; in encoders those after it too."""
 
-    @classmethod
-    def parts(cls, values: Settings, is_causal: bool) -> tuple[Part, Part]:
-        step = values["strided"]
-        return Band(step, 0 if is_causal else step), Band(None, 0 if is_causal else None, dilation=step)
+    def __init__(self, options: SublayerOptions):
+        step = options.values["strided"]
+        if options.is_causal:
+            super().__init__(options, Band(step, 0), Band(None, 0, dilation=step))
+        else:
+            super().__init__(options, Band(step, step), Band(None, None, dilation=step))
 
 
 class Fixed(Sparse):
@@ -67,11 +54,8 @@ class Fixed(Sparse):
     ``part=summary``): its output is zero.
     """
 
-    refuses: ClassVar[Mapping[str, str]] = {
-        "mask": "blocks and their summaries are seen however far back they are: leave --same-length out"
-    }
-
-    @classmethod
-    def parts(cls, values: Settings, is_causal: bool) -> tuple[Part, Part]:
-        block = values["fixed"]  # one shorter than the default summary is all of it
-        return Band(None, 0 if is_causal else None, block=block), Columns(0, block, min(block, values["summary"]))
+    def __init__(self, options: SublayerOptions):
+        block = options.values["fixed"]
+        ahead = 0 if options.is_causal else None
+        summary = min(block, options.values["summary"])  # a block shorter than the default summary is all of it
+        super().__init__(options, Band(None, ahead, block=block), Columns(0, block, summary))

@@ -33,13 +33,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    PROJECTIONS,
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-)
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
 from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 
@@ -158,29 +152,6 @@ class Synthesizer(AttentionVariant):
         parts = (q * math.sqrt(size / own) if own else q, of_queries.to(q.dtype) * math.sqrt(size))
         q = torch.cat([each.expand(*q.shape[:-1], -1) for each in parts], -1)
         return q, torch.cat([each.expand(*k.shape[:-1], -1) for each in (k, of_keys.to(k.dtype))], -1)
-
-    @classmethod
-    def why_no_memory(cls, values: Settings) -> str:
-        return "a synthesizer has scores for the positions of one segment alone"
-
-    @classmethod
-    def projections(cls, values: Settings) -> frozenset[str]:
-        terms = terms_of(values)
-        if DOT in terms:
-            return PROJECTIONS
-        if set(OF_QUERIES).isdisjoint(terms):
-            return frozenset()
-        return frozenset({"queries"})
-
-    @classmethod
-    def features(cls, values: Settings) -> frozenset[str]:
-        terms = set(terms_of(values))
-        is_plain = DOT in terms and FACTORISED_RANDOM not in terms
-        if terms - {DOT, FACTORISED_RANDOM}:
-            learned = {"learned"}
-        else:
-            learned = set()
-        return frozenset(learned if is_plain else learned | {"synthetic"})
 
 
 def _may_share(values: Settings) -> bool:

@@ -1,227 +1,30 @@
-"""``s[window=w]``: a window that slides along the text, gaps in it, and global tokens (Longformer, section 3)."""
-
-import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Optional
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+"""``s[window=w]``: a window that slides along the text, with gaps on some heads (Longformer, section 3.1)."""
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import ReusableAttention
-from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
-from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention import split_heads
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-    make_vectors,
-)
-from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
-from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
+from lazyformer_fairseq.modules.sublayers.attention_variant import AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 
 
 class Window(AttentionVariant):
-    """w keys to either side (in causal models to the left), and g tokens that see all and that all see.
+    """w keys to either side, in causal models to the left.
 
     With a dilation of r the last `dilated_heads` heads see every r-th key, w of them to either side (section 3.1, and
-    4.1 for the two heads; neither the paper nor its code says which two). Global tokens have projections of their own
-    for what they see: queries of theirs, keys and values of all (section 3.1). Those start as copies. What others see
-    of global tokens are the plain keys and values, counted once, as in the published code.
-
-    In a causal model global tokens see what is before them, and all see them that come after; u and v are those of all
-    tokens.
-
-    Attributes:
-        mask: of plain tokens.
-        first: g, or 0 where the caller gives the positions.
-        q_proj, k_proj: of global tokens; None without them.
+    4.1 for the two heads; neither the paper nor its code says which two).
 
     Raises:
         UserError: more dilated heads than there are.
     """
 
-    copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
-
     def __init__(self, options: SublayerOptions):
         super().__init__(options)
-        self.mask = self.mask_of(options.values, options.num_heads, options.is_causal)
-        self.num_heads = options.num_heads
-        self.is_given = options.values["global"] == GIVEN
-        if self.is_given:
-            self.first = 0
-        else:
-            self.first = options.values["global"]
-        self.q_proj: Optional[nn.Module] = None
-        if options.values["global"]:
-            self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-            self.k_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-
-    @classmethod
-    def features(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"mask"})
-
-    @classmethod
-    def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
-        if options.values["global"]:
-            return GlobalValues(options)
-        return None
-
-    @classmethod
-    def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> AttentionMask:
-        """What plain tokens see, but for positions that the caller gives."""
-        width = values["window"]
-        dilation = values["dilation"]
-        if dilation > 1:
-            dilated = values["dilated_heads"]
-        else:
-            dilated = 0
-        if dilated > heads:
+        width = options.values["window"]
+        dilation = options.values["dilation"]
+        dilated = options.values["dilated_heads"] if dilation > 1 else 0
+        if dilated > self.num_heads:
             raise UserError(
-                f"s[window={width},dilation={dilation}]: dilated_heads={dilated}, but there are {heads} heads"
+                f"s[window={width},dilation={dilation}]: dilated_heads={dilated}, but there are {self.num_heads} heads"
             )
-        if values["global"] and values["global"] != GIVEN:
-            columns = (Columns(values["global"]),)
-        else:
-            columns = ()
-        groups = []
-        for number, step in ((heads - dilated, 1), (dilated, dilation)):
-            if number:
-                groups.append((number, (Band(width, 0 if is_causal else width, step), *columns)))
-        return AttentionMask(tuple(groups))
-
-    @classmethod
-    def why_no_memory(cls, values: Settings) -> str:
-        if values["global"]:
-            return "global tokens are the first of their segment, and a memory stands before it"
-        return ""
-
-    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
-        if self.q_proj is None:
-            return inner(attention.with_mask(self.mask))
-        tokens = self._global_tokens(attention)
-        v, of_global_tokens = attention.values
-        theirs = inner(self._of(tokens, attention, of_global_tokens))
-        # A back end whose keys an upper sublayer reads hands the last ones on.
-        if tokens.mask_BK is None:
-            seen = {}
-        else:
-            seen = {"seen_BK": tokens.mask_BK}
-        plain = inner(replace(attention.with_mask(self.mask, **seen), values=v))
-        output = tokens.put(theirs.output_BNTD, plain.output_BNTD)
-        return AttentionOutput(output, GlobalDistribution(tokens, theirs.distribution, plain.distribution))
-
-    def _global_tokens(self, attention: Attention) -> "GlobalTokens":
-        """Which tokens are global: those given, or the first of the text."""
-        scores = attention.scores
-        time = attention.x_BTC.size(1)
-        if self.is_given:
-            if scores.given_BK is None:
-                raise UserError(
-                    "global=given: nobody gave positions; pass global_positions, or write global=1, whose weights are "
-                    "the same, for the first token"
-                )
-            return GlobalTokens(scores.given_places_BG, scores.given_BK)
-        return GlobalTokens(torch.arange(min(self.first, time), device=attention.x_BTC.device)[None], None)
-
-    def _of(self, tokens: "GlobalTokens", attention: Attention, v_BNKD: Tensor) -> Attention:
-        """What global tokens attend with."""
-        x = tokens.take(attention.x_BTC)
-        scores = attention.scores
-        at_distance = None
-        keys = attention.x_BKC.size(1)
-        q, k = (split_heads(part, self.num_heads) for part in (self.q_proj(x), self.k_proj(attention.x_BKC)))
-        of_queries, of_keys = attention.makers
-        q = make_vectors(of_queries, q, scores, keys, tokens.places_AG)
-        k = make_vectors(of_keys, k, scores, keys)
-        if attention.positions is not None:
-            about_positions = (q + attention.positions.position_bias[:, None]) / math.sqrt(q.size(-1))
-            at_distance = torch.matmul(about_positions, scores.distances_NKD.transpose(-2, -1))
-            q = q + attention.positions.content_bias[:, None]
-        added = _rows(scores, tokens.places_AG, keys, at_distance)
-        if scores.is_causal:
-            is_future = torch.arange(keys, device=q.device) > tokens.places_AG[:, None, :, None]
-            added = (q.new_zeros(1) if added is None else added).masked_fill(is_future, float("-inf"))
-        shape = Scores(lengths_B=scores.lengths_B, learned_BNTK=added)
-        return Attention(x, attention.x_BKC, q, k, v_BNKD, shape, back_end="eager")
-
-
-class GlobalValues(nn.Module):
-    """The values that global tokens see, beside those that others see."""
-
-    copies: ClassVar[Mapping[str, str]] = {"v_proj": "v"}
-
-    def __init__(self, options: SublayerOptions):
-        super().__init__()
-        self.num_heads = options.num_heads
-        self.v_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-
-    def forward(self, v_BNKD: Tensor, x_BKC: Tensor) -> tuple[Tensor, Tensor]:
-        return v_BNKD, split_heads(self.v_proj(x_BKC), self.num_heads)
-
-
-class GlobalTokens(NamedTuple):
-    """Where the global tokens of each sequence are.
-
-    Attributes:
-        places_AG: (B, G), or (1, G) where all sequences have the same; T in place of tokens that a sequence lacks.
-        mask_BK: True at them; None where the mask has them.
-    """
-
-    places_AG: Tensor
-    mask_BK: Optional[Tensor]
-
-    def take(self, x_BTC: Tensor) -> Tensor:
-        """(B, G, C): theirs; some vector for those that are lacking."""
-        places = self.places_AG.clamp(max=x_BTC.size(1) - 1)[..., None]
-        return x_BTC.gather(1, places.expand(x_BTC.size(0), -1, x_BTC.size(2)))
-
-    def put(self, theirs_BNGD: Tensor, all_BNTD: Tensor) -> Tensor:
-        """`all_BNTD` with theirs in their places."""
-        with_none = F.pad(all_BNTD, (0, 0, 0, 1))  # those that are lacking go there
-        places = self.places_AG[:, None, :, None].expand_as(theirs_BNGD)
-        return with_none.scatter_(2, places, theirs_BNGD.to(with_none.dtype))[:, :, :-1]
-
-
-class GlobalDistribution(NamedTuple):
-    """For an ``l``: its values are a pair, for plain and for global tokens."""
-
-    tokens: GlobalTokens
-    theirs: ReusableAttention
-    plain: ReusableAttention
-
-    def attend(self, values: tuple[Tensor, Tensor], dropout: float) -> Tensor:
-        """(B, N, T, D)."""
-        v, of_global_tokens = values
-        return self.tokens.put(self.theirs.attend(of_global_tokens, dropout), self.plain.attend(v, dropout))
-
-    @property
-    def probabilities(self) -> Any:
-        """(B, N, T, K), where both parts are written out."""
-        return self.tokens.put(self.theirs.probabilities, self.plain.probabilities)
-
-
-def _rows(scores: Scores, places_AG: Tensor, keys: int, at_distance_BNGK: Optional[Tensor]) -> Optional[Tensor]:
-    """What is added to scores of queries in these places, (A or B, N or 1, G, K); None for nothing.
-
-    Args:
-        at_distance_BNGK: scores of Transformer-XL's positions by distance, K + 1 of them: see
-            :attr:`Scores.distances_NKD`.
-    """
-    added = at_distance_BNGK
-    ahead = torch.arange(keys, device=places_AG.device) - places_AG[..., None]
-    if at_distance_BNGK is not None:
-        columns = (keys - 1 + ahead).clamp(0, keys)[:, None]
-        added = at_distance_BNGK.gather(-1, columns.expand(*at_distance_BNGK.shape[:-1], keys))
-    if scores.table_KN is not None:
-        bias = scores.table_KN[scores.bucket_by_distance[(keys - 1 + ahead).clamp(min=0)]].permute(0, 3, 1, 2)
-        if added is None:
-            added = bias
-        else:
-            added = added + bias
-    return added
+        ahead = 0 if options.is_causal else width
+        groups = ((self.num_heads - dilated, (Band(width, ahead),)), (dilated, (Band(width, ahead, dilation),)))
+        self.mask = AttentionMask(tuple(group for group in groups if group[0]))

@@ -67,9 +67,7 @@ EXTRAS_REQUIRE = {
     ],
     # Several machines: `lazyformer finetune --slurm`.
     "cluster": ["submitit>=1.5.2,<2"],
-    # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from
-    # NVIDIA's sources: the package that is called `apex` on the index is another one, so it is not listed.
-    # 3.3: its kernels may take tuples.
+    # torch's own CUDA build brings triton. 3.3: its kernels may take tuples.
     "gpu": ["triton>=3.3,<4; platform_system == 'Linux'"],
     # For tests without a GPU. Not in "test": a CUDA build of torch pins its own. Before 3.7 the interpreter fails with
     # numpy 2.

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from lazyformer_fairseq.evaluation.costs.latency import measure
+from lazyformer_fairseq.modules import timing
 from lazyformer_fairseq.modules.attention import Variant, selection
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.selection import AUTO, BackEndSelector, Workload, fixed_order
-from lazyformer_fairseq.modules.timing import TimedSelector
 from lazyformer_fairseq.report.tables import markdown_table
 
 TIMES = (128, 512, 1024)
@@ -31,8 +31,8 @@ ROUNDS = 15
 
 def check(time: int, precision: torch.dtype, consumers: int) -> tuple[str, str, float]:
     """Return what was selected for an attention, what is the fastest, and the first one's time over the other's."""
-    selection.SELECTOR = TimedSelector()
-    selection.SELECTOR.time_at_once()
+    timing.SELECTOR.__init__()  # in place: products of matrices, which back ends are made of, select by the same one
+    timing.SELECTOR.time_at_once()
     shape = (max(1, TOKENS // time), time, 3, HEADS, HEAD_SIZE)
     q, k, v = (part.transpose(1, 2) for part in torch.randn(shape, dtype=precision).requires_grad_().unbind(2))
     scores = Scores()

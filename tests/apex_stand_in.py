@@ -4,14 +4,7 @@ From apex/optimizers/fused_lamb.py: settings and the number of updates are a gro
 is missing until the first update.
 """
 
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
-
-import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class FusedLAMB(torch.optim.Optimizer):
@@ -49,31 +42,3 @@ class FusedLAMB(torch.optim.Optimizer):
         if (self.use_nvlamb or group["weight_decay"]) and all(norms):
             ratio = norms[0] / norms[1]
         p.sub_(group["lr"] * ratio * p.grad)
-
-
-class FusedLayerNorm(nn.Module):
-    """apex's also takes torch's way where it is not on a GPU, or, in new versions, compiled."""
-
-    def __init__(self, normalized_shape: int, eps: float = 1e-5):
-        super().__init__()
-        self.normalized_shape = torch.Size((normalized_shape,))
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(normalized_shape))
-        self.bias = nn.Parameter(torch.zeros(normalized_shape))
-
-    def forward(self, x: Tensor) -> Tensor:
-        torch._dynamo.graph_break()  # a module of C++ loaded by name
-        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-
-
-def install(patch: pytest.MonkeyPatch) -> None:
-    """As if its LayerNorm could be imported, and there were a GPU."""
-    patch.setattr(torch.cuda, "is_available", lambda: True)
-    kernels = ModuleType("fused_layer_norm_cuda")
-    kernels.__spec__ = ModuleSpec("fused_layer_norm_cuda", None)
-    for name, module in {
-        "apex": ModuleType("apex"),
-        "apex.normalization": SimpleNamespace(FusedLayerNorm=FusedLayerNorm),
-        "fused_layer_norm_cuda": kernels,
-    }.items():
-        patch.setitem(sys.modules, name, module)

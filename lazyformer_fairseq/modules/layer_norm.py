@@ -1,11 +1,8 @@
 """The norms of all networks: LayerNorm, with a bias or without, or RMSNorm.
 
-LayerNorm with a bias is NVIDIA apex's fused one if both apex and a GPU are present, else torch's own (fused on GPUs
-too). RMSNorm is torch's, and on a processor, where torch puts it together of eight operators, one of our own.
+Both are torch's. On a processor torch puts RMSNorm together of eight operators, and one of our own takes its place.
 """
 
-import functools
-import importlib.util
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +15,7 @@ EPS = 1e-5  # torch's own; BERT's is 1e-12
 
 
 class NormOptions(NamedTuple):
-    """Of all norms of a network.
+    """Options of all norms of a network.
 
     Attributes:
         eps: added to the variance, by RMSNorm to the mean square.
@@ -31,27 +28,11 @@ class NormOptions(NamedTuple):
     has_bias: bool = True
 
 
-def layer_norm_class() -> type[nn.Module]:
-    """Return the LayerNorm class in use."""
-    # Python alone is installed too where apex was built without its kernels; its class then cannot be built.
-    if torch.cuda.is_available() and importlib.util.find_spec("fused_layer_norm_cuda"):
-        try:
-            from apex.normalization import FusedLayerNorm
-
-            return FusedLayerNorm
-        except ImportError:
-            pass
-    return nn.LayerNorm
-
-
 def layer_norm(embed_dim: int, eps: float = EPS, kind: str = LAYER, has_bias: bool = True) -> nn.Module:
     """Build a norm over the last dimension, of size `embed_dim`; see :class:`NormOptions` for the others."""
     if kind == RMS:
         return RMSNorm(embed_dim, eps=eps)
-    if not has_bias:
-        return nn.LayerNorm(embed_dim, eps=eps, bias=False)  # apex's always has one
-    found = layer_norm_class()
-    return (found if found is nn.LayerNorm else _torchs_where_compiled(found))(embed_dim, eps=eps)
+    return nn.LayerNorm(embed_dim, eps=eps, bias=has_bias)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -96,35 +77,3 @@ class _RMSNorm(torch.autograd.Function):
 
 def _exactly(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def describe_layer_norm(compiles: bool, kind: str = LAYER, has_bias: bool = True) -> str:
-    """Describe the norm for the log.
-
-    Args:
-        compiles: whether training goes through torch.compile.
-    """
-    if kind == RMS or not has_bias:
-        return f"torch's {'RMSNorm' if kind == RMS else 'LayerNorm, without biases'}"
-    found = layer_norm_class()
-    if compiles and found is not nn.LayerNorm:
-        elsewhere = " (in what --compile compiles, torch's own)"
-    else:
-        elsewhere = ""
-    return f"{found.__module__}.{found.__qualname__}{elsewhere}"
-
-
-@functools.cache
-def _torchs_where_compiled(fused: type[nn.Module]) -> type[nn.Module]:
-    """Return the class with torch's own function inside torch.compile, which makes it part of the kernels around it.
-
-    apex's would end the graph before each LayerNorm, or where it is an operator, stay a kernel of its own.
-    """
-
-    class FusedLayerNorm(fused):
-        def forward(self, x: Tensor) -> Tensor:
-            if torch.compiler.is_compiling():
-                return F.layer_norm(x, tuple(self.normalized_shape), self.weight, self.bias, self.eps)
-            return super().forward(x)
-
-    return FusedLayerNorm

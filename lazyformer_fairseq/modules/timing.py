@@ -3,9 +3,10 @@
 The first use of a shape times the candidates. The result is kept in the user's cache folder, by machine and shape, so
 that the next run need not time it, and in the checkpoint, so that a resumed run rounds as before.
 
-Two things keep a selection trustworthy. Candidates take turns, and one of them wins only where it is ahead in most
-rounds; otherwise the order in which the caller names them decides. And a result goes into the cache folder only if the
-candidates could be told apart while no other program wanted the processor.
+Three things keep a selection trustworthy. Candidates take turns, and one of them wins only where it is ahead in most
+rounds; otherwise the order in which the caller names them decides. On a busy machine that takes more rounds. And
+a result goes into the cache folder only if the candidates could be told apart while no other program wanted the
+processor.
 """
 
 import logging
@@ -33,8 +34,7 @@ SECONDS = 2.0  # that one selection may take, and that a process may spend on al
 SHARE_OF_TIME = 0.05  # of the time since it started
 
 SAMPLE = 0.004  # seconds that one sample takes at least; a candidate that is faster is called several times for it
-LONG = 1.0  # seconds, beside which what a first call prepares does not count: oneDNN's code, new memory
-FEWEST_ROUNDS = 4  # before a candidate may be given up
+FEWEST_ROUNDS = 4  # before a candidate may be given up on a quiet machine
 HOPELESS = 1.25  # median ratio to the fastest from which a candidate is given up after so few rounds
 TELLING_ROUNDS = 7  # after which a candidate that was slower in three quarters of them is given up
 MOST_ROUNDS = 21
@@ -194,7 +194,7 @@ class TimedSelector:
                 samples[name].append(self._sample(calls[name], repeats, name))
             if device == "cpu":
                 granted.probe()
-            contenders = _contenders(samples, contenders)
+            contenders = _contenders(samples, contenders, granted.share >= QUIET)
 
         medians = {name: float(np.median(samples[name])) for name in calls if samples[name]}
         if not medians:  # the first calls took all the time
@@ -303,13 +303,17 @@ def _ratios(samples: dict[str, list[float]], name: str, fastest: str) -> np.ndar
     return np.array(samples[name][:rounds]) / np.array(samples[fastest][:rounds])
 
 
-def _contenders(samples: dict[str, list[float]], contenders: Sequence[str]) -> list[str]:
-    """Return those of the candidates, in their order, that may still be the fastest."""
+def _contenders(samples: dict[str, list[float]], contenders: Sequence[str], is_quiet: bool) -> list[str]:
+    """Return those of the candidates, in their order, that may still be the fastest.
+
+    Beside other programs a few rounds say nothing: these may have hit the same candidate in each.
+    """
+    fewest = FEWEST_ROUNDS if is_quiet else TELLING_ROUNDS
     fastest = min(contenders, key=lambda name: np.median(samples[name]))
     found = []
     for name in contenders:
         ratios = _ratios(samples, name, fastest)
-        is_hopeless = len(ratios) >= FEWEST_ROUNDS and np.median(ratios) > HOPELESS and ratios.min() > 1
+        is_hopeless = len(ratios) >= fewest and np.median(ratios) > HOPELESS and ratios.min() > 1
         is_slower = len(ratios) >= TELLING_ROUNDS and np.median(ratios) > ALIKE and np.quantile(ratios, 0.25) > 1
         if not is_hopeless and not is_slower:
             found.append(name)

@@ -93,6 +93,14 @@ def test_candidates_that_are_far_behind_are_given_up_early(clock):
     assert clock.calls["two"] < clock.calls["one"] <= clock.calls["three"] + 1
 
 
+@pytest.mark.parametrize(("granted", "fastest"), [(1.0, "one"), (0.5, "two")])
+def test_beside_other_programs_a_few_slow_rounds_do_not_decide(clock, granted, fastest):
+    clock.granted = granted
+    seconds = itertools.chain([0.02] * 5, itertools.repeat(0.008))
+    clock.taken["two"] = lambda: next(seconds)
+    assert select(clock, names=("one", "two")) == fastest
+
+
 def test_noise_that_hits_everyone_hides_no_difference(clock):
     """A program that runs beside for a while slows whatever is timed then, and rounds compare what is timed then."""
     chance = random.Random(1)

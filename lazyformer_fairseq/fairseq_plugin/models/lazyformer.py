@@ -16,7 +16,6 @@ from lazyformer_fairseq.evaluation import loading, match
 from lazyformer_fairseq.fairseq_plugin.models import config
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, MaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
-from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
 from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
@@ -40,12 +39,9 @@ class CheckedModel(BaseFairseqModel):
         if isinstance(cfg, Namespace):  # as fairseq.options.get_args makes it: it leaves out what has its default
             cfg = getattr(cls, "__dataclass").from_namespace(cfg)
         try:
-            model = cls(cfg, task.source_dictionary)
+            return cls(cfg, task.source_dictionary)
         except ValueError as error:
             raise UserError(str(error)) from error
-        how = getattr(cfg, "compile", False), str(cfg.norm), not cfg.no_norm_bias
-        logger.info("LayerNorm: %s", describe_layer_norm(*how))
-        return model
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """Load weights; raise a UserError that names those of another shape or dictionary."""

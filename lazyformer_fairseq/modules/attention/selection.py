@@ -7,11 +7,9 @@ the fastest for such a variant.
 
 import math
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,10 +118,10 @@ class BackEndSelector:
         consumers: int,
     ) -> str:
         """Return the back end for an attention; arguments as :func:`lazyformer_fairseq.modules.attention.attend`."""
-        if self.name != AUTO or q_BNTD.is_meta:
-            if self.name == AUTO:
-                return "eager"
+        if self.name != AUTO:
             return self.name
+        if q_BNTD.is_meta:
+            return "eager"
         variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
         workload = Workload(variant, q_BNTD.device.type, v_BNKD.dtype, self.attentions)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # sizes would become constants of the graph
@@ -157,7 +155,6 @@ def _select(workload: Workload, q: Tensor, k: Tensor, v: Tensor, scores: Scores)
         return found
     if not SELECTOR.pays(shape, variant.is_training, len(names), workload.attentions):
         return names[0]
-    names = [name for name in names if _has_room(name, workload)] or names[:1]
     if variant.dropout:
         largest_error = math.inf
     else:
@@ -212,38 +209,26 @@ def _torch_fuses(workload: Workload) -> bool:
 
 def _fits(name: str, workload: Workload) -> bool:
     """Return whether matrices of queries and keys, of all sublayers, leave room on the device for all else."""
-    numbers = _numbers_written(name, workload, workload.variant.batch)
-    written = numbers * workload.precision.itemsize
-    return written <= SHARE_OF_MEMORY * memory_of(workload.device)
-
-
-def _numbers_written(name: str, workload: Workload, batch: int) -> float:
-    """Return how many numbers of (queries, keys) matrices are in memory at once."""
     variant = workload.variant
     matrix = variant.heads * variant.time * variant.keys
-    distributions = batch * matrix * (workload.attentions if variant.is_training else 1)
-    has_own_additions = variant.has_positions or variant.has_dense
+    distributions = variant.batch * matrix
+    if variant.is_training:
+        distributions *= workload.attentions
     additions = 0
-    if has_own_additions:
+    if variant.has_positions or variant.has_dense:
         additions = distributions
     elif variant.mask is not None or (variant.has_bias and variant.is_padded):
-        additions = batch * matrix
+        additions = variant.batch * matrix
     elif variant.has_bias:
         additions = matrix
     written = {
         "eager": distributions,
         "materialize": distributions * workload.share,
         "recompute": additions,
+        "fused": 0,
         "flex": 2 * distributions * variant.has_positions,  # by distance, in single precision
     }
-    return written.get(name, 0)
-
-
-def _has_room(name: str, workload: Workload) -> bool:
-    """Return whether free memory suffices to time a back end: some four matrices of one attention."""
-    one = workload._replace(attentions=1)
-    numbers = _numbers_written(name, one, sequences_to_time(workload))
-    return 4 * numbers * workload.precision.itemsize <= _free_memory(workload.device)
+    return written[name] * workload.precision.itemsize <= SHARE_OF_MEMORY * memory_of(workload.device)
 
 
 def sequences_to_time(workload: Workload) -> int:
@@ -306,16 +291,3 @@ def memory_of(device: str) -> int:
     if device == "cuda":
         return torch.cuda.get_device_properties().total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _free_memory(device: str) -> int:
-    """Return free bytes; all of them where Linux does not say."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    path = Path("/proc/meminfo")
-    found: Optional[re.Match[str]] = None
-    if path.exists():
-        found = re.search(r"MemAvailable: *(\d+) kB", path.read_text())
-    if found:
-        return 1024 * int(found[1])
-    return memory_of(device)

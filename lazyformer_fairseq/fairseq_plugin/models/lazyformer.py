@@ -3,7 +3,6 @@
 Transformer-XL, PAR, Sandwich and lazy PAR are the causal language model, all others the encoder.
 """
 
-import logging
 from argparse import Namespace
 from typing import Any, ClassVar, Optional
 
@@ -20,8 +19,6 @@ from lazyformer_fairseq.modules.networks.causal_lm import CausalLM
 from lazyformer_fairseq.modules.networks.masked_lm import MaskedLM
 from lazyformer_fairseq.modules.networks.options import MaskedLMOptions
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-
-logger = logging.getLogger(__name__)
 
 
 class CheckedModel(BaseFairseqModel):

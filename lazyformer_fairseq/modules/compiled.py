@@ -20,6 +20,7 @@ def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile
     """Return `function`, compiled at its first call; always the same object.
 
     Args:
+        function: what is compiled.
         whole: what torch cannot compile as one piece is an error; else it runs as it is.
         asked_by: the option that an error names.
 

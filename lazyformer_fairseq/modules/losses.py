@@ -117,6 +117,7 @@ def with_experts(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor]
 
 
 def network_of(model: nn.Module) -> Optional[Stack]:
+    """Return the model's stack of sublayers; None where it has none."""
     return next((module for module in model.modules() if isinstance(module, Stack)), None)
 
 

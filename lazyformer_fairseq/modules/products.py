@@ -36,6 +36,7 @@ def onednn_wins(what: str, is_training: bool, prepare: Prepare) -> bool:
 
     Args:
         what: is multiplied.
+        is_training: whether the caller trains.
         prepare: returns the product by :data:`MKL` and by :data:`ONEDNN`.
     """
     found = SELECTOR.known_fastest("cpu", what)
@@ -62,6 +63,7 @@ def multiply(a: Tensor, b: Tensor, out: Optional[Tensor] = None, adds: bool = Fa
     """Multiply pairs of matrices: a (X, L, M) times b (X, M, R).
 
     Args:
+        a, b: the factors.
         out: (X, L, R), for the result.
         adds: to what stands in `out`.
     """

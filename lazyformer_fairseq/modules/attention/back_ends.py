@@ -1,4 +1,4 @@
-"""The back ends but ``flex``: ``eager``, the reference, and those that never keep P or gather a block's gradients.
+"""The back ends, by name, and the function that computes an attention by one of them.
 
 ``eager``: torch writes scores and distribution to memory and differentiates each step. The ``s`` of ``materialize`` and
 ``fused`` gathers the gradients of its block (:mod:`.lazy_block`). ``materialize`` keeps the distribution in the values'
@@ -20,7 +20,6 @@ aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 import functools
 import math
 import os
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple, Optional
 
 import torch
@@ -28,22 +27,29 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lazyformer_fairseq.modules.attention import lazy_block
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import counted, lazy_block
 from lazyformer_fairseq.modules.attention.blockwise import InChunks
-from lazyformer_fairseq.modules.attention.interface import BackEnd, Variant, first_reason
+from lazyformer_fairseq.modules.attention.flex import Flex
+from lazyformer_fairseq.modules.attention.interface import (
+    NO_DROPOUT,
+    NO_ENTMAX,
+    BackEnd,
+    ReusableAttention,
+    Variant,
+    first_reason,
+    has_triton,
+    why_no_triton,
+)
 from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels, Implementation
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import distribution
-from lazyformer_fairseq.modules.processor import compute_capability
 
 # The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards: so many
 # numbers at a time, unless one sequence alone has more. 128 MiB in half precision.
 CHUNK_NUMBERS = 2**26
 ALIGNMENT = 8  # numbers: where that kernel wants the rows of a bias to begin
 LARGEST_HEAD = 128  # of the Triton kernels
-LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
-NO_DROPOUT = "it has no attention dropout; give --attention-dropout 0"
-NO_ENTMAX = "it computes softmax, not entmax"
 # By the name of their operators; those of Triton are made when they are first needed.
 KERNELS = {
     "materialize": BlockKernels("materialize", InChunks(stores=True)),
@@ -63,8 +69,6 @@ class StoredDistribution(NamedTuple):
 
 class Eager(BackEnd):
     """Each step by torch: the reference, the fastest for tiny models, and the only one for entmax."""
-
-    keeps_distribution = True
 
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
         """Return None: it computes everything."""
@@ -89,28 +93,6 @@ class Eager(BackEnd):
         has_blind_rows = scores.mask is not None
         stored = StoredDistribution(distribution(scores_BNTK, scores.exponent_N, v_BNKD.dtype, has_blind_rows))
         return stored.attend(v_BNKD, dropout), stored
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Return whether the installed Triton's kernels may take tuples."""
-    try:
-        major, minor, *_ = version("triton").split(".")
-    except PackageNotFoundError:
-        return False
-    return (int(major), int(minor)) >= (3, 3)
-
-
-def why_no_triton() -> Optional[str]:
-    """Return why Triton's kernels do not run on the GPU in use; None if they do, or if there is no GPU to ask."""
-    if not torch.cuda.is_available():
-        return None
-    capability = compute_capability()
-    if capability < LOWEST_CAPABILITY:
-        return f"it needs a GPU of compute capability 8.0 or above, and this one has {capability[0]}.{capability[1]}"
-    if not has_triton():
-        return "it needs triton 3.3 or newer"
-    return None
 
 
 class InTriton(Implementation):
@@ -176,8 +158,6 @@ def _why_not_in_triton(variant: Variant, dtype: torch.dtype) -> Optional[str]:
 
 class Materialize(BackEnd):
     """The fastest on a processor for training, with a mask or without, where the distributions fit the memory."""
-
-    keeps_distribution = True
 
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
         """Return why it does not compute a variant; None if it does."""
@@ -294,6 +274,48 @@ class Recompute(BackEnd):
 
 
 FUSED = Fused()
+BACK_ENDS: dict[str, BackEnd] = {
+    "eager": Eager(),
+    "materialize": Materialize(),
+    "recompute": Recompute(),
+    "fused": FUSED,
+    "flex": Flex(),
+}
+
+
+def attend(
+    q_BNTD: Tensor,
+    k_BNKD: Tensor,
+    v_BNKD: Tensor,
+    scores: Scores,
+    dropout: float,
+    consumers: int,
+    back_end: str,
+) -> tuple[Tensor, ReusableAttention]:
+    """Compute softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its consumers.
+
+    Queries and keys may have another size than values; its root divides their products. Without numbers (0) the
+    additions alone are the scores.
+
+    Args:
+        q_BNTD, k_BNKD, v_BNKD: queries, keys and values.
+        scores: what to add, and which keys a query may look at.
+        dropout: on the distribution; the ``s`` hands on the one from before it.
+        consumers: how many ``l`` will read it.
+        back_end: a name of :data:`BACK_ENDS`.
+
+    Raises:
+        UserError: the back end does not compute this.
+    """
+    if q_BNTD.is_meta:
+        return counted.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
+    variant = Variant.of(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
+    device = q_BNTD.device.type
+    why = BACK_ENDS[back_end].why_not(variant, device, v_BNKD.dtype)
+    if why is not None:
+        able = [name for name, each in BACK_ENDS.items() if each.why_not(variant, device, v_BNKD.dtype) is None]
+        raise UserError(f"--attention-backend {back_end}: {why}; choose from {', '.join(('auto', *able))}")
+    return BACK_ENDS[back_end].attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
 
 
 def attention_with_learned_bias(

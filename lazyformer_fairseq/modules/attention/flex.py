@@ -15,8 +15,14 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import back_ends
-from lazyformer_fairseq.modules.attention.interface import BackEnd, Variant, first_reason
+from lazyformer_fairseq.modules.attention.interface import (
+    NO_DROPOUT,
+    NO_ENTMAX,
+    BackEnd,
+    Variant,
+    first_reason,
+    why_no_triton,
+)
 from lazyformer_fairseq.modules.attention.masks import Numbers, blocks_of
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
@@ -82,14 +88,14 @@ class Flex(BackEnd):
             first_reason(
                 [
                     (device != "cuda", "torch's FlexAttention has gradients on GPUs alone"),
-                    (variant.dropout, back_ends.NO_DROPOUT),
-                    (variant.has_entmax, back_ends.NO_ENTMAX),
+                    (variant.dropout, NO_DROPOUT),
+                    (variant.has_entmax, NO_ENTMAX),
                     (variant.has_dense, "it adds no scores of each pair"),
                     (not has_one_size, f"queries and values need one size, of {', '.join(map(str, HEAD_SIZES))}"),
                     (dtype == torch.float64, "it computes in single precision at most"),
                 ]
             )
-            or back_ends.why_no_triton()
+            or why_no_triton()
         )
 
     def attend(

@@ -1,6 +1,8 @@
-"""What a back end is: a way to compute attention, which says itself what it cannot compute."""
+"""The interface of back ends: ways to compute attention, each of which says itself what it cannot compute."""
 
+import functools
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple, Optional, Protocol
 
 import torch
@@ -8,6 +10,12 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.processor import compute_capability
+
+LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
+# Reasons that several back ends give.
+NO_DROPOUT = "it has no attention dropout; give --attention-dropout 0"
+NO_ENTMAX = "it computes softmax, not entmax"
 
 
 class Variant(NamedTuple):
@@ -85,24 +93,40 @@ def first_reason(reasons: Iterable[tuple[object, str]]) -> Optional[str]:
     return next((reason for holds, reason in reasons if holds), None)
 
 
+@functools.cache
+def has_triton() -> bool:
+    """Return whether the installed Triton's kernels may take tuples."""
+    try:
+        major, minor, *_ = version("triton").split(".")
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (3, 3)
+
+
+def why_no_triton() -> Optional[str]:
+    """Return why Triton's kernels do not run on the GPU in use; None if they do, or if there is no GPU to ask."""
+    if not torch.cuda.is_available():
+        return None
+    capability = compute_capability()
+    if capability < LOWEST_CAPABILITY:
+        return f"it needs a GPU of compute capability 8.0 or above, and this one has {capability[0]}.{capability[1]}"
+    if not has_triton():
+        return "it needs triton 3.3 or newer"
+    return None
+
+
 class ReusableAttention(Protocol):
-    """What an ``s`` hands to the ``l`` above it: its distribution, in whatever form."""
+    """A distribution, in whatever form, that an ``s`` hands to the ``l`` above it."""
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """Return P V, (B, N, T, D), after dropout on P with a mask of its own."""
 
 
 class BackEnd(Protocol):
-    """A way to compute attention; one object of each stands in :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS`.
-
-    Attributes:
-        keeps_distribution: whether it needs memory for the distribution of each sublayer until the backward pass.
-    """
-
-    keeps_distribution: bool = False
+    """A way to compute attention; :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS` has one of each."""
 
     def why_not(self, variant: Variant, device: str, dtype: torch.dtype) -> Optional[str]:
-        """Return why it does not compute a variant on a type of device, as a sentence; None if it does."""
+        """Return why it does not compute a variant on a type of device; None if it does."""
 
     def attend(
         self,

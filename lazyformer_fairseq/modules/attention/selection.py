@@ -16,8 +16,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, back_ends
-from lazyformer_fairseq.modules.attention.back_ends import NO_DROPOUT
-from lazyformer_fairseq.modules.attention.interface import Variant
+from lazyformer_fairseq.modules.attention.interface import NO_DROPOUT, Variant
 from lazyformer_fairseq.modules.attention.lazy_block import empty_rows
 from lazyformer_fairseq.modules.attention.masks import count_share
 from lazyformer_fairseq.modules.attention.scores import Scores

@@ -29,6 +29,7 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
     Output,
+    Settings,
     SharedState,
     Sublayer,
     SublayerOptions,
@@ -78,15 +79,23 @@ class AttentionSublayer(Sublayer):
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "AttentionSublayer":
+        """Build one for a place of a plan."""
         return cls(options, planned)
+
+    @property
+    def current_dropout(self) -> float:
+        """Dropout on distributions now: none in evaluation."""
+        if self.training:
+            return self.dropout
+        return 0.0
 
     @classmethod
     def parts(cls, planned: PlannedSublayer) -> Projections:
-        """`projections` as they are with these settings: some kinds of attention do without queries or keys."""
+        """Return `projections` as they are with these settings: some kinds of attention have no queries or keys."""
         return cls.projections
 
     def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-        """Weights, by name, of linear maps that start as copies of projections, from those of the projections.
+        """Return weights of linear maps that start as copies of projections, by name, from those of the projections.
 
         Args:
             weights: of a model, by name.
@@ -104,24 +113,24 @@ class AttentionSublayer(Sublayer):
 
     @torch.no_grad()
     def start_copies(self) -> None:
-        """Copies projections to all that start so; for initialisations, which call it after they drew those."""
+        """Copy projections to all that start so; for initialisations, which call it after they drew those."""
         weights = self.state_dict()
         for name, weight in self.copied(weights).items():
             weights[name].copy_(weight)
 
     def make_values(self, x_BKC: Tensor, v_BKC: Tensor) -> Any:
-        """Values in the form that its kind of attention takes, from projected ones."""
+        """Return values in the form that its kind of attention takes, from projected ones."""
         values = split_heads(v_BKC, self.num_heads)
         for maker in self.value_makers.values():
             values = maker(values, x_BKC)
         return values
 
     def make_queries(self, q_BTC: Tensor, scores: Scores, keys: int) -> Tensor:
-        """Queries (B, N, T, D) as its kind of attention compares them, of the last T of K positions."""
+        """Return queries (B, N, T, D) as its kind of attention compares them, of the last T of K positions."""
         return make_vectors(self.query_makers, split_heads(q_BTC, self.num_heads), scores, keys)
 
     def attend(self, attention: Attention, shared: Context) -> Output:
-        """Attention (B, T, C), not yet projected; hands on its distribution, from before dropout."""
+        """Return attention (B, T, C), not yet projected; hand on its distribution, from before dropout."""
         handed_on: dict[str, Any] = {}
 
         def innermost(attention: Attention) -> AttentionOutput:
@@ -131,11 +140,7 @@ class AttentionSublayer(Sublayer):
             k = attention.k_BNKD
             values = attention.values
             scores = attention.scores
-            if self.training:
-                dropout = self.dropout
-            else:
-                dropout = 0.0
-            given = (q, k, values, scores, dropout, self.consumers)
+            given = (q, k, values, scores, self.current_dropout, self.consumers)
             back_end = attention.back_end or shared.back_end(*given)
             return AttentionOutput(*attend(*given, back_end))
 
@@ -146,6 +151,13 @@ class AttentionSublayer(Sublayer):
         if shared.observe is not None:
             shared.observe(attended.distribution)
         return merge_heads(attended.output_BNTD), {DISTRIBUTION: attended.distribution, **handed_on}
+
+
+def _values_below(planned: PlannedSublayer) -> Settings:
+    """Return the settings of the ``s`` that a sublayer reads from; none where the plan does not say."""
+    if planned.producer is None:
+        return {}
+    return planned.producer.values
 
 
 class ChoosingAttention(AttentionSublayer):
@@ -178,7 +190,7 @@ class ChoosingAttention(AttentionSublayer):
             self.key_makers = build_vectors(options, are_keys=True)
 
     def make_keys(self, k_BKC: Tensor, scores: Scores, keys: int) -> Tensor:
-        """Keys (B, N, K, D) as its kind of attention compares them."""
+        """Return keys (B, N, K, D) as its kind of attention compares them."""
         return make_vectors(self.key_makers, split_heads(k_BKC, self.num_heads), scores, keys)
 
 
@@ -197,11 +209,13 @@ class SelfAttention(ChoosingAttention):
 
     @classmethod
     def parts(cls, planned: PlannedSublayer) -> Projections:
+        """Return where each projection that there is stands in the one linear map."""
         kept = projected(planned.values)
         names = ["q"] * (QUERIES in kept) + ["k"] * (KEYS in kept) + ["v"]
         return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        """Attend among the tokens of the input."""
         needs_input = self.choices or self.is_key_producer
         inputs = x_BTC if needs_input else None, self._project(x_BTC, shared.scores)
         y_BTC, handed_on = by_document(self._attend, inputs, below, shared)
@@ -226,7 +240,7 @@ class SelfAttention(ChoosingAttention):
         return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores, makers=makers), shared)
 
     def _project(self, x_BTC: Tensor, scores: Scores) -> Union[Tensor, Projected]:
-        """Queries, keys and values, those that there are, side by side; or apart, by a kind of attention."""
+        """Return queries, keys and values, those that there are, side by side; or apart, by a kind of attention."""
         for choice in self.choices.values():
             if choice.project is not None:
                 return choice.project(x_BTC, self.qkv_proj, scores)
@@ -262,6 +276,7 @@ class RelativeAttention(ChoosingAttention):
         self.start_copies()
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        """Attend to memory and segment."""
         if memory_BMC is not None:
             if self.why_no_memory:
                 raise UserError(f"{memory_BMC.size(1)} remembered tokens: {self.why_no_memory}; give --mem-len 0")
@@ -282,7 +297,7 @@ class RelativeAttention(ChoosingAttention):
         return self.out_proj(y_BTC), handed_on
 
     def _within_reach(self, memory_BMC: Tensor, time: int, shared: Context) -> tuple[Tensor, Context]:
-        """Leaves out memory that no query sees, and its positions.
+        """Leave out memory that no query sees, and its positions.
 
         What others read of this sublayer is about all keys, so then all stay.
         """
@@ -297,7 +312,7 @@ class RelativeAttention(ChoosingAttention):
         return memory_BMC, shared._replace(positions=positions)
 
     def _queries(self, x_BTC: Tensor, shared: Context, keys: int) -> tuple[Tensor, Scores]:
-        """Q + u, and the scores with positions; without keys to compare with, there is nothing to add for distances."""
+        """Return Q + u, and the scores with positions; without keys to compare with, distances add nothing."""
         if self.q_proj is None:
             return split_heads(x_BTC[..., :0], self.num_heads), shared.scores
         q = self.make_queries(self.q_proj(x_BTC), shared.scores, keys)
@@ -320,15 +335,11 @@ class LazyAttention(AttentionSublayer):
         super().__init__(options, planned)
         self.v_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
-        if planned.producer is None:
-            values = {}
-        else:
-            values = planned.producer.values
-        self.value_makers = build_values(replace(options, values=values))
+        self.value_makers = build_values(replace(options, values=_values_below(planned)))
         self.start_copies()
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        """Attends with the given distribution, which includes biases and masks already."""
+        """Attend with the given distribution, which includes biases and masks already."""
         x_BKC = with_memory(memory_BMC, x_BTC)
         distribution = below[DISTRIBUTION]
         if isinstance(distribution, list):
@@ -349,11 +360,7 @@ class LazyAttention(AttentionSublayer):
         if v_BKC is None:
             v_BKC, distribution = distribution.project(x_BKC, self.v_proj, self.num_heads)
         values = self.make_values(x_BKC, v_BKC)
-        if self.training:
-            dropout = self.dropout
-        else:
-            dropout = 0.0
-        return merge_heads(distribution.attend(values, dropout)), {}
+        return merge_heads(distribution.attend(values, self.current_dropout)), {}
 
 
 class SharedKeysAttention(AttentionSublayer):
@@ -373,15 +380,13 @@ class SharedKeysAttention(AttentionSublayer):
         self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         self.position_proj: Optional[Linear] = None
-        if planned.producer is None:
-            values = {}
-        else:
-            values = planned.producer.values
+        values = _values_below(planned)
         self.query_makers = build_vectors(replace(options, values=values), are_keys=False)
         if options.is_causal and not has_positions(values):
             self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
+        """Attend to the keys and values of the ``s`` below."""
         y_BTC, _ = by_document(self._attend, [x_BTC, self.q_proj(x_BTC)], below, shared)
         return self.out_proj(y_BTC), {}
 
@@ -397,7 +402,7 @@ class SharedKeysAttention(AttentionSublayer):
 
 
 def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) -> Tensor:
-    """Sinusoids (K + 1, C) of the distances from K - 1 down to -1: sines in the first half, cosines in the second.
+    """Return sinusoids (K + 1, C) of the distances K - 1 down to -1, first all sines, then all cosines.
 
     Args:
         keys: K.
@@ -415,7 +420,7 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
 
 
 def with_distances(q_BNTD: Tensor, position_proj: Linear, shared: Context) -> tuple[Tensor, dict[str, Tensor]]:
-    """Q + u (B, N, T, D) of projected queries, and what scores have for positions."""
+    """Return Q + u (B, N, T, D) of projected queries, and what scores have for positions."""
     positions = shared.positions
     q = q_BNTD.transpose(1, 2)
     distances_NKD = position_proj(positions.encoded).unflatten(-1, (q.size(2), -1)).transpose(0, 1)
@@ -425,23 +430,23 @@ def with_distances(q_BNTD: Tensor, position_proj: Linear, shared: Context) -> tu
 
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
-    """(B, T, C) -> (B, N, T, D)."""
+    """Split (B, T, C) into heads: (B, N, T, D)."""
     return x_BTC.unflatten(-1, (num_heads, x_BTC.size(-1) // num_heads)).transpose(1, 2)
 
 
 def merge_heads(x_BNTD: Tensor) -> Tensor:
-    """(B, N, T, D) -> (B, T, C)."""
+    """Join the heads of (B, N, T, D): (B, T, C)."""
     return x_BNTD.transpose(1, 2).flatten(2)
 
 
 def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
-    """All inputs to attend to, (B, M + T, C): the previous segments', if any, then this one's."""
+    """Return all inputs to attend to, (B, M + T, C): the previous segments', if any, then this one's."""
     if memory_BMC is None:
         return x_BTC
     return torch.cat([memory_BMC, x_BTC], dim=1)
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Raises a UserError where heads do not divide the width."""
+    """Raise a UserError where heads do not divide the width."""
     if num_heads < 1 or embed_dim % num_heads:
         raise UserError(f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}")

@@ -12,7 +12,7 @@ from masked_attention import Case, assert_errors_like
 from torch.profiler import ProfilerActivity, profile
 
 from lazyformer_fairseq.modules.attention import BACK_ENDS, Variant, attend, back_ends
-from lazyformer_fairseq.modules.attention.back_ends import has_triton, why_no_triton
+from lazyformer_fairseq.modules.attention.interface import has_triton, why_no_triton
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 

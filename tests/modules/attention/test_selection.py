@@ -7,7 +7,7 @@ from masked_attention import Case
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules import timing
-from lazyformer_fairseq.modules.attention import attend, back_ends, selection
+from lazyformer_fairseq.modules.attention import attend, interface, selection
 from lazyformer_fairseq.modules.attention.interface import Variant
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.selection import AUTO, BackEndSelector, Workload, check_back_end, fixed_order
@@ -69,7 +69,7 @@ def on(device="cpu", dtype=torch.float32, **parts):
 def test_the_fixed_order(monkeypatch, capability, workload, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(back_ends, "has_triton", lambda: True)
+    monkeypatch.setattr(interface, "has_triton", lambda: True)
     assert fixed_order(workload) == expected
 
 

@@ -151,7 +151,7 @@ class _Product(torch.autograd.Function):
         return (linear_by_onednn if by_onednn.forward else F.linear)(x, weight, bias)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Optional[Tensor], Products], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Optional[Tensor], Products], _: Tensor) -> None:
         x, weight, _bias, ctx.by_onednn = inputs
         ctx.save_for_backward(x, weight)
 

@@ -33,6 +33,7 @@ def share_out(model: nn.Module, group: Any = None) -> Optional["SharedExperts"]:
     experts alone then. The weights that stay have a mark, ``expert``, as fairseq calls it.
 
     Args:
+        model: whose experts are shared out.
         group: of processes; by default all.
     """
     size = distributed.get_world_size(group)
@@ -88,6 +89,7 @@ class SharedExperts:
         """Return the norm of all gradients, each once, from that of the weights that all processes have.
 
         Args:
+            norm: of the gradients of all weights but experts.
             weights: of an optimizer; those with a mark count here.
         """
         gradients = [each.grad for each in weights if hasattr(each, "expert") and each.grad is not None]
@@ -192,6 +194,10 @@ def exchange(group: Any, size: int, compute: Callable, x_PC: Tensor, counts_E: T
     """Return the outputs of experts that are shared out, for inputs in the order of experts.
 
     Args:
+        group: of processes.
+        size: how many there are.
+        x_PC: the inputs.
+        counts_E: how many each expert has.
         compute: (inputs in the order of the experts that are here, how many each has) -> outputs.
     """
     counts_RE = counts_E.view(size, -1).contiguous()  # by process
